@@ -43,7 +43,7 @@ Trial = tuple[str, int]
 Row = dict[str, Any]
 
 
-def kinds() -> dict[str, Any]:
+def load_kinds() -> dict[str, Any]:
     """Returns the kinds of faults in tests/faults by name. Also prepares this process for forks: switches threads
     off, and makes lmtool and its tests importable."""
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
@@ -55,7 +55,7 @@ def kinds() -> dict[str, Any]:
     return {name: known[name] for name in KINDS}
 
 
-def source() -> str:
+def source_hash() -> str:
     """Returns a hash of the source code of lmtool and of the trials."""
     digest = hashlib.sha256()
     for folder in ("lmtool", "conf", "tests/faults", "tests/commands", "tests/training"):
@@ -192,7 +192,7 @@ def report(rows: Sequence[Row], faults: dict[str, Any], planned: dict[str, int])
 def open_rows(output: Path) -> tuple[Path, list[Row]]:
     """Returns the file of finished trials and its rows. Deletes the folder first if the source code has changed since
     the rows were written."""
-    settings, now = output / "settings.json", json.dumps({"source": source()})
+    settings, now = output / "settings.json", json.dumps({"source": source_hash()})
     if settings.exists() and settings.read_text() != now:
         print(f"the code has changed since {output} was written: all trials run again")
         shutil.rmtree(output)
@@ -221,7 +221,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
-    faults = {name: kind for name, kind in kinds().items() if name in arguments.only}
+    faults = {name: kind for name, kind in load_kinds().items() if name in arguments.only}
     planned = {name: kind.quick_trials if arguments.quick else kind.trials for name, kind in faults.items()}
     if arguments.trials is not None:
         planned = {name: min(count, arguments.trials) for name, count in planned.items()}
@@ -229,7 +229,7 @@ def main() -> int:
     (path, rows), stage = open_rows(output), output / "stage"
     if arguments.seed is not None:
         build_stage(stage, 1)
-        (row,) = run_all([(arguments.only[0], arguments.seed)], faults, stage, True, 1)
+        (row,) = run_all([(arguments.only[0], arguments.seed)], faults, stage, keep=True, workers=1)
         print(f"{row['outcome']}: {row['detail']}")
         return 3 if row["outcome"].isupper() else 0
     finished = {(row["kind"], row["seed"]) for row in rows}
@@ -239,7 +239,7 @@ def main() -> int:
     build_stage(stage, len(trials))
     started = last_report = time.monotonic()
     with path.open("a") as file:
-        for count, row in enumerate(run_all(trials, faults, stage, False, arguments.workers), 1):
+        for count, row in enumerate(run_all(trials, faults, stage, keep=False, workers=arguments.workers), 1):
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)
             if row["outcome"].isupper():

@@ -75,7 +75,7 @@ def _meta_learner(name: str) -> tuple[Any, Any]:
         return config, assemble(config, None)[0]
 
 
-def planned(name: str) -> Any:
+def run_plan(name: str) -> Any:
     """Returns the plan of a run on GPUs of type DEVICE, as `lmtool plan` computes it."""
     from lmtool.commands.plan import _assumed_metadata
     from lmtool.costs.plan_of_run import plan_of
@@ -289,7 +289,7 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {"failure_hours": GPU_HOURS_A_FAILURE / GPUS}
     for name, arguments in RUNS.items():
         length = int(next(word.split("=")[1] for word in arguments if word.startswith("max_length=")))
-        plan = planned(name)
+        plan = run_plan(name)
         examples = TOKENS / length
         low, high = plan.step_seconds
         small, large = measured["node"][str(length)]
@@ -342,12 +342,12 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
-def calls(collective: Sequence[int]) -> str:
+def format_calls(collective: Sequence[int]) -> str:
     """Formats the calls and the bytes of a collective."""
     return f"{size(collective[1])} in {count(collective[0])} messages"
 
 
-def to_range(format_value: Callable[[float], str], ends: Iterable[float]) -> str:
+def format_range(format_value: Callable[[float], str], ends: Iterable[float]) -> str:
     return " to ".join(map(format_value, ends))
 
 
@@ -355,7 +355,7 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "FLOPs per token": lambda run: flops(run["plan"].flops_per_token),
     "total FLOPs": lambda run: f"{run['plan'].flops:.2e}",
     "steps of 2,097,152 tokens": lambda run: count(run["plan"].steps),
-    "time per step": lambda run: to_range(milliseconds, run["plan"].step_seconds),
+    "time per step": lambda run: format_range(milliseconds, run["plan"].step_seconds),
     "days of training": lambda run: f"{run['low_days']:.2g} to {run['high_days']:.2g}",
     "memory per GPU, ddp": lambda run: size(run["plan"].needed_bytes),
     "of which weights, gradients, optimizer": lambda run: size(
@@ -390,12 +390,16 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "forward passes of a GPU per step": lambda run: str(run["forwards"]),
     "messages of the training loop (gloo)": lambda run: milliseconds(run["message_seconds"]),
     "weights that rank 0 holds": lambda run: size(run["one_rank"]["held"]),
-    "weights gathered in a forward and backward pass": lambda run: calls(run["one_rank"]["step"]["_allgather_base_"]),
-    "gradients summed, each rank receives its rows": lambda run: calls(
+    "weights gathered in a forward and backward pass": lambda run: format_calls(
+        run["one_rank"]["step"]["_allgather_base_"]
+    ),
+    "gradients summed, each rank receives its rows": lambda run: format_calls(
         run["one_rank"]["step"]["_reduce_scatter_base_"]
     ),
-    "tensors gathered for a checkpoint": lambda run: calls(run["one_rank"]["checkpoint"]["all_gather_into_tensor"]),
-    "their fraction of a step": lambda run: to_range(
+    "tensors gathered for a checkpoint": lambda run: format_calls(
+        run["one_rank"]["checkpoint"]["all_gather_into_tensor"]
+    ),
+    "their fraction of a step": lambda run: format_range(
         percent, (run["message_seconds"] / each for each in reversed(run["plan"].step_seconds))
     ),
 }
@@ -406,7 +410,7 @@ def phrases(results: dict[str, Any]) -> list[str]:
     """Returns the phrases with numbers that the text of the page must contain."""
     held_out, large = TextConfig.model_fields["validation_fraction"].default, results["measured"]["node"]["512"][1]
     gpt, bert, hours = results["gpt_xl"], results["bert"], results["failure_hours"]
-    week, low_high = WEEK_HOURS / hours, to_range(percent, UTILIZATION)
+    week, low_high = WEEK_HOURS / hours, format_range(percent, UTILIZATION)
     return [
         f"tokens on {GPUS} GPUs needs", f"{NODES} nodes of 8 H100",
         f"at {low_high} of its {flops(DEVICES[DEVICE].bf16 or 0)}/s",
@@ -434,7 +438,7 @@ def phrases(results: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def document(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
+def updated_page(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
     """Returns the page with its tables computed, and the labels of tables and the phrases that it lacks."""
     results = numbers(measured)
     assert all(order["distinct"] for order in measured["ordering"].values())
@@ -467,7 +471,7 @@ def main() -> None:
         print(json.dumps(one_rank(name, parallel, int(rank))))
         return
     measured = json.loads(MEASUREMENTS.read_text(encoding="utf-8"))
-    text, missing_phrases = document(measured, PAGE.read_text(encoding="utf-8"))
+    text, missing_phrases = updated_page(measured, PAGE.read_text(encoding="utf-8"))
     PAGE.write_text(text, encoding="utf-8")
     for phrase in missing_phrases:
         print(f"{PAGE} lacks: {phrase}", file=sys.stderr)

@@ -275,7 +275,7 @@ def _files(current: str, folders_only: bool = False) -> Iterator[str]:
             return
 
 
-def for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
+def format_for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
     """Yields candidates in the form that a shell expects: fish adds quotes and spaces itself, and bash splits words at
     = and : and expects only the text after the last = or :."""
     for word in words:
@@ -310,7 +310,7 @@ def _print_candidates(words: Sequence[str]) -> None:
     """Prints one candidate per line. Prints nothing after any error, since a message would garble the user's line."""
     try:
         shell, text = words
-        for word in for_shell(candidates(text), Line.parse(text).current, shell):
+        for word in format_for_shell(candidates(text), Line.parse(text).current, shell):
             if safe_line(word) == word:  # omit paths with secrets
                 say(word)
     except Exception:

@@ -65,11 +65,11 @@ def measure(config: TrainingConfig) -> Measurements:
             "measure=true measures a new run, but a branch continues another one", "omit branch= or measure="
         )
     with temporary_session(config) as session:
-        timed = _TimedLoader(session.loader)
-        train_few_steps(session, timed, WARM_UP_STEPS + MEASURED_STEPS, log_every=1)
+        timed_loader = _TimedLoader(session.loader)
+        train_few_steps(session, timed_loader, WARM_UP_STEPS + MEASURED_STEPS, log_every=1)
         return Measurements(
-            statistics.median(timed.seconds[WARM_UP_STEPS:]),
-            statistics.mean(timed.tokens[WARM_UP_STEPS:]),
+            statistics.median(timed_loader.seconds[WARM_UP_STEPS:]),
+            statistics.mean(timed_loader.tokens[WARM_UP_STEPS:]),
             session.phases[0].loader.metadata(),
             peak_memory(session.run.precision.device),
         )
@@ -104,11 +104,11 @@ WINDOW_BYTES = 24
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Prints the plan of a run. Raises UserError if measure=true needs a device that is not available."""
-    device, notes, rows = planned_device(config, keys.device), [], 0
-    unresolved = config
+    device, notes, training_rows = planned_device(config, keys.device), [], 0
+    unresolved_config = config
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)
-        rows = sum(len(data.train) for data in task.members.values())
+        training_rows = sum(len(data.train) for data in task.members.values())
     else:
         preparation = PretrainPreparation(config)
         config, tasks = preparation.config, preparation.tasks
@@ -118,9 +118,9 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     problem = too_large(config, device.precision) if device.this_machine else None
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
-    measurement = _measure(unresolved, device, problem is None) if keys.measure else None
+    measurement = _measure(unresolved_config, device, problem is None) if keys.measure else None
     notes += [
-        _length_note(config, rows)
+        _length_note(config, training_rows)
         if measurement is None
         else f"measured: peak memory of the process {size(measurement.peak_bytes)}"
     ]
@@ -128,14 +128,14 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
         notes.append(f"{devices_of(config)} processes share the cores of one machine")
 
     config, epoch_tokens = _with_known_epochs(
-        config, rows, None if measurement is None else measurement.metadata, notes
+        config, training_rows, None if measurement is None else measurement.metadata, notes
     )
 
     def plan_with(config: RunConfig) -> RunPlan:
         return _plan_of(config, learner, epoch_tokens, device, None if measurement is None else measurement.metadata)
 
     plan = replace(plan_with(config), store_bytes=_store_bytes(config), shared_bytes=_shared_bytes(config))
-    plan = replace(plan, epoch_text=_epoch_text(config, rows, epoch_tokens, measurement is not None))
+    plan = replace(plan, epoch_text=_epoch_text(config, training_rows, epoch_tokens, measurement is not None))
     if measurement is not None:
         step_seconds = measurement.step_seconds * plan.tokens_per_step / measurement.tokens
         plan = replace(

@@ -106,18 +106,20 @@ def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator
             yield metric
 
 
-def flat(values: object, prefix: str = "") -> dict[str, object]:
+def flatten(values: object, prefix: str = "") -> dict[str, object]:
     """Flattens {'optimizer': {'lr': 1}} to {'optimizer.lr': 1}."""
     if not isinstance(values, Mapping):
         return {prefix: values}
     return {
-        key: leaf for name, value in values.items() for key, leaf in flat(value, f"{prefix}.{name}".strip(".")).items()
+        key: leaf
+        for name, value in values.items()
+        for key, leaf in flatten(value, f"{prefix}.{name}".strip(".")).items()
     }
 
 
 def _configuration(run: RunFiles) -> dict[str, object]:
     try:
-        return flat(yaml_files.load(run.config) or {})
+        return flatten(yaml_files.load(run.config) or {})
     except yaml.YAMLError as failure:
         run.problems.append(f"config.yaml is not valid YAML ({str(failure).splitlines()[0]}).")
         return {}

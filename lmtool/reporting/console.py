@@ -138,7 +138,7 @@ class Output:
         self._console: Console | None = None
         self._stages: set[str] = set()
         self._progress = StageProgress(self._draw if self.live else None, self.line)
-        self._drawn = False
+        self._bar_is_drawn = False
 
     @property
     def console(self) -> Console:
@@ -152,7 +152,7 @@ class Output:
     def line(self, text: str = "", style: str | None = None) -> None:
         """Writes one line; control characters in the text are escaped."""
         text = safe_line(text)
-        if self._drawn:
+        if self._bar_is_drawn:
             self._draw(None)
         if self.live:
             from rich.text import Text
@@ -189,7 +189,7 @@ class Output:
         """Replaces the transient last line of the terminal; None clears it."""
         self.stream.write(f"\r\x1b[2K{safe_line(text or '')}\r")
         self.stream.flush()
-        self._drawn = text is not None
+        self._bar_is_drawn = text is not None
 
     @contextmanager
     def bar(self, stage: str) -> Iterator[Callable[[int, int], None]]:

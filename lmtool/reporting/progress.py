@@ -31,7 +31,7 @@ class ProgressDisplay:
     """Shows the progress of the loop.
 
     metric: the metric whose best row is marked with a star. log_every: steps between plain lines; the first step is
-    always printed. baseline: printed in the header of the table.
+    always printed. baseline: printed in the header of the table. now: a clock in seconds.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ProgressDisplay:
         self._now = now
         self._bar: Bar | None = None
         self._scores: list[str] | None = None
-        self._steps: int | None = None
-        self._started = 0
+        self._max_steps: int | None = None
+        self._start_step = 0
         self._max_seconds: float | None = None
-        self._trained_seconds = self._first_seconds = self._first_time = 0.0
-        self._tokens: int | None = None
+        self._trained_seconds = self._first_step_seconds = self._first_step_time = 0.0
+        self._last_tokens: int | None = None
         self._first_step: int | None = None
         self._last_refresh = -math.inf
         self._last_row: JsonMapping = {}
@@ -69,8 +69,8 @@ class ProgressDisplay:
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
         """Called before training, which continues after `step`. steps, max_seconds: the budgets; None without one."""
-        self._started, self._steps, self._max_seconds, self._trained_seconds = step, steps, max_seconds, 0.0
-        self._tokens, self._first_step = None if step else 0, None
+        self._start_step, self._max_steps, self._max_seconds, self._trained_seconds = step, steps, max_seconds, 0.0
+        self._last_tokens, self._first_step = None if step else 0, None
         if not self.output.live:
             return
         from rich.progress import BarColumn, TextColumn
@@ -93,12 +93,12 @@ class ProgressDisplay:
         """Returns the estimated wall-clock seconds left; nan if unknown. The first step does not count, since it takes
         longer. A budget in seconds counts only training: evaluations are assumed to take the same fraction of time
         as before."""
-        elapsed, estimates = self._now() - self._first_time, []
+        elapsed, estimates = self._now() - self._first_step_time, []
         known = self._first_step is not None and step > self._first_step
-        if self._steps is not None and known:
-            estimates.append((self._steps - step) * elapsed / (step - (self._first_step or 0)))
-        if self._max_seconds is not None and (known or self._steps is None):
-            trained = self._trained_seconds - self._first_seconds
+        if self._max_steps is not None and known:
+            estimates.append((self._max_steps - step) * elapsed / (step - (self._first_step or 0)))
+        if self._max_seconds is not None and (known or self._max_steps is None):
+            trained = self._trained_seconds - self._first_step_seconds
             slowdown = max(elapsed / trained, 1.0) if trained > 0 else 1.0
             estimates.append((self._max_seconds - self._trained_seconds) * slowdown)
         return max(min(estimates), 0.0) if estimates else math.nan
@@ -109,22 +109,22 @@ class ProgressDisplay:
         self._last_row = row
         first = self._first_step is None
         if first:
-            self._first_step, self._first_time = step, self._now()
+            self._first_step, self._first_step_time = step, self._now()
         if row.get("tokens_per_second") and "tokens" in row:
-            if self._tokens is not None:
-                self._trained_seconds += (row["tokens"] - self._tokens) / row["tokens_per_second"]
-            self._tokens = row["tokens"]
+            if self._last_tokens is not None:
+                self._trained_seconds += (row["tokens"] - self._last_tokens) / row["tokens_per_second"]
+            self._last_tokens = row["tokens"]
         if first:
-            self._first_seconds = self._trained_seconds
+            self._first_step_seconds = self._trained_seconds
         text = self._step_text(row, step)
-        printed = first or step % self.log_every == 0 or step == self._steps
+        printed = first or step % self.log_every == 0 or step == self._max_steps
         if self._bar is None:
             if printed:
                 self.output.line(text)
             return
         if printed:
             self.output.log(text)
-        if first or self._now() - self._last_refresh >= 0.1 or step == self._steps:
+        if first or self._now() - self._last_refresh >= 0.1 or step == self._max_steps:
             self._last_refresh = self._now()
             total, _ = self._total(step)
             head, tail = self._head(step), self._tail(row, step)
@@ -136,12 +136,12 @@ class ProgressDisplay:
         estimated from the speed since the start; None while it is too early for that, since the first steps take
         longer."""
         if self._max_seconds is None:
-            return self._steps, False
+            return self._max_steps, False
         if not self._trained_seconds:
             return None, False
-        steps = self._started + round((step - self._started) * self._max_seconds / self._trained_seconds)
-        if self._steps is not None and steps >= self._steps:
-            return self._steps, False
+        steps = self._start_step + round((step - self._start_step) * self._max_seconds / self._trained_seconds)
+        if self._max_steps is not None and steps >= self._max_steps:
+            return self._max_steps, False
         if self._trained_seconds < _MIN_TIME_FRACTION * self._max_seconds:
             return None, False
         return max(steps, step), True
