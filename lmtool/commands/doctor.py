@@ -80,7 +80,8 @@ def run(config: DoctorConfig) -> list[Finding]:
         findings.append(finding)
     broken = [finding.subject for finding in findings if finding.state == "problem"]
     if broken:
-        raise CheckFailed(f"{', '.join(broken)}: see above", "fix the marked lines, then run lmtool doctor again")
+        message = f"{counted(len(broken), 'problem')} found: {', '.join(broken)}"
+        raise CheckFailed(message, "correct the marked lines, then run lmtool doctor again")
     return findings
 
 

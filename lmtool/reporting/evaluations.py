@@ -185,7 +185,7 @@ def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping,
     if summary["cut"]:
         output.line(
             f"warning: {summary['cut']:,} of {summary['questions']:,} prompts are too long for {shots} demonstrations; "
-            f"the oldest were left out, {summary['kept']:.1f} remain on average; raise max_length=",
+            f"the first ones were left out, and {summary['kept']:.1f} remain on average; raise max_length=",
             "yellow",
         )
     for warning in summary["warnings"]:

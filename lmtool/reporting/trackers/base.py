@@ -39,7 +39,7 @@ class TrackerConfig(Config):
 
     def unwritten_rows(self, folder: str) -> str:
         """Returns a sentence about rows that were not written when the run ended. folder: the run's folder."""
-        return "its last rows may be missing there, metrics.jsonl has every row"
+        return "its last rows may be missing, but metrics.jsonl has every row"
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class TrackerThread:
             self._process.stdin.flush()
         except (OSError, ValueError) as error:
             self._answer(1.0)  # raises TrackerFailed with the reason if the process has reported one
-            raise TrackerFailed("it ended") from error
+            raise TrackerFailed("its process ended") from error
 
     def _answer(self, seconds: float | None) -> str | None:
         """Returns the tracker's next answer. Raises TrackerFailed if it reports a failure, or does not answer in time.
@@ -198,7 +198,7 @@ def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[JsonObjec
     with suppress(OSError, ValueError):
         for line in process.stdout:
             answers.put(json.loads(line))
-    answers.put({"kind": "failed", "text": "it ended"})
+    answers.put({"kind": "failed", "text": "its process ended"})
 
 
 class Trackers:
@@ -260,7 +260,9 @@ class Trackers:
             self._report([thread])
             if not ended:
                 unsent = thread.config.unwritten_rows(thread.run.folder)
-                self.warn(f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {unsent}")
+                self.warn(
+                    f"logger={thread.name}: it did not finish within {END_SECONDS:g} seconds after the run; {unsent}"
+                )
             if thread.dropped:
                 self.warn(f"logger={thread.name}: {counted(thread.dropped, 'row')} dropped, because it was too slow")
 

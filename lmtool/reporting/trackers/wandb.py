@@ -71,7 +71,7 @@ class WandbConfig(TrackerConfig):
         return None if self.mode in ("offline", "disabled") else self.model_copy(update={"mode": "offline"})
 
     def unwritten_rows(self, folder: str) -> str:
-        return f"`wandb sync {folder}/wandb/*run-*` uploads what is there"
+        return f"`wandb sync {folder}/wandb/*run-*` uploads the rows written so far"
 
 
 PATIENCE = 2.0
