@@ -192,7 +192,7 @@ class Interchange(OutputTerm):
             for of_teacher, recorded in self.recorded.items()
         }
         self.recorded = {}
-        if not any(plan.changed for plan in plans):
+        if not any(plan.swapped_texts for plan in plans):
             return {}
         counterfactual = record(learner, batch, step, taps[False], losses=False)
         return super().sums(counterfactual, self.teacher.predict(batch, taps[True]), step)

@@ -236,8 +236,8 @@ def require_trained_heads_for_patience(distill: DistillConfig, patience: int | N
     if patience is not None and not distill.teaches_heads:
         yield Problem(
             "patience",
-            f"patience={patience}: with distill.gold=0 and only terms between layers, heads are not trained and their "
-            "scores do not improve",
+            f"patience={patience}: with distill.gold=0 and only terms that compare layers, the heads are not trained, "
+            "so the scores that patience compares do not improve",
             "set patience=null, or distill.gold=0.5",
         )
 

@@ -255,10 +255,14 @@ def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, P
     """
     before, shots = trained.config, config.shots or 0
     if config.task is None or not isinstance(before, PretrainConfig):
-        reason = "no task is set" if config.task is None else "it was finetuned, so it predicts with its task's head"
+        if config.task is None:
+            raise UserError(
+                f"shots={shots} prompts a language model to solve a task, but no task is set", "set task=NAME"
+            )
         raise UserError(
-            f"shots={shots} prompts a language model to solve a task, but checkpoint={config.checkpoint}: {reason}",
-            "set task=NAME and the checkpoint of lmtool pretrain, or a published language model",
+            f"shots={shots} needs a pretrained language model, but checkpoint={config.checkpoint} was finetuned and "
+            "predicts with its task's head",
+            "set checkpoint= to a run of lmtool pretrain, or to a published language model",
         )
     if before.model.architecture == "encoder":
         raise UserError(

@@ -71,7 +71,7 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
     command = ["lmtool", verb, f"branch={folder}@{state['step']}", *overrides]
     if state.get("ended") == "patience":
         raise UserError(
-            f"{folder} was stopped by patience= after step {state['step']}: a larger budget does not train it further",
+            f"{folder} stopped early (patience) after step {state['step']}: a larger budget does not train it further",
             " ".join(map(shlex.quote, [*command, "patience=null", "name=NEW"])),
         )
     if phases_ended(state):

@@ -31,7 +31,7 @@ class LoadReport:
 
     Attributes:
         loaded: Parts that were loaded into the learner.
-        dropped: Parts that only the checkpoint has.
+        dropped: Parts of the checkpoint that were not loaded.
         new: Parts of the learner that keep their initial values.
         ignored: Keys and files of a Hugging Face folder that are not read, as in `Weights.ignored`.
     """
@@ -99,7 +99,7 @@ BuiltCo = TypeVar("BuiltCo", bound=ModelWithHeads, covariant=True)
 
 
 class LearnerBuilder(Protocol[BuiltCo]):
-    """Adds heads to a backbone: the configuration of an objective or a task, or the description of a checkpoint's
+    """Adds heads to a backbone. The configurations of objectives and tasks do, and the description of a checkpoint's
     heads."""
 
     def learner(self, *arguments: Any) -> BuiltCo: ...

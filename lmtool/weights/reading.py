@@ -54,7 +54,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
             "use a folder with model.safetensors, or copy the file again",
         ) from reason
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{path} contains other things than tensors by name", "use a folder with model.safetensors")
+        raise UserError(f"{path} is not a dictionary from names to tensors", "use a folder with model.safetensors")
     return {str(name): tensor for name, tensor in content.items()}
 
 

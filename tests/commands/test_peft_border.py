@@ -318,7 +318,7 @@ QUICKLY = [
     ("llama", "text", "deep p-tuning"), ("qwen2", "text", "prefix"),
 ]  # fmt: skip
 NOT_ALIKE = {
-    **{("xlnet", name): "are not linear modules" for name in TUNED},
+    **{("xlnet", name): "which is not a linear module" for name in TUNED},
     ("deberta", "ia3"): "after deberta.encoder.layer.0.attention.self.in_proj",
     **{("transformer", name): "scales token embeddings" for name in ("prompt", "p-tuning")},
     **{(family, name): "prefixes of generative decoders" for family in SEQ2SEQ for name in ("prefix", "deep p-tuning")},

@@ -177,7 +177,7 @@ def test_a_run_scores_its_exits_and_answers_at_them(folder, capsys):
         assert row["score"] == pytest.approx(by_depth[row["exit"]][number]["score"], abs=1e-5)
     capsys.readouterr()
     assert cli.main(["evaluate", "checkpoint=runs/exits", "exit_entropy=1"]) == 0
-    assert "40 behind layer 1" in capsys.readouterr().out
+    assert "40 after layer 1" in capsys.readouterr().out
     assert cli.main(["predict", "checkpoint=runs/exits", "text=a cat", "exit=3"]) == 2
     assert "set exit=2" in capsys.readouterr().err
 

@@ -132,7 +132,7 @@ def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
     examples = examples_of(learner, data.train, 9)
     assert read_by(learner, examples, 1) == ["[CLS] a fine and it was [MASK] . [SEP]"]
     assert examples.metadata()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
-    with pytest.raises(UserError, match="leaves no room for text: the prompt around it has 6 tokens"):
+    with pytest.raises(UserError, match="leaves too little room for text: the prompt around it has 6 tokens"):
         examples_of(learner, data.train, 6)
     writer = learner_of(data, tokenizers, "bart")
     pieces = read_by(writer, examples_of(writer, data.train, 14), 1)[0].split()

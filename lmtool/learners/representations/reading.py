@@ -44,7 +44,7 @@ def pooling_of(loaded: LoadedCheckpoint) -> tuple[Pooling, str]:
 def tokenizer_of(loaded: LoadedCheckpoint, checkpoint: str) -> Tokenizer:
     """Returns the tokenizer of a checkpoint. Raises UserError if it has none. checkpoint: its name, for the message."""
     if loaded.tokenizer is None:
-        raise UserError(f"checkpoint={checkpoint} has no tokenizer", "use a folder with tokenizer.json")
+        raise UserError(f"checkpoint={checkpoint} has no tokenizer", "use a checkpoint whose folder has tokenizer.json")
     return loaded.tokenizer
 
 

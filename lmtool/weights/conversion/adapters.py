@@ -71,7 +71,9 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {values} values on top of {address}")
     merged_names = sorted(name for name in restored.changed_tensors if name not in adapter.saved)
     if merged_names:
-        Output().line(f"merged, since tuning={tuning['name']} does not edit them: {listing(merged_names, 3)}")
+        Output().line(
+            f"merged into the base, because tuning={tuning['name']} cannot represent them: {listing(merged_names, 3)}"
+        )
     if adapter.settings.unread_keys:
         Output().line(f"not read in {CONFIG}: {', '.join(adapter.settings.unread_keys)}")
     if not has_label_names and (labels := settings.get("task", {}).get("labels")):
@@ -95,7 +97,7 @@ def _base_address(adapter: Adapter) -> str:
 def _base_folder(
     adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
 ) -> tuple[HFFolder, TaskHead | None]:
-    """Returns the base as a Hugging Face folder of the class for which the adapter was trained, and the task head of
+    """Returns the base as a Hugging Face folder of the class that the adapter was trained for, and the task head of
     this class, or None."""
     task_type = adapter.settings.task_type
     suffix = next((class_suffix for class_suffix, name in TASK_TYPES.items() if name == task_type), None)
@@ -115,16 +117,16 @@ def _base_folder(
 
 
 def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
-    """Returns the base with the names that the class for which the adapter was trained uses. Classes with a head put a
-    prefix before the names of the backbone; the prefix is removed if the adapter's names do not have it."""
+    """Returns the base with the names of the transformers class that the adapter was trained for. Classes with a head
+    put a prefix before the names of the backbone; it is removed if the adapter names the modules that it targets, and
+    without the prefix."""
     renamed = to_lmtool_names(_mark_as_tied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, to_hf_names(model, tensors), hf_linears(model, tensors))
     prefix = base_folder.family().HF_FORMAT.prefix
-    edits = isinstance(adapter.settings, TargetedSettings)
-    return (
-        base.without_prefix(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
-    )
+    has_targets = isinstance(adapter.settings, TargetedSettings)
+    has_prefix = any(name.startswith(prefix) for name in adapter.updates)
+    return base.without_prefix(prefix) if has_targets and not has_prefix else base
 
 
 def _mark_as_tied(base_folder: HFFolder) -> HFFolder:
@@ -202,4 +204,6 @@ def _require_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], o
     """Raises CheckFailed if the checkpoint, read back, has other values in a tensor."""
     for name, tensor in expected.items():
         if name in state and not state[name].equal(tensor):
-            raise CheckFailed(f"{output} differs from the adapter in {name}", "keep the adapter")
+            raise CheckFailed(
+                f"{output} differs from the adapter in {name}", "delete this folder, and keep the adapter"
+            )

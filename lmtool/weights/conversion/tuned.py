@@ -36,7 +36,7 @@ from lmtool.weights.comparing import (
     tokenize_as_transformers,
 )
 from lmtool.weights.conversion.parity import exported_format, tokenizer_settings
-from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
+from lmtool.weights.exporting import Export, export_of, write_delta, write_tokenizer_files
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
@@ -100,15 +100,17 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     task = head_to_export(loaded.saved, base_tensors)
     tokenizer = tokenizer if task is None else tokenizer.with_padding()
     export = export_of(loaded.config, base_tensors, task, tokenizer)
-    hf_base = HFBase(loaded.config, export.exported, export.tensors, hf_linears(loaded.config, export.exported))
+    hf_base = HFBase(
+        loaded.config, export.lmtool_tensors, export.hf_tensors, hf_linears(loaded.config, export.lmtool_tensors)
+    )
     trained_ids = {id(tensor) for name, tensor in base_tensors.items() if name in tuned_names}
     _require_readable_base(loaded, export.architecture, base, config.offline)
     trained_names = _hf_names(
-        loaded.config, export, {name for name, tensor in export.exported.items() if id(tensor) in trained_ids}
+        loaded.config, export, {name for name, tensor in export.lmtool_tensors.items() if id(tensor) in trained_ids}
     )
     # `_hf_names` converts only names that depend on the family. The names of heads also depend on the class.
     trained_names += [
-        name for name, tensor in export.tensors.items() if id(tensor) in trained_ids and name not in trained_names
+        name for name, tensor in export.hf_tensors.items() if id(tensor) in trained_ids and name not in trained_names
     ]
     tuned_model = TunedModel(section, added_tensors, hf_base, task_type_of(export.architecture), trained_names)
     format_name = exported_format(loaded.config, task, tokenizer)
@@ -116,7 +118,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     settings = tokenizer_settings(loaded.config, loaded.saved, task, tokenizer)
     labels = {key: export.config[key] for key in LABEL_KEYS if key in export.config}
     card = _card(checkpoint, base, export, folder, section["name"])
-    write_files = partial(write_reading, tokenizer=tokenizer, reading=settings, card=card)
+    write_files = partial(write_tokenizer_files, tokenizer=tokenizer, tokenizer_settings=settings, card=card)
     write_adapter(tuned_model, *_hub_name(base), labels, folder, write_files)
     _require_same(loaded, folder, added_tensors, hf_base, checkpoint)
     _open_with_peft(loaded, folder, export, read_base(base, tuned_names, checkpoint, config.offline))
@@ -145,10 +147,10 @@ def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> lis
     # A tensor of transformers may join several of lmtool's. It contains a named tensor if any of its values is 1.
     marks = {
         name: (torch.ones_like if name in names else torch.zeros_like)(tensor)
-        for name, tensor in export.exported.items()
+        for name, tensor in export.lmtool_tensors.items()
     }
     renamed = to_hf_names(model, marks)
-    return [name for name, mark in renamed.items() if name in export.tensors and bool(mark.any())]
+    return [name for name, mark in renamed.items() if name in export.hf_tensors and bool(mark.any())]
 
 
 def _base_export_command(base: Base) -> str | None:

@@ -197,7 +197,7 @@ def _require_pretrained(
     if not has_tokenizer(weights.folder):
         raise UserError(
             f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} has no tokenizer to replace",
-            "copy the tokenizer's files into the checkpoint's folder",
+            "copy the files of the tokenizer that the checkpoint was trained with into its folder",
         )
 
 

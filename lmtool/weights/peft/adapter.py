@@ -17,7 +17,6 @@ from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.runs.checkpoints import save_tensors
-from lmtool.system.terminal import counted
 from lmtool.weights.comparing import quiet_transformers
 from lmtool.weights.exporting import write_folder_atomically
 from lmtool.weights.folders import TOKENIZER, Address, MissingFile, read_object
@@ -242,10 +241,11 @@ def _require_linears(tuned: TunedModel) -> None:
         name for name in modules - linears if name.rpartition(".")[2].endswith(("_proj", "_in", "_out", "_gate"))
     )
     if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UserError(
-            f"PEFT cannot adapt {counted(len(missing), 'tuned layer')} of this model, such as "
-            f"{missing[0].removeprefix('backbone.')}, because transformers has no linear modules for them",
-            f"{DELTA}; tuning.projections=[fc_in,fc_out] tunes layers that PEFT can edit",
+            f"PEFT cannot adapt the tuned layer {missing[0].removeprefix('backbone.')}{more}, which is not a linear "
+            "module in Hugging Face transformers",
+            f"{DELTA}; for PEFT, finetune again with tuning.projections=[fc_in,fc_out]",
         )
 
 

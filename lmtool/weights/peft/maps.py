@@ -180,7 +180,8 @@ class HFBase:
         if weight is None or weight.ndim != 2:
             raise UserError(
                 f"the adapter updates {module}, which is not a linear layer of its base",
-                f"set base_model_name_or_path in adapter_config.json to the base of the adapter's training, or {MERGE}",
+                "set base_model_name_or_path in adapter_config.json to the model that the adapter was trained on, or "
+                f"{MERGE}",
             )
         return weight.T if self._is_transposed(module) else weight
 
