@@ -75,8 +75,8 @@ class Llama(Decoder):
 
     def attention(self, config: LlamaConfig) -> SelfAttention:
         """Returns the attention of a layer."""
-        heads = config.num_heads, config.attention_dropout
-        return SelfAttention(config.hidden_size, *heads, bias=False, key_value_heads=config.num_key_value_heads)
+        size, heads, dropout = config.hidden_size, config.num_heads, config.attention_dropout
+        return SelfAttention(size, heads, dropout, bias=False, key_value_heads=config.num_key_value_heads)
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)

@@ -76,7 +76,7 @@ class GeneratedTextLearner(MaskFiller):
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.objective = build_generator(config, backbone, seed)
-        self.weights = {"mlm": 1.0, self.term: 1.0}
+        self.loss_weights = {"mlm": 1.0, self.term: 1.0}
 
     # Methods that each variant defines.
 
@@ -132,7 +132,7 @@ class GeneratedTextLearner(MaskFiller):
             # The shared embedding runs twice per step, and needs different dropout in the second forward.
             forward = self.model_forward(batch, self.filled(batch, hidden_MG, step), rng_at(rng, 1))
             sums[self.term] = self.loss_sum(forward)
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def original(self, batch: Batch) -> Tensor:
         """Returns the tokens (T,) of the original text."""
@@ -233,7 +233,7 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights[self.term] = config.weight
+        self.loss_weights[self.term] = config.weight
         self.add_head("replaced_token", ReplacedTokenHead(backbone.hidden_size, backbone.head_activation))
 
     def predicting_indices(self, batch: Batch) -> Tensor:

@@ -172,7 +172,7 @@ class TuningMethod(ABC):
     def delta(self, learner: BaseLearner) -> set[str]:
         """Returns the names of the tensors that distinguish the tuned learner from its base: trained or added
         tensors."""
-        return {*learner.learning, *learner.added}
+        return {*learner.trainable_names, *learner.added_names}
 
 
 def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
@@ -199,4 +199,4 @@ def learn_biases(learner: BaseLearner, modules: Collection[str] | None = None) -
 
 def _is_trained_head(part: str, learner: BaseLearner) -> bool:
     """Whether a part is an early exit, or the head of one of the learner's loss terms."""
-    return is_exit(part) or part.removeprefix("heads.") in learner.weights
+    return is_exit(part) or part.removeprefix("heads.") in learner.loss_weights

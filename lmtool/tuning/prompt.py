@@ -242,7 +242,7 @@ def fold_prefixes(learner: BaseLearner) -> None:
         folded = new_module(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
         folded.weight.copy_(rows)
         setattr(slot.stack, slot.attribute, folded)
-    learner.added = frozenset(f"{slot.name}.weight" for slot in prefix_slots(learner))
+    learner.added_names = frozenset(f"{slot.name}.weight" for slot in prefix_slots(learner))
 
 
 # P-tuning: virtual tokens with a trainable encoder (Liu et al. 2021), or prompts in every layer (Liu et al. 2022).
@@ -304,5 +304,5 @@ class PTuning(TuningMethod):
         folded = new_module(learner, VirtualTokens, *vectors_PE.shape, after)
         folded.weight.copy_(vectors_PE)
         embed.virtual = folded
-        learner.added = frozenset({f"{PROMPT_PREFIX}weight"})
+        learner.added_names = frozenset({f"{PROMPT_PREFIX}weight"})
         return SoftPromptConfig(length=len(vectors_PE))

@@ -76,9 +76,9 @@ class L2Sp(Scheme):
         if new_parts is None:
             return
         for name, parameter in learner.named_parameters():
-            if name not in learner.learning:
+            if name not in learner.trainable_names:
                 continue
-            if part_of(name) in new_parts or name in learner.added:
+            if part_of(name) in new_parts or name in learner.added_names:
                 self._new.append(parameter)
             else:
                 self._pretrained.append(parameter)
@@ -174,7 +174,7 @@ class Mixout(Scheme):
             pretrained = (
                 type(module) is nn.Linear and part_of(name) not in new_parts and id(module) not in lm_output_ids
             )
-            if pretrained and f"{name}.weight" in learner.learning:
+            if pretrained and f"{name}.weight" in learner.trainable_names:
                 mixed_linear = MixedLinear(module, self.config.probability)
                 replace_module(learner, name, mixed_linear)
                 self._mixed[zlib.crc32(name.encode())] = mixed_linear
@@ -208,7 +208,7 @@ class GradualUnfreezing(Scheme):
 
     def attach(self, learner: BaseLearner, new_parts: Collection[str] | None) -> None:
         named = dict(learner.named_parameters())
-        trainable = {name: tensor for name, tensor in named.items() if name in learner.learning}
+        trainable = {name: tensor for name, tensor in named.items() if name in learner.trainable_names}
         by_level = [{name: trainable[name] for name in names if name in trainable} for names in levels(named).values()]
         self._levels = [parameters for parameters in by_level if parameters]
 

@@ -399,7 +399,7 @@ def test_a_classifier_that_is_read_otherwise_is_refused(
 def test_texts_and_tasks_that_do_not_fit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finetune("run", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=1")
     run("predict", "checkpoint=runs/run", "text=a", "pair=b", "device=cpu", status=2)
-    assert "task=sst2 reads one text, sentence; pair is a second one" in capsys.readouterr().err
+    assert "task=sst2 reads one text, sentence, but pair= is a second one" in capsys.readouterr().err
     run("predict", "checkpoint=runs/run", f"text={'a ' * 99}", "device=cpu")
     assert "warning: 1 of 1 texts are truncated to 32 tokens" in capsys.readouterr().out
     make_classifier("gpt", place / "gpt")

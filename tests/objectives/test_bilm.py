@@ -110,7 +110,7 @@ def test_loss_is_the_mean_of_two_cross_entropies_over_halves_of_the_states(token
         torch.testing.assert_close(
             learner.score(batch)[term].losses.sum(), output.sums[term].float(), check_dtype=False
         )
-    assert output.weights == {FORWARD: 0.5, BACKWARD: 0.5}
+    assert output.loss_weights == {FORWARD: 0.5, BACKWARD: 0.5}
 
 
 def test_training_samples_and_evaluation_does_not(tokenizer):

@@ -51,7 +51,7 @@ def test_gradual_unfreezing_after_each_epoch():
         assert learning(learner) == ORDER[: expected[step]]
     learner.on_step(1)
     everything = {name for name, _ in learner.named_parameters()}
-    assert learner.learning == everything
+    assert learner.trainable_names == everything
     grouped = {
         name for group in tuned(schedule=GradualUnfreezingConfig()).parameter_groups() for name, _ in group.parameters
     }
@@ -63,10 +63,10 @@ def test_gradual_unfreezing_every_few_steps():
     for step, count in ((5, 1), (6, 2), (10, 2), (11, 3), (100, 3)):
         learner.on_step(step)
         assert learning(learner) == ORDER[:count]
-    firsts = {name: learner.first_step(name, 10) for name in learner.learning}
+    firsts = {name: learner.first_step(name, 10) for name in learner.trainable_names}
     assert firsts["heads.sst2.output.weight"] == 1 and firsts["backbone.layers.1.norm1.weight"] == 6
     assert firsts["backbone.layers.0.norm1.weight"] is None
-    assert not any("embed" in name for name in learner.learning)
+    assert not any("embed" in name for name in learner.trainable_names)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_what_a_method_trains_begins_at_the_top(config, below_the_head):
         learner.on_step(step)
         learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
         reached = ["head", *below_the_head][:step]
-        assert learns == {name for level in reached for name in by_level[level] if name in learner.learning}
-    assert {level for level in ORDER if learner.learning & {*by_level[level]}} == {"head", *below_the_head}
+        assert learns == {name for level in reached for name in by_level[level] if name in learner.trainable_names}
+    assert {level for level in ORDER if learner.trainable_names & {*by_level[level]}} == {"head", *below_the_head}
 
 
 @pytest.mark.parametrize(
