@@ -211,11 +211,11 @@ class StepOutput:
     """The result of a forward pass over one micro-batch.
 
     sums: by term, the *sum* of the losses of its targets (a scalar with gradient). The loop divides each once by its
-    count over all micro-batches and devices. weights: by term, its coefficient in the loss.
+    count over all micro-batches and devices. loss_weights: the weight of each term in the loss.
     """
 
     sums: dict[str, Tensor]
-    weights: dict[str, float]
+    loss_weights: dict[str, float]
 
 
 @dataclass(frozen=True)

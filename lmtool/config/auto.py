@@ -72,7 +72,7 @@ def resolve(
         elif value is not None or blocked:
             unresolved.add(section)
             if not blocked:
-                reason = "no other section names one"
+                reason = f"no other section says which {section} to use"
                 if rule.sources == ("checkpoint",):
                     reason = f"the checkpoint has no {section}"
                     if data.get("checkpoint") == "none":

@@ -236,7 +236,9 @@ def _pattern_problem(key: str, value: str, is_group: bool, multirun: bool) -> Pr
         return Problem(key, f"{key}={value}: a pattern of options, but {key} is not a group", hint)
     if not multirun:
         hint = f"add -m to run each option that it matches: -m {shlex.quote(f'{key}={value}')}"
-        return Problem(key, f"{key}={value}: a pattern of several options for one run", hint)
+        return Problem(
+            key, f"{key}={value}: a pattern selects several options, but without -m there is only one run", hint
+        )
     hint = f"use one pattern, without other values; `lmtool list {key}` prints the options"
     return Problem(key, f"{key}={value}: matches no option of {key}", hint)
 

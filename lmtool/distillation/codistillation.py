@@ -21,7 +21,7 @@ from lmtool.distillation.distilled import Distilled, with_prefixes
 from lmtool.distillation.output_terms import Soft
 from lmtool.distillation.recording import LearnerPair, StudentData, record
 from lmtool.learners.base import BaseLearner
-from lmtool.models.heads.predicted import Averaged
+from lmtool.models.heads.predicted import AveragePrediction
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
 _COPIES, _STUDENT_COPY = "copies", "student"
@@ -42,11 +42,11 @@ class Codistillation(Distilled):
         for number, peer in enumerate(peers, 1):
             self.distill[f"peer_{number}"] = peer
         self.soft = Soft(SoftConfig(weight=config.weight, temperature=1.0), LearnerPair(student))
-        self.weights: dict[str, float] = {}
+        self.loss_weights: dict[str, float] = {}
         for name, learner in self.learners.items():
-            self.weights |= {_loss_name(name, term): weight for term, weight in learner.weights.items()}
-            for part, scale in self.soft.scales(learner.weights).items():
-                self.weights[self._mutual_name(name, part)] = config.weight * scale
+            self.loss_weights |= {_loss_name(name, term): weight for term, weight in learner.loss_weights.items()}
+            for part, scale in self.soft.scales(learner.loss_weights).items():
+                self.loss_weights[self._mutual_name(name, part)] = config.weight * scale
         self.step = 0
         if config.refresh_steps is not None:
             copies = {name or _STUDENT_COPY: _frozen_copy(learner) for name, learner in self.learners.items()}
@@ -64,7 +64,7 @@ class Codistillation(Distilled):
 
     def _mutual_name(self, name: str, part: str) -> str:
         """Returns the name of the loss term with which a learner learns from the others' predictions."""
-        return _loss_name(name, "mutual" if not part or len(self.student.weights) == 1 else f"mutual_{part}")
+        return _loss_name(name, "mutual" if not part or len(self.student.loss_weights) == 1 else f"mutual_{part}")
 
     # Methods that the training loop calls.
 
@@ -106,7 +106,7 @@ class Codistillation(Distilled):
             assert outputs.output is not None
             sums |= {_loss_name(name, term): total for term, total in outputs.output.sums.items()}
         if step <= self.config.burn_in_steps:
-            return StepOutput(sums, self.weights)
+            return StepOutput(sums, self.loss_weights)
         teachers = recorded
         if self.config.refresh_steps is not None:
             with torch.no_grad():
@@ -114,9 +114,9 @@ class Codistillation(Distilled):
         for name, outputs in recorded.items():
             peers = [teacher.predicted for teacher_name, teacher in teachers.items() if teacher_name != name]
             for term, predicted in outputs.predicted.items():
-                mean = Averaged.of([(1.0, predictions[term]) for predictions in peers], "probabilities")
+                mean = AveragePrediction.of([(1.0, predictions[term]) for predictions in peers], "probabilities")
                 sums[self._mutual_name(name, term)] = self.soft.target_losses(predicted, mean)
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def penalties(self) -> dict[str, Tensor]:
         return {

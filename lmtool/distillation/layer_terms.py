@@ -38,7 +38,7 @@ class LayerTerm(Term):
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
         student = pair.student
-        if student.extracts and not any(name.startswith("backbone.") for name in student.learning):
+        if student.is_feature_extractor and not any(name.startswith("backbone.") for name in student.trainable_names):
             raise UserError(
                 "distill.terms compares the student's layers with the teacher's, but all of them are frozen",
                 "set tuning=full, or use terms over predictions: distill=soft",

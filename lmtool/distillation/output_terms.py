@@ -87,7 +87,7 @@ class OutputTerm(Term):
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
-        terms, teacher = pair.student.weights.keys(), pair.teacher
+        terms, teacher = pair.student.loss_weights.keys(), pair.teacher
         self.parts = frozenset(terms) if teacher is None else teacher.terms_taught & terms
         self._count_student_targets = pair.student.counts
 
@@ -193,7 +193,7 @@ class Interchange(OutputTerm):
             for of_teacher, recorded in self.recorded.items()
         }
         self.recorded = {}
-        if not any(plan.changed for plan in plans):
+        if not any(plan.swapped_texts for plan in plans):
             return {}
         counterfactual = record(learner, batch, step, taps[False], losses=False)
         return super().sums(counterfactual, self.teacher.predict(batch, taps[True]), step)

@@ -102,7 +102,7 @@ class _PredictionRecorder(HeadObserver):
         self.predicted: dict[str, Predicted] = {}
 
     def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
-        prediction = self.learner.predicted(self.names[head], logits, self.batch)
+        prediction = self.learner.interpret_logits(self.names[head], logits, self.batch)
         if prediction is not None:
             term, predicted = prediction
             self.predicted[term] = predicted
@@ -155,7 +155,7 @@ def record(
         predicted |= {term_of(name, term): prediction for term, prediction in recorded.predicted.items()}
         if recorded.output is not None:
             sums |= {term_of(name, term): total for term, total in recorded.output.sums.items()}
-    return RecordedOutputs(learner, batch, predicted, StepOutput(sums, learner.weights) if losses else None)
+    return RecordedOutputs(learner, batch, predicted, StepOutput(sums, learner.loss_weights) if losses else None)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Teacher:
     @property
     def terms_taught(self) -> frozenset[str]:
         """The student's loss terms that the teacher makes predictions for."""
-        return frozenset(self.learner.weights)
+        return frozenset(self.learner.loss_weights)
 
     def begin(self, student: StudentData) -> JsonObject:
         """Prepares the teacher before training. Returns a description of the preparation for the run's first screen."""

@@ -35,7 +35,10 @@ class SelfDistillation(Distilled):
 
     def __init__(self, config: SelfConfig, student: BaseLearner, teachers: Sequence[object] = ()):
         super().__init__(config, student)
-        if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
+        if (
+            any(isinstance(head, LayerFeatures) for head in student.heads.values())
+            or student.backbone.concatenated_layers > 1
+        ):
             raise UserError(
                 "distill=self adds exits whose heads read one layer each, but with this tuning method the heads read "
                 "several layers",
@@ -43,17 +46,17 @@ class SelfDistillation(Distilled):
             )
         self.exits = exits_of(student)
         self.soft = Soft(SoftConfig(temperature=config.temperature), LearnerPair(student))
-        self.weights = dict(student.weights)
+        self.loss_weights = dict(student.loss_weights)
         for depth in self.exits:
-            for term, weight in student.weights.items():
-                self.weights[f"exit_{depth}_{term}"] = (1 - config.soft) * weight
-            for part, scale in self.soft.scales(student.weights).items():
-                self.weights[self._soft_name(depth, part)] = config.soft * scale
-            self.weights[f"exit_{depth}_states"] = config.states
+            for term, weight in student.loss_weights.items():
+                self.loss_weights[f"exit_{depth}_{term}"] = (1 - config.soft) * weight
+            for part, scale in self.soft.scales(student.loss_weights).items():
+                self.loss_weights[self._soft_name(depth, part)] = config.soft * scale
+            self.loss_weights[f"exit_{depth}_states"] = config.states
 
     def _soft_name(self, depth: int, part: str) -> str:
         """Returns the name of the loss term with which an exit learns the last layer's predictions."""
-        several = part and len(self.student.weights) > 1
+        several = part and len(self.student.loss_weights) > 1
         return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -87,7 +90,7 @@ class SelfDistillation(Distilled):
                 sums[self._soft_name(depth, term)] = self.soft.target_losses(predicted, deepest.predicted[term])
             difference_TH = self._normalized(x_TH).float() - target_TH.float()
             sums[f"exit_{depth}_states"] = difference_TH.square().mean(-1).sum()
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def _normalized(self, x_TH: Tensor) -> Tensor:
         """Applies the final norm to the states after a layer."""

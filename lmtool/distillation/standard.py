@@ -47,7 +47,7 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
         UserError: The layers of the two models have different types, or the teacher has parameters that a tuning
             method added, which cannot be copied.
     """
-    if teacher.added:
+    if teacher.added_names:
         raise UserError(
             f"distill.initialize cannot copy the parameters that a tuning method added to distill.teacher={origin}",
             f"export it, which merges them, and set distill.teacher= to the exported folder; or {DROP_INITIALIZATION}",
@@ -112,10 +112,10 @@ class Standard(Distilled):
         pair = LearnerPair(student, self.teacher, self.layers)
         for name, section in config.terms.items():
             self.distill[name] = build(section, pair)
-        self.weights = {term: config.gold * weight for term, weight in student.weights.items()}
+        self.loss_weights = {term: config.gold * weight for term, weight in student.loss_weights.items()}
         for name, term in self.terms.items():
-            for part, scale in term.scales(student.weights).items():
-                self.weights[self._loss_name(name, part)] = term.config.weight * scale
+            for part, scale in term.scales(student.loss_weights).items():
+                self.loss_weights[self._loss_name(name, part)] = term.config.weight * scale
 
     def _initialize_student(self) -> str | None:
         """Copies layers of the teacher if distill.initialize says so. Returns a description for the first screen.
@@ -165,7 +165,7 @@ class Standard(Distilled):
     def _loss_name(self, name: str, part: str) -> str:
         """Returns the name under which a part of a distillation term is logged: "soft_mlm", or "soft" if there is one
         part."""
-        return name if not part or len(self.student.weights) == 1 else f"{name}_{part}"
+        return name if not part or len(self.student.loss_weights) == 1 else f"{name}_{part}"
 
     def counts(self, batch: Batch) -> dict[str, float]:
         counts = self.student.counts(batch)
@@ -176,14 +176,14 @@ class Standard(Distilled):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         terms = self.terms
         if not terms:
-            return StepOutput(self.student(batch, step).sums, self.weights)
+            return StepOutput(self.student(batch, step).sums, self.loss_weights)
         teacher = self.teacher.predict(batch, _combine_taps([term.tap(teacher=True) for term in terms.values()]))
         student_tap = _combine_taps([term.tap(teacher=False) for term in terms.values()])
         student = record(self.student, batch, step, student_tap, losses=self.config.gold > 0)
         sums: dict[str, Tensor] = {} if student.output is None else dict(student.output.sums)
         for name, term in terms.items():
             sums |= {self._loss_name(name, part): total for part, total in term.sums(student, teacher, step).items()}
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def aligned_layers(self, teacher: Teacher) -> LayerMap | str:
         if set(_members_of(self.student)) - set(_members_of(teacher.learner)):
@@ -192,7 +192,7 @@ class Standard(Distilled):
 
     def metadata(self) -> JsonObject:
         layers = {} if self.layers is None else {"layers": self.layers.screen_text()}
-        untaught = [term for term in self.student.weights if term not in self.teacher.terms_taught]
+        untaught = [term for term in self.student.loss_weights if term not in self.teacher.terms_taught]
         gold_only = {"gold only": ", ".join(untaught)} if untaught else {}
         started_from = {} if self.initialization is None else {"started from": self.initialization}
         heads = {} if self.config.teaches_heads else {"heads": "are not trained, so metrics mean nothing"}

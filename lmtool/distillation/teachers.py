@@ -27,7 +27,7 @@ from lmtool.distillation.store.outputs import StoreFormat, TermReader, TermWrite
 from lmtool.errors import UserError
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.learners.mixed_sources import examples_of
-from lmtool.models.heads.predicted import Averaged, Classes, TargetProbabilities, truncate
+from lmtool.models.heads.predicted import AveragePrediction, Classes, TargetProbabilities, truncate
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Batch
@@ -61,7 +61,7 @@ class TeacherEnsemble(Teacher):
             for term, prediction in teacher.predict(batch).predicted.items():
                 weighted_by_term.setdefault(term, []).append((self.weights[teacher.origin], prediction))
         predicted = {
-            term: weighted[0][1] if len(weighted) == 1 else Averaged.of(weighted, self.average)
+            term: weighted[0][1] if len(weighted) == 1 else AveragePrediction.of(weighted, self.average)
             for term, weighted in weighted_by_term.items()
         }
         return RecordedOutputs(self.learner, batch, predicted)
@@ -313,7 +313,7 @@ class FixedLabels(TargetProbabilities):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def probabilities(self, temperature: float = 1.0, first: int = 0, end: int | None = None) -> Tensor:
         raise TypeError("hard labels have no probabilities")
 
     def best(self) -> Tensor:

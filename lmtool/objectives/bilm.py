@@ -52,7 +52,7 @@ class BidirectionalLanguageModel(BaseLearner):
 
     def __init__(self, config: BilmConfig, backbone: Elmo, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = dict.fromkeys(_TERMS, 0.5)
+        self.loss_weights = dict.fromkeys(_TERMS, 0.5)
         half = backbone.hidden_size // 2
         self.add_head("lm", SampledLMHead(half, backbone.config.vocab_size, config.negatives))
 
@@ -90,7 +90,7 @@ class BidirectionalLanguageModel(BaseLearner):
             else head.sampled_loss_sum(hidden_MP, labels_of(batch, term), sample)
             for term, hidden_MP in states.items()
         }
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

@@ -90,11 +90,11 @@ class CausalLanguageModel(TextObjective):
 
     backbone: Decoder
     term = "clm"
-    slides = True
+    supports_stride = True
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = {self.term: 1.0}
+        self.loss_weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
         self.carried = CarriedState() if backbone.config.carries_state else None
 
@@ -124,7 +124,7 @@ class CausalLanguageModel(TextObjective):
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
         labels = labels_of(batch, self.term)
         total = self.lm.loss_sum(hidden_MH, self.table_VH, labels, self.config.label_smoothing)
-        return StepOutput({self.term: total}, self.weights)
+        return StepOutput({self.term: total}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

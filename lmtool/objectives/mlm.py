@@ -53,11 +53,11 @@ class MaskedLanguageModel(MaskFiller):
     def __init__(self, config: PairsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.add_head(_masked_lm_name(config), masked_lm_head(backbone, config.enhanced_decoder))
-        self.weights = {"mlm": 1.0}
+        self.loss_weights = {"mlm": 1.0}
         if config.pairs != "none":
             self.add_head("pooler", pooler(backbone))
             self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(backbone.hidden_size, 2))
-            self.weights[config.pairs] = 1.0
+            self.loss_weights[config.pairs] = 1.0
 
     def examples(self, data: SplitData, max_length: int) -> MaskedExamples:
         return self.masked_examples(MaskedWindows if self.config.pairs == "none" else MaskedPairs, data, max_length)
@@ -76,11 +76,11 @@ class MaskedLanguageModel(MaskFiller):
         return predictors
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {name: float(len(labels_of(batch, name))) for name in self.weights}
+        return {name: float(len(labels_of(batch, name))) for name in self.loss_weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden = hidden_at(self._read, batch, self.read_indices(batch.host), self.dropout_rng(batch, step))
-        return StepOutput(self.sums(hidden, batch), self.weights)
+        return StepOutput(self.sums(hidden, batch), self.loss_weights)
 
     def read_indices(self, batch: Batch) -> dict[str, Tensor]:
         """Returns, for each term, the flat indices of the tokens whose hidden states the term reads."""
@@ -98,8 +98,8 @@ class MaskedLanguageModel(MaskFiller):
             sums[self.config.pairs] = loss_sum(logits_N2, labels_of(batch, self.config.pairs))
         return sums
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        return super().predicted(_TERMS.get(head, head), logits, batch)
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        return super().interpret_logits(_TERMS.get(head, head), logits, batch)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
@@ -170,7 +170,7 @@ class SpanLanguageModel(MaskedLanguageModel):
                 backbone.embed.token.weight.shape[1],
             )  # fmt: skip
             self.add_head("span_boundary", head)
-            self.weights["sbo"] = 1.0
+            self.loss_weights["sbo"] = 1.0
 
     def inspector(self, examples: MaskedExamples, max_length: int) -> SpanInspector:
         kind = SpanWindowsInspector if self.config.pairs == "none" else SpanPairsInspector

@@ -43,7 +43,7 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
 
     def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = {"plm": 1.0}
+        self.loss_weights = {"plm": 1.0}
         self.add_head("lm", lm_head(backbone))
         self.carried = CarriedState() if backbone.config.carries_state else None
 
@@ -63,7 +63,8 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
-        return StepOutput({"plm": self.lm.loss_sum(hidden_MH, self.table_VH, labels_of(batch, "plm"))}, self.weights)
+        total = self.lm.loss_sum(hidden_MH, self.table_VH, labels_of(batch, "plm"))
+        return StepOutput({"plm": total}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

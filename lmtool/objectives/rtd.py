@@ -21,7 +21,14 @@ from lmtool.learners.baseline import BestConstant, ConstantPredictor
 from lmtool.learners.metrics import Metric
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
-from lmtool.models.heads.lm import CopyGate, MaskedLMHead, ReplacedTokenHead, copy_best, copy_losses, masked_lm_head
+from lmtool.models.heads.lm import (
+    CopyGate,
+    MaskedLMHead,
+    ReplacedTokenHead,
+    copy_losses,
+    copy_predictions,
+    masked_lm_head,
+)
 from lmtool.nn.dropout import DropoutRng, rng_at
 from lmtool.objectives.checks.masking import GeneratorInspector
 from lmtool.objectives.clm import unigram
@@ -69,7 +76,7 @@ class GeneratedTextLearner(MaskFiller):
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.objective = build_generator(config, backbone, seed)
-        self.weights = {"mlm": 1.0, self.term: 1.0}
+        self.loss_weights = {"mlm": 1.0, self.term: 1.0}
 
     # Methods that each variant defines.
 
@@ -126,7 +133,7 @@ class GeneratedTextLearner(MaskFiller):
             # The shared embedding runs twice per step, and needs different dropout masks in the second forward.
             forward = self.model_forward(batch, self.fill_masks(batch, hidden_MG, step), rng_at(rng, 1))
             sums[self.term] = self.loss_sum(forward)
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def original(self, batch: Batch) -> Tensor:
         """Returns the tokens (T,) of the original text."""
@@ -228,7 +235,7 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights[self.term] = config.weight
+        self.loss_weights[self.term] = config.weight
         self.add_head("replaced_token", ReplacedTokenHead(backbone.hidden_size, backbone.head_activation))
 
     def predicting_indices(self, batch: Batch) -> Tensor:
@@ -355,7 +362,7 @@ class AllTokensRestoration(ReplacedTokenRestoration):
 
     def score_targets(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         gate_M = self.heads["copy"](forward.hidden_MH)
-        best = copy_best(self.head, gate_M, forward.hidden_MH, self.table_VW, forward.filled[forward.at])
+        best = copy_predictions(self.head, gate_M, forward.hidden_MH, self.table_VW, forward.filled[forward.at])
         return self._losses(forward), forward.original[forward.at], best
 
 

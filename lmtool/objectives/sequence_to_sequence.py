@@ -41,7 +41,7 @@ class SequenceToSequence(TextObjective):
     def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.term = config.name
-        self.weights = {self.term: 1.0}
+        self.loss_weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
 
     def sides(self) -> Sides:
@@ -56,7 +56,7 @@ class SequenceToSequence(TextObjective):
         hidden_TH = self.backbone(batch.inputs, self.dropout_rng(batch, step), batch.outputs)
         labels = labels_of(batch, self.term)
         total = self.lm.loss_sum(hidden_TH, self.table_VH, labels, self.config.label_smoothing)
-        return StepOutput({self.term: total}, self.weights)
+        return StepOutput({self.term: total}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
@@ -121,7 +121,7 @@ class PrefixDecoder(CausalLanguageModel):
     """Prefix language modeling with a decoder; the single term is `prefix_lm`."""
 
     term = "prefix_lm"
-    slides = False
+    supports_stride = False
 
     def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
         return MaskedPrefixes(self.tokenizer, data, max_length, self.seed)

@@ -47,7 +47,7 @@ class SkipGram(BaseLearner):
 
     def __init__(self, config: SkipGramConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = {"skip_gram": 1.0, "negatives": float(config.negatives)}
+        self.loss_weights = {"skip_gram": 1.0, "negatives": float(config.negatives)}
         head = WordPairsHead(backbone.config.vocab_size, backbone.hidden_size, 1 + config.negatives)
         self.add_head("skip_gram", head)
         self._counts: WordCounts | None = None
@@ -90,12 +90,12 @@ class SkipGram(BaseLearner):
         }
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {term: float(len(labels_of(batch, term))) for term in self.weights}
+        return {term: float(len(labels_of(batch, term))) for term in self.loss_weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         pair_scores_M, negative_scores_MJ = self._scores(batch)
         sums = {"skip_gram": F.softplus(-pair_scores_M).sum(), "negatives": F.softplus(negative_scores_MJ).sum()}
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the scores (M,) of pairs, and the scores (M, J) of their negatives."""

@@ -315,7 +315,7 @@ def read_teacher(config: TrainingConfig, path: str, tokenizer: Tokenizer, precis
             parts.append(member)
             continue
         heads[task.name] = head
-        without_auxiliaries = spec.without_auxiliaries(task.with_head(head.form))
+        without_auxiliaries = spec.without_auxiliaries(task.with_head(head.settings))
         parts.append(without_auxiliaries if task is member else member.model_copy(update={"task": without_auxiliaries}))
     if not parts:
         raise UserError(

@@ -65,7 +65,7 @@ def test_null_takes_a_choice_away() -> None:
         ("rows.csv", "not an override", "write task=rows.csv"),
         ("model=bert-base-cased", "is not one of", "did you mean checkpoint=hf://bert-base-cased?"),
         ("task=glue/sst2", "is not one of", "did you mean task=sst2, or task=custom"),
-        ("model=glob(bert*)", "several options for one run", "-m 'model=glob(bert*)'"),
+        ("model=glob(bert*)", "a pattern selects several options", "-m 'model=glob(bert*)'"),
         ("seed=glob(*)", "seed is not a group", "write the values out"),
         ("model/position=learned", "no group model/position", "model/positions=learned"),
         ("seed=[range(1,3),-1]", "a sweep inside a list", "without brackets: -m seed=A,B"),

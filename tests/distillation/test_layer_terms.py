@@ -32,14 +32,14 @@ FP32 = Precision("fp32", torch.device("cpu"), "")
 class Reader(BaseLearner):
     """A learner that reads a batch, and predicts nothing."""
 
-    weights = {"nothing": 1.0}  # noqa: RUF012
+    loss_weights = {"nothing": 1.0}  # noqa: RUF012
 
     def counts(self, batch):
         return {"nothing": 1.0}
 
     def forward(self, batch, step):
         hidden_TH = self.hidden_of(batch, self.dropout_rng(batch, step))
-        return StepOutput({"nothing": hidden_TH.sum() * 0.0}, self.weights)
+        return StepOutput({"nothing": hidden_TH.sum() * 0.0}, self.loss_weights)
 
     examples = score = predictors = None
 

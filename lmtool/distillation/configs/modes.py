@@ -161,13 +161,13 @@ class StandardConfig(DistillConfig):
 
     def missing_teacher(self) -> Problem | None:
         if self.targets != "gold" and not self.checkpoints:
-            message = f"distill.targets={self.targets} needs a teacher to generate the targets; no teacher is set"
+            message = f"distill.targets={self.targets} needs a teacher to generate the targets, but no teacher is set"
             return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
         if not self.comparisons and self.targets == "gold":
             message = f"distill={self.name}: no term has a weight above 0, so the student learns nothing from a teacher"
             return Problem("distill.terms", message, "set distill=soft, distill.terms.soft.weight=0.5 or distill=none")
         if self.starts_from_teacher and not self.checkpoints:
-            message = f"distill.initialize={self.initialize} copies layers of a teacher; no teacher is set"
+            message = f"distill.initialize={self.initialize} copies layers of a teacher, but no teacher is set"
             return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
         terms_without_teacher = [
             name for name, term in self.comparisons.items() if self.predictions is None or not term.supports_labels

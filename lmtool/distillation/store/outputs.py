@@ -243,8 +243,8 @@ class StoredWords(TargetProbabilities):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        logits = self.store_format.to_tensor(self.values[self.rows[first:last]], self.device)
+    def probabilities(self, temperature: float = 1.0, first: int = 0, end: int | None = None) -> Tensor:
+        logits = self.store_format.to_tensor(self.values[self.rows[first:end]], self.device)
         return (logits.float() / temperature).softmax(-1)
 
 

@@ -57,7 +57,7 @@ class StreamInspector(Inspector):
 class CausalInspector(StreamInspector):
     """Inspects `CausalWindows`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return "every token is predicted from the tokens before it, all tokens of a text in one pass"
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
@@ -81,7 +81,7 @@ class LanesInspector(StreamInspector):
     examples that are shown first are consecutive segments of one lane.
     """
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return (
             f"every token is predicted from the tokens before it; the text is read in {self.examples.lanes} lanes "
             "(contiguous pieces), and each segment continues with the state of the previous one"
@@ -159,7 +159,7 @@ class PrefixesInspector(StreamInspector):
 
     drops_single_tokens = True
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return "a text is split at a random position: the part before it is read, the part after it is predicted"
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
@@ -230,7 +230,7 @@ _MAX_WORDS = 12
 class WordInspector(StreamInspector):
     """Inspects `WordWindows`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return "every word is predicted twice: from the words before it (→), and from the words after it (←)"
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
@@ -314,7 +314,7 @@ _DECADES = 8
 class WordPairsInspector(StreamInspector):
     """Inspects `WordPairs`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         retained, pairs = stats.measured("retained words"), stats.measured("pairs per retained word")
         if retained is None or pairs is None:
             return ""

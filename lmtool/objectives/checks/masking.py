@@ -58,13 +58,15 @@ class MaskingInspector(Inspector):
         super().__init__(learner, examples, max_length)
         self.config, self.vocabulary = cast(MaskingConfig, examples.config), examples.masks.vocabulary
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         fractions = [stats.measured(name) for name in BRANCHES]
         words = ("[MASK]", "another token", "the original token")
         fractions_text = ", ".join(
             f"{fraction:.1%} {word}" for fraction, word in zip(fractions, words, strict=True) if fraction
         )
-        return super().fact(stats) + (f"; in their place the model reads {fractions_text}" if fractions_text else "")
+        return super().main_finding(stats) + (
+            f"; in their place the model reads {fractions_text}" if fractions_text else ""
+        )
 
     def repeats(self, epoch: int) -> bool:
         """Returns whether an epoch repeats the masks of an earlier epoch, as with masking=static."""
@@ -178,13 +180,13 @@ class MaskedPairsInspector(MaskingInspector):
             [self.tokenizer.decode(tokens[first : first + length].tolist()) for first, length in pair] for pair in spans
         ]
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Adds how many pairs belong to class 1."""
         names = {"nsp": "random second segments in all", "sop": "pairs that are swapped"}
         fraction = stats.measured(names[self.examples.config.pairs])
         pairs = {"nsp": "the second text of {} of the pairs is a random one", "sop": "{} of the pairs are swapped"}
         words = "" if fraction is None else pairs[self.examples.config.pairs].format(f"{fraction:.1%}")
-        return "; ".join(filter(None, (super().fact(stats), words)))
+        return "; ".join(filter(None, (super().main_finding(stats), words)))
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         super().check(stats, sample)
@@ -230,9 +232,9 @@ class GeneratorInspector(MaskedWindowsInspector):
     """Inspects the examples of a learner with a generator, whose weights must be loaded. The learner's method
     `generator_samples` returns the text that the model reads; its method `original` returns the original text."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         fraction = stats.measured("replaced fraction of tokens")
-        words = super().fact(stats).replace("the model reads", "it reads")
+        words = super().main_finding(stats).replace("the model reads", "it reads")
         if fraction is None:
             return words
         return f"{fraction:.1%} of the tokens that the model reads are replaced by a generator, for which {words}"

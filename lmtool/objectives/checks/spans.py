@@ -31,9 +31,9 @@ class SpanInspector(MaskingInspector):
 
     config: SpanConfig
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         mean = stats.measured("words of a span, as sampled")
-        return super().fact(stats) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
+        return super().main_finding(stats) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         spans = cast(MaskedSpans, masks.masked)
@@ -111,8 +111,8 @@ _DIAGRAM_TOKENS = 32
 class PermutationInspector(Inspector):
     """Inspects permuted examples, in which the column `rank` is the position of each token in a random order."""
 
-    def fact(self, stats: RunningStatistics) -> str:
-        words = super().fact(stats)
+    def main_finding(self, stats: RunningStatistics) -> str:
+        words = super().main_finding(stats)
         return (
             f"{words}, each from all unpredicted tokens and from the predicted tokens before it in a random order"
             if words
@@ -121,7 +121,7 @@ class PermutationInspector(Inspector):
 
     def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
         """Adds a `drawing` of the first tokens: the random order, and the attention masks of both streams."""
-        memory = self.learner.backbone.config.remembers
+        memory = self.learner.backbone.config.max_memory_length
         memory_line = f"up to {memory} reused tokens of the previous windows, to which all tokens attend"
         for entry in super().entries(sample):
             side = entry["input"]
