@@ -212,11 +212,11 @@ class StepOutput:
     """The result of a forward pass over one micro-batch.
 
     sums: by term, the *sum* of the losses of its targets (a scalar with gradient). The loop divides each sum once
-    by the number of its targets in all micro-batches and devices. weights: by term, its coefficient in the loss.
+    by the number of its targets in all micro-batches and devices. loss_weights: by term, its coefficient in the loss.
     """
 
     sums: dict[str, Tensor]
-    weights: dict[str, float]
+    loss_weights: dict[str, float]
 
 
 @dataclass(frozen=True)

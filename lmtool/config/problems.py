@@ -151,7 +151,7 @@ def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Pr
             problems.append(
                 Problem(
                     key,
-                    f"missing required value: {key}.{choice.key}, the name of a {choice.group.rpartition('/')[2]}",
+                    f"missing required value: {key}.{choice.key}",
                     hint,
                     absent=True,
                 )

@@ -118,7 +118,7 @@ def _is_path(value: str, names: Sequence[str]) -> bool:
     if kind_of(value) is None and path.is_file():
         raise UserError(
             f"data={value}: its type cannot be inferred from its name",
-            f"set data=text data.path={value}, or data=jsonl, data=csv or data=parquet",
+            f"set data.path={value} and the type: data=text, data=jsonl, data=csv or data=parquet",
         )
     return kind_of(value) is not None or path.is_dir()
 

@@ -25,7 +25,7 @@ from lmtool.resolver.schema.phases import EPOCH_KEYS, words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
-from lmtool.tuning.configs.base import offered
+from lmtool.tuning.configs.base import components_by_section
 
 Roles = frozenset[str] | None
 """The roles of a vocabulary's special tokens; None if they are not known yet."""
@@ -142,7 +142,7 @@ match(PretrainConfig, "objective", "model")
 match(PretrainConfig, "objective", "parallel")
 match(FinetuneConfig, "task", "model")
 match(FinetuneConfig, "task", "parallel")
-match(FinetuneConfig, "tuning", "model", "task", others=offered)
+match(FinetuneConfig, "tuning", "model", "task", others=components_by_section)
 match(FinetuneConfig, "tuning", "parallel")
 match(PretrainConfig, "distill", "objective", "model", others=_learned_and_model)
 match(FinetuneConfig, "distill", "task", "model", others=_learned_and_model)
@@ -273,7 +273,7 @@ def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, dat
     if objective.reuses_nothing and fits(objective, model, None) and reads_lanes(model, objective, data):
         yield Problem(
             "model.memory_length",
-            f"model.memory_length={model.remembers} caches the states of reused tokens, but objective.reuse=0",
+            f"model.memory_length={model.max_memory_length} caches the states of reused tokens, but objective.reuse=0",
             "set objective.reuse=256 for windows of 512, or model.memory_length=0",
         )
 

@@ -86,12 +86,12 @@ def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterato
 @rule(PretrainConfig, "model", "max_length")
 def require_positions_for_memory(model: ModelConfig, max_length: int) -> Iterator[Problem]:
     """The model has positions for a segment together with the memory before it."""
-    if max_length <= model.max_positions < max_length + model.remembers and model.remembers:
+    if max_length <= model.max_positions < max_length + model.max_memory_length and model.max_memory_length:
         yield Problem(
             "model.max_positions",
-            f"max_length={max_length} after a memory of {model.remembers} tokens is more than "
+            f"max_length={max_length} after a memory of {model.max_memory_length} tokens is more than "
             f"model.max_positions={model.max_positions}",
-            f"set model.max_positions={max_length + model.remembers}, or smaller memory lengths",
+            f"set model.max_positions={max_length + model.max_memory_length}, or smaller memory lengths",
         )
 
 
@@ -333,8 +333,8 @@ def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
 @rule(FinetuneConfig, "tuning", "checkpoint", running=True)
 def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:
     """Regularization towards pretrained weights needs a checkpoint to start from."""
-    if tuning.needs_start and checkpoint in (None, "none"):
-        scheme_name = next((scheme.name for scheme in tuning.schemes if scheme.needs_start), tuning.name)
+    if tuning.needs_initial_weights and checkpoint in (None, "none"):
+        scheme_name = next((scheme.name for scheme in tuning.schemes if scheme.needs_initial_weights), tuning.name)
         yield Problem(
             "tuning.regularization",
             f"tuning/regularization={scheme_name} pulls the weights towards pretrained ones, but "

@@ -129,7 +129,7 @@ class TeacherSpec:
     def without_auxiliaries(self, task: TaskConfig) -> TaskConfig:
         """Returns the student's task without the auxiliary losses that the teacher was not trained with."""
         section, changes = self.section_for(task) or {}, dict[str, Any]()
-        if task.adapts is not None:
+        if task.domain_adaptation is not None:
             changes["domain"] = None
         if task.language_model_weight and not section.get("auxiliary_lm"):
             changes["auxiliary_lm"] = 0.0
@@ -237,8 +237,8 @@ def require_trained_heads_for_patience(distill: DistillConfig, patience: int | N
     if patience is not None and not distill.teaches_heads:
         yield Problem(
             "patience",
-            f"patience={patience}: with distill.gold=0 and only terms between layers, heads are not trained and their "
-            "scores do not improve",
+            f"patience={patience}: with distill.gold=0 and only terms that compare layers, the heads are not trained, "
+            "so the scores that patience compares do not improve",
             "set patience=null, or distill.gold=0.5",
         )
 

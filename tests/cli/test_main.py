@@ -183,8 +183,14 @@ ERRORS: list[tuple[str, list[str]]] = [
         "pretrain objective=mixture objective.members=[mlm,mlmm]",
         ["mlmm is not one of bilm, clm, denoising, mixture, mlm,"],
     ),
-    ("pretrain objective=mixture objective.members=[{whole_word:true}]", ["a section has no name, one of"]),
-    ("pretrain objective=mixture objective.members=[mlm,mlm]", ["members=[mlm, mlm]: name each objective once"]),
+    (
+        "pretrain objective=mixture objective.members=[{whole_word:true}]",
+        ["a section has no name, which must be one of"],
+    ),
+    (
+        "pretrain objective=mixture objective.members=[mlm,mlm]",
+        ["members=[mlm, mlm] repeats a name or has a mixture: name each objective once"],
+    ),
     ("pretrain objective=mixture objective.members=[span,clm]", ["set 'objective.members=[span,mlm]'"]),
     ("pretrain model=bert_tiny tokenizer=bytebpe", ["has no cls token", "set tokenizer=auto"]),
     ("pretrain model=roberta_tiny tokenizer=bytebpe", ["tokenizer=bytebpe has no cls token"]),
