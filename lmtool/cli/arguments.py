@@ -65,10 +65,11 @@ def parse(words: Sequence[str]) -> Arguments:
                 value = unread.pop(0)
             _set_flag(arguments, flag, value)
         else:
-            flag_value = value if equals else next((word for word in unread[:1] if "=" not in word), "")
+            if not equals and unread and "=" not in unread[0]:
+                value = unread[0]
             raise UserError(
                 f"unknown flag {flag}; the flags are -m, -h, {', '.join(FLAGS)}",
-                _flag_hint(flag, flag_value, next((word for word in words if word in VERBS), "")),
+                _flag_hint(flag, value, next((word for word in words if word in VERBS), "")),
             )
     return arguments
 
@@ -103,18 +104,20 @@ def command_hint(word: str) -> str:
     """Returns the hint for an unknown command."""
     if equivalents := _COMMANDS.get(word.lower()):
         return f"did you mean {' or '.join(f'lmtool {name}' for name in equivalents)}?"
-    if (group := groups.singular(word, all_groups := groups.all_groups())) in all_groups:
+    all_groups = groups.all_groups()
+    group = groups.singular(word, all_groups)
+    if group in all_groups:
         return f"did you mean lmtool list {group}?"
     close = nearest(word, tuple(VERBS))
     return f"did you mean lmtool {close}?" if close else "write a command first; lmtool --help lists them"
 
 
-def _flag_hint(word: str, value: str, verb: str) -> str:
-    """Returns the hint for an unknown flag with its value (after `=`, or the next argument; "" without a value), and
-    the typed command ("" without a command)."""
-    if word in aliases.FLAGS:
-        return aliases.FLAGS[word].replace("{}", value or "NAME")
-    key = word.lstrip("-").replace("-", "_")
+def _flag_hint(flag: str, value: str, verb: str) -> str:
+    """Returns the hint for an unknown flag. value: the typed value, after `=` or as the next argument; "" without one.
+    verb: the typed command, such as "pretrain"; "" without one."""
+    if flag in aliases.FLAGS:
+        return aliases.FLAGS[flag].replace("{}", value or "NAME")
+    key = flag.lstrip("-").replace("-", "_")
     # Imported here because importing the configuration classes is slow.
     from lmtool.config import problems
     from lmtool.resolver.schema.verbs import COMMANDS
@@ -125,7 +128,7 @@ def _flag_hint(word: str, value: str, verb: str) -> str:
     meaning = problems.meant_by(key, value or None, command, {})
     if meaning.of_another_tool:
         return meaning.hint
-    close = nearest(word, FLAGS)
+    close = nearest(flag, FLAGS)
     if close:
         return f"did you mean {close}?"
     return meaning.hint or "`lmtool --help` prints the flags, `lmtool COMMAND --help` the keys"

@@ -35,30 +35,30 @@ from lmtool.training.precision import select_device
 from lmtool.weights.assemble import assemble
 
 
-def run(config: TrainingConfig, verb: str, looking: Looking) -> int:
+def run(config: TrainingConfig, verb: str, keys: Looking) -> int:
     """Prints examples and statistics for each phase of a run. Raises CheckFailed if a statistic violates its
     definition."""
     data = config.data if isinstance(config, PretrainConfig) else config.task
-    if errors := list(overwriting_errors(looking.output, data.reads_file)):
+    if errors := list(overwriting_errors(keys.output, data.reads_file)):
         raise ConfigError(errors)
     output = Output()
     phase_configs: list[TrainingConfig] = list(config.forms) if isinstance(config, PretrainConfig) else [config]
     parts: list[InspectionScreen] = []
     tallies: list[RunningStatistics] = []
-    for count, form in enumerate(phase_configs, 1):
+    for count, phase_config in enumerate(phase_configs, 1):
         phase = ""
         if len(phase_configs) > 1 and isinstance(config, PretrainConfig):
             phase = f"phase {count} · {words_of(config.phases[count - 1])} · "
-        screen, stats = _looked_into(form, phase_configs[0], f"{phase}{verb}", looking, output)
+        screen, stats = _inspect_phase(phase_config, phase_configs[0], f"{phase}{verb}", keys, output)
         parts.append(screen)
         tallies.append(stats)
-    if looking.output is not None and looking.output.endswith(".html"):
-        write_inspection(Path(looking.output).expanduser(), parts)
-        output.line(f"page: {looking.output}")
-    elif looking.output is not None:
+    if keys.output is not None and keys.output.endswith(".html"):
+        write_inspection(Path(keys.output).expanduser(), parts)
+        output.line(f"page: {keys.output}")
+    elif keys.output is not None:
         phases = enumerate(parts, 1)
         rows = [{"phase": count, **row} if len(parts) > 1 else row for count, part in phases for row in part.examples]
-        write_output(looking.output, rows)
+        write_output(keys.output, rows)
     broken = [statistic for stats in tallies for statistic in stats.broken()]
     if broken:
         names = "; ".join(statistic.name for statistic in broken)
@@ -70,11 +70,11 @@ def run(config: TrainingConfig, verb: str, looking: Looking) -> int:
     return 0
 
 
-def _looked_into(
-    config: TrainingConfig, first: TrainingConfig, verb: str, looking: Looking, output: Output
+def _inspect_phase(
+    config: TrainingConfig, first: TrainingConfig, title: str, keys: Looking, output: Output
 ) -> tuple[InspectionScreen, RunningStatistics]:
     """Prints the inspection of a configuration and returns its screen and statistics. first: configuration of the first
-    phase. verb: start of the heading."""
+    phase. title: start of the heading, such as "pretrain"."""
     word_shifts: list[Shift] = []
     if isinstance(config, PretrainConfig):
         assert isinstance(first, PretrainConfig)
@@ -82,18 +82,19 @@ def _looked_into(
     else:
         inspector, word_shifts = _task(config, output)
     loader = None
+    # With both or neither given, examples are not packed into batches, so there is no padding to compare with.
     if (config.batch_examples is None) != (config.batch_tokens is None):
         loader = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens)
         if loader.examples is not inspector.examples:
             inspector = inspector_of(inspector.learner, loader.examples, config.max_length)
-    stats = inspector.measured(looking.tokens)
+    stats = inspector.measure(keys.tokens)
     if loader is not None:
         stats.report("padding that packing avoids, share", loader.metadata()["padding_avoided"], 1)
     learned_name = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
-    heading = f"{verb} · {learned_name} · model={config.model.name}"
-    screen = _screen_of(stats, heading, inspector.fact(stats), list(inspector.described(looking.n)))
-    print_inspection(output, screen, looking.brief)
-    if not looking.brief:
+    heading = f"{title} · {learned_name} · model={config.model.name}"
+    screen = _screen_of(stats, heading, inspector.main_finding(stats), list(inspector.describe(keys.n)))
+    print_inspection(output, screen, keys.brief)
+    if not keys.brief:
         _print_shifts(output, word_shifts, learned_name)
     remark = config.model.remark(config.max_length)
     for warning in (*warnings_of(inspector.examples.metadata()), *([remark] if remark else ())):
@@ -133,23 +134,23 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
 
 
 def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list[JsonObject]) -> InspectionScreen:
-    """Returns the screen of statistics. Checks whose subject never occurred are listed in the summary only."""
+    """Returns the screen of statistics. Counts that must be zero, and are, appear only in the line below the table."""
     statistics = list(stats.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.must_be_zero and statistic.holds(0)]
     visible_statistics = [statistic for statistic in statistics if statistic.name not in never]
     broken = frozenset(
         number for number, statistic in enumerate(visible_statistics) if not statistic.holds(stats.tested)
     )
-    defined = sum(statistic.expected is not None for statistic in statistics)
+    checked = sum(statistic.expected is not None for statistic in statistics)
     intervals = f"{stats.tested} interval{'s' * (stats.tested > 1)} around what was measured"
     together = f"{intervals} (together {1 - FAMILYWISE_ERROR_RATE:.1%} sure)"
-    exact = defined - stats.tested - len(never)
+    exact = checked - stats.tested - len(never)
     parts = [
         together if stats.tested else "",
         f"{exact} exact number{'s' * (exact > 1)}" if exact else "",
         f"zero, as required: {'; '.join(never)}" if never else "",
     ]
-    verdict = f"all {defined} checks hold" if not broken else f"{len(broken)} of {defined} checks do not hold"
+    verdict = f"all {checked} checks hold" if not broken else f"{len(broken)} of {checked} checks do not hold"
     return InspectionScreen(
         heading, fact, examples, [_row(statistic, stats.tested) for statistic in visible_statistics], broken, verdict,
         f"{verdict}: {'; '.join(filter(None, parts))}",
@@ -158,18 +159,18 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
 
 
 def _row(statistic: Statistic, tested: int) -> list[str]:
-    """Returns the name, measured and defined value, interval and number of samples; fractions as percentages."""
+    """Returns the name, measured and expected value, interval and number of samples; fractions as percentages."""
     named_fraction = "share" in statistic.name or "fraction" in statistic.name
     is_fraction = statistic.count > 0 and (statistic.is_fraction or named_fraction)
     format_value = _percent if is_fraction else _mean
-    defined = interval = ""
+    expected = interval = ""
     if statistic.defined is not None:
-        defined = format_value(statistic.defined) if statistic.count else f"{statistic.defined:,.0f}"
+        expected = format_value(statistic.defined) if statistic.count else f"{statistic.defined:,.0f}"
         if not statistic.exact:
             low, high = statistic.interval(tested)
             interval = f"{low:.1%} .. {high:.1%}" if is_fraction else f"{_mean(low)} .. {_mean(high)}"
     measured_text = format_value(statistic.measured) if statistic.count else f"{statistic.measured:,.0f}"
-    return [statistic.name, measured_text, defined, interval, f"{statistic.count:,.0f}" if statistic.count else ""]
+    return [statistic.name, measured_text, expected, interval, f"{statistic.count:,.0f}" if statistic.count else ""]
 
 
 def _mean(value: float) -> str:

@@ -17,7 +17,9 @@ def conf_dir() -> Path:
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "pretrain.yaml").is_file():
             return folder
-    raise UserError(f"no conf/ in {package} or next to it", "install lmtool again")
+    raise UserError(
+        f"lmtool's own configuration files are missing: no conf/ in {package} or next to it", "install lmtool again"
+    )
 
 
 def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
@@ -62,7 +64,7 @@ def singular(word: str, known: Collection[str]) -> str:
 
 
 def is_path_like(value: str) -> bool:
-    """Whether a value looks like a file or folder and is not an option of a group."""
+    """Whether a value looks like a path. No option of a group contains a slash or a suffix."""
     return "/" in value or bool(Path(value).suffix) or value in (".", "..")
 
 
@@ -80,7 +82,7 @@ def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path
 
 
 def purpose(path: Path) -> str:
-    """Returns the first sentence of the first comment in a YAML file: its purpose."""
+    """Returns the first sentence of the first comment in a YAML file: its purpose. A line with a command ends it."""
     purpose = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# @package"):

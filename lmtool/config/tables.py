@@ -83,7 +83,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
 }
 """lmtool's own components: by group and module the names that it registers."""
 SEVERAL = frozenset({"logger"})
-"""Groups of which a run may select several options, each in a section of its name."""
+"""Groups of which a run may select several options, each with a section named after the option."""
 
 _MODULES = {
     (group, name): module
@@ -198,7 +198,8 @@ class Choice:
     """Marks a field whose class is selected by a name: `model: Annotated[ModelConfig, Choice("model")]`.
 
     The name is the value of `key` inside the section. It is looked up when the section is validated, so components of
-    plugins need no special treatment. It stays in the section: the class of every component declares the field.
+    plugins need no special treatment. The name stays in the section, so the class of every component declares the field
+    `key`.
     `optional`: null is allowed.
     """
 
@@ -225,7 +226,8 @@ class Choice:
             raise PydanticCustomError(
                 "choice_unknown", "{key}={given}", {"key": self.key, "given": value[self.key], "group": self.group}
             )
-        # JSON mode, like the outermost decode: lists become tuples, but "fast" is not a number and 2.5 not a count.
+        # Validated as JSON, like the whole configuration: a list becomes a tuple, but "7" is not a number, nor 2.5 an
+        # integer.
         return entry.config.model_validate_json(json.dumps(entry.config.filled(value)))
 
 
@@ -258,9 +260,9 @@ class Several:
 
 def choices(config: type[Config]) -> dict[str, Choice]:
     """Returns the sections of a command's class that are selected by a name."""
-    descriptions = {}
+    choice_of_field = {}
     for name, field in config.model_fields.items():
         for mark in field.metadata:
             if isinstance(mark, Choice):
-                descriptions[name] = mark
-    return descriptions
+                choice_of_field[name] = mark
+    return choice_of_field

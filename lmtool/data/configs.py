@@ -27,9 +27,10 @@ class TextFormatSpec:
 
     Attributes:
         roles: The special tokens around texts.
-        layouts: Of one text and of a pair: roles of special tokens and the texts A and B, in order; `:1` is a segment.
+        layouts: For one text and for a pair: special tokens by role and the texts A and B, in order. A suffix such as
+            `:1` is the segment; it is 0 otherwise.
         segments: Whether tokens have the column "segment", which distinguishes the two texts.
-        new: Special tokens by role that no vocabulary has; a head has their embeddings.
+        new: Special tokens by role that finetuning adds; no vocabulary has them, so a head holds their embeddings.
     """
 
     roles: tuple[str, ...]
@@ -69,7 +70,7 @@ SUFFIXES = {
 
 
 def kind_of(name: str) -> str | None:
-    """Returns the source for a file, by its suffix."""
+    """Returns the name of the source that reads a file, by its suffix; None if no source does."""
     plain = without_packing(name).lower()
     kind = next((kind for kind, suffixes in SUFFIXES.items() if plain.endswith(suffixes)), None)
     return None if kind == "parquet" and not name.lower().endswith(SUFFIXES[kind]) else kind
@@ -86,7 +87,7 @@ class DataConfig(Config):
     """Base class of sources of text."""
 
     downloads: ClassVar[bool] = False
-    """Whether its builder has the parameter `offline`."""
+    """Whether the source may download; its builder then has the parameter `offline`."""
 
     name: str = Field(description="Which source.")
     documents: Literal["separate", "joined"] = Field(
@@ -208,8 +209,8 @@ class PydocsConfig(DataConfig):
     max_bytes: int = Field(6_000_000, ge=10_000, description="maximum amount of text to collect, in bytes")
     packages: tuple[Path, ...] = Field(
         (),
-        description="packages to read, in this order (python: the standard library); empty: all, by name. Without a "
-        "list: the standard library first, then every installed package",
+        description="packages to read, in this order (python: the standard library); empty: the standard library, then "
+        "all installed packages by name",
     )
 
 
@@ -270,12 +271,13 @@ class MixtureTextConfig(DataConfig):
             )
         for member, title in zip(self.members, titles, strict=True):
             if isinstance(member, dict) and "name" not in member:
-                raise ValueError(f"members: a section has no name, which is one of {', '.join(names('data'))}")
+                raise ValueError(f"members: a section has no name; set name: to one of {', '.join(names('data'))}")
             if title == "mixture":
                 raise ValueError("members: a mixture cannot be a member of another; name its members here")
             if not title.isidentifier() or lookup("objective", title) is not None:
                 raise ValueError(
-                    f"members: the title {title} cannot name scores; use letters, digits and _, and not an objective"
+                    f"members: the title {title} cannot be used in the names of scores; use letters, digits and _, and "
+                    "no name of an objective"
                 )
             try:
                 section = _section(member)
@@ -302,7 +304,7 @@ def _member_message(title: str, member: str | dict[str, object], error: Validati
     """Returns the message for an error in a member."""
     if isinstance(error, PydanticCustomError):
         name = (error.context or {}).get("given")
-        subject = "a section has no name, which is" if name is None else f"{name} is not"
+        subject = "a section has no name; set name: to" if name is None else f"{name} is not"
         close = nearest(str(name), names("data"))
         return f"{subject} one of {', '.join(names('data'))}" + (f"; did you mean {close}?" if close else "")
     details = error.errors(include_url=False, include_input=False)

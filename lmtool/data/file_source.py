@@ -37,8 +37,8 @@ _STABLE_SECONDS = 10.0  # a file that was written more recently may change witho
 @dataclass
 class Scan:
     """The result of reading files once. sizes: characters of each document. digest: hash of all text. stamps: size and
-    time of each file. bytes: the size of all files. counts: counts of a kind of file, by their names in the
-    metadata."""
+    time of each file. bytes: the size of all files. counts: further numbers of
+    a subclass, such as empty rows, by their names in the metadata."""
 
     files: list[Path]
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -49,10 +49,10 @@ class Scan:
 
 
 class CachedScan:
-    """A scan in the cache folder, by the names, sizes and times of the files and by `reading`, plain data that
-    describes how they are read. Scans of small or recently written files are not cached."""
+    """A scan in the cache folder. Its key consists of the names, sizes and times of the files and of `rules`, plain
+    data that describes how they are read. Scans of small or recently written files are not cached."""
 
-    def __init__(self, files: Sequence[Path], reading: Sequence[object], cache_dir: str | Path | None):
+    def __init__(self, files: Sequence[Path], rules: Sequence[object], cache_dir: str | Path | None):
         self._files = list(files)
         states = [path.stat() for path in files]
         self._stamps = [(state.st_size, state.st_mtime_ns) for state in states]
@@ -61,7 +61,7 @@ class CachedScan:
         stable = abs(time.time() - newest) > _STABLE_SECONDS
         if cache_dir is not None and stable and sum(size for size, _ in self._stamps) >= LARGE:
             names = [os.path.realpath(path) for path in files]
-            key = hashlib.sha256(json.dumps([VERSION, reading, names, self._stamps]).encode()).hexdigest()
+            key = hashlib.sha256(json.dumps([VERSION, rules, names, self._stamps]).encode()).hexdigest()
             self._path = Path(cache_dir).expanduser() / "scans" / f"{key[:32]}.npz"
 
     def load(self) -> Scan | None:
@@ -103,9 +103,9 @@ AnyConfig = TypeVar("AnyConfig", bound=DataConfig)
 
 class FileSource(ABC, Generic[AnyConfig]):
     """A `data.sources.Source` that reads all files once when it is built, so that an error in the last file is reported
-    at once, and again when text is needed. Inside `data.files.collected` it omits rows with errors, and the rest of a
-    file after an error that ends it. key: the key of the path, for errors. Raises UserError if there are no files or no
-    text, and as in `documents_of`."""
+    at once, and again when text is needed. Inside `data.files.collected`, rows with errors are left out; if an
+    error makes the rest of a file unreadable, that rest is left out too. key: the key of the path, for errors. Raises
+    UserError if there are no files or no text, and as in `documents_of`."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
     """Suffixes of the files to read in a folder, the most common first."""
@@ -135,9 +135,9 @@ class FileSource(ABC, Generic[AnyConfig]):
 
     @abstractmethod
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        """Returns the documents of a file that have text, and whether the document ends there: those of more than
-        `sources.PART` characters in several parts. counts: counts to increase; None after the first reading. UserError
-        naming file and line."""
+        """Yields (text, ends) for the documents of a file that have text. A document of more than `sources.PART`
+        characters comes in several parts; `ends` is true for its last part. counts: counts to increase; None after the
+        first reading. Raises UserError, which names the file and line."""
 
     @abstractmethod
     def unit(self) -> str:
@@ -167,7 +167,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         return self._scans.values()
 
     def complete(self) -> Self:
-        """Returns the same files as validation text, with nothing held out."""
+        """Returns a copy whose training and validation texts are both the complete training files."""
         source = copy(self)
         source._scans = dict.fromkeys(("train", "validation"), self._scans["train"])
         source._held_out = source._offset = None
@@ -228,8 +228,8 @@ class FileSource(ABC, Generic[AnyConfig]):
     def _scanned(self, files: list[Path], split: str) -> Scan:
         """Returns the scan of files, from the cache if they have not changed."""
         keys = {"path", "validation", "validation_fraction", "documents"}
-        reading = [type(self).__name__, self.rule(), self.config.model_dump(exclude=keys)]
-        cached = CachedScan(files, reading, None if collecting() else self.cache_dir)
+        rules = [type(self).__name__, self.rule(), self.config.model_dump(exclude=keys)]
+        cached = CachedScan(files, rules, None if collecting() else self.cache_dir)
         scan = cached.load()
         if scan is None:
             scan = self._scan(files, split)
@@ -270,7 +270,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             yield from self._documents(path, None)
 
     def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        """Yields `documents_of` a file; a collected error ends the last document."""
+        """Yields `documents_of` a file. Inside `collected`, an error is recorded and ends the unfinished document."""
         started = False
         try:
             for text, ends in self.documents_of(path, counts):
@@ -280,7 +280,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             kind = kind_of(path.name) if isinstance(self.config, FileConfig) else None
             if kind not in (None, "text", self.config.name):
                 error = UserError(
-                    error.message, f"use data={kind}, which reads files of this name; otherwise {error.hint}"
+                    error.message, f"use data={kind}, which reads files with this ending; or {error.hint}"
                 )
             refuse(error)
             if started:

@@ -62,7 +62,7 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
                 raise UserError(f"{path}:{number + 1}: {problem.reason}", problem.hint) from problem
             except UnicodeDecodeError as problem:
                 message = f"{path}: one of the rows {number + 1} to {number + len(batch)} is not UTF-8"
-                raise UserError(message, "write the file again") from problem
+                raise UserError(message, "write the file again, with its texts encoded as UTF-8") from problem
             for row in zip(*values, strict=True):
                 number += 1
                 yield number, row

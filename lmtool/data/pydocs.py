@@ -41,8 +41,9 @@ class PydocsSource:
         self._documents = _collected(config, cache_dir, progress)
         if len(self._documents) < 2:
             raise UserError(
-                f"data.packages={list(config.packages) or 'all'}: {len(self._documents)} modules with docstrings found",
-                "omit data.packages, or use your own text: data=text data.path=PATH",
+                f"data.packages={list(config.packages) or 'all'}: at least two modules with docstrings are required, "
+                f"and {len(self._documents) or 'none'} was found",
+                f"{'omit data.packages, or use' if config.packages else 'use'} your own text: data=text data.path=PATH",
             )
         digest = hashlib.sha256(f"pydocs {config.validation_fraction}".encode())
         for name, text in self._documents:

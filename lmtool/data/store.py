@@ -125,7 +125,8 @@ class StoreDraft:
                 if progress is not None:
                     progress(stage, min(self._counts.characters, total - 1), total, self._rates(before))
         if self._counts.tokens == 0:
-            raise UserError(f"the {split} text holds no tokens", "use text with data.path=")
+            key = "data.path" if split == "train" else "data.validation"
+            raise UserError(f"the {split} text has no tokens", f"use files with text: {key}=PATH")
         self._counts.seconds = before.seconds + time.perf_counter() - began
         if progress is not None:
             progress(stage, total, total, self._rates(before))

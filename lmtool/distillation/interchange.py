@@ -70,12 +70,12 @@ class Interventions:
     Attributes:
         swaps: The swapped tokens at each site, by the site's index in the list of sites.
         starts_N: The start of the swapped span in each text: 0 is the first possible position, 1 the last.
-        changed: The number of texts with swapped states.
+        swapped_texts: The number of texts with swapped states.
     """
 
     swaps: Mapping[int, Swap]
     starts_N: np.ndarray
-    changed: int
+    swapped_texts: int
 
 
 def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: int, step: int) -> Interventions:
@@ -97,17 +97,17 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
     reachable = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
     sources_N = (numbers_N + 1 + (uniform_N3[:, 0] * (count - 1)).astype(np.int64)) % max(count, 1)
     site_N = (uniform_N3[:, 2] * len(reachable)).astype(np.int64)
-    swaps, changed_predictions = {}, 0
+    swaps, swapped_texts = {}, 0
     for index, number in enumerate(reachable):
         packed = host.inputs if sites[number].side == "inputs" else host.outputs
         assert packed is not None
         # The only text of a batch has no source but itself.
         bases = numbers_N[(site_N == index) & (sources_N != numbers_N)]
-        swap, changed_texts = _swap(packed, bases, sources_N[bases], uniform_N3[bases, 1], proportion)
-        if changed_texts:
+        swap, text_count = _swap(packed, bases, sources_N[bases], uniform_N3[bases, 1], proportion)
+        if text_count:
             swaps[number] = swap
-            changed_predictions += changed_texts
-    return Interventions(swaps, uniform_N3[:, 1], changed_predictions)
+            swapped_texts += text_count
+    return Interventions(swaps, uniform_N3[:, 1], swapped_texts)
 
 
 def _swap(
@@ -134,7 +134,8 @@ class Swapped(Tap):
         recorded: The states of the ordinary forward of the same model over the same batch.
         swaps: For each batch of `member_batches`, the swapped tokens by tap point.
         dimensions: The range of swapped dimensions of a state, as fractions of its width.
-        run: For each stack, the index of its current run: the index into `swaps`, and into the recorded states.
+        run: For each stack, how often it has run, minus one: the index of the current batch of `member_batches` in
+            `swaps` and in the recorded states.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ def swapping_tap(
 REGIONS = 4
 """Number of equal regions of a text; agreement is also reported by the region in which the swapped span begins."""
 PROPORTION = 0.3
-"""Length of the swapped span as a fraction of the shorter text, as in the paper."""
+"""Length of the swapped span as a fraction of the shorter text, as in Wu et al. 2022."""
 
 
 @dataclass
@@ -293,7 +294,7 @@ class Agreement:
         self.texts += len(batch.inputs.lengths)
         for site in sites:
             plans = [interventions(part, [site], PROPORTION, student.seed, 0) for part in member_batches(batch)]
-            if not any(plan.changed for plan in plans):
+            if not any(plan.swapped_texts for plan in plans):
                 continue
             student_best = predict(swapping_tap(student_states, plans, [site], teacher=False))
             teacher_tap = swapping_tap(teacher_states, plans, [site], teacher=True)
@@ -380,8 +381,8 @@ def _regions(batch: Batch, term: str, plans: Sequence[Interventions], count: int
 def _text_indices(target: Target, part: Batch, count: int) -> np.ndarray | None:
     """Returns the index of each target's text, (M,), or None if it is not known.
 
-    If the number of targets is a multiple of the number of texts, each text has as many consecutive targets. If it is a
-    fraction (multiple choice), each target has as many consecutive texts, the first of which is returned.
+    If there are k times as many targets as texts, each text has k consecutive targets. If there are k times as many
+    texts as targets (multiple choice), each target has k consecutive texts; the index of the first one is returned.
     """
     packed = part.outputs if target.side == "outputs" and part.outputs is not None else part.inputs
     positions = target.at if target.span is None else target.span[:, 0]

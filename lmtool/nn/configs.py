@@ -10,12 +10,13 @@ from lmtool.config.base import Config
 from lmtool.config.tables import component
 
 Side = Literal["inputs", "outputs"]
-"""Side of a batch: the input of the encoder or only stack, and the input of the decoder in an encoder-decoder."""
+"""Side of a batch. inputs: what the encoder reads, or the only stack. outputs: what the decoder of an encoder-decoder
+reads."""
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 """gelu: with the error function (BERT); gelu_tanh: its tanh approximation (GPT-2); silu: x sigmoid(x) (Llama)."""
 AdapterReads = Literal["output", "sum", "input"]
-"""Input of an adapter: the output of its sublayer; this plus the residual, normalized as in the layer; or the input of
-the sublayer (a parallel adapter)."""
+"""Input of an adapter. output: the output of its sublayer. sum: that output plus the residual, normalized as in the
+layer. input: the input of the sublayer (a parallel adapter)."""
 
 
 class PositionsConfig(Config):
@@ -43,7 +44,9 @@ class SinusoidalPositionsConfig(PositionsConfig):
     """Sines and cosines of the position, without learned parameters (Vaswani et al. 2017)."""
 
     name: Literal["sinusoidal"] = Field("sinusoidal", description="Sines and cosines of the position.")
-    base: float = Field(10000.0, gt=1, description="pair i of H dimensions has the angle position / base^(2i/H)")
+    base: float = Field(
+        10000.0, gt=1, description="pair i of the model's H dimensions has the angle position / base^(2i/H)"
+    )
 
 
 @component("model/positions", "shaw", builder="lmtool.nn.positions:build_shaw")
@@ -94,7 +97,7 @@ class RotaryPositionsConfig(PositionsConfig):
     even_heads: ClassVar[bool] = True
 
     name: Literal["rotary"] = Field("rotary", description="Queries and keys rotated by their position.")
-    base: float = Field(10000.0, gt=1, description="pair i of D dimensions turns by position / base^(2i/D)")
+    base: float = Field(10000.0, gt=1, description="pair i of a head's D dimensions turns by position / base^(2i/D)")
     layout: Literal["half_split", "interleaved"] = Field(
         "half_split",
         description="pairs of dimensions: half_split: i and i + D/2 (GPT-NeoX); interleaved: 2i and 2i + 1 (GPT-J)",

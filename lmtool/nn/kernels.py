@@ -67,7 +67,7 @@ def serves(kernel: Kernel, layout: Layout) -> bool:
         return window == Full.window or layout.ends_together
     if window == Causal.window:  # torch aligns this mask at the first key, so queries and keys need the same lengths
         return layout.ends_together and layout.query.lengths == layout.key.lengths
-    # A nested tensor cannot contain an empty document. It can be left out only if both its queries and keys are empty.
+    # A nested tensor cannot contain an empty document, which can be left out only if it has neither queries nor keys.
     return layout.paired
 
 
@@ -114,13 +114,13 @@ def jagged_attention(
 
 # Self-attention in training on a CPU, with keyed dropout of its weights: one function forward and one backward.
 #
-# `tiled` computes the same with differentiable operations. Here one `index_select` gathers the queries, keys and values
-# of all tiles in the layout that the products need, and autograd records a single operation: a finetuning step calls
-# torch 5,400 instead of 6,700 times. If a stack selects some tokens in its last layer, only those are queries. Under
-# bf16 autocast it computes in fp32 (see `tiled`).
+# `nn/tiled.py` computes the same with differentiable operations. Here one `index_select` gathers the queries, keys and
+# values of all tiles in the layout that the products need, and autograd records a single operation: a finetuning step
+# calls torch 5,400 instead of 6,700 times. If the last layer computes its outputs for some tokens only, only those are
+# queries. Under bf16 autocast it computes in fp32 (see `nn/tiled.py`).
 #
-# Shape letters: T tokens, M query tokens, A heads, D head width, R rows of a tile, L queries and K keys of a row, B
-# rows of all heads (R*A), P positions of queries in all tiles, S positions of keys, both with padding.
+# Shape letters: T tokens, M query tokens, A heads, D head width, R documents of a tile, L queries and K keys of a
+# document, B rows of a tile (R*A), P queries and C keys of all tiles with padding, W columns of a tile (L or K).
 
 
 def fused_attention(
@@ -139,7 +139,7 @@ def fused_attention(
 def fused_attention_of(
     query_MX: Tensor,
     joint_TX: Tensor,
-    read_M: Tensor,
+    selected_M: Tensor,
     heads: int,
     layout: Layout,
     scale: float | None,
@@ -147,14 +147,14 @@ def fused_attention_of(
     rng: TokenRng,
 ) -> Tensor:
     """Returns (M, A*D): the attention of M selected tokens, at least one, in any order. query_MX: (M, A*D) their
-    queries. joint_TX: (T, 2*A*D) the keys and values of all tokens. read_M: the indices of the selected tokens. The
+    queries. joint_TX: (T, 2*A*D) the keys and values of all tokens. selected_M: the indices of these tokens. The
     other arguments are those of `fused_attention`.
 
     If a tenth of the tokens is selected, attention takes 0.78 times as long as `fused_attention`, including the plan,
     and a step of a model with four layers 0.987 times as long.
     """
     scale = 1 / math.sqrt(query_MX.shape[1] // heads) if scale is None else scale
-    return _apply(query_MX, joint_TX, head_plan(layout, heads, read_M.numpy()), scale, rate, rng)
+    return _apply(query_MX, joint_TX, head_plan(layout, heads, selected_M.numpy()), scale, rate, rng)
 
 
 def _apply(query_MX: Tensor | None, joint_TX: Tensor, *arguments: Any) -> Tensor:
@@ -164,25 +164,29 @@ def _apply(query_MX: Tensor | None, joint_TX: Tensor, *arguments: Any) -> Tensor
 
 @dataclass(frozen=True)
 class HeadTile:
-    """Documents of similar length, one per row, with separate rows for each head. rows: B. queries, keys: L and K.
-    query: the offset of the tile's first vector among the queries of all tiles. key: its offset among the keys and
-    values of all tiles. bias: (B or 1, L or 1, K) the term added to scores, 0 or -inf; None if all keys are
-    visible."""
+    """Documents of similar length, one per row, with separate rows for each head. row_count: B. query_count: L.
+    key_count: K. query_offset: the offset of the tile's first vector among the queries of all tiles. key_offset: its
+    offset among the keys and values of all tiles. bias: (B or 1, L or 1, K) the term added to scores, 0 or -inf; None
+    if all keys are visible."""
 
-    rows: int
-    queries: int
-    keys: int
-    query: int
-    key: int
+    row_count: int
+    query_count: int
+    key_count: int
+    query_offset: int
+    key_offset: int
     bias: Tensor | None
 
     def of_queries(self, vectors: Tensor) -> Tensor:
         """Returns the queries of the tile: a view (B, L, D) of `vectors`, (P*A, D)."""
-        return vectors[self.query :][: self.rows * self.queries].view(self.rows, self.queries, -1)
+        return vectors[self.query_offset :][: self.row_count * self.query_count].view(
+            self.row_count, self.query_count, -1
+        )
 
     def of_keys(self, vectors: Tensor) -> Tensor:
-        """Returns the keys and values of the tile: a view (2, B, K, D) of `vectors`, (2*S*A, D)."""
-        return vectors[self.key :][: 2 * self.rows * self.keys].view(2, self.rows, self.keys, -1)
+        """Returns the keys and values of the tile: a view (2, B, K, D) of `vectors`, (2*C*A, D)."""
+        return vectors[self.key_offset :][: 2 * self.row_count * self.key_count].view(
+            2, self.row_count, self.key_count, -1
+        )
 
 
 @dataclass(frozen=True)
@@ -190,19 +194,19 @@ class HeadPlan:
     """Where the vector of each head of each token lies in the tiles. All indices refer to vectors of width D.
 
     queries: (P*A,) the index in (M, A) of each query, tile after tile, each in the order (R, A, L). padding: the
-    entries of `queries` that repeat a token as padding. outputs: (M*A,) the inverse of `queries`. keys: (2*S*A,) the
-    index in (T, 2, A) of each key and value, tile after tile, each in the order (2, R, A, K). to_keys: (T*2*A,) the
-    inverse of `keys`. unused: the indices in (T, 2, A) of documents without queries, which are in no tile. tokens_P:
-    the token of each query.
+    entries of `queries` that repeat a token as padding. inverse_queries: (M*A,) the entry of `queries` for each index
+    in (M, A). keys: (2*C*A,) the index in (T, 2, A) of each key and value, tile after tile, each in the order
+    (2, R, A, K). inverse_keys: (T*2*A,) the entry of `keys` for each index in (T, 2, A). unused: the indices in
+    (T, 2, A) of documents without queries, which are in no tile. tokens_P: the token of each query.
     """
 
     tiles: tuple[HeadTile, ...]
     heads: int
     queries: Tensor
     padding: Tensor
-    outputs: Tensor
+    inverse_queries: Tensor
     keys: Tensor
-    to_keys: Tensor
+    inverse_keys: Tensor
     unused: Tensor
     tokens_P: Tensor
 
@@ -213,66 +217,70 @@ class HeadPlan:
         return torch.cat([part // width * (3 * self.heads) + part % width + before for part, width, before in parts])
 
     @cached_property
-    def gradients(self) -> Tensor:
-        """(T*3*A,) the inverse of `inputs`."""
-        keys = self.to_keys.view(-1, 2 * self.heads) + len(self.queries)
-        return torch.cat([self.outputs.view(-1, self.heads), keys], 1).flatten()
+    def inverse_inputs(self) -> Tensor:
+        """(T*3*A,) the entry of `inputs` for each index in (T, 3, A)."""
+        keys = self.inverse_keys.view(-1, 2 * self.heads) + len(self.queries)
+        return torch.cat([self.inverse_queries.view(-1, self.heads), keys], 1).flatten()
 
 
-def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> HeadPlan:
-    """Returns the plan for self-attention within packed documents, on the host. read_M: the tokens that are queries;
-    None: all."""
+def head_plan(layout: Layout, heads: int, selected_M: np.ndarray | None = None) -> HeadPlan:
+    """Returns the plan for self-attention within packed documents, on the host. selected_M: the tokens that are
+    queries; None: all."""
     starts_N, lengths_N = np.array(layout.query.starts, np.int64), np.array(layout.query.lengths, np.int64)
     documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
-    query_M = np.arange(len(documents_T)) if read_M is None else read_M
+    query_M = np.arange(len(documents_T)) if selected_M is None else selected_M
     counts_N = np.bincount(documents_T[query_M], minlength=len(lengths_N))
     first_N, order_M = np.cumsum(counts_N) - counts_N, np.argsort(documents_T[query_M], kind="stable")
-    outputs, to_keys = np.empty((len(query_M), heads), np.int64), np.full((len(documents_T), 2, heads), -1)
+    inverse_queries, inverse_keys = np.empty((len(query_M), heads), np.int64), np.full((len(documents_T), 2, heads), -1)
     queries, padding, keys, token_numbers, tiles = [], [], [], [], []
-    query = key = 0
-    for numbers in layout.classes:
-        rows_R = np.array(numbers)[counts_N[numbers] > 0]
-        if not len(rows_R):
+    query_offset = key_offset = 0
+    for documents in layout.classes:  # of similar length
+        documents_R = np.array(documents)[counts_N[documents] > 0]
+        if not len(documents_R):
             continue
         # Rounded up to a multiple of 4, because one hash of `TokenRng` decides on 4 weights.
-        width = -(-int(lengths_N[rows_R].max()) // 4) * 4
-        key_RK, real_RK, at_RAK = _rows(starts_N[rows_R], lengths_N[rows_R], width, heads)
-        width = width if read_M is None else int(counts_N[rows_R].max())
-        index_RL, real_RL, at_RAL = _rows(first_N[rows_R], counts_N[rows_R], width, heads)
+        width = -(-int(lengths_N[documents_R].max()) // 4) * 4
+        key_RK, real_RK, place_RKA = _rows(starts_N[documents_R], lengths_N[documents_R], width, heads)
+        width = width if selected_M is None else int(counts_N[documents_R].max())
+        index_RL, real_RL, place_RLA = _rows(first_N[documents_R], counts_N[documents_R], width, heads)
         query_RL = order_M[index_RL]
         queries.append(query_RL[:, None] * heads + np.arange(heads)[:, None])
-        padding.append(query + at_RAL[~real_RL])
-        outputs[query_RL[real_RL]] = query + at_RAL[real_RL]
+        padding.append(query_offset + place_RLA[~real_RL])
+        inverse_queries[query_RL[real_RL]] = query_offset + place_RLA[real_RL]
         parts_2RAK = np.stack([key_RK[:, None] * 2 * heads + np.arange(heads)[:, None]] * 2)
         parts_2RAK[1] += heads
         keys.append(parts_2RAK)
-        to_keys[key_RK[real_RK]] = key + at_RAK[real_RK][:, None] + np.array([[0], [key_RK.size * heads]])
+        key_and_value = np.array([[0], [key_RK.size * heads]])
+        inverse_keys[key_RK[real_RK]] = key_offset + place_RKA[real_RK][:, None] + key_and_value
         token_numbers.append(query_M[query_RL])
-        # If all tokens are queries, one row of positions applies to all, so that one mask does too.
-        positions_RL = np.arange(width)[None] if read_M is None else token_numbers[-1] - starts_N[rows_R][:, None]
-        bias = _mask_bias(layout, rows_R, positions_RL, real_RK, heads)
-        tiles.append(HeadTile(len(rows_R) * heads, index_RL.shape[1], key_RK.shape[1], query, key, bias))
-        query, key = query + queries[-1].size, key + keys[-1].size
+        # If all tokens are queries, all documents have the same positions, so one mask serves them all.
+        positions_RL = (
+            np.arange(width)[None] if selected_M is None else token_numbers[-1] - starts_N[documents_R][:, None]
+        )
+        bias = _mask_bias(layout, documents_R, positions_RL, real_RK, heads)
+        sizes = len(documents_R) * heads, index_RL.shape[1], key_RK.shape[1]
+        tiles.append(HeadTile(*sizes, query_offset, key_offset, bias))
+        query_offset, key_offset = query_offset + queries[-1].size, key_offset + keys[-1].size
     return HeadPlan(
         tiles=tuple(tiles),
         heads=heads,
         queries=_flat(queries),
         padding=_flat(padding),
-        outputs=_flat([outputs]),
+        inverse_queries=_flat([inverse_queries]),
         keys=_flat(keys),
-        to_keys=_flat([to_keys.clip(0)]),
-        unused=_flat([np.flatnonzero(to_keys < 0)]),
+        inverse_keys=_flat([inverse_keys.clip(0)]),
+        unused=_flat([np.flatnonzero(inverse_keys < 0)]),
         tokens_P=_flat(token_numbers),
     )
 
 
 def _rows(first_R: np.ndarray, counts_R: np.ndarray, width: int, heads: int) -> tuple[np.ndarray, ...]:
-    """Ranges of numbers as rows of the same width.
+    """Arranges ranges of numbers as rows of the same width.
 
     Returns:
         (R, W) the numbers; shorter ranges repeat their last number.
         (R, W) bool, which of them are not repeated.
-        (R, W, A) the index of each head of each of them in (R, A, W).
+        (R, W, A) the flat index in (R, A, W) of each number and head.
     """
     steps_W, counts_R1 = np.arange(width), counts_R[:, None]
     index_RAW = np.arange(len(counts_R) * heads * width).reshape(len(counts_R), heads, width)
@@ -285,12 +293,14 @@ def _flat(numbers: list[np.ndarray]) -> Tensor:
 
 
 def _mask_bias(
-    layout: Layout, rows_R: np.ndarray, positions_RL: np.ndarray, real_RK: np.ndarray, heads: int
+    layout: Layout, documents_R: np.ndarray, positions_RL: np.ndarray, real_RK: np.ndarray, heads: int
 ) -> Tensor | None:
     """Returns the mask as a term added to a tile's scores, (R*A or 1, L or 1, K). positions_RL: the positions of the
     queries."""
-    seen_1K, real_R1K = torch.arange(real_RK.shape[1])[None], torch.from_numpy(real_RK)[:, None]
-    allow = layout.mask.allow(torch.from_numpy(positions_RL)[:, :, None], seen_1K[:, None], torch.from_numpy(rows_R))
+    key_positions_1K, real_R1K = torch.arange(real_RK.shape[1])[None], torch.from_numpy(real_RK)[:, None]
+    allow = layout.mask.allow(
+        torch.from_numpy(positions_RL)[:, :, None], key_positions_1K[:, None], torch.from_numpy(documents_R)
+    )
     # A causal mask hides the padding, which comes last.
     if not isinstance(layout.mask, Causal):
         allow = real_R1K if allow is None else allow & real_R1K
@@ -304,7 +314,8 @@ def _mask_bias(
 
 
 class _FusedAttention(torch.autograd.Function):
-    """query: None if the queries are part of `joint`."""
+    """Attention with keyed dropout of its weights, for all tiles of a plan. query: None if the queries are part of
+    `joint`."""
 
     @staticmethod
     def forward(
@@ -312,12 +323,12 @@ class _FusedAttention(torch.autograd.Function):
     ) -> Tensor:
         size = joint.shape[1] // ((3 if query is None else 2) * plan.heads)
         if query is None:
-            vectors = _wide(joint.reshape(-1, size).index_select(0, plan.inputs))
+            vectors = _at_least_fp32(joint.reshape(-1, size).index_select(0, plan.inputs))
         else:
             sources = (query.reshape(-1, size), plan.queries), (joint.reshape(-1, size), plan.keys)
-            vectors = torch.cat([_wide(source.index_select(0, numbers)) for source, numbers in sources])
+            vectors = torch.cat([_at_least_fp32(source.index_select(0, numbers)) for source, numbers in sources])
         queries, keys = vectors.split([len(plan.queries), len(plan.keys)])
-        shapes = [(tile.rows, tile.queries, tile.keys) for tile in plan.tiles]
+        shapes = [(tile.row_count, tile.query_count, tile.key_count) for tile in plan.tiles]
         masks, factor = rng.weight_masks(plan.tokens_P, shapes, plan.heads, rate)
         out, all_weights = torch.empty_like(queries), []
         for tile, mask_BLK in zip(plan.tiles, masks, strict=True):
@@ -327,38 +338,38 @@ class _FusedAttention(torch.autograd.Function):
             all_weights.append(weights_BLK)
         ctx.save_for_backward(vectors, *all_weights, *masks)
         ctx.plan, ctx.scale, ctx.factor, ctx.subset = plan, scale, factor, query is not None
-        return out.mul_(factor).to(joint.dtype).index_select(0, plan.outputs).view(-1, plan.heads * size)
+        return out.mul_(factor).to(joint.dtype).index_select(0, plan.inverse_queries).view(-1, plan.heads * size)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,), plan = gradients, ctx.plan
+        (grad_output,), plan = gradients, ctx.plan
         vectors, *saved = ctx.saved_tensors
         all_weights, masks = saved[: len(plan.tiles)], saved[len(plan.tiles) :]
         sizes, size = [len(plan.queries), len(plan.keys)], vectors.shape[1]
-        out_gradient = _wide(gradient.reshape(-1, size).index_select(0, plan.queries)).mul_(ctx.factor)
-        out_gradient.index_fill_(0, plan.padding, 0.0)
-        out = torch.empty_like(vectors)
-        (queries, keys), (to_queries, to_keys) = vectors.split(sizes), out.split(sizes)
+        grad_out = _at_least_fp32(grad_output.reshape(-1, size).index_select(0, plan.queries)).mul_(ctx.factor)
+        grad_out.index_fill_(0, plan.padding, 0.0)
+        grad_vectors = torch.empty_like(vectors)
+        (queries, keys), (grad_queries, grad_keys) = vectors.split(sizes), grad_vectors.split(sizes)
         for tile, weights_BLK, mask_BLK in zip(plan.tiles, all_weights, masks, strict=True):
-            out_gradient_BLD, q_BLD, (k_BKD, v_BKD) = (
-                tile.of_queries(out_gradient),
+            grad_out_BLD, q_BLD, (k_BKD, v_BKD) = (
+                tile.of_queries(grad_out),
                 tile.of_queries(queries),
                 tile.of_keys(keys),
             )
-            to_q_BLD, (to_k_BKD, to_v_BKD) = tile.of_queries(to_queries), tile.of_keys(to_keys)
+            grad_q_BLD, (grad_k_BKD, grad_v_BKD) = tile.of_queries(grad_queries), tile.of_keys(grad_keys)
             factors_BLK = mask_BLK.to(weights_BLK.dtype)
-            torch.bmm((factors_BLK * weights_BLK).transpose(1, 2), out_gradient_BLD, out=to_v_BKD)
-            to_weights_BLK = factors_BLK.mul_(out_gradient_BLD @ v_BKD.transpose(1, 2))
-            to_scores_BLK = torch._softmax_backward_data(to_weights_BLK, weights_BLK, -1, weights_BLK.dtype)
-            torch.baddbmm(to_q_BLD, to_scores_BLK, k_BKD, beta=0, alpha=ctx.scale, out=to_q_BLD)
-            torch.baddbmm(to_k_BKD, to_scores_BLK.transpose(1, 2), q_BLD, beta=0, alpha=ctx.scale, out=to_k_BKD)
+            torch.bmm((factors_BLK * weights_BLK).transpose(1, 2), grad_out_BLD, out=grad_v_BKD)
+            grad_weights_BLK = factors_BLK.mul_(grad_out_BLD @ v_BKD.transpose(1, 2))
+            grad_scores_BLK = torch._softmax_backward_data(grad_weights_BLK, weights_BLK, -1, weights_BLK.dtype)
+            torch.baddbmm(grad_q_BLD, grad_scores_BLK, k_BKD, beta=0, alpha=ctx.scale, out=grad_q_BLD)
+            torch.baddbmm(grad_k_BKD, grad_scores_BLK.transpose(1, 2), q_BLD, beta=0, alpha=ctx.scale, out=grad_k_BKD)
         width = plan.heads * size
         if not ctx.subset:
-            joint = out.to(gradient.dtype).index_select(0, plan.gradients).view(-1, 3 * width)
-            return None, joint, None, None, None, None
-        to_query = to_queries.to(gradient.dtype).index_select(0, plan.outputs).view(-1, width)
-        to_joint = to_keys.to(gradient.dtype).index_select(0, plan.to_keys).index_fill_(0, plan.unused, 0.0)
-        return to_query, to_joint.view(-1, 2 * width), None, None, None, None
+            grad_joint = grad_vectors.to(grad_output.dtype).index_select(0, plan.inverse_inputs).view(-1, 3 * width)
+            return None, grad_joint, None, None, None, None
+        grad_query = grad_queries.to(grad_output.dtype).index_select(0, plan.inverse_queries).view(-1, width)
+        grad_joint = grad_keys.to(grad_output.dtype).index_select(0, plan.inverse_keys).index_fill_(0, plan.unused, 0.0)
+        return grad_query, grad_joint.view(-1, 2 * width), None, None, None, None
 
 
 def _scores(q_BLD: Tensor, k_BKD: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -368,6 +379,6 @@ def _scores(q_BLD: Tensor, k_BKD: Tensor, bias: Tensor | None, scale: float) -> 
     return torch.baddbmm(bias.to(q_BLD.dtype), q_BLD, k_BKD.transpose(1, 2), alpha=scale)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _at_least_fp32(x: Tensor) -> Tensor:
     """Converts half precision to fp32; other tensors are unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

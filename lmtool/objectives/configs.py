@@ -68,7 +68,7 @@ class MaskingConfig(ObjectiveConfig):
     @model_validator(mode="after")
     def _require_masks_for_decoder(self) -> MaskingConfig:
         if self.enhanced_decoder and self.pairs_of_segments is not None:
-            raise ValueError("enhanced_decoder=true applies to masked tokens only: set pairs=none")
+            raise ValueError("enhanced_decoder=true cannot be combined with a second loss: set pairs=none")
         return self
 
 
@@ -166,7 +166,7 @@ class SpanConfig(PairsConfig):
     @model_validator(mode="after")
     def _require_no_boundary_for_decoder(self) -> SpanConfig:
         if self.enhanced_decoder and self.boundary:
-            raise ValueError("enhanced_decoder=true applies to masked tokens only: set boundary=false")
+            raise ValueError("enhanced_decoder=true cannot be combined with a second loss: set boundary=false")
         return self
 
     @property
@@ -188,7 +188,7 @@ class RtdConfig(TokenMaskingConfig):
 
     descriptions: ClassVar[dict[str, str]] = {
         "probability": "fraction of the non-special tokens that are masked; 0.25 for large (table 6)",
-        "short_window_probability": "published code: 0.05, with 5 tokens or more (build_pretraining_dataset.py)",
+        "short_window_probability": "published code: 0.05, never below 5 tokens (build_pretraining_dataset.py)",
     }
 
     name: Literal["rtd"] = Field("rtd", description="Replaced-token detection.")
@@ -254,8 +254,8 @@ class RtdConfig(TokenMaskingConfig):
 
     @property
     def token_fractions(self) -> dict[str, float]:
-        """Sampling, and recomputing logits, need a second forward of a head. A forward costs a third of a training
-        step, which is a forward and a backward."""
+        """A fraction above 1 stands for a second forward, to sample or to recompute logits: it costs a third of a
+        training step, which is a forward and a backward."""
         with_second_forward = 4 / 3
         generator = {"objective.generator": 1.0, "objective.masked_lm": self.probability * with_second_forward}
         head = {
@@ -340,7 +340,7 @@ class DenoisingConfig(NextTokenConfig):
     fields."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
-    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", ("mask", "sentinel"))
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", ("mask", "sentinel"))  # eos, and either of the others
     phase_fields: ClassVar[tuple[str, ...]] = (
         "sentence_permutation", "text_infilling", "poisson_mean", "token_masking", "token_deletion",
         "document_rotation", "random",

@@ -35,8 +35,9 @@ class InspectionScreen:
     """The inspection of one configuration, or of one phase of a run.
 
     fact: a line about the outcome, such as the measured fractions of masked tokens; may be empty. examples: from
-    `Inspector.described`. statistics: rows under `_HEADER`. broken: indices of statistics whose measured value
-    contradicts the expected one. summary: a line about all checks. checks: this line with the names of the checks.
+    `Inspector.describe`. statistics: rows under `_HEADER`. broken: indices of statistics whose measured value
+    contradicts the expected one. summary: one line, such as "all 7 checks hold". checks: the summary, followed by what
+    was checked.
     definitions: the definitions of the expected values in words, without numbers.
     """
 
@@ -110,7 +111,7 @@ def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
         if isinstance(targets, list)
     }
     term, first_targets = next(iter(predicted.items()), ("", {}))
-    if term and len(first_targets) < len(example["targets"][term]):  # several labels of a position have no one arrow
+    if term and len(first_targets) < len(example["targets"][term]):  # an arrow cannot show several labels of a position
         first_targets = {}
     input_targets = first_targets if "output" not in example else {}
     if "filled" in example:
@@ -138,7 +139,7 @@ def _show_spaces(text: str) -> str:
 
 
 def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str:
-    """Returns tokens, as `token→target` where something is predicted; plain tokens if each predicts the next."""
+    """Returns tokens, as `token→target` where something is predicted; without targets if each is the next token."""
     answers = {} if _is_next(pieces, answers) else answers
     words: list[str] = []
     remaining = _TEXT_LIMIT
@@ -207,7 +208,7 @@ def inspection_html(screen: InspectionScreen) -> str:
         f"<p><b>{html.escape(screen.fact)}</b></p>" if screen.fact else "",
         *examples,
         html.paragraph(words) if words else "",
-        html.wide(html.table([*_HEADER, ""], _statistics_rows(screen))),
+        html.scrolling_table(html.table([*_HEADER, ""], _statistics_rows(screen))),
         *map(html.paragraph, checks),
     ])  # fmt: skip
 
@@ -246,7 +247,7 @@ _KINDS = ("equal", "other_label", "similar")
 
 
 def print_failed_rows(output: Output, name: str, messages: Sequence[str], most: int) -> None:
-    """Prints the first `most` rows that would fail, as file:line."""
+    """Prints the first `most` rows with errors, as file:line."""
     if not messages:
         return
     output.line(f"{name}: {counted(len(messages), 'row')} failed", "bold red")
@@ -287,8 +288,8 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
     print_table(output, header, rows, heading=name)
     output.line()
     unlabeled = all(summary["labels"] is None for summary in splits.values())
-    header = ["texts that occur twice", "equal", "share of words" if unlabeled else "other label", "similar"]
-    print_table(output, header, list(_twice(splits, unlabeled)))
+    header = ["texts that occur twice", "equal", "words in equal texts" if unlabeled else "other label", "similar"]
+    print_table(output, header, list(_duplicate_rows(splits, unlabeled)))
     for split, summary in splits.items():
         compared = summary["near_compared"]
         if compared and compared["texts"] < compared["of"]:
@@ -305,7 +306,7 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
         output.line(f"warning: {warning}", "yellow")
 
 
-def _twice(splits: JsonMapping, unlabeled: bool) -> Iterator[list[object]]:
+def _duplicate_rows(splits: JsonMapping, unlabeled: bool) -> Iterator[list[object]]:
     """Yields rows about repeated texts: their number by kind, within a split and in the training rows."""
     for split, summary in splits.items():
         for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
@@ -320,7 +321,7 @@ def _share(count: int, rows: int) -> str:
 
 
 def _pair(pair: JsonMapping) -> str:
-    how = "=" if pair["similarity"] == 1 else f"{pair['similarity']:.0%} of"
+    how = "=" if pair["similarity"] == 1 else f"{pair['similarity']:.0%} similar to"
     labels = f"  {pair['label']} | {pair['label_repeated']}" if "label" in pair else ""
     other = "" if pair["similarity"] == 1 else f" | {plain(pair['text_repeated'], _PAIR_TEXT_LIMIT)}"
     return f"{pair['row']} {how} {pair['repeats']}{labels}  {plain(pair['text'], _PAIR_TEXT_LIMIT)}{other}"

@@ -70,7 +70,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     learner, max_length = trained.learner(), config.max_length or before.max_length
     if config.memory_length is not None:
         set_memory_length(config, learner, max_length)
-    if config.stride is not None and not learner.slides:
+    if config.stride is not None and not learner.supports_stride:
         raise UserError(
             f"stride={config.stride} needs a causal language model; {config.checkpoint} was trained on "
             f"{learner.config.name}",
@@ -87,7 +87,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     metadata = held_out.first.loader.metadata()
     streams = "lanes" in metadata
     policy = _stream_policy(metadata, max_length, learner.backbone) if streams else _policy(config, max_length)
-    if learner.slides:
+    if learner.supports_stride:
         output.line(f"{policy}; {_ENDS}")
     elif streams:
         output.line(policy)
@@ -255,10 +255,14 @@ def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, P
     """
     before, shots = trained.config, config.shots or 0
     if config.task is None or not isinstance(before, PretrainConfig):
-        reason = "no task is set" if config.task is None else "it was finetuned, so it predicts with its task's head"
+        if config.task is None:
+            raise UserError(
+                f"shots={shots} prompts a language model to solve a task, but no task is set", "set task=NAME"
+            )
         raise UserError(
-            f"shots={shots} prompts a language model to solve a task, but checkpoint={config.checkpoint}: {reason}",
-            "set task=NAME and the checkpoint of lmtool pretrain, or a published language model",
+            f"shots={shots} needs a pretrained language model, but checkpoint={config.checkpoint} was finetuned and "
+            "predicts with its task's head",
+            "set checkpoint= to a run of lmtool pretrain, or to a published language model",
         )
     if before.model.architecture == "encoder":
         raise UserError(

@@ -70,10 +70,10 @@ def _task_to_learn(
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
     if section is not None:
         head = load_head(section, task)
-    if head is not None and not task.takes_head(head.form, config.model):
+    if head is not None and not task.takes_head(head.settings, config.model):
         head = None
     if head is not None:
-        task = task.with_head(head.form)
+        task = task.with_head(head.settings)
     metadata = data.metadata
     if head is None and origin is not None and isinstance(task, SequenceConfig) and task.pooling == "auto":
         task, metadata = _with_published_pooling(task, metadata, origin, config.offline)
@@ -172,7 +172,7 @@ def _task_to_score(
             "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
             "task=custom task.kind=classification task.labels=[...]",
         )
-    task_config = data.config.with_head(head.form)
+    task_config = data.config.with_head(head.settings)
     if head.labels is not None:
         if task_config.needs_two_classes and len(head.labels) != 2:
             raise UserError(

@@ -97,7 +97,7 @@ class EarlyEvaluation(TaskEvaluation):
 
 
 class EarlyExitScorer(TaskScorer):
-    """Scores rows that exit early.
+    """Scores rows that exit early. A row has one window or more; each window is a document of a batch, called a text.
 
     views: by depth, the learner that ends there; the last one takes all remaining texts. entropy: a text exits at an
     earlier depth if its normalized entropy is at most this.
@@ -109,7 +109,8 @@ class EarlyExitScorer(TaskScorer):
         self.depths: list[int] = [0] * len(self.rows)
 
     def outputs(self, batch: Batch) -> list[tuple[TaskOutputs, Tensor]]:
-        """Returns, by depth that any text reaches, the outputs there, and a (N,) bool mask of the texts that exit."""
+        """Returns for each depth that a text reaches, in order: the outputs there, and a (N,) bool mask of the texts
+        that exit there, among the N that have reached it."""
         first, states_TH, last = 0, None, max(self.views)
         exited: list[tuple[TaskOutputs, Tensor]] = []
         for depth, view in self.views.items():
@@ -168,7 +169,7 @@ def with_early_exit(learner: Any, checkpoint: str, depth: int | None, entropy: f
         if depth not in exits:
             near = min(exits, key=lambda other: abs(other - depth))
             raise UserError(
-                f"exit={depth}: checkpoint={checkpoint} has exits after the layers {', '.join(map(str, exits))}",
+                f"exit={depth}: checkpoint={checkpoint} has exits only after the layers {', '.join(map(str, exits))}",
                 f"set exit={near}, or omit it for all layers",
             )
         view = at_exit(learner, depth)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmtool.config.saved import JsonMapping
-from lmtool.models.published import unnamed
+from lmtool.models.published import default_label
 from lmtool.tasks.configs import TaskConfig
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class LoadedHead:
     """A checkpoint's head for a task.
 
-    name: the head's name in the checkpoint. form: the saved values of `TaskConfig.head_fields`. labels: the task's
+    name: the head's name in the checkpoint. settings: the saved values of `TaskConfig.head_fields`. labels: the task's
     classes, followed by the head's classes that the task's data lacks; None for heads without classes. order: for each
     class, its row in the head; None if no row moves. note: a sentence on how classes were matched; "" if all names are
     equal.
     """
 
     name: str
-    form: Mapping[str, object]
+    settings: Mapping[str, object]
     labels: tuple[str, ...] | None = None
     order: tuple[int, ...] | None = None
     note: str = ""
@@ -41,18 +41,20 @@ class LoadedHead:
         task's classes."""
         exits = {".".join(name.split(".")[:2]) for name in tensors if name.startswith("heads.exit_")}
         for heads in ("heads", *exits):
-            tensors = self._loaded(tensors, heads, task)
+            tensors = self._renamed(tensors, heads, task)
         return dict(tensors)
 
-    def _loaded(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
-        """Returns `tensors` for the heads under one prefix: the model's heads, or those of an early exit."""
+    def _renamed(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
+        """Returns all tensors, with this head renamed and reordered among the heads under one prefix: the model's
+        heads, or those of an early exit."""
         prefix = f"{heads}.{self.name}."
-        loaded = {name: tensor for name, tensor in tensors.items() if not name.startswith((prefix, f"{heads}.{task}."))}
+        replaced = (prefix, f"{heads}.{task}.")
+        renamed = {name: tensor for name, tensor in tensors.items() if not name.startswith(replaced)}
         for name, tensor in tensors.items():
             if name.startswith(prefix):
                 ordered = name.startswith((f"{prefix}output.", f"{prefix}thresholds")) and self.order is not None
-                loaded[f"{heads}.{task}.{name[len(prefix) :]}"] = tensor[list(self.order or ())] if ordered else tensor
-        return loaded
+                renamed[f"{heads}.{task}.{name[len(prefix) :]}"] = tensor[list(self.order or ())] if ordered else tensor
+        return renamed
 
 
 def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -75,9 +77,9 @@ def load_head(section: JsonMapping, task: TaskConfig, partial: bool = False) -> 
     if section.get("kind") != task.kind:
         return None
     name = str(section.get("name"))
-    form = {field: section[field] for field in task.head_fields if field in section}
+    settings = {field: section[field] for field in task.head_fields if field in section}
     if not task.has_classes:
-        return LoadedHead(name, form)
+        return LoadedHead(name, settings)
     saved, expected = tuple(section.get("labels") or ()), task.class_names or ()
     match = _matched(saved, expected)
     if match is None or (len(match) < len(saved) and not partial):
@@ -86,10 +88,10 @@ def load_head(section: JsonMapping, task: TaskConfig, partial: bool = False) -> 
     order = (*match, *unmatched)
     pairs = [(saved[row], label) for row, label in zip(match, expected, strict=True)]
     note = ", ".join(f"{saved_name} = {label}" for saved_name, label in pairs) if any(a != b for a, b in pairs) else ""
-    if note and _unnamed(saved):
+    if note and _has_default_names(saved):
         note += " (by number: the checkpoint does not name its classes)"
     labels = (*expected, *(saved[number] for number in unmatched))
-    return LoadedHead(name, form, labels, None if order == tuple(range(len(saved))) else order, note)
+    return LoadedHead(name, settings, labels, None if order == tuple(range(len(saved))) else order, note)
 
 
 def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] | None:
@@ -100,8 +102,8 @@ def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] |
             rows = [numbers.get(spelling(label)) for label in expected]
             if None not in rows:
                 return tuple(row for row in rows if row is not None)
-    return tuple(range(len(saved))) if _unnamed(saved) and len(expected) == len(saved) else None
+    return tuple(range(len(saved))) if _has_default_names(saved) and len(expected) == len(saved) else None
 
 
-def _unnamed(labels: Sequence[str]) -> bool:
-    return list(labels) == [unnamed(number) for number in range(len(labels))]
+def _has_default_names(labels: Sequence[str]) -> bool:
+    return list(labels) == [default_label(number) for number in range(len(labels))]

@@ -67,7 +67,8 @@ def file_error(path: Path, reason: str, line: int | None = None) -> UserError:
 
 
 TOKENIZER_JSON, TOKENIZER_CONFIG, MODEL_CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
-GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
+_FAST_CLASS, _BACKEND_CLASS = "PreTrainedTokenizerFast", "TokenizersBackend"
+GENERIC_CLASSES = (_FAST_CLASS, _BACKEND_CLASS, "PreTrainedTokenizer", "PythonBackend")
 """Classes without defaults: tokenizer.json defines everything."""
 SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
 _MAX_SENTINELS = 100_000
@@ -162,7 +163,7 @@ class TokenizerClass:
 def _bert(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
     unknown = tokens.get("unk")
     if unknown is None or unknown not in vocabulary.entries:
-        raise file_error(vocabulary.path, f"{unknown} is missing")
+        raise file_error(vocabulary.path, f"the unknown token {unknown or '(unk_token)'} is missing")
     return backends.wordpiece(
         vocabulary.entries,
         settings.flag("do_lower_case", True),
@@ -207,14 +208,14 @@ def _t5_template(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapp
 
 def _t5_sentinels(additional: Sequence[Token], settings: Settings) -> list[Token]:
     """Adds the sentinels, unless the files name some of them."""
-    sentinel_count = sum("<extra_id_" in str(token) for token in additional)
-    count = settings.sentinel_count
-    if sentinel_count and count not in (0, sentinel_count):
+    sentinels = sum("<extra_id_" in str(token) for token in additional)
+    extra_ids = settings.sentinel_count
+    if sentinels and extra_ids not in (0, sentinels):
         raise UserError(
-            f"{settings.path}: extra_ids={count}, but {sentinel_count} of the special tokens are <extra_id_N>",
+            f"{settings.path}: extra_ids={extra_ids}, but {sentinels} of the special tokens are <extra_id_N>",
             "set extra_ids to the number of <extra_id_N> tokens",
         )
-    return [*additional, *(f"<extra_id_{number}>" for number in range(0 if sentinel_count else count))]
+    return [*additional, *(f"<extra_id_{number}>" for number in range(0 if sentinels else extra_ids))]
 
 
 def _albert(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
@@ -324,14 +325,15 @@ LLAMA = TokenizerClass(
 CLASSES = (BERT, ROBERTA, GPT2, QWEN2, GPT1, T5, ALBERT, BIGBIRD, XLNET, LLAMA)
 
 
-_FIXED_CLASSES: dict[str, TokenizerClass | str] = {"qwen2": QWEN2, "modernbert": GENERIC_CLASSES[1]}
+_FIXED_CLASSES: dict[str, TokenizerClass | str] = {"qwen2": QWEN2, "modernbert": _BACKEND_CLASS}
 """Classes that transformers uses for a model_type regardless of the files."""
 
 
 def transformers_class(folder: Path, settings: Settings) -> TokenizerClass | str | None:
     """Returns the class that transformers' AutoTokenizer uses for a folder, or the name of a generic class; None if the
-    files name no class. The model_type decides for a few models, then tokenizer_config.json, config.json, and the
-    model_type. Raises UserError for an unsupported class."""
+    files name no class. For a few models the model_type alone decides. Otherwise the first of these decides: the
+    tokenizer_class in tokenizer_config.json, the tokenizer_class in config.json, the model_type. Raises UserError for
+    an unsupported class."""
     path = folder / MODEL_CONFIG
     config = read_json(path) if path.is_file() else {}
     name, model_type = config.get("tokenizer_class"), config.get("model_type")
@@ -343,17 +345,17 @@ def transformers_class(folder: Path, settings: Settings) -> TokenizerClass | str
         return _FIXED_CLASSES[model_type]
     base_name = str(name).removesuffix("Fast")
     if _uses_tokenizer_json(folder, base_name if name else None, model_type):
-        return GENERIC_CLASSES[1]
+        return _BACKEND_CLASS
     for candidate in CLASSES:
         if base_name in candidate.names or (not name and model_type in candidate.model_types):
             return candidate
     if name in GENERIC_CLASSES:
         return str(name)
     declared = f"tokenizer_class={name!r}" if name else f"model_type={model_type!r} without a tokenizer_class"
-    supported = ", ".join([*(name for candidate in CLASSES for name in candidate.names), GENERIC_CLASSES[0]])
+    supported = ", ".join([*(name for candidate in CLASSES for name in candidate.names), _FAST_CLASS])
     raise UserError(
         f"{path}: unsupported {declared}; lmtool supports {supported}",
-        f'copy the folder and set "tokenizer_class": "{GENERIC_CLASSES[0]}" in {TOKENIZER_CONFIG}, to use '
+        f'copy the folder and set "tokenizer_class": "{_FAST_CLASS}" in {TOKENIZER_CONFIG}, to use '
         "tokenizer.json unchanged",
     )
 

@@ -71,9 +71,9 @@ def _require_devices(devices: int, device: str) -> None:
     most = _MAX_PROCESSES_PER_CORE * available_cores()
     if devices > most:
         raise UserError(
-            f"devices={devices}: this machine has no CUDA device, and {counted(available_cores(), 'core')} for at most "
-            f"{most} processes",
-            f"set devices={available_cores()}",
+            f"devices={devices}: this machine has no CUDA device, and its {counted(available_cores(), 'core')} can run "
+            f"at most {most} processes",
+            f"set devices={available_cores()}, one process per core",
         )
 
 
@@ -181,16 +181,16 @@ def _killed(rank: int, number: int, run: str | None) -> tuple[str, str]:
     )
 
 
-RUN = "run"
+RUN_FILE = "run"
 
 
 def note_run(path: Path) -> None:
     """Writes the run's folder to a file for the launcher, which names it if a process is killed."""
     file = os.environ.get(ranks.ERROR_FILE)
     if file:
-        (Path(file).parent.parent / RUN).write_text(str(path), encoding="utf-8")
+        (Path(file).parent.parent / RUN_FILE).write_text(str(path), encoding="utf-8")
 
 
 def _run_of(attempt: Path) -> str | None:
-    file = attempt / RUN
+    file = attempt / RUN_FILE
     return file.read_text(encoding="utf-8") if file.exists() else None

@@ -1,8 +1,8 @@
 """Training under torch's profiler: named ranges for the parts of a learner, and a loader that stops after some steps.
 
 Methods of the learner's modules are wrapped in ranges from outside, by the module names that all families share, and
-unwrapped at the end. Forward hooks and wrapped projections would disable the product that joins an attention's
-projections. Ranges compute nothing, so profiled training has the same results.
+unwrapped at the end. Forward hooks, or wrapped projections, would disable the single matrix product that computes
+an attention's queries, keys and values. Ranges compute nothing, so profiled training has the same results.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _BY_NAME: dict[str, tuple[str, tuple[str, ...]]] = {
     "attn_adapter": (ADDED, ("forward",)),
     "ffn_adapter": (ADDED, ("forward",)),
 }
-_OF_NETWORKS = ("forward", "loss_sum", "of_tokens", "scores", "transform", "sums")
-_OF_BACKBONES = ("forward", "read_inputs", "encode", "decode")
+_NETWORK_METHODS = ("forward", "loss_sum", "of_tokens", "scores", "transform", "sums")
+_BACKBONE_METHODS = ("forward", "read_inputs", "encode", "decode")
 
 
 class StopTraining(Exception):
@@ -58,7 +58,7 @@ class Recording:
         seconds: Mean time of a step with the profiler.
         unprofiled_seconds: Mean time of the same steps without the profiler, with their data already loaded.
         peak_bytes: See `peak_memory`.
-        data: The steps.
+        data: The profiled steps, which are repeated without the profiler.
     """
 
     profiler: profile
@@ -157,17 +157,17 @@ def profiled_modules(learner: nn.Module, compiled: bool = False) -> Iterator[tup
         last, above = path[-1], path[-2] if len(path) > 1 else ""
         learns = not name or isinstance(module, Learner)
         if above in ("objective", "distill"):
-            yield module, f"{OBJECTIVE if above == 'objective' else DISTILLATION}{last}", _OF_NETWORKS
+            yield module, f"{OBJECTIVE if above == 'objective' else DISTILLATION}{last}", _NETWORK_METHODS
         elif {"objective", "distill"} & set(path):
             continue
         elif learns:
             yield module, LEARNER, ("forward",)
         elif above == "heads":
-            yield module, HEAD, _OF_NETWORKS
+            yield module, HEAD, _NETWORK_METHODS
         elif "heads" in path:
             continue
         elif last == "backbone":
-            yield module, LAYOUT, _OF_BACKBONES
+            yield module, LAYOUT, _BACKBONE_METHODS
             yield module, NORMS, ("leave",)
         elif last in ("encoder", "decoder"):
             yield module, NORMS, ("leave",)
@@ -188,11 +188,11 @@ def profiled_modules(learner: nn.Module, compiled: bool = False) -> Iterator[tup
 def _around(thing: object, method: str, part: str) -> Iterator[None]:
     """Wraps a method of an object in a range."""
     before = vars(thing).get(method)
-    method_inside: Callable[..., object] = getattr(thing, method)
+    original: Callable[..., object] = getattr(thing, method)
 
     def ranged(*arguments: object, **keywords: object) -> object:
         with profiler_range(part):
-            return method_inside(*arguments, **keywords)
+            return original(*arguments, **keywords)
 
     object.__setattr__(thing, method, ranged)
     try:

@@ -55,18 +55,18 @@ class HeadTuning(TuningMethod):
 
     def prepare(self, backbone: Backbone) -> None:
         if self.config.layers != "last":
-            backbone.states_read = _FEATURES[self.config.layers].states
+            backbone.concatenated_layers = _FEATURES[self.config.layers].states
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         reads_several_layers = self.config.layers != "last"
+        # new: parts that were randomly initialized; None if every head was
         trains_pooler = reads_several_layers or new is None or "heads.pooler" in new
         for name, parameter in learner.named_parameters():
             in_pooler = name.startswith("heads.pooler.")
             parameter.requires_grad_(name.startswith("heads.") and (trains_pooler or not in_pooler))
         if reads_several_layers:
-            depth = next(
-                len(list(stack.depth())) for _, stack in stacks(learner.backbone) if stack.side == learner.head_side
-            )
+            read_stack = next(stack for _, stack in stacks(learner.backbone) if stack.side == learner.head_side)
+            depth = sum(1 for _ in read_stack.depth())
             learner.add_head(LAYERS, _FEATURES[self.config.layers](depth))
 
     def merge(self, learner: BaseLearner) -> None:

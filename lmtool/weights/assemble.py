@@ -18,7 +18,7 @@ from lmtool.runs.checkpoints import mismatches
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tuning.configs.base import TuningConfig
 from lmtool.types import part_of
-from lmtool.weights.reading import Weights, by_part
+from lmtool.weights.reading import Weights, group_by_part
 
 # The names of tensors start with `backbone.`, `heads.NAME.` or `objective.`. The backbone must be loaded completely. A
 # head is loaded if the checkpoint has one of the same name and shapes; otherwise it stays as initialized, which is
@@ -31,7 +31,7 @@ class LoadReport:
 
     Attributes:
         loaded: Parts that were loaded into the learner.
-        dropped: Parts that only the checkpoint has.
+        dropped: Parts of the checkpoint that were not loaded.
         new: Parts of the learner that keep their initial values.
         ignored: Keys and files of a Hugging Face folder that are not read, as in `Weights.ignored`.
     """
@@ -68,7 +68,7 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
         table = tensors.get(f"{name}.output.weight")
         if isinstance(module, LMHead) and module.output is None and table is not None:
             module.untie(*table.shape)
-    expected, available = by_part(learner.state_dict()), by_part(tensors)
+    expected, available = group_by_part(learner.state_dict()), group_by_part(tensors)
     trainable_parts = {part_of(name) for name, _ in learner.named_parameters()}
     loaded: dict[str, Tensor] = {}
     new: dict[str, int] = {}
@@ -99,7 +99,7 @@ BuiltCo = TypeVar("BuiltCo", bound=ModelWithHeads, covariant=True)
 
 
 class LearnerBuilder(Protocol[BuiltCo]):
-    """Adds heads to a backbone: the configuration of an objective or a task, or the description of a checkpoint's
+    """Adds heads to a backbone. The configurations of objectives and tasks do, and the description of a checkpoint's
     heads."""
 
     def learner(self, *arguments: Any) -> BuiltCo: ...

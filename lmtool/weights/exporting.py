@@ -28,9 +28,18 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.base import BASE, Base
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
-from lmtool.weights.reading import their_names
-from lmtool.weights.saved_model import FoldedCheckpoint, form_of
-from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
+from lmtool.weights.reading import to_hf_names
+from lmtool.weights.saved_model import FoldedCheckpoint, sequence_form_of
+from lmtool.weights.task_heads import (
+    CLASSIFIER,
+    DECISIONS,
+    HEADS,
+    MULTIPLE_CHOICE,
+    TOKEN_CLASSIFIER,
+    TaskHead,
+    head_of_task,
+    labels_of,
+)
 
 
 @dataclass(frozen=True)
@@ -40,15 +49,15 @@ class Export:
     Attributes:
         architecture: Name of the transformers class.
         config: The content of config.json.
-        tensors: The tensors under transformers' names.
-        exported: The same tensors under lmtool's names.
+        hf_tensors: The tensors under transformers' names.
+        lmtool_tensors: The same tensors under lmtool's names.
         left_out: Parts and tensors of the checkpoint that are not exported.
     """
 
     architecture: str
     config: JsonObject
-    tensors: dict[str, Tensor]
-    exported: dict[str, Tensor]
+    hf_tensors: dict[str, Tensor]
+    lmtool_tensors: dict[str, Tensor]
     left_out: tuple[str, ...]
 
 
@@ -81,23 +90,24 @@ def export_of(
             for name, tensor in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
-    # A task head can be interpreted only with its `task` section.
-    usable_heads = heads - (set(HEADS) - {head.name if head is not None else ""})
+    # Leave out task heads other than the one that `task` describes.
+    usable_heads = {name for name in heads if name not in HEADS or (head is not None and name == head.name)}
     model_class = declared.class_of_heads(usable_heads)
     required_heads = model_class.heads
     assert head is None or head.name in required_heads, f"{head.name} without its pooler"
-    part_names = {"backbone", *(f"heads.{head}" for head in required_heads or ("pooler",))}
+    part_names = {"backbone", *(f"heads.{name}" for name in required_heads or ("pooler",))}
     if not set(required_heads) & set(HEADS):
         part_names.add("heads.lm")
-    exported = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
-    hf_tensors = their_names(model, exported)
+    lmtool_tensors = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
+    hf_tensors = to_hf_names(model, lmtool_tensors)
     # Tensors that still have our names do not exist in transformers.
-    exported = {name: tensor for name, tensor in exported.items() if name not in hf_tensors}
+    lmtool_tensors = {name: tensor for name, tensor in lmtool_tensors.items() if name not in hf_tensors}
     hf_tensors = {name: tensor for name, tensor in hf_tensors.items() if not name.startswith(("heads.", "backbone."))}
     untied = declared.unties and declared.tied.output in hf_tensors
     if untied:
         hf_tensors = declared.tied.separate(hf_tensors)
-    left_out = {part_of(name) for name in renamed} - {part_of(name) for name in exported}
+    left_out = {part_of(name) for name in renamed} - {part_of(name) for name in lmtool_tensors}
+    # Thresholds and other tensors of a task's decision rule, which transformers does not have.
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
     left_out |= {f"{name} ({rule})" for name, rule in decisions.items() if rule is not None}
     config = {
@@ -107,16 +117,16 @@ def export_of(
         **({"tie_word_embeddings": False} if untied else {}),
         **special_ids(model, tokenizer),
     }
-    if task is not None and {CLASSIFIER, WORDS, CHOICES} & set(required_heads):
+    if task is not None and {CLASSIFIER, TOKEN_CLASSIFIER, MULTIPLE_CHOICE} & set(required_heads):
         config |= labels_of(task)
-    return Export(model_class.name, config, hf_tensors, exported, tuple(sorted(left_out)))
+    return Export(model_class.name, config, hf_tensors, lmtool_tensors, tuple(sorted(left_out)))
 
 
 def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
     """Returns the kind of head in transformers that corresponds to a task's head. model: the model's configuration.
     task: the `task` section. declared: the family's classes in transformers. Raises UserError if the family has no such
     head in transformers, or if its architecture there is different (for example, the pooling)."""
-    name, form, head = task["name"], form_of(model, task), head_of_task(task)
+    name, form, head = task["name"], sequence_form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"
         if head is not None:
@@ -127,7 +137,7 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
             f"heads.{name} cannot be exported for model={model.name}: {reason}",
             "use the run with lmtool: lmtool predict, or lmtool.load in Python",
         )
-    if head.tokens:
+    if head.scores_tokens:
         return head
     hf_form = model.sequence_form("transformers")
     if form != hf_form:
@@ -184,15 +194,20 @@ class TokenizerSettings:
         names = ["input_ids", *(["token_type_ids"] if self.segments else []), "attention_mask"]
         return {
             "model_max_length": self.max_length,
-            # Without these names, a generic tokenizer class never returns segments, or always in older versions of
-            # transformers.
+            # Without these names, a generic tokenizer class never returns token_type_ids; in older versions of
+            # transformers it always does.
             "model_input_names": names,
             **({"split_special_tokens": True} if self.split_special_tokens else {}),
         }
 
 
 def write_export(
-    export: Export, model: ModelConfig, tokenizer: Tokenizer, reading: TokenizerSettings, card: str, output: Path
+    export: Export,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    tokenizer_settings: TokenizerSettings,
+    card: str,
+    output: Path,
 ) -> None:
     """Writes an exported folder, completely or not at all.
 
@@ -200,7 +215,7 @@ def write_export(
         export: The content in transformers' format.
         model: The model's configuration.
         tokenizer: The tokenizer to save.
-        reading: Settings for AutoTokenizer.
+        tokenizer_settings: Settings for AutoTokenizer.
         card: Text of README.md.
         output: The folder, which must be new or empty.
 
@@ -209,9 +224,9 @@ def write_export(
     """
 
     def fill(draft: Path) -> None:
-        save_tensors(export.tensors, draft / MODEL)
+        save_tensors(export.hf_tensors, draft / MODEL)
         _write_json(draft / CONFIG, export.config)
-        write_reading(draft, tokenizer, reading, card)
+        write_tokenizer_files(draft, tokenizer, tokenizer_settings, card)
         require_same_ids(draft, model, tokenizer)
         if model.architecture != "encoder":
             _write_json(draft / GENERATION, generation_keys(model, tokenizer))
@@ -219,11 +234,11 @@ def write_export(
     write_folder_atomically(output, fill)
 
 
-def write_reading(draft: Path, tokenizer: Tokenizer, reading: TokenizerSettings, card: str) -> None:
+def write_tokenizer_files(draft: Path, tokenizer: Tokenizer, tokenizer_settings: TokenizerSettings, card: str) -> None:
     """Writes the files that AutoTokenizer reads, and README.md with the text `card`."""
     tokenizer.save(draft)
     settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
+    _write_json(draft / "tokenizer_config.json", {**settings, **tokenizer_settings.settings()})
     (draft / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -115,7 +115,7 @@ def test_text_is_held_out_by_its_words(place, capsys):
     write("novel.txt", "\n\n".join(chapters))
     found = check("novel.txt", "near=null")["splits"]["validation"]
     assert found["in_training"]["equal"] > 0.3 * found["rows"] and found["in_training"]["share"] < 0.01
-    assert "share of words" in capsys.readouterr().out
+    assert "words in equal texts" in capsys.readouterr().out
     write("page.txt", "* * * *", "", chapters[7], "", "And a line of its own.")
     check("novel.txt", "near=null", "data.validation=page.txt", status=3)
     said = capsys.readouterr().err

@@ -288,7 +288,7 @@ def tuned_checkpoint(folder: Path, section: dict[str, Any], output: Path) -> Non
     """A checkpoint as a run leaves it: what a method adds and what learns of a published model, its head too."""
     described, loaded = hf_folder(str(folder)), load(folder)
     method, parts = Choice("tuning").validate(section), loaded.model.parts
-    parts.weights = dict.fromkeys(["classifier"], 1.0) if parts.task else {}
+    parts.loss_weights = dict.fromkeys(["classifier"], 1.0) if parts.task else {}
     parts.tune(build(method), frozenset())
     randomized(parts)
     own = {name: parts.state_dict()[name] for name in parts.tuning.delta(parts)}
@@ -318,7 +318,7 @@ QUICKLY = [
     ("llama", "text", "deep p-tuning"), ("qwen2", "text", "prefix"),
 ]  # fmt: skip
 NOT_ALIKE = {
-    **{("xlnet", name): "are not linear modules" for name in TUNED},
+    **{("xlnet", name): "which is not a linear module" for name in TUNED},
     ("deberta", "ia3"): "after deberta.encoder.layer.0.attention.self.in_proj",
     **{("transformer", name): "scales token embeddings" for name in ("prompt", "p-tuning")},
     **{(family, name): "prefixes of generative decoders" for family in SEQ2SEQ for name in ("prefix", "deep p-tuning")},

@@ -94,7 +94,7 @@ WRONG = {
     "data.members=[jsonl,pydocs]": "jsonl lacks a value set data.with.jsonl.path=",
     "data.members=[text,pydocs] data.with.text.pth=x": "unknown key data.with.text.pth did you mean .*with.text.path?",
     "data.members=[text,pydocs] data.with.txt.path=x": "data.with.txt names no member.*did you mean data.with.text?",
-    "data.members=[{title: mlm, name: text},pydocs]": "the title mlm cannot name scores",
+    "data.members=[{title: mlm, name: text},pydocs]": "the title mlm cannot be used in the names of scores",
     "data.members=[{path: text.txt},pydocs]": "a section has no name",
     "data.members=[text,{title: more, name: text, path: text.txt}]": "text and more are the same text",
     "data.members=[text,pydocs] data.with.text.path=none.txt": "data.with.text.path=none.txt: no such file",

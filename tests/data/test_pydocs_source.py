@@ -142,7 +142,7 @@ def test_unknown_package_and_no_docstrings(installed):
     with pytest.raises(UserError, match="no sources of betta") as caught:
         PydocsSource(PydocsConfig(packages=("betta",)))
     assert caught.value.hint == "did you mean beta?"
-    with pytest.raises(UserError, match="1 modules with docstrings"):
+    with pytest.raises(UserError, match="two modules with docstrings are required, and 1 was found"):
         PydocsSource(PydocsConfig(packages=("gamma",)))
 
 

@@ -453,7 +453,7 @@ def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):
 
 
 def test_no_tokens_and_nothing_left_behind(tmp_path, tokenizers):
-    with pytest.raises(UserError, match="train text holds no tokens"):
+    with pytest.raises(UserError, match="train text has no tokens"):
         open_store(ListSource(["\u200b", " "], []), "train", tokenizers["wordpiece"], tmp_path)
     assert [path.suffix for path in (tmp_path / "stores").iterdir()] == [".lock"]
 

@@ -75,7 +75,7 @@ def test_who_is_the_source_of_whom():
     plan = interventions(batch, [Site("inputs", 1, 1)], 0.3, seed=3, step=7)
     swap = plan.swaps[0]
     pairs = documents(swap, batch.inputs)
-    assert plan.changed == 40 and len(pairs) == 40 * 3
+    assert plan.swapped_texts == 40 and len(pairs) == 40 * 3
     assert all(base != source for base, source in pairs) and {base for base, _ in pairs} == set(range(40))
     assert len({source for _, source in pairs}) > 20
     # The same positions of both, one after the other.
@@ -100,7 +100,7 @@ def test_spans_end_with_the_shorter_text():
 def test_every_example_has_a_site_of_its_own():
     sites = [Site("inputs", 1, 2), Site("inputs", 2, 4), Site("outputs", 1, 2)]
     plan = interventions(batch_of(*[8] * 30, outputs=(5,) * 30), sites, 1.0, 0, 1)
-    assert set(plan.swaps) == {0, 1, 2} and plan.changed == 30
+    assert set(plan.swaps) == {0, 1, 2} and plan.swapped_texts == 30
     assert sum(len(plan.swaps[number].to_S) for number in (0, 1)) // 8 + len(plan.swaps[2].to_S) // 5 == 30
     # One place of the teacher's, where several of the student's layers are aligned with it.
     merged_sites = [Site("inputs", 1, 2), Site("inputs", 2, 2), sites[2]]
@@ -110,7 +110,7 @@ def test_every_example_has_a_site_of_its_own():
 
 def test_a_text_alone_has_no_source():
     plan = interventions(batch_of(8), [Site("inputs", 1, 1)], 0.5, 0, 1)
-    assert plan.changed == 0 and not plan.swaps
+    assert plan.swapped_texts == 0 and not plan.swaps
 
 
 def test_members_of_a_mixture_swap_among_themselves():

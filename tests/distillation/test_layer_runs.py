@@ -73,7 +73,10 @@ def test_a_student_that_starts_from_layers_resumes_bitwise(folder, monkeypatch):
         (["distill=distilbert", "model.hidden_size=16"], "the student has model.hidden_size=16, its teacher"),
         (["distill=distilbert", "checkpoint=runs/teacher"], "both set the initial weights of the student"),
         (["distill=tinybert", "patience=2"], "heads are not trained"),
-        (["distill=hidden", "tuning=head"], "distill.terms compares the student's layers with the teacher's, but all of them are frozen"),
+        (
+            ["distill=hidden", "tuning=head"],
+            "compares the student's layers with the teacher's, but all of them are frozen",
+        ),
         (["distill=tinybert", "tuning=prompt", "tuning.length=2", "max_length=24"], "the tuning method adds keys"),
     ],
 )

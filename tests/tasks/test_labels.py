@@ -30,7 +30,7 @@ def section(labels, **more):
 )
 def test_classes_are_matched(theirs, ours, order, note):
     taken = load_head(section(theirs), task(ours))
-    assert (taken.order, taken.labels, taken.form) == (order, ours, {"head": "transformers"})
+    assert (taken.order, taken.labels, taken.settings) == (order, ours, {"head": "transformers"})
     assert taken.note.startswith(note) and bool(taken.note) == bool(note)
 
 
@@ -58,7 +58,7 @@ def test_data_need_not_hold_every_class():
 def test_kinds_differ():
     assert load_head(section(["a", "b"]), RegressionConfig(name="mine")) is None
     assert load_head({"kind": "regression", "name": "classifier", "label": "x"}, task(("a", "b"))) is None
-    assert load_head({"kind": "regression", "name": "old"}, RegressionConfig(name="mine")).form == {}
+    assert load_head({"kind": "regression", "name": "old"}, RegressionConfig(name="mine")).settings == {}
 
 
 def test_rows_follow_the_labels():

@@ -222,7 +222,7 @@ def test_a_language_model_beside_the_task(name, tokenizers, tmp_path):
     pairs = zip(logits, texts, strict=True)
     wanted = sum(F.cross_entropy(part[:-1], text[1:], reduction="sum") for part, text in pairs)
     torch.testing.assert_close(output.sums["lm"], wanted)
-    assert output.weights == {data.config.name: 1.0, "lm": 0.5} and counts["lm"] == sum(lengths) - 4
+    assert output.loss_weights == {data.config.name: 1.0, "lm": 0.5} and counts["lm"] == sum(lengths) - 4
     plain = data_of(name, tmp_path).config.learner(learner.backbone, tokenizers["gpt"], 0).eval()
     plain.load_state_dict(learner.state_dict())
     torch.testing.assert_close(output.sums[data.config.name], plain(batch, 1).sums[data.config.name])

@@ -11,7 +11,7 @@ from lmtool.config.base import Config
 from lmtool.errors import UserError
 
 GENERATION = "generation_config.json"
-HF_FORMAT = {
+_FIELD_OF_KEY = {
     "num_beams": "beams", "length_penalty": "length_penalty", "early_stopping": "early_stopping",
     "no_repeat_ngram_size": "no_repeat_ngram", "repetition_penalty": "repetition_penalty",
     "forced_eos_token_id": "forced_eos", "min_new_tokens": "min_new_tokens", "max_new_tokens": "max_new_tokens",
@@ -52,12 +52,12 @@ class GenerationConfig(Config):
     repetition_penalty: float | None = Field(
         None,
         gt=0,
-        description="above 1: makes repeated tokens less likely; null: as in a published checkpoint, else 1. The "
-        "logits of tokens that the text already contains are divided by it if positive and multiplied otherwise "
+        description="above 1: makes repeated tokens less likely; null: the value of the published checkpoint, else 1. "
+        "The logits of tokens that the text already contains are divided by it if positive and multiplied otherwise "
         "(Keskar et al. 2019)",
     )
     forced_eos: bool | None = Field(
-        None, description="force the end token at the maximum length; null: as in a published checkpoint"
+        None, description="force the end token at the maximum length; null: as the published checkpoint does"
     )
 
     def with_published(self, settings: Mapping[str, object]) -> GenerationConfig:
@@ -99,7 +99,7 @@ class GenerationConfig(Config):
 def published_settings(data: Mapping[str, object]) -> dict[str, object]:
     """Returns the fields that a published checkpoint sets. data: its generation_config.json, or the config.json of a
     checkpoint from the time before that file existed."""
-    settings = {field: data[key] for key, field in HF_FORMAT.items() if data.get(key) is not None}
+    settings = {field: data[key] for key, field in _FIELD_OF_KEY.items() if data.get(key) is not None}
     if "forced_eos" in settings:
         settings["forced_eos"] = True
     if data.get("do_sample") is True:

@@ -1,7 +1,7 @@
 """The attention weights of a model for one text, and the pattern of each attention head (Clark, Khandelwal, Levy,
 Manning, "What Does BERT Look At?", BlackboxNLP 2019, section 3).
 
-Shape letters: L tokens of the text, A heads, W layers.
+Shape letters: L tokens of the text, A heads, W layers, R texts, Q queries, K keys.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _AttentionRecorder(Tap):
 
 
 @dataclass(frozen=True, eq=False)
-class HeadAttention:
+class TextAttention:
     """The self-attention of every layer over one text. For an encoder-decoder, the layers of the encoder. weights: the
     attention weights (W, A, L, L), float32. terms: the summands of the scores before the softmax, by name, with the
     same shape; NaN where attention is masked. Empty if positions add nothing to the scores."""
@@ -62,7 +62,7 @@ class HeadAttention:
 
 
 @torch.no_grad()
-def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> HeadAttention:
+def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> TextAttention:
     """Returns the attention of a model over one text. The model must be in evaluation mode.
 
     Raises UserError if the model has no self-attention.
@@ -74,7 +74,7 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> He
     if not tap.layers:
         raise UserError(f"model={backbone.config.name} has no self-attention", "use a checkpoint of another model")
     names = next(iter(tap.terms.values()), {})
-    return HeadAttention(
+    return TextAttention(
         _stack(tap.layers),
         {name: _stack({layer: terms[name] for layer, terms in tap.terms.items()}) for name in names},
     )
@@ -89,11 +89,11 @@ PATTERNS = ("previous", "next", "first", "itself", "separators")
 """The tokens that a pattern is named after: the previous token, the next token, the first token, the token itself, or
 the separators."""
 _MINIMUM_WEIGHT = 0.5
-"""The mean weight from which on a head has a pattern."""
+"""A head has a pattern if its mean weight on the pattern's tokens is at least this."""
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class HeadPattern:
     """The pattern of an attention head.
 
     Attributes:
@@ -111,7 +111,7 @@ class Head:
     entropy: float
 
 
-def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
+def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[HeadPattern]:
     """Returns the pattern of each attention head, from means over the tokens that are not special. weights_WALL: the
     attention weights. special_L: whether a token is special."""
     length = weights_WALL.shape[-1]
@@ -131,7 +131,7 @@ def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
             best = max(fractions, key=lambda name: fractions[name])
             entropy = -(query_QL * np.log(np.maximum(query_QL, 1e-30))).sum(1).mean() / np.log(max(length, 2))
             pattern = best if fractions[best] >= _MINIMUM_WEIGHT else ""
-            heads.append(Head(layer, number, fractions, pattern, float(entropy)))
+            heads.append(HeadPattern(layer, number, fractions, pattern, float(entropy)))
     return heads
 
 
@@ -155,7 +155,7 @@ def position_scores(position: Position, length: int, hidden_size: int, num_heads
 
     The score of a query at position i for a key at position j is in row i, column j. It is the cosine of the two
     position vectors if positions are added to the token vectors, the mean cosine of the rotations for rotary positions,
-    and the bias for queries of ones if positions change the scores.
+    and, if positions are added to the scores, the score of a query and a key that are all ones.
 
     Args:
         position: The positions of a model.

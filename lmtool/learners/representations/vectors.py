@@ -92,13 +92,13 @@ class SentenceModules(nn.Module):
     @torch.no_grad()
     def forward(self, states_TH: Tensor, inputs: Packed) -> Tensor:
         """Returns the vectors (N, D) of packed texts, from the hidden states of the last layer, float32."""
-        vectors = torch.cat([_pool(mode, states_TH, inputs) for mode in self.modes], dim=-1)
+        vectors = torch.cat([_pool_mode(mode, states_TH, inputs) for mode in self.modes], dim=-1)
         for module in self.layers:
             vectors = module(vectors)
         return vectors[:, : self.width]
 
 
-def _pool(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
+def _pool_mode(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
     """Returns the pooled states (N, H) of texts. mode: a pooling mode of sentence-transformers, over all tokens."""
     if mode in _SUMMARIES:
         return summary(states_TH, inputs, _SUMMARIES[mode])
@@ -125,8 +125,8 @@ class _Dense(nn.Module):
         super().__init__()
         self.linear = nn.Linear(module.inputs, module.outputs, module.bias)
         self.activation, self.adds_input = _ACTIVATIONS[module.activation](), module.residual
-        widens = module.residual and module.inputs != module.outputs
-        self.residual = nn.Linear(module.inputs, module.outputs, bias=False) if widens else nn.Identity()
+        changes_width = module.residual and module.inputs != module.outputs
+        self.residual = nn.Linear(module.inputs, module.outputs, bias=False) if changes_width else nn.Identity()
 
     def forward(self, vectors_ND: Tensor) -> Tensor:
         mapped_ND = self.activation(self.linear(vectors_ND))
@@ -218,20 +218,20 @@ class Embedder:
     Attributes:
         states: Computes the states of the selected layers.
         tokenizer: The tokenizer.
-        layout: The name of the text format in `lmtool.data.formats`.
+        format_name: The name of the text format in `lmtool.data.formats`.
         pooling: How the states of all tokens of a text, including special tokens, become one vector; none means one
             vector per token.
         average: Whether the vectors of the layers are averaged.
         max_length: Maximum tokens of a text. Longer texts are truncated.
-        batch_tokens: Maximum tokens of a forward.
+        batch_tokens: Maximum number of tokens in one forward pass.
         modules: The modules of a sentence encoder, which replace `pooling`; None for other models.
-        prompt: A text that is put before every text.
+        prompt: A text that is put before the first text of every row.
         notes: Remarks for the user.
     """
 
     states: HiddenStates
     tokenizer: Tokenizer
-    layout: str
+    format_name: str
     pooling: Pooling
     average: bool
     max_length: int
@@ -262,7 +262,7 @@ class Embedder:
         truncated = 0
         for start in range(0, len(rows), portion):
             selected = rows.take(np.arange(start, min(start + portion, len(rows))))
-            input_format = InputFormat(self.tokenizer, self.layout, self.max_length)
+            input_format = InputFormat(self.tokenizer, self.format_name, self.max_length)
             examples = SequenceExamples(self._with_prompt(selected), input_format, "text", "input")
             truncated += examples.truncated
             yield from self._in_order(examples, start, len(rows), progress)
@@ -290,14 +290,14 @@ class Embedder:
                 states_WTH = states_WTH.mean(0, keepdim=True)
             tokens = np.split(batch.inputs.tokens.numpy(), np.cumsum(batch.inputs.lengths)[:-1])
             for number, ids, vectors in zip(
-                batch.examples.tolist(), tokens, self._pool(states_WTH, inputs), strict=True
+                batch.examples.tolist(), tokens, self._pooled(states_WTH, inputs), strict=True
             ):
                 finished[number] = Vectors(ids, vectors)
             progress(before + len(finished), total)
         for number in range(len(finished)):
             yield finished.pop(number)
 
-    def _pool(self, states_WTH: Tensor, inputs: Packed) -> list[np.ndarray]:
+    def _pooled(self, states_WTH: Tensor, inputs: Packed) -> list[np.ndarray]:
         """Returns the vectors of each text, (W, H), or (W, L, H) with one vector per token."""
         if self.pooling == "none":
             return np.split(states_WTH.cpu().numpy(), np.cumsum(inputs.lengths)[:-1], axis=1)
@@ -339,14 +339,14 @@ class WordSimilarity:
 
 
 def compare_word(
-    states: HiddenStates, tokenizer: Tokenizer, layout: str, sentences: Sequence[str], word: str
+    states: HiddenStates, tokenizer: Tokenizer, format_name: str, sentences: Sequence[str], word: str
 ) -> WordSimilarity:
     """Compares the vectors of a word in several sentences; in each sentence, its first occurrence counts.
 
     Args:
         states: Computes the hidden states.
         tokenizer: The tokenizer.
-        layout: The name of the text format in `lmtool.data.formats`.
+        format_name: The name of the text format in `lmtool.data.formats`.
         sentences: The sentences.
         word: The word.
 
@@ -355,14 +355,14 @@ def compare_word(
     """
     word_vectors, other_vectors = [], []
     for sentence in sentences:
-        vectors = _sentence_vectors(states, tokenizer, layout, sentence)
+        vectors = _sentence_vectors(states, tokenizer, format_name, sentence)
         index = next((index for index, (text, _) in enumerate(vectors) if text.lower() == word.lower()), None)
         if index is None:
             raise UserError(f"text: no {word!r} in {sentence!r}", "use sentences that contain the word, separated by |")
         word_vectors.append(vectors[index][1])
         other_vectors += [vector for text, vector in vectors if text.lower() != word.lower()]
     word_WSH = _unit_vectors(np.stack(word_vectors, 1))
-    # The word itself counts once among the different words.
+    # The word is one of the different words too; its first vector stands for it.
     others_WOH = _unit_vectors(np.stack([*other_vectors, word_vectors[0]], 1))
     similarity_WSS = word_WSH @ word_WSH.transpose(0, 2, 1)
     between_WOO = others_WOH @ others_WOH.transpose(0, 2, 1)
@@ -372,11 +372,11 @@ def compare_word(
 
 
 def _sentence_vectors(
-    states: HiddenStates, tokenizer: Tokenizer, layout: str, sentence: str
+    states: HiddenStates, tokenizer: Tokenizer, format_name: str, sentence: str
 ) -> list[tuple[str, np.ndarray]]:
     """Returns the words of a sentence, each with the mean state (W, H) of its tokens."""
     sentence_ids, spans = tokenizer.encode_aligned(sentence)
-    ids, columns = text_format(layout, tokenizer).join(sentence_ids)
+    ids, columns = text_format(format_name, tokenizer).join(sentence_ids)
     # The text format puts special tokens around the sentence.
     starts = range(len(ids) - len(sentence_ids) + 1)
     before = next(start for start in starts if np.array_equal(ids[start : start + len(sentence_ids)], sentence_ids))

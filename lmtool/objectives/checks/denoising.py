@@ -16,7 +16,7 @@ from lmtool.learners.model import labels_of
 from lmtool.objectives.checks.language import StreamInspector, without_special_tokens
 from lmtool.objectives.corruption.masking import PackedTexts, budget
 from lmtool.objectives.corruption.noises import (
-    Corrupted,
+    CorruptedTexts,
     infill,
     mask_each,
     noise_counts,
@@ -30,7 +30,7 @@ from lmtool.types import Packed
 class NoisyInspector(StreamInspector):
     """Inspects `NoisyWindows`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Describes each noise, in the order in which the noises are applied."""
         fractions = {
             "masked fraction of words": "of the words are masked, with one mask per span",
@@ -139,13 +139,13 @@ def _check_random_masks(
     stats: RunningStatistics, examples: NoisyWindows, unit: str, after: PackedTexts, masks_T: np.ndarray
 ) -> None:
     """Checks how many masks are replaced by a random token. unit: what a mask stands for: tokens, or spans."""
-    visible = after.tokens[masks_T] != examples.vocabulary.mask
-    stats.fraction(f"masked {unit} that are a random token", visible.sum(), masks_T.sum(), examples.config.random)
+    is_random = after.tokens[masks_T] != examples.vocabulary.mask
+    stats.fraction(f"masked {unit} that are a random token", is_random.sum(), masks_T.sum(), examples.config.random)
 
 
 def _check_rotation(stats: RunningStatistics, rate: float, before: PackedTexts, after: PackedTexts) -> None:
-    """Checks that texts are rotated, with probability `rate`. A text that is rotated by a multiple of its period, the
-    shortest rotation that leaves it unchanged, counts as not rotated."""
+    """Checks that texts are rotated, with probability `rate`. The period of a text is the shortest rotation that leaves
+    it unchanged; a rotation by a multiple of it cannot be seen, so it counts as none."""
     invalid, unchanged, periods = 0, 0, []
     for original_tokens, rotated_tokens in zip(_split_texts(before), _split_texts(after), strict=True):
         # Tokens as characters, so that strings can be searched: a text written twice contains all of its rotations.
@@ -171,7 +171,7 @@ class CorruptedSpansInspector(StreamInspector):
 
     drops_single_tokens = True
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         fraction, length = stats.measured("corrupted fraction of text"), stats.measured("tokens of a span")
         if fraction is None or length is None:
             return ""
@@ -226,7 +226,7 @@ class CorruptedSpansInspector(StreamInspector):
         )
 
 
-def _restores(corrupted: Corrupted, sentinels: np.ndarray, text: np.ndarray) -> bool:
+def _restores(corrupted: CorruptedTexts, sentinels: np.ndarray, text: np.ndarray) -> bool:
     """Returns whether inputs and targets together restore the text. They do not if the numbers of sentinels differ."""
     try:
         return np.array_equal(restore(corrupted, sentinels), text)

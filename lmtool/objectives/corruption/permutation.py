@@ -1,11 +1,12 @@
 """Permutation language modeling: which tokens are predicted, and their random order, as a pure, vectorized function.
 
 Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet", NeurIPS 2019, section 2.3 and data_utils.py of its published
-code. One in K tokens is predicted, where K is the field `context`. A text is a sequence of contexts of K n tokens; in
-each context an n-gram of n tokens is predicted, which begins with a word. The probability of n is proportional to 1/n,
-for n <= `longest`. Because the contexts may not reach the end of a text, single tokens are added until 1/K of the
+code. One in K tokens is predicted, where K is the field `context`. A text is divided into windows of K n tokens; in
+each window an n-gram of n tokens is predicted, which begins with a word. The probability of n is proportional to 1/n,
+for n <= `longest`. Because the windows may not reach the end of a text, single tokens are added until 1/K of the
 tokens are predicted. As in the published code, n counts tokens, even if a word has several tokens. In that code,
-however, a context does not include its n-gram, so that a sixth of all predicted tokens are single tokens.
+however, a window has K n tokens in addition to its n-gram; n-grams then use less of the budget, and a sixth of all
+predicted tokens are single tokens.
 
 Predicted and special tokens are in a random order, after all other tokens. The ranks in this order determine the
 attention masks (`models.two_streams`). The first `reuse` tokens of an example are ordered separately, before all
@@ -23,18 +24,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtool.objectives.corruption.masking import Masked, PackedTexts, Vocabulary, budget
+from lmtool.objectives.corruption.masking import MaskedTexts, PackedTexts, Vocabulary, budget
 from lmtool.objectives.permutation_configs import PlmConfig
 
 # The random numbers of a run are keyed by the position of its first token and by the number of the n-gram; the random
-# numbers of a token are keyed by its position, with an offset that no run reaches.
-_ROUND = 1 << 20
-_POSITION_OFFSET = 1 << 50
-_LENGTH, _OFFSET = 0, 1
+# numbers of a token are keyed by its position, plus an offset that the keys of runs do not reach.
+_KEYS_PER_RUN = 1 << 20
+_TOKEN_KEYS = 1 << 50
+_LENGTH, _PLACE = 0, 1
 
 
 @dataclass(frozen=True)
-class Permuted(Masked):
+class PermutedTexts(MaskedTexts):
     """Permuted texts. The tokens are unchanged.
 
     Attributes:
@@ -59,37 +60,37 @@ def ngram_probabilities(longest: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Permuted:
+def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> PermutedTexts:
     """Selects the predicted tokens of packed texts, and samples the order of each text."""
     tokens_T, owners_T, positions_T = texts.tokens, texts.owners, texts.positions
     blocks_T = (positions_T >= config.reuse).astype(np.int64) if config.reuse else np.zeros(len(tokens_T), np.int64)
-    text_T = ~vocabulary.special[tokens_T]
+    is_text_T = ~vocabulary.special[tokens_T]
 
     def uniform(indices: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         return texts.uniform(owners_T[indices], numbers)
 
-    indices_P = np.flatnonzero(text_T)
+    indices_P = np.flatnonzero(is_text_T)
     block_P = 2 * owners_T[indices_P] + blocks_T[indices_P]
     remaining_B = budget(np.bincount(block_P, minlength=2 * len(texts.lengths)), 1 / config.context)
     runs = _Runs(indices_P, block_P, vocabulary.starts_word[tokens_T[indices_P]], remaining_B)
     chosen_P, sampled_lengths, starts = _sample_ngrams(
-        config, runs, lambda indices, number: uniform(indices, positions_T[indices] * _ROUND + number)
+        config, runs, lambda indices, number: uniform(indices, positions_T[indices] * _KEYS_PER_RUN + number)
     )
     # Add single tokens in random order until the budget of each block is used.
     remaining_B = remaining_B - np.bincount(block_P[chosen_P], minlength=len(remaining_B))
     free = np.flatnonzero(~chosen_P & (remaining_B[block_P] > 0))
-    uniform_P = uniform(indices_P[free], _POSITION_OFFSET + positions_T[indices_P[free]])
-    order = free[np.lexsort((uniform_P, block_P[free]))]
+    priorities = uniform(indices_P[free], _TOKEN_KEYS + positions_T[indices_P[free]])
+    order = free[np.lexsort((priorities, block_P[free]))]
     single = order[_index_in_group(block_P[order]) < remaining_B[block_P[order]]]
     chosen_P[single] = True
     indices = indices_P[chosen_P]
 
-    permuted_T = ~text_T
+    permuted_T = ~is_text_T
     permuted_T[indices] = True
-    order_T = uniform(np.arange(len(tokens_T)), 2 * _POSITION_OFFSET + positions_T)
+    order_T = uniform(np.arange(len(tokens_T)), 2 * _TOKEN_KEYS + positions_T)
     ranks_T = _ranks(permuted_T, owners_T, blocks_T, order_T)
     is_single = np.isin(indices, indices_P[single])
-    return Permuted(
+    return PermutedTexts(
         tokens_T, indices, tokens_T[indices], ranks_T, is_single, sampled_lengths, indices_P[starts], blocks_T
     )
 
@@ -103,20 +104,20 @@ def _index_in_group(groups: np.ndarray) -> np.ndarray:
 
 class _Runs:
     """The runs of text in a batch. indices: (P,) the flat index of each token that is not special. first: (U,) the
-    index of each run's first token among the P tokens. last: (U,) the index after each run's last token. budget: (U,)
+    index of each run's first token among the P tokens. end: (U,) the index after each run's last token. budget: (U,)
     the number of tokens to predict in each run. next_start: (P+1,) for each token, the next token that begins a word,
     which may be the token itself; P if there is none."""
 
     def __init__(self, indices_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, budget_B: np.ndarray):
         opens = (np.diff(indices_P, prepend=-2) != 1) | (np.diff(block_P, prepend=-1) != 0)
         self.indices, self.first = indices_P, np.flatnonzero(opens)
-        self.last = np.append(self.first[1:], len(indices_P))[: len(self.first)]
+        self.end = np.append(self.first[1:], len(indices_P))[: len(self.first)]
         # Each block has an exact budget, which its runs share in proportion to their lengths. Rounding the cumulative
         # budget at the end of each run preserves the sum.
         block_U = block_P[self.first]
         sizes_B = np.bincount(block_P, minlength=len(budget_B))
         before_B = np.cumsum(sizes_B) - sizes_B
-        ends = self.last - before_B[block_U]
+        ends = self.end - before_B[block_U]
         cumulative = np.rint(budget_B[block_U] * ends / np.maximum(sizes_B[block_U], 1)).astype(np.int64)
         self.budget = np.diff(cumulative, prepend=0)
         opens_block = np.diff(block_U, prepend=-1) != 0
@@ -137,19 +138,19 @@ def _sample_ngrams(
     position, remaining = runs.first.copy(), runs.budget.copy()
     sampled_lengths, starts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     number = 0
-    while len(active := np.flatnonzero((remaining > 0) & (position < runs.last))):
+    while len(active := np.flatnonzero((remaining > 0) & (position < runs.end))):
         opening = runs.indices[runs.first[active]]
-        length, offset = (uniform(opening, 2 * number + draw) for draw in (_LENGTH, _OFFSET))
+        length_draw, place_draw = (uniform(opening, 2 * number + draw) for draw in (_LENGTH, _PLACE))
         number += 1
-        length = 1 + np.searchsorted(cumulative, length, side="right")
+        length = 1 + np.searchsorted(cumulative, length_draw, side="right")
         sampled_lengths.append(length)
         length = np.minimum(length, remaining[active])
-        context = config.context * length
-        begin = position[active] + (offset * (context - length + 1)).astype(np.int64)
+        window = config.context * length
+        begin = position[active] + (place_draw * (window - length + 1)).astype(np.int64)
         begin = runs.next_start[np.minimum(begin, len(runs.indices))]
         end = begin + length
-        fits = end <= runs.last[active]
-        position[active] = np.where(fits, np.maximum(position[active] + context, end), runs.last[active])
+        fits = end <= runs.end[active]
+        position[active] = np.where(fits, np.maximum(position[active] + window, end), runs.end[active])
         remaining[active[fits]] -= length[fits]
         starts.append(begin[fits])
         for step in range(int(length[fits].max(initial=0))):

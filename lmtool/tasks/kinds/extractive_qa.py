@@ -292,10 +292,10 @@ class ExtractiveQaLearner(TaskLearner):
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return loss_sum(self._choices(outputs, batch), self.labels(batch))
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
             return self.term, Classes(self._choices(logits, batch))
-        return super().predicted(head, logits, batch)
+        return super().interpret_logits(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         choices, labels = self._choices(outputs, batch), self.labels(batch)

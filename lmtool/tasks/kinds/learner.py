@@ -42,7 +42,7 @@ class TaskInspector(Inspector):
         rows = [[values[number] for values in columns] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Returns a sentence with the mean length of the examples and the fraction of truncated ones."""
         length, truncated = stats.measured("tokens per example"), stats.measured("truncated fraction")
         if length is None:
@@ -200,7 +200,7 @@ class TaskLearner(BaseLearner):
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
         self.kind, self.term = kind, kind.config.name
-        self.weights = {self.term: 1.0}
+        self.loss_weights = {self.term: 1.0}
         self.metric, self.reads = kind.metric, tuple(kind.config.reads)
 
     # Heads.
@@ -276,7 +276,7 @@ class TaskLearner(BaseLearner):
         return {self.term: self.target_count(batch)}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        return StepOutput({self.term: self.training_loss(self.outputs(batch, step), batch)}, self.weights)
+        return StepOutput({self.term: self.training_loss(self.outputs(batch, step), batch)}, self.loss_weights)
 
     def score(self, batch: Batch) -> dict[str, Scores]:
         return {self.term: self.scores(self.outputs(batch, 0), batch)}
@@ -296,7 +296,7 @@ class TaskLearner(BaseLearner):
 
     # Data.
 
-    def is_in(self, data: SplitData) -> bool:
+    def has_data_in(self, data: SplitData) -> bool:
         return self.config.name in data.rows
 
     def rows(self, data: SplitData) -> Rows:

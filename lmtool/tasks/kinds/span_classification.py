@@ -65,7 +65,8 @@ def _span(name: str, value: object, text: str, place: tuple[str, int]) -> list[i
     numbers = list(value) if isinstance(value, (list, tuple)) else []
     if len(numbers) != 2 or not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise UserError(
-            f"{location(place)}: {name}={value!r} is not a span", "write [start, end) in characters, from 0"
+            f"{location(place)}: {name}={value!r} is not a span",
+            "write [start, end]: the index of the first character, counted from 0, and of the first one after the span",
         )
     if not (0 <= numbers[0] < numbers[1] <= len(text)) or not text[slice(*numbers)].strip():
         raise UserError(

@@ -59,9 +59,10 @@ class TokenClassification(TaskKind):
             tags = list(chain(*type(self)(config)._to_bio(sentences, columns, origin)))
             labels = tuple(sorted(set(tags))) if scheme == "none" else bio_labels(tags)
             if len(labels) < 2:
+                found = f"all {len(tags):,} training words have the tag {labels[0]}" if labels else "there are no tags"
                 raise UserError(
-                    f"task.label={config.label} is {', '.join(labels) or 'empty'} for all {len(tags):,} training words",
-                    "name another column with task.label=",
+                    f"task.label={config.label}: {found}, so there is nothing to learn",
+                    "set task.label= to the column of the tags",
                 )
             config = config.model_copy(update={"labels": labels})
         return config

@@ -1,7 +1,7 @@
 """Few-shot prompting without training (Brown et al. 2020): answers are scored as continuations of the prompt, or
 generated.
 
-Shape letters: C candidates of a row.
+Shape letters: N rows, C candidates of a row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.prompting.pattern import SEPARATOR, PromptTemplate
 from lmtool.training.precision import FP32_CPU, Precision
 
-# Epoch of the random stream "sample" that selects the demonstrations.
+# Epoch of the random stream "sample" that selects the demonstrations; no other use of the stream has this number.
 _SAMPLING_EPOCH = 3
 
 
@@ -75,12 +75,13 @@ class Prompts:
         self._texts = texts = [template.example(answer, values) for answer, values in answers]
         firsts = [tuple(writer.encode(text).tolist()) for text in texts]
         later = [tuple(writer.encode(SEPARATOR + text).tolist()) for text in texts]
+        # By number of demonstrations: the tokens of the last ones.
         self._shared = [
-            tuple(token for part in (*firsts[count : count + 1], *later[count + 1 :]) for token in part)
-            for count in range(len(texts), -1, -1)
+            tuple(token for part in (*firsts[skipped : skipped + 1], *later[skipped + 1 :]) for token in part)
+            for skipped in range(len(texts), -1, -1)
         ]
         probe = np.zeros(2, dtype=np.int64)
-        self._around = len(writer.encode_with_template(probe)) - len(probe)
+        self._special_count = len(writer.encode_with_template(probe)) - len(probe)
         # In an encoder-decoder, the decoder generates the answer, so it takes no room in the prompt.
         self._one_stack = writer.model.start is None
 
@@ -92,24 +93,24 @@ class Prompts:
         """Returns a prompt with all demonstrations, as text."""
         return SEPARATOR.join([*self._texts, self.template.before(values)])
 
-    def question(self, values: Mapping[str, str], answer: int, place: tuple[str, int]) -> Question:
+    def question(self, values: Mapping[str, str], answer_length: int, place: tuple[str, int]) -> Question:
         """Returns the prompt of a row with as many demonstrations as fit.
 
         Args:
             values: The columns of the row as texts.
-            answer: The number of tokens of the longest answer, which must fit too.
+            answer_length: The number of tokens of the longest answer, which must fit too.
             place: The file and line of the row, for errors.
 
         Raises:
             UserError: If the row does not fit even without demonstrations.
         """
-        capacity = self.longest - (answer if self._one_stack else 0)
+        capacity = self.longest - (answer_length if self._one_stack else 0)
         first, later = self._own(values, ""), self._own(values, SEPARATOR) if self.shots else ()
         for shown in range(self.shots, -1, -1):
             own = later if shown else first
-            if len(self._shared[shown]) + len(own) + self._around <= capacity:
+            if len(self._shared[shown]) + len(own) + self._special_count <= capacity:
                 return self._formatted(shown, own)
-        length, reserved = len(first) + self._around, answer if self._one_stack else 0
+        length, reserved = len(first) + self._special_count, answer_length if self._one_stack else 0
         more = f", and its answer {reserved}" if reserved else ""
         text_length, most = length + reserved, self.writer.model.backbone.longest_text
         longer = f"the model reads at most {most} tokens: "
@@ -132,9 +133,10 @@ class Prompts:
         return tuple(self.writer.encode(text).tolist()) if text else ()
 
     def _formatted(self, shown: int, own: tuple[int, ...]) -> Question:
-        """Returns the question with the model's special tokens. If there are any, all tokens are in `own`."""
+        """Returns the question with the model's special tokens. If the model adds any, `own` has all tokens, and
+        `shared` is empty."""
         question = Question(shown, self._shared[shown], own)
-        if question.tokens and not self._around:
+        if question.tokens and not self._special_count:
             return question
         tokens = self.writer.encode_with_template(np.array(question.tokens, dtype=np.int64))
         return Question(shown, (), tuple(tokens.tolist()))
@@ -181,7 +183,7 @@ class FewShot:
         self.batch_tokens, self.precision = batch_tokens, precision
         self.template = PromptTemplate(_prompt_template(kind))
         model = writer.model
-        self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.prefix, batch_tokens)
+        self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.bidirectional_prompt, batch_tokens)
 
     def evaluate(self, demonstrations: Rows, rows: Rows, seed: int = 0) -> PromptedEvaluation:
         """Predicts labeled rows from prompts with these demonstrations. seed: seeds the sampling of generated
@@ -235,6 +237,7 @@ class FewShot:
             for row, texts in zip(candidates, values, strict=True)
         ]
         questions = [
+            # The last token of an answer is predicted, but never read.
             prompts.question(texts, max(map(len, row)) - 1, place)
             for texts, row, place in zip(values, answers, rows.origin, strict=True)
         ]

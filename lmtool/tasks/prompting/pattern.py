@@ -137,9 +137,8 @@ def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
     number of texts. Raises UserError if there is less than one token for each text."""
     if max_length - special_count < texts:
         raise UserError(
-            f"max_length={max_length} leaves no room for text: the prompt around it has {special_count} tokens",
-            f"set max_length={special_count + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
-            "task.prompt.template=",
+            f"max_length={max_length} leaves too little room for text: the prompt around it has {special_count} tokens",
+            f"set max_length={special_count + 16 * max(texts, 1)}, or shorten task.prompt.template",
         )
     return max_length - special_count
 
