@@ -131,7 +131,7 @@ def remote_sources(config: TrainingConfig, output: Output) -> Iterator[RemoteSou
         )
         yield from _tasks(config, tasks)
         return
-    for phase in config.forms:
+    for phase in config.phase_configs:
         yield from _tasks(config, tasks_of(phase.objective))
         if isinstance(phase.data, TaskTextConfig):
             yield from _tasks(config, phase.data.task.member_configs())

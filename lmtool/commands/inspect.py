@@ -22,7 +22,7 @@ from lmtool.learners.mixed_sources import examples_of, inspector_of
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
 from lmtool.reporting.text import number, percent
-from lmtool.resolver.schema.inspection import Looking
+from lmtool.resolver.schema.inspection import InspectKeys
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.runs.files import overwriting_errors
@@ -35,14 +35,14 @@ from lmtool.training.precision import select_device
 from lmtool.weights.assemble import assemble
 
 
-def run(config: TrainingConfig, verb: str, keys: Looking) -> int:
+def run(config: TrainingConfig, verb: str, keys: InspectKeys) -> int:
     """Prints examples and statistics for each phase of a run. Raises CheckFailed if a statistic violates its
     definition."""
     data = config.data if isinstance(config, PretrainConfig) else config.task
     if errors := list(overwriting_errors(keys.output, data.reads_file)):
         raise ConfigError(errors)
     output = Output()
-    phase_configs: list[TrainingConfig] = list(config.forms) if isinstance(config, PretrainConfig) else [config]
+    phase_configs: list[TrainingConfig] = list(config.phase_configs) if isinstance(config, PretrainConfig) else [config]
     parts: list[InspectionScreen] = []
     tallies: list[RunningStatistics] = []
     for count, phase_config in enumerate(phase_configs, 1):
@@ -71,7 +71,7 @@ def run(config: TrainingConfig, verb: str, keys: Looking) -> int:
 
 
 def _inspect_phase(
-    config: TrainingConfig, first: TrainingConfig, title: str, keys: Looking, output: Output
+    config: TrainingConfig, first: TrainingConfig, title: str, keys: InspectKeys, output: Output
 ) -> tuple[InspectionScreen, RunningStatistics]:
     """Prints the inspection of a configuration and returns its screen and statistics. first: configuration of the first
     phase. title: start of the heading, such as "pretrain"."""
@@ -133,7 +133,7 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
     return inspector_of(learner, examples_of(learner, data, max_length), max_length)
 
 
-def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list[JsonObject]) -> InspectionScreen:
+def _screen_of(stats: RunningStatistics, heading: str, finding: str, examples: list[JsonObject]) -> InspectionScreen:
     """Returns the screen of statistics. Counts that must be zero, and are, appear only in the line below the table."""
     statistics = list(stats.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.must_be_zero and statistic.holds(0)]
@@ -152,7 +152,7 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
     ]
     verdict = f"all {checked} checks hold" if not broken else f"{len(broken)} of {checked} checks do not hold"
     return InspectionScreen(
-        heading, fact, examples, [_row(statistic, stats.tested) for statistic in visible_statistics], broken, verdict,
+        heading, finding, examples, [_row(statistic, stats.tested) for statistic in visible_statistics], broken, verdict,
         f"{verdict}: {'; '.join(filter(None, parts))}",
         [f"{name}: defined as {definition}" for name, definition in stats.remarks.items()],
     )  # fmt: skip
@@ -164,8 +164,8 @@ def _row(statistic: Statistic, tested: int) -> list[str]:
     is_fraction = statistic.count > 0 and (statistic.is_fraction or named_fraction)
     format_value = _percent if is_fraction else _mean
     expected = interval = ""
-    if statistic.defined is not None:
-        expected = format_value(statistic.defined) if statistic.count else f"{statistic.defined:,.0f}"
+    if statistic.expected_value is not None:
+        expected = format_value(statistic.expected_value) if statistic.count else f"{statistic.expected_value:,.0f}"
         if not statistic.exact:
             low, high = statistic.interval(tested)
             interval = f"{low:.1%} .. {high:.1%}" if is_fraction else f"{_mean(low)} .. {_mean(high)}"

@@ -173,7 +173,7 @@ def _with_known_epochs(
         return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
         return config, float(rows * config.max_length)
-    epoch_tokens = None if any(form.data != config.data for form in config.forms) else _text_tokens(config)
+    epoch_tokens = None if any(form.data != config.data for form in config.phase_configs) else _text_tokens(config)
     if epoch_tokens is not None or config.max_epochs is None:
         return config, epoch_tokens
     budget, reason = f"max_epochs={config.max_epochs:g}", "the tokens of an epoch are unknown before the text is read"
@@ -193,7 +193,9 @@ def _plan_of(
 ) -> RunPlan:
     """Returns the plan. epoch_tokens: tokens of an epoch. metadata: the metadata of a loader that has read the text."""
     if isinstance(config, PretrainConfig) and config.phases:
-        by_phase = [_assumed_metadata(form, epoch_tokens, form.objective.predicted_fraction) for form in config.forms]
+        by_phase = [
+            _assumed_metadata(form, epoch_tokens, form.objective.predicted_fraction) for form in config.phase_configs
+        ]
         plan = plan_in_phases(config, learner, by_phase, device)[0]
     else:
         predicted = config.objective.predicted_fraction if isinstance(config, PretrainConfig) else 0.0
@@ -236,7 +238,7 @@ def _length_note(config: TrainingConfig, rows: int) -> str:
     if isinstance(config, FinetuneConfig):
         length = f"max_length={config.max_length}"
         return f"{counted(rows, 'training row')}, each assumed to have {length} tokens; most are shorter"
-    lengths = " or ".join(dict.fromkeys(str(form.max_length) for form in config.forms))
+    lengths = " or ".join(dict.fromkeys(str(form.max_length) for form in config.phase_configs))
     return f"the text is not read: every sequence is assumed to have max_length={lengths} tokens"
 
 

@@ -24,7 +24,7 @@ from lmtool.errors import Stopped, UserError
 from lmtool.models.configs import TransformerConfig
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import StepProfile, print_profile
-from lmtool.resolver.schema.inspection import Profiling
+from lmtool.resolver.schema.inspection import ProfileKeys
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.identity import select_folder
 from lmtool.session.fit import temporary_session, train_few_steps
@@ -40,7 +40,7 @@ WARM_UP = 2
 TABLE, TRACE = "profile.json", "trace.json.gz"
 
 
-def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling) -> int:
+def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: ProfileKeys) -> int:
     """Trains a few steps, prints the table, and writes it and the trace. Raises UserError if the command would not
     train a new run."""
     _require_new_run(config, verb)

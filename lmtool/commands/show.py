@@ -58,7 +58,7 @@ def all_fields(config_dirs: Sequence[Path] = ()) -> Iterator[DocumentedField]:
     for group in tables.groups():
         for entry in tables.entries(group):
             file_or_none = groups.yaml_file(group, entry.name, config_dirs)
-            prefix = group.replace("/", ".") + (f".{entry.name}." if group in tables.SEVERAL else ".")
+            prefix = group.replace("/", ".") + (f".{entry.name}." if group in tables.MULTI_SELECT_GROUPS else ".")
             yield from _fields(entry.config, prefix, f"{group}={entry.name}", file_or_none, "")
 
 

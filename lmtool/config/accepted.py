@@ -56,7 +56,7 @@ def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, t
     primary_groups = {
         str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()
     }
-    return AcceptedOverrides(offered, primary_groups, tables.SEVERAL, frozenset(content) - {"defaults"})
+    return AcceptedOverrides(offered, primary_groups, tables.MULTI_SELECT_GROUPS, frozenset(content) - {"defaults"})
 
 
 def not_an_override(text: str, accepted: AcceptedOverrides) -> Problem:

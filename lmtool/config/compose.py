@@ -28,7 +28,7 @@ from lmtool.config.accepted import AcceptedOverrides, read_accepted
 from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
 from lmtool.config.overrides import CheckedOverrides, key_of
-from lmtool.config.tables import SEVERAL, entries
+from lmtool.config.tables import MULTI_SELECT_GROUPS, entries
 from lmtool.errors import UserError
 
 _Path = tuple[str, ...]
@@ -112,7 +112,7 @@ def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> Accept
     extra: dict[str, tuple[str, ...]] = {}
     store = ConfigStore.instance()
     for (group, name), (entry, data) in plugins.nodes(config_dirs).items():
-        package = f"{group}.{name}" if group in SEVERAL else None
+        package = f"{group}.{name}" if group in MULTI_SELECT_GROUPS else None
         store.store(group=group, name=name, node=data, package=package, provider=entry.config.__module__)
     for group, names in _stored_nodes(store.repo).items():
         clash = sorted(set(names) & set(groups.options(group, config_dirs)))

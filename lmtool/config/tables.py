@@ -82,7 +82,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "tuning/schedule": {"lmtool.tuning.configs.base": "gradual_unfreezing none"},
 }
 """lmtool's own components: by group and module the names that it registers."""
-SEVERAL = frozenset({"logger"})
+MULTI_SELECT_GROUPS = frozenset({"logger"})
 """Groups of which a run may select several options, each with a section named after the option."""
 
 _MODULES = {

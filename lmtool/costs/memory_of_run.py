@@ -140,7 +140,7 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
 def planned_teachers(config: RunConfig) -> list[BaseLearner]:
     """Builds the learners of a run's teachers from their configurations, on the meta device."""
     models = [TeacherSpec(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
-    objective_or_task = cast(TrainingConfig, config).learns  # the configuration of the objective or task
+    objective_or_task = cast(TrainingConfig, config).learner_config  # the configuration of the objective or task
     with torch.device("meta"):
         return [
             objective_or_task.learner(build(model, config.seed), None, config.seed)
@@ -210,8 +210,8 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
     learner = planned_learner(config)
     weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
     weights += sum(buffer.nbytes for buffer in learner.buffers())
-    tuned_by = config.tuned_by
-    if tuned_by is not None and tuned_by.needs_initial_weights:
+    tuning_config = config.tuning_config
+    if tuning_config is not None and tuning_config.needs_initial_weights:
         # Such a method keeps the starting values of the trainable weights.
         weights += VALUE_BYTES * sum(tensor.numel() for tensor in learner.backbone.parameters() if tensor.requires_grad)
     if not trained:
@@ -266,7 +266,7 @@ def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
     tuning = learner.tuning
     if tuning is None or config.checkpoint in (None, "none"):
         return None
-    delta = tuning.delta(learner)
+    delta = tuning.delta_names(learner)
     return sum(parameter.numel() for name, parameter in learner.named_parameters() if name in delta)
 
 

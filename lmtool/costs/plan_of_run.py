@@ -104,13 +104,14 @@ def plan_in_phases(
     """
     device = _planned_device(config, target)
     singles = [
-        _plan_one_step(phase, learner, loader, device) for phase, loader in zip(config.forms, metadata, strict=True)
+        _plan_one_step(phase, learner, loader, device)
+        for phase, loader in zip(config.phase_configs, metadata, strict=True)
     ]
     fractions = PhaseFractions(
         tuple(phase["share"] for phase in config.phases),
         tuple(single.tokens_per_step for single in singles),
         tuple(single.flops_per_step for single in singles),
-        tuple(phase.optimizer.lr / config.optimizer.lr for phase in config.forms),
+        tuple(phase.optimizer.lr / config.optimizer.lr for phase in config.phase_configs),
     )
 
     def plan_mean_step(budget: str) -> RunPlan:

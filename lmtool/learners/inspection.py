@@ -55,7 +55,7 @@ class Statistic:
         return self.total / (self.count or 1.0)
 
     @property
-    def defined(self) -> float | None:
+    def expected_value(self) -> float | None:
         """The value that the definition requires; None without a definition."""
         return None if self.expected is None else self.expected / (self.count or 1.0)
 
@@ -78,11 +78,11 @@ class Statistic:
 
     def holds(self, tested: int) -> bool:
         """Returns whether the statistic agrees with its definition. tested: the number of simultaneous intervals."""
-        if self.expected is None or self.defined is None:
+        if self.expected is None or self.expected_value is None:
             return True
         if self.exact:
             return self.total == self.expected
-        return abs(self.measured - self.defined) <= self.half_width(tested)
+        return abs(self.measured - self.expected_value) <= self.half_width(tested)
 
 
 class RunningStatistics:

@@ -82,7 +82,7 @@ class Tuning(Protocol):
 
     def on_step(self, learner: object, step: int) -> None: ...
 
-    def delta(self, learner: object) -> set[str]:
+    def delta_names(self, learner: object) -> set[str]:
         """Returns the names of the tensors by which the tuned model differs from the model before."""
         ...
 

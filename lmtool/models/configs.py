@@ -252,7 +252,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def has_limited_positions(self) -> bool:
-        return self.positions.ends
+        return self.positions.has_limit
 
     @property
     def inner_size(self) -> int:

@@ -24,7 +24,7 @@ class PositionsConfig(Config):
 
     even_heads: ClassVar[bool] = False
     """Whether the width of a head must be even."""
-    ends: ClassVar[bool] = False
+    has_limit: ClassVar[bool] = False
     """Whether the number of positions is limited, so that virtual tokens use some of them."""
 
     name: str = Field(description="Kind of positions.")
@@ -34,7 +34,7 @@ class PositionsConfig(Config):
 class LearnedPositionsConfig(PositionsConfig):
     """A learned vector per position, for model.max_positions positions (Gehring et al. 2017; BERT, GPT-2)."""
 
-    ends: ClassVar[bool] = True
+    has_limit: ClassVar[bool] = True
 
     name: Literal["learned"] = Field("learned", description="A learned vector per position.")
 

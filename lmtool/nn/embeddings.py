@@ -60,7 +60,7 @@ class StackInput(nn.Module):
 def reserved_positions(embed: StackInput, ahead: int = 0) -> int:
     """Returns the positions that virtual tokens and a prefix of this length take from a text; 0 if positions are
     unbounded."""
-    return embed.virtual_count + ahead if embed.position.ends else 0
+    return embed.virtual_count + ahead if embed.position.has_limit else 0
 
 
 class _LookUp(torch.autograd.Function):

@@ -56,7 +56,7 @@ class Position(nn.Module):
     """Whether `score` adds to the attention scores, which the variable-length kernels cannot do."""
     weighs: ClassVar[bool] = False
     """Whether `value` adds to the attention's result, which needs the weights; no fused kernel returns them."""
-    ends: ClassVar[bool] = False
+    has_limit: ClassVar[bool] = False
     """Whether there is a last position."""
 
     def check(self, longest: int, virtual: int = 0) -> None:
@@ -100,7 +100,7 @@ class Learned(Position):
     """A table with one vector per position (Gehring et al. 2017; BERT, GPT-2). `weight`: (offset + max_positions,
     H)."""
 
-    ends: ClassVar[bool] = True
+    has_limit: ClassVar[bool] = True
 
     def __init__(self, max_positions: int, hidden_size: int, offset: int = 0):
         super().__init__()

@@ -34,7 +34,7 @@ _BROKEN = "DOES NOT HOLD"
 class InspectionScreen:
     """The inspection of one configuration, or of one phase of a run.
 
-    fact: a line about the outcome, such as the measured fractions of masked tokens; may be empty. examples: from
+    finding: a line about the outcome, such as the measured fractions of masked tokens; may be empty. examples: from
     `Inspector.describe`. statistics: rows under `_HEADER`. broken: indices of statistics whose measured value
     contradicts the expected one. summary: one line, such as "all 7 checks hold". checks: the summary, followed by what
     was checked.
@@ -42,7 +42,7 @@ class InspectionScreen:
     """
 
     heading: str
-    fact: str
+    finding: str
     examples: Sequence[JsonMapping]
     statistics: Sequence[Sequence[str]]
     broken: frozenset[int]
@@ -54,8 +54,8 @@ class InspectionScreen:
 def print_inspection(output: Output, screen: InspectionScreen, brief: bool = False) -> None:
     """Prints the heading, the examples with a legend, and the statistics; if brief, only the heading and summary."""
     output.paragraph(screen.heading, "bold")
-    if screen.fact:
-        output.paragraph(screen.fact, "bold green")
+    if screen.finding:
+        output.paragraph(screen.finding, "bold green")
     if brief:
         output.paragraph(screen.summary, "bold red" if screen.broken else None)
         return
@@ -205,7 +205,7 @@ def inspection_html(screen: InspectionScreen) -> str:
     words = _legend(texts)
     checks = [*screen.definitions, screen.checks]
     return "".join([
-        f"<p><b>{html.escape(screen.fact)}</b></p>" if screen.fact else "",
+        f"<p><b>{html.escape(screen.finding)}</b></p>" if screen.finding else "",
         *examples,
         html.paragraph(words) if words else "",
         html.scrolling_table(html.table([*_HEADER, ""], _statistics_rows(screen))),

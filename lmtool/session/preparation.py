@@ -62,8 +62,8 @@ class PretrainPreparation:
         tokenizer = tokenizer or self.trained_tokenizer(on_stage)
         require_fit(config, tokenizer)
         by_phase: list[dict[str, SplitData]] = []
-        sections = [phase.data for phase in config.forms]
-        for number, phase in enumerate(config.forms):
+        sections = [phase.data for phase in config.phase_configs]
+        for number, phase in enumerate(config.phase_configs):
             # Phases with the same `data` section share the tokenized text of the first of them.
             first = sections.index(phase.data)
             splits = ("train", "validation") if first == number else ()
@@ -99,7 +99,7 @@ class PretrainPreparation:
         """Trains a tokenizer on the text of a `data` section; None means the section of the first phase."""
         config = self.config
         size = config.tokenizer.vocab_size or config.model.vocab_size
-        source = self.source(data or config.forms[0].data, on_stage)
+        source = self.source(data or config.phase_configs[0].data, on_stage)
         return trained_tokenizer(config.tokenizer, source, size, config.cache_dir, on_stage)
 
     def split(self, config: PretrainConfig, split: str, tokenizer: Tokenizer, on_stage: OnStage) -> SplitData:
@@ -116,7 +116,7 @@ class PretrainPreparation:
 
     def _provenance(self, on_stage: OnStage) -> tuple[Contents, JsonObject]:
         """Returns the hashes of the data of all phases, and metadata of the data for the first screen."""
-        phase_configs = self.config.forms
+        phase_configs = self.config.phase_configs
         first = self.source(phase_configs[0].data, on_stage)
         contents = contents_of(self.tasks, (phase_configs[0].data.name, first))
         metadata = {**first.metadata(), **{f"task {name}": task.metadata for name, task in self.tasks.items()}}

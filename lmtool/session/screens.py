@@ -196,7 +196,9 @@ def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[Ra
     data and the plan. learning_rates: the table of learning rates. state: the counters of the checkpoint that the run
     resumes from; empty for a new run."""
     opened, config = session.run, session.config
-    longest = max(phase.max_length for phase in (config.forms if isinstance(config, PretrainConfig) else (config,)))
+    longest = max(
+        phase.max_length for phase in (config.phase_configs if isinstance(config, PretrainConfig) else (config,))
+    )
     remarks = never_trained_warning(learning_rates), config.model.remark(longest), _missing_rows(opened, state)
     for warning in (*warnings, *filter(None, remarks)):
         opened.output.line(f"warning: {warning}", "yellow")

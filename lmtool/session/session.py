@@ -120,7 +120,7 @@ def build_phases(
         texts: For each phase, its data by split.
     """
     phases = []
-    for phase_config, data in zip(config.forms if config.phases else (config,), texts, strict=True):
+    for phase_config, data in zip(config.phase_configs if config.phases else (config,), texts, strict=True):
         examples_learner = learner
         if phase_config.objective != config.objective:
             # A learner on the meta device, without weights, makes the examples of the phase's objective.
@@ -138,7 +138,7 @@ def load_and_plan(
     if not isinstance(config, PretrainConfig) or not config.phases:
         return loaders[0], plan_of(config, learner, loaders[0].metadata(), precision)
     plan, fractions = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
-    sections = [phase.data for phase in config.forms]
+    sections = [phase.data for phase in config.phase_configs]
     # Whether each phase reads the same text as the phase before it.
     same_text = [section == before for section, before in zip(sections, [sections[0], *sections], strict=False)]
     return PhasedLoader(loaders, fractions, same_text), plan

@@ -85,7 +85,7 @@ def with_output_settings(
     if not section.store:
         return teacher if top_k is None else TopWordsTeacher(*fields, top_k=top_k, temperatures=temperatures)
     states = "states" in section.terms
-    generation = config.learns.text_generation if isinstance(config.learns, TaskConfig) else None
+    generation = config.learner_config.text_generation if isinstance(config.learner_config, TaskConfig) else None
     # Texts that the teacher generates are part of the examples, so their settings are part of the identity.
     plain_generation = None if generation is None or section.targets == "gold" else generation.model_dump(mode="json")
     return StoredTeacher(
@@ -298,12 +298,12 @@ def read_teacher(config: TrainingConfig, path: str, tokenizer: Tokenizer, precis
     """
     trained = read_trained(path, config.offline, precision)
     same_tokenizer = trained.tokenizer.same_encoding(tokenizer)
-    if one_vocabulary(config.distill, config.learns) and not same_tokenizer:
+    if one_vocabulary(config.distill, config.learner_config) and not same_tokenizer:
         raise UserError(
             f"the tokenizer of distill.teacher={path} differs from the student's: it cannot read the student's batches",
             f"set tokenizer=folder tokenizer.path={path}, or use a teacher with the student's tokenizer",
         )
-    spec, student_learns = TeacherSpec(path, trained.saved), config.learns
+    spec, student_learns = TeacherSpec(path, trained.saved), config.learner_config
     parts: list[Any] = []
     heads: dict[str, LoadedHead] = {}
     for member in student_learns.member_configs():

@@ -41,7 +41,7 @@ class _TunedBlueprint:
     """A pretraining configuration with a tuning method, from which `assemble` builds a learner."""
 
     config: PretrainConfig
-    tuned_by: TuningConfig | None
+    tuning_config: TuningConfig | None
     exits: tuple[int, ...] = ()
 
     @property
@@ -53,8 +53,8 @@ class _TunedBlueprint:
         return self.config.seed
 
     @property
-    def learns(self) -> ObjectiveConfig:
-        return self.config.learns
+    def learner_config(self) -> ObjectiveConfig:
+        return self.config.learner_config
 
 
 @dataclass(frozen=True)
@@ -121,17 +121,19 @@ class Trained:
         return tasks[name]
 
     def learner(
-        self, learns: TaskConfig | ObjectiveConfig | None = None, heads: Mapping[str, LoadedHead] | None = None
+        self, learner_config: TaskConfig | ObjectiveConfig | None = None, heads: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
-        """Builds the complete learner on its device, in evaluation mode. learns: the objective or task to build instead
-        of the checkpoint's; None means the checkpoint's. heads: by task, the checkpoint's head to use where its name or
-        the order of its classes differs from the task's. Raises UserError if the weights do not fit."""
+        """Builds the complete learner on its device, in evaluation mode. learner_config: the objective or task to build
+        instead of the checkpoint's; None means the checkpoint's. heads: by task, the checkpoint's head to use where its
+        name or the order of its classes differs from the task's. Raises UserError if the weights do not fit."""
         weights = self.weights
         for name, head in (heads or {}).items():
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))
-        for member in learns.member_configs() if isinstance(learns, TaskConfig) and heads is not None else ():
+        for member in (
+            learner_config.member_configs() if isinstance(learner_config, TaskConfig) and heads is not None else ()
+        ):
             weights = replace(weights, tensors=member.with_unstored_tensors(weights.tensors))
-        learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learns=learns)
+        learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learner_config=learner_config)
         return learner.to(self.precision.device).eval()
 
 

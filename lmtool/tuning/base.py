@@ -91,7 +91,7 @@ def new_module(learner: nn.Module, kind: Callable[..., AnyModule], *arguments: o
 
 
 @torch.no_grad()
-def draw_as_torch(module: nn.Module, seed: int, prefix: str) -> None:
+def initialize_like_torch(module: nn.Module, seed: int, prefix: str) -> None:
     """Initializes a module with torch's default distributions, but with a generator per tensor.
 
     Linear maps and LSTMs are uniform within 1 / sqrt(number of inputs, or for an LSTM of states); all other parameters
@@ -169,7 +169,7 @@ class TuningMethod(ABC):
     def on_step(self, learner: BaseLearner, step: int) -> None:  # noqa: B027 most methods do nothing here
         """Called before the forward pass of each optimizer step."""
 
-    def delta(self, learner: BaseLearner) -> set[str]:
+    def delta_names(self, learner: BaseLearner) -> set[str]:
         """Returns the names of the tensors that distinguish the tuned learner from its base: trained or added
         tensors."""
         return {*learner.trainable_names, *learner.added_names}

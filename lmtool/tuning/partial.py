@@ -33,7 +33,7 @@ class FullTuning(TuningMethod):
             for name in names:
                 parameters[name].requires_grad_(False)
 
-    def delta(self, learner: BaseLearner) -> set[str]:
+    def delta_names(self, learner: BaseLearner) -> set[str]:
         """Returns the names of all tensors, because a checkpoint of full finetuning is complete."""
         return set(learner.state_dict())
 

@@ -22,7 +22,7 @@ from lmtool.nn.prefix import KeyPrefix, VirtualTokens
 from lmtool.nn.stack import Stack
 from lmtool.random_streams import Permutation
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, new_module, stacks
+from lmtool.tuning.base import TuningMethod, freeze, initialize_like_torch, new_module, stacks
 from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig, TuningConfig
 from lmtool.types import ParameterGroup
 
@@ -229,7 +229,7 @@ def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int |
             if inner_size is None
             else new_module(learner, MappedPrefix, length, depth, width, hidden_size, inner_size)
         )
-        draw_as_torch(prefix, seed, f"{slot.name}.")
+        initialize_like_torch(prefix, seed, f"{slot.name}.")
         setattr(slot.stack, slot.attribute, prefix)
 
 
@@ -292,7 +292,7 @@ class PTuning(TuningMethod):
             return
         width, after = embed.token.weight.shape[1], tokens_before_prompt(learner.backbone)
         embed.virtual = new_module(learner, EncodedTokens, config.length, width, after, config.encoder == "lstm")
-        draw_as_torch(embed.virtual, seed, PROMPT_PREFIX)
+        initialize_like_torch(embed.virtual, seed, PROMPT_PREFIX)
 
     @torch.no_grad()
     def fold(self, learner: BaseLearner) -> TuningConfig:

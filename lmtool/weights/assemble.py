@@ -115,10 +115,10 @@ class Blueprint(Protocol[BuiltCo]):
     def seed(self) -> int: ...
 
     @property
-    def learns(self) -> LearnerBuilder[BuiltCo]: ...
+    def learner_config(self) -> LearnerBuilder[BuiltCo]: ...
 
     @property
-    def tuned_by(self) -> TuningConfig | None:
+    def tuning_config(self) -> TuningConfig | None:
         """The `tuning` section, or None."""
 
     @property
@@ -131,7 +131,7 @@ def assemble(
     tokenizer: Tokenizer | None,
     start: Weights | None = None,
     trained: Weights | None = None,
-    learns: LearnerBuilder[Built] | None = None,
+    learner_config: LearnerBuilder[Built] | None = None,
     earlier: Sequence[Weights] = (),
 ) -> tuple[Built, LoadReport | None]:
     """Builds a learner on the default device, applies its tuning method and loads its weights.
@@ -142,7 +142,7 @@ def assemble(
         start: Weights from which a run starts. They are loaded before tuning is applied. Heads that they lack keep
             their initial values.
         trained: Weights of this learner after training. They are loaded after tuning is applied, and must be complete.
-        learns: The objective or task to use in place of the configured one.
+        learner_config: The objective or task to use in place of the configured one.
         earlier: Weights of earlier runs whose parameters the tuning method reuses (stacked adapters, adapter fusion).
 
     Returns:
@@ -151,23 +151,23 @@ def assemble(
     Raises:
         UserError: If a checkpoint does not fit, or if no parameter is trainable.
     """
-    backbone, tuned_by = build(config.model, config.seed), config.tuned_by
+    backbone, tuning_config = build(config.model, config.seed), config.tuning_config
     if tokenizer is not None:
         backbone.spell(tokenizer)
-    method = None if tuned_by is None else build(tuned_by)
+    method = None if tuning_config is None else build(tuning_config)
     if method is not None:
         method.prepare(backbone)
-    learner = (learns or config.learns).learner(backbone, tokenizer, config.seed)
+    learner = (learner_config or config.learner_config).learner(backbone, tokenizer, config.seed)
     add_exits(learner, config.exits)
     report = None
     if start is not None:
         report = replace(load_into(learner, start.tensors, start.origin), ignored=start.ignored)
-    if method is not None and tuned_by is not None:
-        schemes = [build(scheme) for scheme in tuned_by.schemes]
+    if method is not None and tuning_config is not None:
+        schemes = [build(scheme) for scheme in tuning_config.schemes]
         learner.tune(method, None if report is None else frozenset(report.new), schemes)
         if not any(parameter.requires_grad for parameter in learner.parameters()):
             raise UserError(
-                f"tuning={tuned_by.name} trains no parameter of model={config.model.name}", "set tuning=full"
+                f"tuning={tuning_config.name} trains no parameter of model={config.model.name}", "set tuning=full"
             )
         if earlier:
             method.build_on(learner, [(weights.origin, weights.tensors) for weights in earlier])

@@ -106,7 +106,7 @@ def base_tensor_names(learner: BaseLearner, loaded_parts: Collection[str]) -> fr
     """
     if learner.tuning is None:
         return frozenset()
-    changed_names = learner.tuning.delta(learner) | {
+    changed_names = learner.tuning.delta_names(learner) | {
         name for group in learner.parameter_groups() for name, _ in group.parameters
     }
     parameters = dict(learner.named_parameters(remove_duplicate=False))

@@ -189,7 +189,7 @@ class SavedModel:
         model: The model's configuration.
         tensors: The checkpoint's tensors, which determine its heads.
         task: The `task` section of a finetuned checkpoint, or None.
-        tuned_by: The `tuning` section, or None.
+        tuning_config: The `tuning` section, or None.
         seed: Seed of the run.
         exits: Layers with early exits.
     """
@@ -197,12 +197,12 @@ class SavedModel:
     model: ModelConfig
     tensors: Mapping[str, Tensor]
     task: JsonMapping | None
-    tuned_by: TuningConfig | None
+    tuning_config: TuningConfig | None
     seed: int
     exits: tuple[int, ...] = ()
 
     @property
-    def learns(self) -> SavedModel:
+    def learner_config(self) -> SavedModel:
         """The builder of the learner, which is this object."""
         return self
 
@@ -272,7 +272,7 @@ def merge_tuned(weights: Weights, saved: Mapping[str, object]) -> Weights:
     checkpoint, tuned or not. saved: the checkpoint's configuration. Returns the merged weights; the same object if
     there is nothing to merge. Raises UserError if the weights of the tuning method cannot be merged."""
     model = saved_model(weights.origin, saved, weights.tensors)
-    if model.tuned_by is None:
+    if model.tuning_config is None:
         return weights
     with torch.device("meta"):
         planned, _ = assemble(model, None)
@@ -320,12 +320,12 @@ def fold_checkpoint(
         The new content of the checkpoint; None if there is nothing to replace.
     """
     model = saved_model(weights.origin, saved, weights.tensors)
-    if model.tuned_by is None:
+    if model.tuning_config is None:
         return None
     parts, _ = assemble(model, None, trained=weights)
     assert parts.tuning is not None
     added_before, config = parts.added_names, parts.tuning.fold(parts)
-    if config == model.tuned_by:
+    if config == model.tuning_config:
         return None
     state = parts.state_dict()
     tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in added_before}

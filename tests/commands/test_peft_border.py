@@ -291,7 +291,7 @@ def tuned_checkpoint(folder: Path, section: dict[str, Any], output: Path) -> Non
     parts.loss_weights = dict.fromkeys(["classifier"], 1.0) if parts.task else {}
     parts.tune(build(method), frozenset())
     randomized(parts)
-    own = {name: parts.state_dict()[name] for name in parts.tuning.delta(parts)}
+    own = {name: parts.state_dict()[name] for name in parts.tuning.delta_names(parts)}
     held = {name: tensor for name, tensor in read(str(folder)).tensors.items() if name not in own}
     names = tuple(sorted({part_of(name) for name in held}))
     beside = Base(str(folder), str(folder), None, names, digest(held), loaded.tokenizer.fingerprint)

@@ -236,7 +236,7 @@ def test_what_does_not_go_with_phases(base: dict[str, Any], phases: Any, more: A
 
 def test_passes_of_one_length_may_be_counted(base: dict[str, Any]) -> None:
     config = decode(base, HALF, {"objective.probability": 0.3}, max_epochs=2.0)
-    assert [form.objective.probability for form in config.forms] == [0.15, 0.3]
+    assert [form.objective.probability for form in config.phase_configs] == [0.15, 0.3]
 
 
 def test_what_is_typed_and_what_is_saved_are_one(base: dict[str, Any]) -> None:
@@ -247,6 +247,6 @@ def test_what_is_typed_and_what_is_saved_are_one(base: dict[str, Any]) -> None:
     saved = json.loads(config.model_dump_json())
     assert normalize(saved["phases"]) == saved["phases"]
     again = decode_config("pretrain", saved, reads_checkpoint=False)
-    assert again.forms == config.forms and config.forms[0].optimizer.lr == 0.01
-    assert config.forms[0].data.name == "pydocs" and config.forms[1].data.path == "x.txt"
-    assert config.forms[1].data.documents == "joined"
+    assert again.phase_configs == config.phase_configs and config.phase_configs[0].optimizer.lr == 0.01
+    assert config.phase_configs[0].data.name == "pydocs" and config.phase_configs[1].data.path == "x.txt"
+    assert config.phase_configs[1].data.documents == "joined"

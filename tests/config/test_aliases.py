@@ -67,7 +67,9 @@ def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
     for choice in typed.choices:
         group, _, name = choice.partition("=")
         entry = tables.lookup(group, name)
-        if entry is not None and group not in tables.SEVERAL:  # others are files, which are read when they are chosen
+        if (
+            entry is not None and group not in tables.MULTI_SELECT_GROUPS
+        ):  # others are files, which are read when they are chosen
             data = {**data, group: {**option(group, name), tables.choices(COMMANDS[verb])[group].key: name}}
     values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in accepted.groups], accepted)
     try:

@@ -316,7 +316,7 @@ def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizer
     pooler = new is None or "heads.pooler" in new
     learns = {name.rsplit(".", 2)[0] for name, parameter in learner.named_parameters() if parameter.requires_grad}
     assert learns == ({"heads.sst2", "heads.pooler"} if pooler else {"heads.sst2"})
-    assert {name.rsplit(".", 2)[0] for name in learner.tuning.delta(learner)} == learns
+    assert {name.rsplit(".", 2)[0] for name in learner.tuning.delta_names(learner)} == learns
     batch = batch_of(examples_of(learner, data.train, 32, "train"), range(6))
     _, gradients = step(learner, [batch])
     assert {name.rsplit(".", 2)[0] for name in gradients} == learns

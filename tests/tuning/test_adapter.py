@@ -87,7 +87,7 @@ def test_neutral_then_learning_alone(family: str, placement: str) -> None:
     )
     # Adam moves whatever has a gradient; what follows a ReLU may have none.
     assert moved <= learns and {name for name in learns - moved} <= {name for name in learns if ".down." in name}
-    assert learner.tuning.delta(learner) == learns
+    assert learner.tuning.delta_names(learner) == learns
     assert {id(parameter) for parameter in optimizer.state} <= {
         id(parameter) for parameter in learner.parameters() if parameter.requires_grad
     }
@@ -111,7 +111,9 @@ def test_saved_and_built_again_it_gives_the_same(family: str, fields: dict[str, 
     train(learner)
     assert {name for name, sha in hashes(learner).items() if sha != before[name]}.isdisjoint(frozen)
     assert any("_adapter." in name for name in frozen) == (fields["name"] == "adapter_fusion" or "stack_on" in fields)
-    blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**fields), exits=())
+    blueprint = SimpleNamespace(
+        model=config, seed=0, learner_config=build(TASK), tuning_config=tuning_config(**fields), exits=()
+    )
     tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
     assert torch.equal(outputs_of(again), outputs_of(learner)) and again.added_names == learner.added_names
@@ -172,7 +174,9 @@ def test_a_fusion_learns_how_trained_adapters_are_mixed() -> None:
     maps = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight")
     own = {f"backbone.layers.{layer}.ffn_adapter.{name}" for layer in range(2) for name in maps}
     assert learns == own | {name for name, _ in learner.named_parameters() if name.startswith(HEAD)}
-    assert learner.tuning.delta(learner) == learns | learner.added_names and len(learner.added_names) == 2 * (5 + 2 * 4)
+    assert learner.tuning.delta_names(learner) == learns | learner.added_names and len(learner.added_names) == 2 * (
+        5 + 2 * 4
+    )
     (penalty,) = learner.penalties().values()
     assert penalty.item() == pytest.approx(0.01 * 2 * 16 * 15 * 1e-12, rel=1e-3)
     with torch.no_grad():

@@ -76,7 +76,7 @@ def test_neutral_then_learning_then_merged(family, name):
     # All that learns moves, but for what has no part in the output: the biases of keys move no softmax.
     still = {name for name in learns - moved if not name.endswith(".k_proj.bias")}
     assert moved <= learns and not still
-    assert learner.tuning.delta(learner) == learns and learner.added_names <= learns
+    assert learner.tuning.delta_names(learner) == learns and learner.added_names <= learns
     assert all(parameter.grad is None for parameter in learner.parameters())
     states = {id(parameter) for parameter in optimizer.state}
     assert states <= {id(parameter) for parameter in learner.parameters() if parameter.requires_grad}
@@ -95,7 +95,9 @@ def test_saved_and_built_again_it_gives_the_same(family, tuning):
     config = model_config(family)
     learner = tuned(config, tuning)
     train(learner)
-    blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**tuning), exits=())
+    blueprint = SimpleNamespace(
+        model=config, seed=0, learner_config=build(TASK), tuning_config=tuning_config(**tuning), exits=()
+    )
     tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
     assert torch.equal(outputs_of(again), outputs_of(learner))
@@ -236,7 +238,7 @@ def test_nothing_to_learn_is_refused():
     assert "tuning=lora" in refused(head, t5, words).hint
     assert refused(head, model_config("t5", tied=False), words) is None and refused(head, t5, TASK) is None
     headless = SimpleNamespace(learner=lambda backbone, *_: ModelWithHeads(backbone, 0))
-    blueprint = SimpleNamespace(model=t5, seed=0, tuned_by=head, learns=headless, exits=())
+    blueprint = SimpleNamespace(model=t5, seed=0, tuning_config=head, learner_config=headless, exits=())
     with pytest.raises(UserError, match="trains no parameter"):
         assemble(blueprint, None)
 

@@ -94,7 +94,7 @@ class PlanKeys(RunKeys):
 
 
 @dataclass(frozen=True)
-class Looking(RunKeys):
+class InspectKeys(RunKeys):
     """Keys of `inspect`. n: examples to print. tokens: tokens to measure. brief: print only deviations and the result
     of the checks. output: file for the examples as JSON lines, or a page if it ends in .html, or None."""
 
@@ -112,7 +112,7 @@ class Looking(RunKeys):
 
 
 @dataclass(frozen=True)
-class Profiling(RunKeys):
+class ProfileKeys(RunKeys):
     """steps: steps to profile. output: new folder for the trace and the table, or None: runs/profile-..."""
 
     steps: int = 5

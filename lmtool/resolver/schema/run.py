@@ -163,7 +163,7 @@ class PretrainConfig(RunConfig):
         "max_steps": "10000 if no other budget is set; the first budget reached ends the run; null: no limit"
     }
 
-    tuned_by: ClassVar[None] = None
+    tuning_config: ClassVar[None] = None
     default_budget: ClassVar[tuple[str, float]] = ("max_steps", 10_000)
 
     auto: ClassVar[dict[str, Auto]] = {
@@ -199,7 +199,7 @@ class PretrainConfig(RunConfig):
         return variants(data)
 
     @property
-    def forms(self) -> tuple[PretrainConfig, ...]:
+    def phase_configs(self) -> tuple[PretrainConfig, ...]:
         """The configuration of each phase; without phases, that of the run."""
         data = json.loads(self.model_dump_json())
         phases = [PretrainConfig.model_validate_json(json.dumps(overridden(data, phase))) for phase in self.phases]
@@ -208,10 +208,10 @@ class PretrainConfig(RunConfig):
     @property
     def last(self) -> PretrainConfig:
         """The configuration of the last phase, in which held-out text is scored."""
-        return self.forms[-1]
+        return self.phase_configs[-1]
 
     @property
-    def learns(self) -> ObjectiveConfig:
+    def learner_config(self) -> ObjectiveConfig:
         """The section that defines the objective or the task."""
         return self.objective
 
@@ -266,12 +266,12 @@ class FinetuneConfig(RunConfig):
         return {**data, "max_length": min(length, max(positions - _positions_taken(data), SHORTEST))}
 
     @property
-    def learns(self) -> TaskConfig:
+    def learner_config(self) -> TaskConfig:
         """The section that defines the objective or the task."""
         return self.task
 
     @property
-    def tuned_by(self) -> TuningConfig:
+    def tuning_config(self) -> TuningConfig:
         """The section of the tuning method."""
         return self.tuning
 

@@ -108,7 +108,7 @@ _TABLE = (
     ),
     Verb(
         "inspect", "what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3",
-        reads="run", keys="inspection:Looking",
+        reads="run", keys="inspection:InspectKeys",
         notes=(
             "n=3: examples to print; tokens=200000: tokens to measure; brief=true: print only deviations",
             "output=FILE: write the examples as JSON lines; output=FILE.html: write everything as a page",
@@ -137,7 +137,7 @@ _TABLE = (
     ),
     Verb(
         "profile", "where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5",
-        reads="run", keys="inspection:Profiling", action="runs a few steps of",
+        reads="run", keys="inspection:ProfileKeys", action="runs a few steps of",
         notes=("steps=5: steps to profile, after 2 of warm-up; output=FOLDER: write the trace and the table",),
     ),
     Verb("resume", "resume a stopped run", "lmtool resume runs/NAME", reads="saved run"),

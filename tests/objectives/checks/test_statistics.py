@@ -110,7 +110,7 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
         stats.statistics[name]
         for name in ("samples that are the original token", "negative log-probability of a sample, nats")
     )
-    assert surprise.defined < np.log(tokens.vocab_size) - 0.3 and kept.count > 500
+    assert surprise.expected_value < np.log(tokens.vocab_size) - 0.3 and kept.count > 500
 
     def best(head, hidden, table, _, vocabulary):
         return head(hidden, table)[:, :vocabulary].argmax(-1)
@@ -163,7 +163,7 @@ def test_chances_of_their_own_add_up():
     stats = RunningStatistics()
     stats.fraction("a", 3, 10, np.linspace(0.1, 0.4, 10))
     statistic = stats.statistics["a"]
-    assert (statistic.expected, statistic.defined) == (pytest.approx(2.5), pytest.approx(0.25))
+    assert (statistic.expected, statistic.expected_value) == (pytest.approx(2.5), pytest.approx(0.25))
     assert statistic.measured == 0.3
     stats.never("b", 0)
     stats.report("c", 5, 10)
