@@ -152,8 +152,8 @@ def _screen_of(stats: RunningStatistics, heading: str, finding: str, examples: l
     ]
     verdict = f"all {checked} checks hold" if not broken else f"{len(broken)} of {checked} checks do not hold"
     return InspectionScreen(
-        heading, finding, examples, [_row(statistic, stats.tested) for statistic in visible_statistics], broken, verdict,
-        f"{verdict}: {'; '.join(filter(None, parts))}",
+        heading, finding, examples, [_row(statistic, stats.tested) for statistic in visible_statistics], broken,
+        verdict, f"{verdict}: {'; '.join(filter(None, parts))}",
         [f"{name}: defined as {definition}" for name, definition in stats.remarks.items()],
     )  # fmt: skip
 

@@ -156,7 +156,7 @@ def test_a_tokenizer_of_the_hub(
     capsys.readouterr()
     pretrain("other", *wanted, "objective=mlm", "max_steps=1", status=2)
     captured = capsys.readouterr()
-    assert "tokenizer.path=hf://some/bert: tokenizer.json of some/bert@main: not in the hub's cache" in captured.err
+    assert "tokenizer.path=hf://some/bert: tokenizer.json of some/bert@main is not in the hub's cache" in captured.err
     assert "use a local folder" in captured.err and "reading" not in captured.out and not Path("runs/other").exists()
     pretrain("other", "tokenizer=folder", "tokenizer.path=no", "objective=mlm", "max_steps=1", status=2)
     assert "tokenizer.path=no: no such folder" in capsys.readouterr().err
