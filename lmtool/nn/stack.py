@@ -220,9 +220,9 @@ class Stack(nn.Module):
         UserError if there are too few positions."""
         virtual = embed.virtual_count
         embed.position.check(capacity + virtual + self.ahead, virtual + self.ahead)
-        return Cache(len(list(self.depth())), documents, capacity + virtual, ahead=self.ahead)
+        return Cache(len(list(self.applied_layers())), documents, capacity + virtual, ahead=self.ahead)
 
-    def depth(self) -> Iterator[nn.Module]:
+    def applied_layers(self) -> Iterator[nn.Module]:
         """Yields the layers in the order they are applied."""
         yield from self.layers
 
@@ -254,7 +254,7 @@ class Stack(nn.Module):
         """Returns hidden states (T, H) of the stack, or (M, H) of the tokens with the flat indices `read_M`. encoded: a
         decoder's encoder output. last: replaces the last layer."""
         first, x_TH = 0, state.x_TH
-        layers: list[Callable[[Tensor, Context], Tensor]] = list(self.depth())
+        layers: list[Callable[[Tensor, Context], Tensor]] = list(self.applied_layers())
         if last is not None:
             layers[-1] = last
         if self.tap is not None:
@@ -354,7 +354,7 @@ def attention_path(
             continue
         if stack.blocks is not None:
             paths[_BLOCKS] = f"in texts of more than {stack.blocks.longest_dense} tokens"
-        for number, layer in enumerate(stack.depth()):
+        for number, layer in enumerate(stack.applied_layers()):
             attentions = [part for part in layer.modules() if isinstance(part, SelfAttention)]
             prefixed.update(attentions if stack.ahead and stack.causal else ())
             windows |= dict.fromkeys(attentions, stack.mask(number, sample).window)
