@@ -273,7 +273,7 @@ def _backbone_works(
         # A decoder's token attends to half of its text on average.
         encoder_context = encoder_length + backbone.encoder.ahead
         decoder_context = decoder_length / 2 + backbone.decoder.ahead
-        cross_context = encoder_length + backbone.decoder.crossed
+        cross_context = encoder_length + backbone.decoder.cross_ahead
         encoder_values = embedding + _matrix_values(encoder) + cross_keys
         decoder_values = embedding + _matrix_values(decoder) - cross_keys
         cross_width = sum(_head_width(cross) for cross in cross_attentions)

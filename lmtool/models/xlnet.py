@@ -151,7 +151,7 @@ class Xlnet(Encoder):
         if rng is not None:
             # The query stream's dropout is independent of the content stream's.
             number_S = (torch.arange(tokens + count, device=device) >= tokens).long()
-            rng = rng.inserted(torch.cat([content_T, send(query_M, device)]), number_S)
+            rng = rng.insert_virtual(torch.cat([content_T, send(query_M, device)]), number_S)
         query_MH = self.query.weight.expand(count, -1).to(state.x_TH.dtype)
         query_MH = self.embed.dropout(query_MH, None if rng is None else rng.rows(stream_M))
         two_streams = replace(
