@@ -12,9 +12,9 @@ import os
 import sys
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-with contextlib.suppress(OSError):  # the working folder is gone
+with contextlib.suppress(OSError):  # the working folder may have been deleted
     if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-        if os.path.samefile(sys.path[0], _ROOT):  # for the processes that are started from here
+        if os.path.samefile(sys.path[0], _ROOT):  # so that child processes import this lmtool too
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
         else:
             del sys.path[0]

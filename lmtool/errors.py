@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# The exit statuses.
 DONE = 0
 FAULT = 1
 USER_ERROR = 2
@@ -55,8 +56,8 @@ class Problem:
     absent: bool = False
 
 
-# System errors that the user can fix: full or read-only disks, quotas, permissions, names.
-_FIXABLE = {
+# The hints for system errors that the user can fix. {action}: what to do elsewhere, such as "put run_dir=".
+_SYSTEM_HINTS = {
     errno.ENOSPC: "free some space, or {action} on another disk",
     errno.EDQUOT: "free some of your quota, or {action} on another disk",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), or {action} on another disk",
@@ -64,9 +65,9 @@ _FIXABLE = {
     errno.EACCES: "{action} in a folder you may read and write",
     errno.EPERM: "{action} in a folder you may read and write",
     errno.ENAMETOOLONG: "use a shorter name",
-    errno.EIO: "the disk reports an error: {action} on another disk",
-    errno.ENOTDIR: "a part of the path is a file: {action} in another folder",
-    errno.EISDIR: "a folder has the name of this file: {action} in another folder",
+    errno.EIO: "{action} on another disk: this one reports an error",
+    errno.ENOTDIR: "{action} in another folder: a part of this path is a file",
+    errno.EISDIR: "{action} in another folder: a folder here has the name of this file",
     errno.ELOOP: "remove the link (lmtool does not write through it), or {action} in another folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "raise the limit on open files, or end other programs",
@@ -76,7 +77,7 @@ _FIXABLE = {
 
 def cannot_write(path: Path, error: OSError, key: str = "run_dir") -> UserError:
     """Returns the error for a failed write. key: the key that sets the folder."""
-    hint = _FIXABLE.get(error.errno or 0, "{action} in another folder")
+    hint = _SYSTEM_HINTS.get(error.errno or 0, "{action} in another folder")
     return UserError(f"cannot write {path}: {_reason(error)}", hint.format(action=f"put {key}="))
 
 
@@ -87,7 +88,7 @@ def system_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = _FIXABLE.get(error.errno or 0)
+        hint = _SYSTEM_HINTS.get(error.errno or 0)
         if hint is None:
             raise
         prefix = f"{error.filename}: " if error.filename is not None else ""
@@ -109,8 +110,8 @@ class ConfigError(UserError):
         super().__init__(first.message, first.hint)
 
     def inside(self, origin: str, hint: str) -> ConfigError:
-        """Returns the same errors in a configuration that was read from a file. origin: the file. hint: what to do
-        about it; an error about plugins keeps its own hint, because plugins are typed on the command line."""
+        """Returns the same errors, for a configuration that was read from a file. origin: the file. hint: what to do
+        about the file; an error about plugins keeps its own hint, because plugins are typed on the command line."""
         return ConfigError(
             [
                 Problem(problem.key, f"{origin}: {problem.message}", problem.hint if problem.key == "plugins" else hint)

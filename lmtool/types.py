@@ -19,29 +19,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-# The tensors of the host that those on a device were sent from.
-_sent = WeakTensorKeyDictionary()
+# For each tensor on a device that `send` made: the host tensor that it is a copy of.
+_host_tensors = WeakTensorKeyDictionary()
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns the tensor on the device. Host tensors are copied from pinned memory, so that neither side waits: a copy
-    from pageable memory waits for all queued work of the device."""
+    """Returns the tensor on the device. Host tensors are copied from pinned memory, without waiting; a copy from
+    pageable memory would wait for all work queued on the device."""
     if tensor.device.type == "cpu" and device.type != "cpu":
         on_device = tensor.pin_memory().to(device, non_blocking=True)
-        _sent[on_device] = tensor
+        _host_tensors[on_device] = tensor
         return on_device
     return tensor.to(device)
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Returns the tensor on the host, for plans. Of one that was sent to a device it is what was sent, which nobody
-    waits for; another is copied."""
-    source = _sent.get(tensor)
+    """Returns the tensor on the host, for plans. A tensor that `send` copied to a device is returned as it was sent,
+    without waiting for the device; any other tensor is copied."""
+    source = _host_tensors.get(tensor)
     return tensor.cpu() if source is None else source
 
 
 def receive(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Returns the tensors on the host, for one wait together."""
+    """Returns the tensors on the host, after waiting for the device once for all of them."""
     copies = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
     for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
@@ -50,9 +50,10 @@ def receive(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Segments:
-    """Documents in a flat tensor: first index and number of tokens of each, on the host.
+    """The documents in a flat tensor.
 
-    device: of the index tensors.
+    starts: first flat index of each document. lengths: its number of tokens. Both are on the host. device: the device
+    of the index tensors.
     """
 
     starts: tuple[int, ...]
@@ -111,7 +112,7 @@ class Packed:
     def documents(self) -> Tensor:
         """(T,) int64: the document each token belongs to."""
         numbers_N = torch.arange(len(self.lengths), device=self.tokens.device)
-        # With the size said, the device is not asked for it.
+        # Given output_size, torch does not wait for the device to compute it.
         return numbers_N.repeat_interleave(self.segments.cu_lengths.diff(), output_size=len(self.tokens))
 
     @cached_property
@@ -150,8 +151,8 @@ class Target:
 class Lanes:
     """The lanes of joined text that the documents of a batch are segments of, on the host (data/loader.py).
 
-    numbers: lane of each document. read: tokens of its lane before it; 0 in all documents or in none. count: number of
-    lanes.
+    numbers: lane of each document. read: number of tokens of its lane before the document; 0 for all documents or for
+    none. count: number of lanes.
     """
 
     numbers: tuple[int, ...]
@@ -171,8 +172,8 @@ class Batch:
     inputs: read by the encoder or the decoder-only model. outputs: read by a second stack, already shifted. targets: by
     name of the term. examples: (N,) int64 example numbers, for keyed randomness. parts: (N,) int32 window or choice
     within the example. rows: (N,) int64 table rows of the documents, by which predictions are joined; None without a
-    table. groups: (N,) int64 documents that are compared with each other. lanes: of joined text, the lanes of the
-    documents. source: the batch this one was copied from.
+    table. groups: (N,) int64 documents that are compared with each other. lanes: the lanes of the documents, for
+    joined text. source: the batch on the host that this one is a copy of.
     """
 
     inputs: Packed
@@ -210,12 +211,12 @@ class Batch:
 class StepOutput:
     """The result of a forward pass over one micro-batch.
 
-    sums: by term, the *sum* of the losses of its targets (a scalar with gradient). The loop divides each once by its
-    count over all micro-batches and devices. weights: by term, its coefficient in the loss.
+    sums: by term, the *sum* of the losses of its targets (a scalar with gradient). The loop divides each sum once
+    by the number of its targets in all micro-batches and devices. loss_weights: by term, its coefficient in the loss.
     """
 
     sums: dict[str, Tensor]
-    weights: dict[str, float]
+    loss_weights: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,8 @@ class Learner(Protocol):
     def __call__(self, batch: Batch, step: int) -> StepOutput: ...
 
     def penalties(self) -> dict[str, Tensor]:
-        """Terms added once per step regardless of the batch (towards the pretrained weights, ...)."""
+        """Returns the terms that are added once per step, whatever the batch (a pull towards the pretrained weights,
+        ...)."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Returns the trainable parameters. Frozen ones are in no group."""
@@ -295,14 +297,14 @@ class Loader(Protocol):
     """The loop's source of data. The order is a function of (seed, epoch), so a cursor is two counters."""
 
     def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterable[Step]:
-        """Endless steps from the cursor on (None: from the start), epoch after epoch. With several processes, the
-        batches of `rank` out of `ranks`, and idle ones where other ranks have more."""
+        """Yields steps from the cursor on (None: from the start), epoch after epoch, without end. With several
+        processes, a step has the batches of process `rank` of `ranks`, and idle ones if other ranks have more."""
 
     def steps_in_epoch(self, epoch: int) -> int: ...
 
     def metadata(self) -> dict[str, Any]:
-        """Returns examples, tokens per epoch, mean length, truncated and padding fractions: for the screens and the
-        report."""
+        """Returns the number of examples, tokens per epoch, mean length, truncated and padding fractions, for the
+        screens and the report."""
 
 
 @runtime_checkable
@@ -313,8 +315,8 @@ class Phased(Loader, Protocol):
         """Returns the mean tokens per step of a run that ends with this budget."""
 
     def stretch(self, budget: str) -> float:
-        """Returns the steps of a run that ends with this budget, relative to a run whose steps are all like the
-        first."""
+        """Returns the number of steps of a run that ends with this budget, divided by that of a run whose steps are
+        all like the first."""
 
     def fix(self, steps: int, budget: str) -> None:
         """Sets the number of steps, and the budget that ends the run. Until then the first phase applies."""

@@ -30,11 +30,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from common import cores, foreign_seconds, listed, processor, stop
+from common import cores, foreign_seconds, name_list, processor, stop
 from timing.corpus import measure_corpora
-from timing.report import DIFFERENT, DIFFERENT_STEP, Row, checks, compose, machine_line, markdown, of_work
+from timing.report import DIFFERENT, DIFFERENT_STEP, Row, checks, compose, machine_line, markdown, rows_of_work
 from timing.report import settings_line as line_of_settings
-from timing.turns import Failed, ask, measure
+from timing.turns import TimingError, ask, measure
 from timing.works import BASE_MODEL, BASE_WORKS, WORKS, Work, settings_of
 
 FOLDER = Path("runs/bench")
@@ -68,34 +68,34 @@ def read_rows(path: Path) -> list[Row]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as problem:
-        raise Failed(f"{path}: {problem.strerror}", "name the file that a run printed at its end") from problem
+        raise TimingError(f"{path}: {problem.strerror}", "name the file that a run printed at its end") from problem
     rows = []
     for number, line in enumerate(lines):
         try:
             rows.append(json.loads(line))
         except ValueError as problem:
             if number + 1 < len(lines):
-                raise Failed(f"{path}:{number + 1}: not JSON", "name a file that a run wrote") from problem
+                raise TimingError(f"{path}:{number + 1}: not JSON", "name a file that a run wrote") from problem
     if [row.get("kind") for row in rows[:2]] != ["machine", "settings"]:
-        raise Failed(f"{path} is not a results file", "name the file that a run printed at its end")
+        raise TimingError(f"{path} is not a results file", "name the file that a run printed at its end")
     return rows
 
 
-def opened(options: argparse.Namespace) -> tuple[Path, list[Row]]:
+def open_results(options: argparse.Namespace) -> tuple[Path, list[Row]]:
     """The results file and its rows: those of the run to resume, or the machine and the settings."""
     machine, path = describe_machine(), options.resume or options.output
     if options.resume is not None:
         if vars(options) != vars(parse(["--resume", str(options.resume)])):
-            raise Failed("--resume measures with the settings of its file", "omit the other options")
+            raise TimingError("--resume measures with the settings of its file", "omit the other options")
         rows = read_rows(path)
         for name in ("processor", "cores", "torch", "transformers", "lmtool"):  # one table is of one machine and code
             if machine[name] != (before := rows[0][name]):
                 message = f"{path} was measured with {name} {before}, and here it is {machine[name]}"
-                raise Failed(message, "omit --resume")
+                raise TimingError(message, "omit --resume")
     else:
         path = path or FOLDER / time.strftime("%Y%m%d-%H%M%S.jsonl")
         if path.exists():
-            raise Failed(f"--output {path} exists already", f"use --resume {path}, or another name")
+            raise TimingError(f"--output {path} exists already", f"use --resume {path}, or another name")
         rows = [machine, settings_row(options)]
         path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
@@ -111,20 +111,20 @@ def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row]
     """Prepares, checks and measures one table, except for what its rows contain already."""
     settings = {name: value for name, value in rows[1].items() if name not in ("kind", "only")} | work.settings
     settings["model"] = {**rows[1]["model"], **settings["model"]}
-    begin = max((row["rounds"] for row in of_work(work, rows) if row["kind"] == "round"), default=0)
-    if begin >= settings["rounds"] or any(row["kind"] == "finished" for row in of_work(work, rows)):
+    first_round = max((row["rounds"] for row in rows_of_work(work, rows) if row["kind"] == "round"), default=0)
+    if first_round >= settings["rounds"] or any(row["kind"] == "finished" for row in rows_of_work(work, rows)):
         return
     started, foreign = time.monotonic(), foreign_seconds()
     folder = FOLDER / "examples" / work.name
     print(f"  {work.name}: the examples", file=sys.stderr, flush=True)
     record({"kind": "examples", "work": work.name, **ask("prepare", folder, settings)})
     claims = [comparison for comparison in work.comparisons if comparison.same]
-    if claims and not any(row["kind"] == "check" for row in of_work(work, rows)):
+    if claims and not any(row["kind"] == "check" for row in rows_of_work(work, rows)):
         pairs = [[dict(work.variant(name).options) for name in (claim.own, claim.rival)] for claim in claims]
         answer = ask("check", folder, {**settings, "pairs": pairs})
         for claim, step in zip(claims, answer["steps"], strict=True):
             record({"kind": "check", "work": work.name, "own": claim.own, "rival": claim.rival, **step})
-    measure(work, folder, settings, started + seconds, record, begin)
+    measure(work, folder, settings, started + seconds, record, first_round)
     row: Row = {"kind": "finished", "work": work.name}
     if foreign is not None and (after := foreign_seconds()) is not None:
         row["foreign"] = (after - foreign) / (cores() * (time.monotonic() - started))
@@ -133,11 +133,11 @@ def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row]
 
 def measure_all(options: argparse.Namespace) -> None:
     if any(importlib.util.find_spec(name) is None for name in ("transformers", "accelerate")):
-        raise Failed("transformers and accelerate are not installed", "run make bench")
+        raise TimingError("transformers and accelerate are not installed", "run make bench")
     started = time.monotonic()
     if options.sizes == "base" and options.only:
-        raise Failed("--only names tables of the small size, which --sizes base does not measure", "omit one of them")
-    output, rows = opened(options)
+        raise TimingError("--only names tables that --sizes base does not measure", "omit --only or --sizes")
+    output, rows = open_results(options)
     works = works_of(rows)
     seconds = 60 * (QUICK_MINUTES if rows[1]["rounds"] <= 2 else MINUTES)
     with output.open("a", encoding="utf-8") as lines:
@@ -151,14 +151,14 @@ def measure_all(options: argparse.Namespace) -> None:
     report(works, rows)
     print(f"\n{time.monotonic() - started:.0f} s; every turn is in {output}")
     if broken := [line for work in works for line in checks(work, rows) if DIFFERENT_STEP in line or DIFFERENT in line]:
-        raise Failed(f"not the same work: {broken[0]}", "the ratios of that comparison mean nothing", status=3)
+        raise TimingError(f"not the same work: {broken[0]}", "the ratios of that comparison mean nothing", status=3)
 
 
 def report(works: Sequence[Work], rows: Sequence[Row]) -> None:
     """Prints all measurements."""
     print(machine_line(rows), line_of_settings(rows[1]), sep="\n")
     for work in works:
-        examples = next((row["text"] for row in of_work(work, rows) if row["kind"] == "examples"), None)
+        examples = next((row["text"] for row in rows_of_work(work, rows) if row["kind"] == "examples"), None)
         print(f"\n{compose(work, rows)}", *([f"  text: {examples}"] if examples else []), sep="\n")
 
 
@@ -166,7 +166,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add: Any = parser.add_argument
     add("--quick", action="store_true", help="two rounds instead of ten")
-    add("--only", metavar="A,B", type=listed("--only", NAMES), help=f"some of the tables: {', '.join(NAMES)}")
+    add("--only", metavar="A,B", type=name_list("--only", NAMES), help=f"some of the tables: {', '.join(NAMES)}")
     add("--sizes", choices=["small", "base"], default="small", help="base: BERT-base and GPT-2 small, pretraining only")
     add("--corpus", metavar="MB", nargs="+", type=int, help="measure only pretraining, on so many megabytes of text")
     add("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="auto: lmtool's own")
@@ -188,7 +188,7 @@ def main() -> None:
                 print(line, flush=True)
         else:
             measure_all(options)
-    except Failed as failure:
+    except TimingError as failure:
         stop(str(failure), failure.hint, failure.status)
     except KeyboardInterrupt:
         sys.exit(130)

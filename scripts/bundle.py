@@ -33,26 +33,26 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 LARGEST_BYTES = 60_000_000
 OMITTED = frozenset({"torch"})
-# Packages of which the wheel without compiled parts is enough: 4 MB of compiled parts speed up functions that
-# matplotlib's PNGs do not need.
-PURE = frozenset({"fonttools"})
+# Packages whose pure Python wheel is enough: the 4 MB of compiled parts speed up functions that matplotlib does not
+# need for PNGs.
+PURE_PYTHON = frozenset({"fonttools"})
 # Minor versions of glibc on which a supported torch runs.
 GLIBC_MINORS = range(28, 4, -1)
 
 
-def environment(python_version: str, machine: str) -> dict[str, str]:
+def target_environment(python_version: str, machine: str) -> dict[str, str]:
     """Returns the environment for which the conditions of dependencies (PEP 508 markers) are evaluated: CPython on
     Linux."""
-    full = f"{python_version}.0"
+    full_version = f"{python_version}.0"
     return {
-        "python_version": python_version, "python_full_version": full, "implementation_version": full,
+        "python_version": python_version, "python_full_version": full_version, "implementation_version": full_version,
         "implementation_name": "cpython", "platform_python_implementation": "CPython", "os_name": "posix",
         "sys_platform": "linux", "platform_system": "Linux", "platform_machine": machine, "platform_release": "",
         "platform_version": "",
     }  # fmt: skip
 
 
-def needs(wheel: Path, extras: Sequence[str], target: dict[str, str]) -> list[Requirement]:
+def requirements_of(wheel: Path, extras: Sequence[str], target: dict[str, str]) -> list[Requirement]:
     """Returns the requirements of a wheel, with these extras, that apply to the target environment."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -66,7 +66,7 @@ def needs(wheel: Path, extras: Sequence[str], target: dict[str, str]) -> list[Re
     ]
 
 
-def pinned(constraints: str) -> dict[str, str]:
+def pinned_versions(constraints: str) -> dict[str, str]:
     """Returns the versions in a constraints file by the canonical names of the packages."""
     pairs = (line.split("==") for line in constraints.splitlines() if "==" in line)
     return {canonicalize_name(name.strip()): version.strip() for name, version in pairs}
@@ -78,7 +78,7 @@ def pip(*words: str) -> None:
         stop(f"pip {words[0]} failed", "read the lines above; it needs a package index", 1)
 
 
-def tags(python_version: str, machine: str) -> list[str]:
+def target_options(python_version: str, machine: str) -> list[str]:
     """Returns pip's options that select wheels for the target."""
     platforms = [*(f"manylinux_2_{minor}_{machine}" for minor in GLIBC_MINORS)]
     platforms += [f"{name}_{machine}" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
@@ -100,17 +100,18 @@ def fetch(requirement: Requirement, versions: dict[str, str], folder: Path, opti
         options: pip's options that select wheels for the target
     """
     name = canonicalize_name(requirement.name)
-    if name in PURE:
+    if name in PURE_PYTHON:
         options = [*options[:2], "--implementation", "py", "--abi", "none", "--platform", "any"]
-    exact = (
+    pinned_requirement = (
         f"{requirement.name}=={versions[name]}" if name in versions else f"{requirement.name}{requirement.specifier}"
     )
     words = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
-    done = subprocess.run([*words, *options, "--quiet", "--disable-pip-version-check", exact], capture_output=True)
+    words += [*options, "--quiet", "--disable-pip-version-check", pinned_requirement]
+    done = subprocess.run(words, capture_output=True)
     if done.returncode:
-        print(f"  {exact}: no wheel for the target, built here", file=sys.stderr, flush=True)
+        print(f"  {pinned_requirement}: no wheel for the target, built here", file=sys.stderr, flush=True)
         before = set(folder.iterdir())
-        pip("wheel", "--no-deps", "--wheel-dir", str(folder), exact)
+        pip("wheel", "--no-deps", "--wheel-dir", str(folder), pinned_requirement)
         for path in set(folder.iterdir()) - before:
             if not path.name.endswith("-none-any.whl"):
                 stop(f"{path.name} works only on this machine", f"build {name} on the target itself", 1)
@@ -123,8 +124,8 @@ def wheels_in(folder: Path) -> dict[str, Path]:
 def gather(folder: Path, python_version: str, machine: str) -> list[Path]:
     """Builds lmtool's wheel, collects it and the wheels of its dependencies in a folder, and returns their paths."""
     pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    versions = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8"))
-    target, options = environment(python_version, machine), tags(python_version, machine)
+    versions = pinned_versions((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    target, options = target_environment(python_version, machine), target_options(python_version, machine)
     wheels: dict[str, Path] = {}
     resolved: set[tuple[str, frozenset[str]]] = set()
     unresolved = [Requirement("lmtool")]
@@ -138,7 +139,7 @@ def gather(folder: Path, python_version: str, machine: str) -> list[Path]:
             if name not in wheels_in(folder):
                 fetch(requirement, versions, folder, options)
             wheels[name] = wheels_in(folder)[name]
-        unresolved += needs(wheels[name], sorted(extras), target)
+        unresolved += requirements_of(wheels[name], sorted(extras), target)
     return sorted(wheels.values())
 
 

@@ -20,7 +20,7 @@ def stop(message: str, hint: str, status: int = 2) -> NoReturn:
     sys.exit(status)
 
 
-def listed(option: str, known: Collection[str]) -> Callable[[str], list[str]]:
+def name_list(option: str, known: Collection[str]) -> Callable[[str], list[str]]:
     """Returns an argparse `type` that splits A,B into a list of names. Ends the script if a name is not known."""
 
     def read(text: str) -> list[str]:

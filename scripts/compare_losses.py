@@ -34,7 +34,7 @@ STEPS = ("max_steps=50", "log_every=1", "max_minutes=null", "device=cpu", "preci
 TEXT = ("data=pydocs", "data.packages=[python]", "data.max_bytes=400000", "model.vocab_size=1024")
 ROWS = ("task=pydocs", "task.train_examples=400", "max_epochs=null")
 DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1")
-FINETUNED = ("bert_tiny", "gpt_tiny", "t5_tiny")
+FINETUNED_MODELS = ("bert_tiny", "gpt_tiny", "t5_tiny")
 TASK = "{name: task, task: {kind: classification, name: pydocs, text: [text], embedded: pydocs, train_examples: 400}}"
 # Runs the jobs of a tree one after the other in one process, which imports lmtool only once. Prints the name and the
 # exit status of each job.
@@ -68,14 +68,14 @@ def jobs_of(tree: Path) -> dict[str, list[str]]:
     models = sorted(path.stem for path in (tree / "conf" / "model").glob("*_tiny.yaml"))
     jobs = {name: ["pretrain", f"experiment={name}", *TEXT] for name in recipes}
     jobs |= {name: ["pretrain", f"model={name}", "max_length=64", *TEXT] for name in models if name not in recipes}
-    for name in FINETUNED:
+    for name in FINETUNED_MODELS:
         jobs[f"finetune_{name.removesuffix('_tiny')}"] = ["finetune", *ROWS, *DROPOUT, f"checkpoint={name}"]
     members = f"objective.members=[mlm,span,{TASK}]"
     jobs["mixture"] = ["pretrain", "model=bert_tiny", "objective=mixture", members, "max_length=64", *TEXT, *DROPOUT]
     return {name: [*words, *STEPS, "cache_dir=cache", f"run_dir={name}"] for name, words in jobs.items()}
 
 
-def chosen(jobs: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
+def select_jobs(jobs: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
     """Selects jobs by name (all if `names` is empty), together with the jobs whose checkpoints they start from."""
     unknown = [name for name in names if name not in jobs]
     if unknown:
@@ -133,7 +133,7 @@ def difference_of(tensor: Tensor | None, expected: Tensor | None) -> str:
     return f"differs by {(tensor.double() - expected.double()).abs().max():.3g} at most"
 
 
-def start(tree: Path, folder: Path, jobs: Mapping[str, list[str]]) -> subprocess.Popen[str]:
+def start_worker(tree: Path, folder: Path, jobs: Mapping[str, list[str]]) -> subprocess.Popen[str]:
     """Starts a process that runs the jobs in a folder, with the code of a tree."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -143,7 +143,7 @@ def start(tree: Path, folder: Path, jobs: Mapping[str, list[str]]) -> subprocess
     )  # fmt: skip
 
 
-def finish(name: str, worker: subprocess.Popen[str], folder: Path) -> None:
+def await_worker(name: str, worker: subprocess.Popen[str], folder: Path) -> None:
     """Waits for the jobs of a tree. If a job fails, ends the script with its error."""
     assert worker.stdout is not None
     for line in worker.stdout:
@@ -172,7 +172,7 @@ def reference_folder(output: Path, commit: str, jobs: Mapping[str, list[str]]) -
     return output / f"{commit[:12]}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
-def unfinished(folder: Path, jobs: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def unfinished_jobs(folder: Path, jobs: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Returns the jobs that have no finished run in a folder. Deletes the folders of unfinished runs."""
     remaining = {name: words for name, words in jobs.items() if not (folder / name / "result.json").is_file()}
     for name in remaining:
@@ -194,15 +194,15 @@ def main() -> None:
         git("checkout", "--quiet", "--detach", commit, cwd=Path(clone))
         jobs = jobs_of(Path(clone))
         reference, current = reference_folder(output, commit, jobs), output / "this_tree"
-        jobs = chosen(jobs, options.jobs)
+        jobs = select_jobs(jobs, options.jobs)
         shutil.rmtree(current, ignore_errors=True)
         workers = {
-            commit[:12]: (start(Path(clone), reference, unfinished(reference, jobs)), reference),
-            "this tree": (start(ROOT, current, jobs), current),
+            commit[:12]: (start_worker(Path(clone), reference, unfinished_jobs(reference, jobs)), reference),
+            "this tree": (start_worker(ROOT, current, jobs), current),
         }
         try:
             for name, (worker, folder) in workers.items():
-                finish(name, worker, folder)
+                await_worker(name, worker, folder)
         finally:
             for worker, _ in workers.values():
                 worker.kill()

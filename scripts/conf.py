@@ -35,7 +35,7 @@ Line = tuple[str, str]
 """A line without its comment, and the comment."""
 
 
-def written(path: Path, config: type[Config], values: dict[str, Any] | None) -> str:
+def updated_text(path: Path, config: type[Config], values: dict[str, Any] | None) -> str:
     """Returns the new text of a YAML file.
 
     Args:
@@ -45,22 +45,22 @@ def written(path: Path, config: type[Config], values: dict[str, Any] | None) -> 
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     start = next(index for index, line in enumerate(lines) if line and not line.startswith("#"))
-    spelling = dict(_spelling(lines[start:]))
+    spelling = dict(_spellings(lines[start:]))
     if values is None:
-        values = {name: value for name, value in _loaded(path).items() if name != "defaults"}
-    head = "\n".join(lines[:start]).rstrip()
+        values = {name: value for name, value in _load(path).items() if name != "defaults"}
+    header = "\n".join(lines[:start]).rstrip()
     choices = list(_defaults_list(lines[start:], config))
     fields = list(_fields(config, values, spelling))
     blank = "" in lines[start - 1 : start]
-    texts = [_aligned(block) for block in (choices, fields) if block]
-    return head + ("\n\n" if blank else "\n") + "\n\n".join(texts) + "\n"
+    texts = [_align(block) for block in (choices, fields) if block]
+    return header + ("\n\n" if blank else "\n") + "\n\n".join(texts) + "\n"
 
 
-def _loaded(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[return-value]
 
 
-def _spelling(lines: list[str]) -> Iterator[tuple[str, str]]:
+def _spellings(lines: list[str]) -> Iterator[tuple[str, str]]:
     """Yields the dotted path of each field of a file, and the spelling of its value."""
     parents: list[tuple[int, str]] = []
     for line in lines:
@@ -105,7 +105,7 @@ def _fields(
             yield from _fields(nested_class, value, spelling, f"{path}{name}.", indent + "  ")
 
 
-def _aligned(lines: list[Line]) -> str:
+def _align(lines: list[Line]) -> str:
     """Joins lines with their comments, which start in the same column where possible, and wraps long comments."""
     column = min(max(len(text) for text, _ in lines) + 2, COLUMN)
     texts = []
@@ -123,12 +123,12 @@ def files() -> Iterator[tuple[Path, str]]:
             if entry.config.__module__.startswith("lmtool."):
                 path = groups.yaml_file(entry.group, entry.name)
                 assert path is not None, f"{entry.group}={entry.name} has no YAML"
-                chosen = {name for item in _loaded(path).get("defaults", []) if isinstance(item, dict) for name in item}
+                chosen = {name for item in _load(path).get("defaults", []) if isinstance(item, dict) for name in item}
                 values: Any = OmegaConf.to_container(OmegaConf.create(plugins.defaults(entry)))
-                yield path, written(path, entry.config, {k: v for k, v in values.items() if k not in chosen})
+                yield path, updated_text(path, entry.config, {k: v for k, v in values.items() if k not in chosen})
     for verb, config in COMMANDS.items():
         path = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
-        yield path, written(path, config, None)
+        yield path, updated_text(path, config, None)
 
 
 def main() -> None:

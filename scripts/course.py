@@ -25,9 +25,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, listed, with_this_tree
-from course_page import Spent, stdout_of, write_course
-from course_text import Course, Topic, read_course, written
+from common import ROOT, name_list, with_this_tree
+from course_page import TimeSpent, stdout_of, write_course
+from course_text import Course, Topic, read_course, written_paths
 
 from lmtool.reporting.text import duration
 
@@ -35,25 +35,27 @@ COURSE = ROOT / "docs" / "course.md"
 # Defines `lmtool` for bash lines of the document: the lmtool of this interpreter.
 _SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -m lmtool "$@"; }}\n'
 # Characters with a meaning in bash unless they are quoted.
-_OF_BASH = re.compile(r"[|&;<>$`*?~{}()\\]")
+_BASH_CHARACTERS = re.compile(r"[|&;<>$`*?~{}()\\]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
-TOGETHER = 2  # commands that run at a time in a block marked `together`
+MAX_PARALLEL = 2  # commands that run at a time in a block marked `together`
 
 
 def main() -> None:
     course = read_course(COURSE.read_text(encoding="utf-8"))
     ids = [topic.id for topic in course.topics]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=listed("--only", ids), default=ids, metavar="ID[,ID]", help="only these topics")
+    parser.add_argument(
+        "--only", type=name_list("--only", ids), default=ids, metavar="ID[,ID]", help="only these topics"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "course", help="folder for all output")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     error = None
     for topic in (topic for topic in course.topics if topic.id in options.only):
-        error = lacking(course, topic, options.folder) or run(topic, options.folder)
+        error = missing_input(course, topic, options.folder) or run(topic, options.folder)
         if error:
             break
-    spent = {topic.id: spent_on(topic, options.folder) for topic in course.topics}
+    spent = {topic.id: time_spent_on(topic, options.folder) for topic in course.topics}
     page = write_course(course, options.folder, spent)
     unfinished = [name for name, time_spent in spent.items() if not time_spent.finished]
     print(f"{page}{': without ' + ', '.join(unfinished) if unfinished else ''}")
@@ -62,11 +64,13 @@ def main() -> None:
         sys.exit(1)
 
 
-def lacking(course: Course, topic: Topic, folder: Path) -> str | None:
+def missing_input(course: Course, topic: Topic, folder: Path) -> str | None:
     """Returns an error if the topic reads a file or folder that does not exist; else None."""
     for name in sorted(topic.needed):
         if not (folder / name).exists():
-            writers = [other.id for other in course.topics if any(name in written(line) for line in other.commands)]
+            writers = [
+                other.id for other in course.topics if any(name in written_paths(line) for line in other.commands)
+            ]
             remedy = f"use --only {writers[0]},{topic.id}" if writers else "no topic writes it"
             return f"topic {topic.id} lacks {name}: {remedy}"
     return None
@@ -74,18 +78,20 @@ def lacking(course: Course, topic: Topic, folder: Path) -> str | None:
 
 def run(topic: Topic, folder: Path) -> str | None:
     """Runs the unfinished commands of a topic. Returns an error if a command fails; else None."""
-    records = finished(topic, folder)
+    records = finished_records(topic, folder)
     steps = list(topic.steps(len(records)))
     print(f"{topic.number}. {topic.title}{'' if steps else ': finished before'}", flush=True)
     for lines in steps:
-        outs = {line: stdout_of(folder, topic, number) for number, line in enumerate(lines, len(records))}
+        stdout_files = {line: stdout_of(folder, topic, number) for number, line in enumerate(lines, len(records))}
         print("\n".join(f"  {line}" for line in lines), end="  ", flush=True)
         stdout_of(folder, topic, 0).parent.mkdir(exist_ok=True)
-        ran = run_commands(outs, folder)
-        print(duration(sum(result.seconds for result in ran)) + (" together" if len(ran) > 1 else ""), flush=True)
-        for result, out in zip(ran, outs.values(), strict=True):
+        results = run_commands(stdout_files, folder)
+        print(
+            duration(sum(result.seconds for result in results)) + (" together" if len(results) > 1 else ""), flush=True
+        )
+        for result, stdout in zip(results, stdout_files.values(), strict=True):
             if result.status:
-                log = out.with_suffix(".err")
+                log = stdout.with_suffix(".err")
                 errors = " ".join(re.findall(r"^(?:error|hint): .*", log.read_text(errors="replace"), re.MULTILINE))
                 return (
                     f"topic {topic.id} ended with status {result.status} at {result.command}: {errors or 'see'} {log}"
@@ -104,7 +110,7 @@ def record_path(topic: Topic, folder: Path) -> Path:
     return folder / "topics" / f"{topic.id}.json"
 
 
-def finished(topic: Topic, folder: Path) -> list[dict[str, Any]]:
+def finished_records(topic: Topic, folder: Path) -> list[dict[str, Any]]:
     """Returns the records of the topic's finished commands, up to the first command that is new or has changed in the
     document."""
     path = record_path(topic, folder)
@@ -113,17 +119,17 @@ def finished(topic: Topic, folder: Path) -> list[dict[str, Any]]:
     return [record for record, _ in takewhile(lambda pair: pair[0]["command"] == pair[1], unchanged)]
 
 
-def spent_on(topic: Topic, folder: Path) -> Spent:
+def time_spent_on(topic: Topic, folder: Path) -> TimeSpent:
     """Returns how long the finished commands of a topic took."""
-    records = finished(topic, folder)
-    return Spent([record["seconds"] for record in records], len(records) == len(topic.commands))
+    records = finished_records(topic, folder)
+    return TimeSpent([record["seconds"] for record in records], len(records) == len(topic.commands))
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     """A finished command.
 
     Attributes:
@@ -140,12 +146,14 @@ class Ran:
     status: int
 
 
-def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
-    """Runs commands in a folder, and returns their results in order. Several commands run TOGETHER at a time, with one
-    thread each. commands: the file for the standard output of each command; standard error goes to the same path with
-    .err. folder: the working folder."""
+def run_commands(commands: Mapping[str, Path], folder: Path) -> list[CommandResult]:
+    """Runs commands in a folder, and returns their results in order. Of several commands, MAX_PARALLEL run at a time,
+    with one thread each. commands: the file for the standard output of each command; standard error goes to the same
+    path with .err. folder: the working folder."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    forks = [command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command)) for command in commands]
+    forks = [
+        command.startswith("lmtool ") and not _BASH_CHARACTERS.search(_QUOTED.sub("", command)) for command in commands
+    ]
     if any(forks):
         import_all()
     sys.stdout.flush()
@@ -153,24 +161,26 @@ def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
     before = time.monotonic()
     waiting = list(zip(commands.items(), forks, strict=True))
     running: dict[int, str] = {}
-    ran = {}
+    results = {}
     try:
         while waiting or running:
-            while waiting and len(running) < TOGETHER:
+            while waiting and len(running) < MAX_PARALLEL:
                 (command, stdout), in_fork = waiting.pop(0)
                 process = os.fork()
                 if process == 0:
-                    _become(command, folder, stdout.resolve(), in_fork, 1 if len(commands) > 1 else None)
+                    _run_in_fork(command, folder, stdout.resolve(), in_fork, 1 if len(commands) > 1 else None)
                 running[process] = command
             process, status, usage = os.wait4(-1, 0)
             command, now, cpu = running.pop(process), time.monotonic(), usage.ru_utime + usage.ru_stime
-            ran[command] = Ran(command, round(now - before, 2), round(cpu, 2), os.waitstatus_to_exitcode(status))
+            results[command] = CommandResult(
+                command, round(now - before, 2), round(cpu, 2), os.waitstatus_to_exitcode(status)
+            )
             before = now
     except KeyboardInterrupt:
         for process in running:
             os.waitpid(process, 0)  # it has received the interrupt as well, and saves a checkpoint
         raise
-    return [ran[command] for command in commands]
+    return [results[command] for command in commands]
 
 
 def import_all() -> None:
@@ -181,7 +191,7 @@ def import_all() -> None:
     import lmtool.reporting.looks  # noqa: F401
 
 
-def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:
+def _run_in_fork(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:
     """Runs a command in this process, which has just been forked, and exits. command: a line of the document. folder:
     the working folder. stdout: the file for standard output; standard error goes to the same path with .err. in_fork:
     call lmtool in this process, instead of bash. threads: the number of threads; None for the default."""

@@ -37,8 +37,8 @@ li { margin: 6px 0; } .contents { padding-left: 0; list-style: none; columns: 2 
 .contents li { margin: 0; padding: 3px 0; break-inside: avoid; display: flex; justify-content: space-between;
   gap: 14px; } .contents span { color: var(--quiet); white-space: nowrap; }
 </style>"""
-_PRINTED = 40_000  # maximum characters of a printed output
-_COLUMNS = 110  # width of a printed line
+_PRINTED_CHARACTERS = 40_000  # maximum characters of a printed output
+_LINE_WIDTH = 110  # width of a printed line
 # A heading, a figure or a table of a page.
 _PIECE = re.compile(r"<h[23][^>]*>.*?</h[23]>|<figure>.*?</figure>|<table.*?</table>", re.DOTALL)
 
@@ -58,7 +58,7 @@ _MARKDOWN = _Markdown()
 
 
 @dataclass
-class Spent:
+class TimeSpent:
     """The time that a topic took. seconds: for each finished command, in order. finished: whether all commands have
     run."""
 
@@ -69,7 +69,7 @@ class Spent:
         return "not run yet" if not self.finished else duration(sum(self.seconds)) if self.seconds else ""
 
 
-def write_course(course: Course, folder: Path, spent: dict[str, Spent]) -> Path:
+def write_course(course: Course, folder: Path, spent: dict[str, TimeSpent]) -> Path:
     """Writes FOLDER/index.html and returns its path.
 
     Args:
@@ -77,7 +77,7 @@ def write_course(course: Course, folder: Path, spent: dict[str, Spent]) -> Path:
         folder: the folder in which its commands ran
         spent: the time that each topic took, by id
     """
-    embedded, verdicts = _Embedded(folder), list[tuple[Topic, Claim, Verdict]]()
+    embedded, verdicts = _PageEmbedder(folder), list[tuple[Topic, Claim, Verdict]]()
     sections = []
     for topic in course.topics:
         title = f"{topic.number}. {_MARKDOWN.renderInline(topic.title)} <small>{spent[topic.id]}</small>"
@@ -95,7 +95,7 @@ def write_course(course: Course, folder: Path, spent: dict[str, Spent]) -> Path:
     return path
 
 
-def _contents(topics: Sequence[Topic], spent: dict[str, Spent]) -> str:
+def _contents(topics: Sequence[Topic], spent: dict[str, TimeSpent]) -> str:
     """Returns the table of contents."""
     lines = "".join(
         f'<li><a href="#{topic.id}">{topic.number}. {_MARKDOWN.renderInline(topic.title)}</a>'
@@ -107,7 +107,7 @@ def _contents(topics: Sequence[Topic], spent: dict[str, Spent]) -> str:
     return f'<ul class="contents">{lines}</ul>' + html.paragraph(total)
 
 
-def _part(topic: Topic, part: Part, spent: Spent, embedded: _Embedded) -> str:
+def _part(topic: Topic, part: Part, spent: TimeSpent, embedded: _PageEmbedder) -> str:
     """Returns the HTML of a part of a topic that is not a claim."""
     if isinstance(part, Prose):
         return _MARKDOWN.render(part.text)
@@ -119,17 +119,17 @@ def _part(topic: Topic, part: Part, spent: Spent, embedded: _Embedded) -> str:
     assert not isinstance(part, Claim)
     numbers = range(part.block.first, part.block.first + len(part.block.lines))
     printed = "".join(_read(stdout_of(embedded.folder, topic, number)) for number in numbers)
-    text = "\n".join(wrapped for line in part.lines(printed) for wrapped in _wrapped(line))
-    return f'<pre class="printed">{html.escape_lines(text, _PRINTED)}</pre>' if text else ""
+    text = "\n".join(wrapped for line in part.lines(printed) for wrapped in _wrap(line))
+    return f'<pre class="printed">{html.escape_lines(text, _PRINTED_CHARACTERS)}</pre>' if text else ""
 
 
-def _wrapped(line: str) -> list[str]:
+def _wrap(line: str) -> list[str]:
     """Wraps a printed line to the width of the page, and indents the further lines to the text behind its label."""
-    if len(line) <= _COLUMNS:
+    if len(line) <= _LINE_WIDTH:
         return [line]
     label = re.match(r"\s*\S+( \S+)?\s{2,}", line)
     indent = " " * (len(label[0]) if label else 2)
-    return textwrap.wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
+    return textwrap.wrap(line, _LINE_WIDTH, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
 
 
 def _runs(block: Commands, folder: Path, seconds: Sequence[float]) -> str:
@@ -176,7 +176,7 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-class _Embedded:
+class _PageEmbedder:
     """Embeds figures and tables of other pages, and makes the ids in each figure unique."""
 
     def __init__(self, folder: Path):
@@ -273,12 +273,12 @@ def judge(claim: Claim, folder: Path) -> Verdict:
     if not error and max(left.runs, right.runs) > 1:
         return Verdict(UNCLEAR, f"{measured}: all runs give the same number, so that its standard error is unknown")
     measured += f" ± {error:.2g}" if error else ""
-    if difference == 0 or abs(difference) < _widths(left, right) * error:
+    if difference == 0 or abs(difference) < _half_width(left, right) * error:
         return Verdict(UNCLEAR, measured)
     return Verdict(HOLDS if (difference > 0) == (claim.sign == ">") else FAILS, measured)
 
 
-def _widths(left: Mean, right: Mean) -> float:
+def _half_width(left: Mean, right: Mean) -> float:
     """Returns half the width of the 95% confidence interval of the difference, in standard errors (Welch 1947;
     Satterthwaite 1946)."""
     squares = [(mean.error or 0.0) ** 2 for mean in (left, right)]

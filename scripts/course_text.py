@@ -123,7 +123,7 @@ class Topic:
         """The run folders that the commands read but do not write."""
         lines = [line for line in self.commands if line.startswith("lmtool ")]
         read = {folder for line in lines for folder in re.findall(r"\bruns/[\w-]+", line)}
-        return read - {path for line in lines for path in written(line)}
+        return read - {path for line in lines for path in written_paths(line)}
 
 
 @dataclass(frozen=True)
@@ -154,28 +154,28 @@ def read_course(text: str, name: str = "docs/course.md") -> Course:
     return Course(opening[0].removeprefix("# "), "\n".join(opening[1:]).strip(), tuple(topics))
 
 
-def _parts(lines: list[str], at: int, end: int, name: str) -> Iterator[Part]:
+def _parts(lines: list[str], index: int, end: int, name: str) -> Iterator[Part]:
     prose: list[str] = []
     block: Commands | None = None
-    while at < end:
-        line, close = lines[at], at
+    while index < end:
+        line, last = lines[index], index
         if line.startswith("```"):
-            close = next((number for number in range(at + 1, end) if lines[number].startswith("```")), end)
-            if close == end:
-                stop(f"{name}:{at + 1}: this block does not end", "end it with ```")
+            last = next((number for number in range(index + 1, end) if lines[number].startswith("```")), end)
+            if last == end:
+                stop(f"{name}:{index + 1}: this block does not end", "end it with ```")
         if line.startswith(("<!--", "```bash")):
             if any(prose):
                 yield Prose("\n".join(prose).strip())
             prose = []
         if line.startswith("```bash"):
             first = 0 if block is None else block.first + len(block.lines)
-            block = Commands(_commands(lines[at + 1 : close]), first, line.split() == ["```bash", "together"])
+            block = Commands(_commands(lines[index + 1 : last]), first, line.split() == ["```bash", "together"])
             yield block
         elif line.startswith("<!--"):
-            yield _directive(line.strip(), block, f"{name}:{at + 1}")
+            yield _directive(line.strip(), block, f"{name}:{index + 1}")
         else:
-            prose += lines[at : close + 1]
-        at = close + 1
+            prose += lines[index : last + 1]
+        index = last + 1
     if any(prose):
         yield Prose("\n".join(prose).strip())
 
@@ -211,7 +211,7 @@ def _directive(line: str, block: Commands | None, position: str) -> Part:
     stop(f"{position}: {line} is not a valid directive{after_no_block}", f"use {known}")
 
 
-def written(command: str) -> set[str]:
+def written_paths(command: str) -> set[str]:
     """Returns the files and run folders that a command writes."""
     words = shlex.split(command, comments=True)
     paths = {words[-1]} if words[0] in ("cp", "printf") else set()

@@ -84,14 +84,14 @@ def main() -> None:
     output.line(f"{time.monotonic() - started:.0f} s in all")
 
 
-def verdict(pretrained: list[float], scratch: list[float]) -> str:
+def verdict(pretrained: list[float], from_scratch: list[float]) -> str:
     """Says whether pretraining helped, with the standard error over pairs of seeds."""
-    gains = [score - baseline for score, baseline in zip(pretrained, scratch, strict=True)]
+    gains = [score - baseline for score, baseline in zip(pretrained, from_scratch, strict=True)]
     mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
-    clear = (
+    conclusion = (
         "pretraining helps" if mean > 3 * error else "pretraining hurts" if mean < -3 * error else "no clear difference"
     )
-    return f"{clear}: {mean:+.3f} ± {error:.3f} accuracy over {len(gains)} pairs of seeds"
+    return f"{conclusion}: {mean:+.3f} ± {error:.3f} accuracy over {len(gains)} pairs of seeds"
 
 
 if __name__ == "__main__":

@@ -29,20 +29,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, listed
+from common import ROOT, name_list
 
 KINDS = (
     "kills", "stops", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "links",
     "modules", "secrets",
 )  # fmt: skip
-SECONDS = 300  # limit of a trial's elapsed time
-FEW = 4  # up to this number of trials, each imports what it needs; more trials share the imports of this process
+TRIAL_SECONDS = 300  # time limit
+# Up to this number of trials, each imports what it needs; more trials share the imports of this process.
+MAX_FRESH_IMPORTS = 4
 
 Trial = tuple[str, int]
 Row = dict[str, Any]
 
 
-def kinds() -> dict[str, Any]:
+def load_kinds() -> dict[str, Any]:
     """Returns the kinds of faults in tests/faults by name. Also prepares this process for forks: switches threads
     off, and makes lmtool and its tests importable."""
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
@@ -54,7 +55,7 @@ def kinds() -> dict[str, Any]:
     return {name: known[name] for name in KINDS}
 
 
-def source() -> str:
+def source_hash() -> str:
     """Returns a hash of the source code of lmtool and of the trials."""
     digest = hashlib.sha256()
     for folder in ("lmtool", "conf", "tests/faults", "tests/commands", "tests/training"):
@@ -68,15 +69,15 @@ def source() -> str:
 
 
 def build_stage(stage: Path, trials: int) -> None:
-    """Builds the stage unless it exists. For more than FEW trials, also imports the modules that the commands need,
-    which the forks inherit."""
+    """Builds the stage unless it exists. For more than MAX_FRESH_IMPORTS trials, also imports the modules that the
+    commands need, which the forks inherit."""
     from tests.faults.stage import build, build_once, import_listed
 
     try:
         build_once(stage, build)
     except RuntimeError as error:
         sys.exit(f"error: cannot build the stage, since one of its runs fails: {error}")
-    if trials > FEW:
+    if trials > MAX_FRESH_IMPORTS:
         import_listed(stage)
 
 
@@ -99,7 +100,7 @@ def run_all(trials: Sequence[Trial], known: dict[str, Any], stage: Path, keep: b
                 running[_start(known[trial[0]], trial, stage, workdir)] = trial, workdir
             process, _ = os.wait()
             trial, workdir = running.pop(process)
-            yield _row(trial, workdir)
+            yield _read_row(trial, workdir)
             if keep:
                 print(f"its folder: {workdir}")
             else:
@@ -118,7 +119,7 @@ def _start(kind: Any, trial: Trial, stage: Path, workdir: Path) -> int:
     status, started = 1, time.monotonic()
     try:
         os.setsid()
-        signal.alarm(SECONDS)
+        signal.alarm(TRIAL_SECONDS)
         log = os.open(workdir.with_name(f"{workdir.name}.log"), os.O_WRONLY | os.O_CREAT, 0o600)
         for number in (1, 2):
             os.dup2(log, number)
@@ -139,7 +140,7 @@ def _new_row(trial: Trial, outcome: str, detail: str) -> Row:
     return {"kind": trial[0], "seed": trial[1], "outcome": outcome, "detail": " ".join(detail.split()), "seconds": 0.0}
 
 
-def _row(trial: Trial, workdir: Path) -> Row:
+def _read_row(trial: Trial, workdir: Path) -> Row:
     """Reads the row of a finished trial and deletes its file. Keeps the log if the trial itself failed."""
     answer, log = (workdir.with_name(f"{workdir.name}.{kind}") for kind in ("json", "log"))
     row: Row = json.loads(answer.read_text()) if answer.exists() else _new_row(trial, "BROKEN", "the trial died")
@@ -177,21 +178,21 @@ def failures(rows: Sequence[Row]) -> str:
     )
 
 
-def report(rows: Sequence[Row], known: dict[str, Any], planned: dict[str, int]) -> int:
+def report(rows: Sequence[Row], faults: dict[str, Any], planned: dict[str, int]) -> int:
     """Prints the table, the summaries and the failures. Returns the exit status."""
     rows = [row for row in rows if row["kind"] in planned]
     print(f"\n{table(rows, planned)}\n")
     summaries = [
-        kind.summary([row for row in rows if row["kind"] == name]) for name, kind in known.items() if kind.summary
+        kind.summary([row for row in rows if row["kind"] == name]) for name, kind in faults.items() if kind.summary
     ]
     print(*(line for line, _ in summaries), failures(rows), sep="\n")
-    return 3 if any(row["outcome"].isupper() for row in rows) or not all(good for _, good in summaries) else 0
+    return 3 if any(row["outcome"].isupper() for row in rows) or not all(passed for _, passed in summaries) else 0
 
 
 def open_rows(output: Path) -> tuple[Path, list[Row]]:
     """Returns the file of finished trials and its rows. Deletes the folder first if the source code has changed since
     the rows were written."""
-    settings, now = output / "settings.json", json.dumps({"source": source()})
+    settings, now = output / "settings.json", json.dumps({"source": source_hash()})
     if settings.exists() and settings.read_text() != now:
         print(f"the code has changed since {output} was written: all trials run again")
         shutil.rmtree(output)
@@ -205,7 +206,7 @@ def open_rows(output: Path) -> tuple[Path, list[Row]]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", type=listed("--only", KINDS), default=list(KINDS), help=f"some of the kinds {','.join(KINDS)}"
+        "--only", type=name_list("--only", KINDS), default=list(KINDS), help=f"some of the kinds {','.join(KINDS)}"
     )
     parser.add_argument("--seed", type=int, help="run this one trial of the kind in --only, and keep its folder")
     parser.add_argument("--trials", type=int, help="maximum number of trials of each kind")
@@ -220,33 +221,35 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
-    known = {name: kind for name, kind in kinds().items() if name in arguments.only}
-    planned = {name: kind.quick_trials if arguments.quick else kind.trials for name, kind in known.items()}
+    faults = {name: kind for name, kind in load_kinds().items() if name in arguments.only}
+    planned = {name: kind.quick_trials if arguments.quick else kind.trials for name, kind in faults.items()}
     if arguments.trials is not None:
         planned = {name: min(count, arguments.trials) for name, count in planned.items()}
     output = arguments.output.resolve()
     (path, rows), stage = open_rows(output), output / "stage"
     if arguments.seed is not None:
         build_stage(stage, 1)
-        (row,) = run_all([(arguments.only[0], arguments.seed)], known, stage, True, 1)
+        (row,) = run_all([(arguments.only[0], arguments.seed)], faults, stage, keep=True, workers=1)
         print(f"{row['outcome']}: {row['detail']}")
         return 3 if row["outcome"].isupper() else 0
     finished = {(row["kind"], row["seed"]) for row in rows}
-    remaining = [(name, seed) for name in known for seed in range(planned[name]) if (name, seed) not in finished]
+    remaining = [(name, seed) for name in faults for seed in range(planned[name]) if (name, seed) not in finished]
     # The kinds take turns, so that a script that is stopped has run some trials of each.
     trials = sorted(remaining, key=lambda trial: trial[1] / planned[trial[0]])
     build_stage(stage, len(trials))
-    started = shown = time.monotonic()
+    started = last_report = time.monotonic()
     with path.open("a") as file:
-        for count, row in enumerate(run_all(trials, known, stage, False, arguments.workers), 1):
+        for count, row in enumerate(run_all(trials, faults, stage, keep=False, workers=arguments.workers), 1):
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)
             if row["outcome"].isupper():
                 print(f"{row['kind']} {row['seed']}: {row['outcome']}", flush=True)
-            if time.monotonic() - shown > 60:
-                shown = time.monotonic()
-                print(f"{count} of {len(trials)} trials after {shown - started:.0f} s", file=sys.stderr, flush=True)
-    return report(rows, known, planned)
+            if time.monotonic() - last_report > 60:
+                last_report = time.monotonic()
+                print(
+                    f"{count} of {len(trials)} trials after {last_report - started:.0f} s", file=sys.stderr, flush=True
+                )
+    return report(rows, faults, planned)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, cores, listed, with_this_tree
+from common import ROOT, cores, name_list, with_this_tree
 from timing.report import Row, compose
-from timing.turns import Failed, ask, measure
+from timing.turns import TimingError, ask, measure
 from timing.works import GROUPED_STEPS, Comparison, Variant, Work, labeled, settings_of
 
 TEST_SECONDS = 200  # time limit of the tests
@@ -79,7 +79,7 @@ class Case:
         )  # fmt: skip
 
 
-def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: dict[str, Any]) -> Work:
+def compare_sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: dict[str, Any]) -> Work:
     """Returns a comparison of the Trainer (as documented, and tuned) with lmtool (by default, and compiled).
 
     Args:
@@ -104,11 +104,11 @@ def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: d
 # means only compiling it. For single texts the tuned Trainer also groups texts of similar length into batches, padded
 # to multiples of 16 tokens, so that it compiles for few shapes.
 CASES = (
-    Case(sides("bert_128", "BERT base, masked LM at 128", "joined", {}, {}), "bert", 128, 256, (32, 4)),
-    Case(sides("bert_512", "BERT base, masked LM at 512", "joined", {}, {}), "bert", 512, 64, (64, 4)),
-    Case(sides("gpt_1024", "GPT small at 1024", "joined", {}, {}), "gpt", 1024, 32, (64, 4)),
+    Case(compare_sides("bert_128", "BERT base, masked LM at 128", "joined", {}, {}), "bert", 128, 256, (32, 4)),
+    Case(compare_sides("bert_512", "BERT base, masked LM at 512", "joined", {}, {}), "bert", 512, 64, (64, 4)),
+    Case(compare_sides("gpt_1024", "GPT small at 1024", "joined", {}, {}), "gpt", 1024, 32, (64, 4)),
     Case(
-        sides(
+        compare_sides(
             "classification", "BERT base, classification at MNLI's lengths", "task",
             {"padding": 128}, {"grouped": True, "multiple": 16},
         ),
@@ -118,7 +118,7 @@ CASES = (
 )  # fmt: skip
 
 
-def missing() -> str | None:
+def missing_packages() -> str | None:
     """Returns a message about the packages of the Trainer that are not installed; None if all are."""
     names = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
     return f"{' and '.join(names)} not installed" if names else None
@@ -128,13 +128,13 @@ def run_case(case: Case, folder: Path, options: argparse.Namespace, deadline: fl
     """Measures a case until the deadline and returns its table. If one side fails, its line gives the reason."""
     settings, rows = case.settings(options), list[Row]()
     work = case.work
-    if lacks := missing():
-        rows = [{"kind": "failed", "work": work.name, "variant": rival.name, "why": lacks} for rival in work.rivals]
+    if missing := missing_packages():
+        rows = [{"kind": "failed", "work": work.name, "variant": rival.name, "why": missing} for rival in work.rivals]
         work = Work(work.name, work.title, work.unit, work.own, ())
     try:
         rows.append({"kind": "examples", "work": work.name, **ask("prepare", folder, settings)})
         measure(work, folder, settings, deadline, rows.append, required=False)
-    except Failed as failure:
+    except TimingError as failure:
         return f"{work.title}: {failure}"
     return compose(case.work, rows)
 
@@ -157,7 +157,7 @@ def run_tests(options: argparse.Namespace) -> str:
     return (done.stdout.strip().splitlines() or ["pytest printed nothing"])[-1].strip("= ")
 
 
-def cuda() -> tuple[bool, str]:
+def describe_cuda() -> tuple[bool, str]:
     """Returns whether torch finds a CUDA device, and a description of the device or of the reason."""
     try:
         import torch
@@ -175,14 +175,14 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--minutes", type=float, default=10.0, help="limit for the whole script")
     only = f"some of {', '.join(known)}, without the tests"
-    parser.add_argument("--only", metavar="A,B", type=listed("--only", known), help=only)
+    parser.add_argument("--only", metavar="A,B", type=name_list("--only", known), help=only)
     parser.add_argument("--output", type=Path, help="the tables are appended here (runs/gpu/TIME.txt)")
     return parser.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     started, options = time.monotonic(), parse(words)
-    available, machine = cuda()
+    available, machine = describe_cuda()
     if options.device == "cuda" and not available:
         print(f"make gpu: {machine}; nothing to run")
         return 0

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import listed
+from common import name_list
 from torch import Tensor
 
 from lmtool.config import compose, overrides, tables
@@ -90,7 +90,7 @@ NOT_NEUTRAL = ("prompt", "prefix", "ptuning", "ptuning, deep", "head, scalar mix
 SIZES = {
     "num_layers": 4, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "vocab_size": 320, "max_positions": 64,
 }  # fmt: skip
-NARROW = {"head_size": 8, "embedding_size": 12}
+NARROW_SIZES = {"head_size": 8, "embedding_size": 12}
 STEPS = 3
 CPU = torch.device("cpu")
 WORDS = ("a", "fine", "warm", "film", "and", "dull", "cold", "mess", "the", "story", "of", "this", "good", "bad")
@@ -198,13 +198,13 @@ def section(name: str, *arguments: str) -> Any:
     return compose.compose("finetune", read)[name]
 
 
-def configuration(cell: Cell, folder: Path, hinted: Sequence[str] = ()) -> FinetuneConfig:
+def configuration(cell: Cell, folder: Path, hint_overrides: Sequence[str] = ()) -> FinetuneConfig:
     """Returns the configuration of `lmtool finetune` for a combination. Raises ConfigError if it is illegal.
 
     Args:
         cell: the combination
         folder: the folder that `write_rows` has filled
-        hinted: further overrides, from the hints of a refusal
+        hint_overrides: further overrides, from the hints of a refusal
     """
     overrides_by_group = {
         "model": [f"model={cell.family}_tiny"],
@@ -212,7 +212,7 @@ def configuration(cell: Cell, folder: Path, hinted: Sequence[str] = ()) -> Finet
         "task": [f"task={cell.kind}", f"task.path={folder / cell.kind}", *COLUMNS[cell.kind]],
     }
     top_level: dict[str, Any] = {"max_length": 48}
-    for override in hinted:
+    for override in hint_overrides:
         key, _, value = override.partition("=")
         group = key.partition(".")[0].partition("/")[0]
         if group not in overrides_by_group:
@@ -230,7 +230,7 @@ def configuration(cell: Cell, folder: Path, hinted: Sequence[str] = ()) -> Finet
     rest = {name: section(name) for name in ("tokenizer", "optimizer", "schedule")}
     model = sections["model"]
     # A family that lacks one of these sizes has no such key, or 0.
-    small = {name: size for name, size in (SIZES | NARROW).items() if model.get(name)}
+    small = {name: size for name, size in (SIZES | NARROW_SIZES).items() if model.get(name)}
     if cell.kind == "seq2seq":
         sections["task"] = {**sections["task"], "generation": {**sections["task"]["generation"], "max_new_tokens": 4}}
     budget = {"max_epochs": 1.0, "batch_examples": 8, "device": "cpu", "precision": "fp32", "checkpoint": "none"}
@@ -288,16 +288,16 @@ def failing_hints(cell: Cell, folder: Path, error: ConfigError, earlier: tuple[s
     if not all(alternatives):
         return f"a hint names no override: {describe(error)}"
     failing = []
-    for index, hinted in enumerate(alternatives):
+    for index, hint_texts in enumerate(alternatives):
         for_others = [hints[0] for other, hints in enumerate(alternatives) if other != index]
-        for text in hinted:
+        for text in hint_texts:
             arguments = (*earlier, *shlex.split(" ".join([*for_others, text])))
             try:
                 configuration(cell, folder, arguments)
-            except ConfigError as again:
+            except ConfigError as second_refusal:
                 if earlier:
-                    failing.append(f"{text} is refused too: {describe(again)}")
-                elif described := failing_hints(cell, folder, again, arguments):
+                    failing.append(f"{text} is refused too: {describe(second_refusal)}")
+                elif described := failing_hints(cell, folder, second_refusal, arguments):
                     failing.append(described)
     return "; ".join(failing)
 
@@ -326,9 +326,11 @@ def failed_checks(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     yield from train(config, learner, splits)
     after = learner.state_dict()
-    frozen = {name for name in after if name not in learner.learning and name in dict(learner.named_parameters())}
+    frozen = {
+        name for name in after if name not in learner.trainable_names and name in dict(learner.named_parameters())
+    }
     yield from (f"{name} is frozen but changed" for name in frozen if not torch.equal(before[name], after[name]))
-    if not any(not torch.equal(before[name], after[name]) for name in learner.learning):
+    if not any(not torch.equal(before[name], after[name]) for name in learner.trainable_names):
         yield "no trainable parameter changed"
     evaluation = held_out.score(FP32_CPU, calibrates=True)
     rows = next(iter(data.validation.values()))
@@ -374,14 +376,14 @@ def train(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, Spl
             if parameter.grad is not None and name not in named:
                 yield f"{name} is frozen but has a gradient"
         apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
-    if any(name.partition(".")[2] not in learner.learning for name in state_tensors(optimizer, named)):
+    if any(name.partition(".")[2] not in learner.trainable_names for name in state_tensors(optimizer, named)):
         yield "the optimizer has a state for a frozen parameter"
 
 
 # --- selecting combinations ----------------------------------------------------------------------------------------
 
 
-def pairs(families: Sequence[str], methods: Sequence[str], kinds: Sequence[str], folder: Path) -> list[Cell]:
+def covering_cells(families: Sequence[str], methods: Sequence[str], kinds: Sequence[str], folder: Path) -> list[Cell]:
     """Selects a small set of combinations: for each family and method a legal one (or any, if none is legal), then more
     until every pair with a kind of task is covered that occurs in a legal combination."""
     legal = cache(lambda cell: is_legal(cell, folder))
@@ -419,11 +421,11 @@ def is_legal(cell: Cell, folder: Path) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", type=listed("--families", FAMILIES), default=FAMILIES)
+    parser.add_argument("--families", type=name_list("--families", FAMILIES), default=FAMILIES)
     parser.add_argument(
         "--methods", action="append", choices=METHODS, help="a tuning method; may be repeated (default: all)"
     )
-    parser.add_argument("--kinds", type=listed("--kinds", KINDS), default=KINDS)
+    parser.add_argument("--kinds", type=name_list("--kinds", KINDS), default=KINDS)
     parser.add_argument("--pairs", action="store_true", help="a small set that covers all legal pairs")
     options = parser.parse_args()
     torch.set_num_threads(1)  # matrix products of these sizes are slower on two threads
@@ -432,7 +434,9 @@ def main() -> None:
         folder = Path(scratch)
         write_rows(folder)
         names = options.families, options.methods or [*METHODS], options.kinds
-        cells = pairs(*names, folder) if options.pairs else [Cell(*combination) for combination in product(*names)]
+        cells = (
+            covering_cells(*names, folder) if options.pairs else [Cell(*combination) for combination in product(*names)]
+        )
         outcomes = [trial(cell, folder) for cell in cells]
     failed = sum(bool(outcome.failures) for outcome in outcomes)
     show(outcomes)

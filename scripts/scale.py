@@ -36,25 +36,25 @@ from lmtool.objectives.examples.language import CausalWindows
 from lmtool.reporting.text import count, duration, flops, percent, size
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILIZATION
 
-PAGE, MEASURED = ROOT / "docs" / "scale.md", ROOT / "scripts" / "scale.json"
+PAGE, MEASUREMENTS = ROOT / "docs" / "scale.md", ROOT / "scripts" / "scale.json"
 TOKENS, GPUS, DEVICE = 10**12, 64, "h100"
-NODES, WEEK = GPUS // NODE, 7 * 24.0
-DOCUMENT = 1000  # mean tokens of a document of web text
+NODES, WEEK_HOURS = GPUS // NODE, 7 * 24.0
+DOCUMENT_TOKENS = 1000  # mean tokens of a document of web text
 # The two runs of the page, with steps of two million tokens.
 RUNS = {
     "gpt_xl": ["model=gpt_xl", "model.max_positions=2048", "max_length=2048", "batch_tokens=2097152"],
     "bert": ["model=bert", "max_length=512", "batch_tokens=2097152"],
 }
 # Overrides of each run that its heading on the page does not name.
-EXTRA = {"gpt_xl": ["micro_batch_tokens=8192"], "bert": ["objective.pairs=none"]}
+EXTRA_OVERRIDES = {"gpt_xl": ["micro_batch_tokens=8192"], "bert": ["objective.pairs=none"]}
 # From Grattafiori et al. 2024 (The Llama 3 Herd of Models), section 3.3.4, table 5: 419 unexpected interruptions
 # in 54 days of 16,384 H100s.
 GPU_HOURS_A_FAILURE = 16384 * 54 * 24 / 419
 # Assumptions, which the page states. Bytes per second: one process writes to a shared disk, one node reads from it, one
 # core computes sha256. Seconds: a message over TCP within a data center.
-WRITE, READ, SHA256, MESSAGE = 1e9, 2e9, 1.2e9, 50e-6
+WRITE_RATE, READ_RATE, SHA256_RATE, MESSAGE_SECONDS = 1e9, 2e9, 1.2e9, 50e-6
 # Bytes of memory that a host with 8 GPUs may use for plans of the data.
-HOST = 2e12
+HOST_BYTES = 2e12
 # Ranks that are measured at full size, one at a time, by run and strategy. gpt_xl with ddp is omitted: the rank would
 # hold the whole model twice.
 MEASURED_RANKS = {"gpt_xl fsdp": (0,), "bert fsdp": (0, GPUS - 1), "bert ddp": (1,)}
@@ -69,13 +69,13 @@ def _meta_learner(name: str) -> tuple[Any, Any]:
     from lmtool.cli import main as cli
     from lmtool.weights.assemble import assemble
 
-    arguments = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null"]
+    arguments = [*RUNS[name], *EXTRA_OVERRIDES[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null"]
     config = cli.configuration("pretrain", cli.parse(arguments), running=False)
     with torch.device("meta"):
         return config, assemble(config, None)[0]
 
 
-def planned(name: str) -> Any:
+def run_plan(name: str) -> Any:
     """Returns the plan of a run on GPUs of type DEVICE, as `lmtool plan` computes it."""
     from lmtool.commands.plan import _assumed_metadata
     from lmtool.costs.plan_of_run import plan_of
@@ -99,15 +99,15 @@ class _Tokenizer:
 def _store(folder: Path, tokens: int, cache: ArrayCache = UNSHARED) -> TokenStore:
     """Returns a token store of the given size that needs little memory: a single id, broadcast, and memory-mapped
     offsets of documents of equal length."""
-    file, documents, empty = folder / "offsets.npy", tokens // DOCUMENT, np.zeros(1, dtype=np.int64)
+    file, documents, empty = folder / "offsets.npy", tokens // DOCUMENT_TOKENS, np.zeros(1, dtype=np.int64)
     if not file.exists():
-        np.save(file, np.arange(documents + 1, dtype=np.int64) * DOCUMENT)
+        np.save(file, np.arange(documents + 1, dtype=np.int64) * DOCUMENT_TOKENS)
     offsets = np.load(file, mmap_mode="r").view(np.ndarray)
     ids = np.broadcast_to(np.uint16(7), (tokens,))
     return TokenStore(ids, offsets, empty, empty, {"tokens": tokens, "documents": documents}, folder, cache=cache)
 
 
-def hold(folder: Path, tokens: int, length: int, processes: int) -> None:
+def hold_plan(folder: Path, tokens: int, length: int, processes: int) -> None:
     """Plans an epoch in one of the processes of a node, for `node_memory`.
 
     Prints "ready" and waits for a line on standard input; then plans, and prints the number of examples, the starts of
@@ -116,11 +116,11 @@ def hold(folder: Path, tokens: int, length: int, processes: int) -> None:
     store = _store(folder, tokens, ArrayCache(folder / "plans", "0" * 64, processes))
     print("ready", flush=True)
     sys.stdin.readline()
-    began = time.process_time()
+    started = time.process_time()
     loader = PackedLoader(CausalWindows(_Tokenizer(), store, length, "joined", "train"), 0, None, 2**21)  # type: ignore[arg-type]
     metadata = loader.metadata()
     first = next(loader.read(1))["start"]
-    print(json.dumps([metadata["examples"], first[:8].tolist(), time.process_time() - began]), flush=True)
+    print(json.dumps([metadata["examples"], first[:8].tolist(), time.process_time() - started]), flush=True)
     sys.stdin.readline()
 
 
@@ -232,10 +232,10 @@ def ordering(length: int, steps: int = 200) -> dict[str, float]:
     random lengths up to `length`, in the worst of 20 steps."""
     examples, batch = TOKENS // length, 2**21 // length
     order = random_streams.Permutation(examples, 0, "order", 0)
-    began = time.perf_counter()
+    started = time.perf_counter()
     first = np.random.default_rng(0).integers(0, examples // batch, steps)
     batches = [order(np.arange(step * batch, (step + 1) * batch)) for step in first]
-    seconds = (time.perf_counter() - began) / (steps * batch)
+    seconds = (time.perf_counter() - started) / (steps * batch)
     bins = np.bincount(np.concatenate(batches) * 1000 // examples, minlength=1000)
     expected = steps * batch / 1000
     worst = 0.0
@@ -255,9 +255,9 @@ def ordering(length: int, steps: int = 200) -> dict[str, float]:
 def measure() -> dict[str, Any]:
     """Runs all measurements. "sha256": bytes that one core of this machine hashes per second."""
     block = bytes(1 << 26)
-    began = time.perf_counter()
+    started = time.perf_counter()
     hashlib.sha256(block).hexdigest()
-    hashed = len(block) / (time.perf_counter() - began)
+    hashed = len(block) / (time.perf_counter() - started)
     return {
         "node": {str(length): [node_memory(tokens, length) for tokens in (10**9, 4 * 10**9)] for length in (2048, 512)},
         "ranks": {
@@ -289,7 +289,7 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {"failure_hours": GPU_HOURS_A_FAILURE / GPUS}
     for name, arguments in RUNS.items():
         length = int(next(word.split("=")[1] for word in arguments if word.startswith("max_length=")))
-        plan = planned(name)
+        plan = run_plan(name)
         examples = TOKENS / length
         low, high = plan.step_seconds
         small, large = measured["node"][str(length)]
@@ -306,19 +306,21 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
             "reads": plan.tokens_per_step / low / NODES / length,
             **measured["ordering"][str(length)],
             "order_seconds": measured["ordering"][str(length)]["seconds_an_example"] * plan.tokens_per_step / length,
-            "store": 2 * TOKENS + 8 * TOKENS / DOCUMENT,
+            "store": 2 * TOKENS + 8 * TOKENS / DOCUMENT_TOKENS,
             "gradient_bytes": 2 * 4 * plan.trainable_parameters * (GPUS - 1) / GPUS,
-            "full_save": plan.checkpoint_bytes * (1 / WRITE + 1 / SHA256),
-            "shard_save": plan.checkpoint_bytes / GPUS * (1 / WRITE + 1 / SHA256),
+            "full_save": plan.checkpoint_bytes * (1 / WRITE_RATE + 1 / SHA256_RATE),
+            "shard_save": plan.checkpoint_bytes / GPUS * (1 / WRITE_RATE + 1 / SHA256_RATE),
         }  # fmt: skip
         run["crossing_seconds"] = run["gradient_bytes"] / NETWORK
-        micro = next((int(word.split("=")[1]) for word in EXTRA[name] if word.startswith("micro_batch_tokens=")), None)
+        extra = EXTRA_OVERRIDES[name]
+        micro = next((int(word.split("=")[1]) for word in extra if word.startswith("micro_batch_tokens=")), None)
         run["forwards"] = 1 if micro is None else math.ceil(plan.tokens_per_step / GPUS / micro)
         run["crossing"] = sum(one_rank["step"][call][1] for call in ("_allgather_base_", "_reduce_scatter_base_"))
         run["sharded"] = run["forwards"] * run["crossing"] * (GPUS - 1) / GPUS / NETWORK
-        run["message_seconds"] = GATHERS * (GPUS - 1) * MESSAGE
+        run["message_seconds"] = GATHERS * (GPUS - 1) * MESSAGE_SECONDS
         # At a start, every process verifies the hashes of the whole store, plans, and reads the checkpoint.
-        run["start"] = run["store"] / SHA256 + run["plan_seconds"] + plan.checkpoint_bytes * (1 / READ + 1 / SHA256)
+        checkpoint_seconds = plan.checkpoint_bytes * (1 / READ_RATE + 1 / SHA256_RATE)
+        run["start"] = run["store"] / SHA256_RATE + run["plan_seconds"] + checkpoint_seconds
         failure_hours = result["failure_hours"]
         run["interval"] = best_interval(run["full_save"], failure_hours)
         run["interval_sharded"] = best_interval(run["shard_save"], failure_hours)
@@ -328,7 +330,7 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
             ("lost_sharded", failure_hours, run["shard_save"]),
         ):
             run[key] = lost_share(best_interval(save, hours), save, run["start"], hours)
-        run["lasts_tokens"] = HOST / per_example["most"] * length
+        run["lasts_tokens"] = HOST_BYTES / per_example["most"] * length
         result[name] = run
     return result | {"measured": measured}
 
@@ -340,12 +342,12 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
-def calls(collective: Sequence[int]) -> str:
+def format_calls(collective: Sequence[int]) -> str:
     """Formats the calls and the bytes of a collective."""
     return f"{size(collective[1])} in {count(collective[0])} messages"
 
 
-def span(format_value: Callable[[float], str], ends: Iterable[float]) -> str:
+def format_range(format_value: Callable[[float], str], ends: Iterable[float]) -> str:
     return " to ".join(map(format_value, ends))
 
 
@@ -353,7 +355,7 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "FLOPs per token": lambda run: flops(run["plan"].flops_per_token),
     "total FLOPs": lambda run: f"{run['plan'].flops:.2e}",
     "steps of 2,097,152 tokens": lambda run: count(run["plan"].steps),
-    "time per step": lambda run: span(milliseconds, run["plan"].step_seconds),
+    "time per step": lambda run: format_range(milliseconds, run["plan"].step_seconds),
     "days of training": lambda run: f"{run['low_days']:.2g} to {run['high_days']:.2g}",
     "memory per GPU, ddp": lambda run: size(run["plan"].needed_bytes),
     "of which weights, gradients, optimizer": lambda run: size(
@@ -378,7 +380,7 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "best interval, one writer": lambda run: duration(3600 * run["interval"]),
     "best interval, all write": lambda run: duration(3600 * run["interval_sharded"]),
     "start of the run, also after a failure": lambda run: duration(run["start"]),
-    "of which hashing the store": lambda run: duration(run["store"] / SHA256),
+    "of which hashing the store": lambda run: duration(run["store"] / SHA256_RATE),
     "time lost, one writer": lambda run: percent(run["lost"]),
     "time lost, all write": lambda run: percent(run["lost_sharded"]),
     "time lost, one writer, ten times the failures": lambda run: percent(run["lost_ten"]),
@@ -388,12 +390,16 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "forward passes of a GPU per step": lambda run: str(run["forwards"]),
     "messages of the training loop (gloo)": lambda run: milliseconds(run["message_seconds"]),
     "weights that rank 0 holds": lambda run: size(run["one_rank"]["held"]),
-    "weights gathered in a forward and backward pass": lambda run: calls(run["one_rank"]["step"]["_allgather_base_"]),
-    "gradients summed, each rank receives its rows": lambda run: calls(
+    "weights gathered in a forward and backward pass": lambda run: format_calls(
+        run["one_rank"]["step"]["_allgather_base_"]
+    ),
+    "gradients summed, each rank receives its rows": lambda run: format_calls(
         run["one_rank"]["step"]["_reduce_scatter_base_"]
     ),
-    "tensors gathered for a checkpoint": lambda run: calls(run["one_rank"]["checkpoint"]["all_gather_into_tensor"]),
-    "their fraction of a step": lambda run: span(
+    "tensors gathered for a checkpoint": lambda run: format_calls(
+        run["one_rank"]["checkpoint"]["all_gather_into_tensor"]
+    ),
+    "their fraction of a step": lambda run: format_range(
         percent, (run["message_seconds"] / each for each in reversed(run["plan"].step_seconds))
     ),
 }
@@ -404,21 +410,22 @@ def phrases(results: dict[str, Any]) -> list[str]:
     """Returns the phrases with numbers that the text of the page must contain."""
     held_out, large = TextConfig.model_fields["validation_fraction"].default, results["measured"]["node"]["512"][1]
     gpt, bert, hours = results["gpt_xl"], results["bert"], results["failure_hours"]
-    week, low_high = WEEK / hours, span(percent, UTILIZATION)
+    week, low_high = WEEK_HOURS / hours, format_range(percent, UTILIZATION)
     return [
         f"tokens on {GPUS} GPUs needs", f"{NODES} nodes of 8 H100",
         f"at {low_high} of its {flops(DEVICES[DEVICE].bf16 or 0)}/s",
         f"at {count(10**9)} and {count(4 * 10**9)} tokens",
-        f"writes {size(WRITE)}/s to a shared disk, a node reads {size(READ)}/s from it, sha256 takes {size(SHA256)}/s",
-        f"a message takes {1e6 * MESSAGE:.0f} us, a document has {DOCUMENT:,} tokens",
+        f"writes {size(WRITE_RATE)}/s to a shared disk, a node reads {size(READ_RATE)}/s from it, "
+        f"sha256 takes {size(SHA256_RATE)}/s",
+        f"a message takes {1e6 * MESSAGE_SECONDS:.0f} us, a document has {DOCUMENT_TOKENS:,} tokens",
         f"nodes have {size(NETWORK)}/s each",
-        " ".join([*RUNS["gpt_xl"], *EXTRA["gpt_xl"], f"devices={GPUS}", f"max_tokens={TOKENS}"]),
+        " ".join([*RUNS["gpt_xl"], *EXTRA_OVERRIDES["gpt_xl"], f"devices={GPUS}", f"max_tokens={TOKENS}"]),
         f"on each node ({size(gpt['store'])})", f"one in {count(round(GPU_HOURS_A_FAILURE))} GPU hours",
         f"one in {count(round(hours))} hours: {week:.2f} restarts per week",
         f"as many failures, {10 * week:.1f} per week",
         f"a ring of {GPUS - 1} hops", f"holds out {percent(held_out)} of the documents",
         f"{held_out * TOKENS:.0e} tokens here", f"{percent(10 * held_out / 3)} of the training time",
-        f"opens it*, {duration(gpt['store'] / SHA256)} at each",
+        f"opens it*, {duration(gpt['store'] / SHA256_RATE)} at each",
         f"up to {size(bert['plan_most'])} per node", f"{count(large['examples'])} examples",
         f"{size(large['held'])} together, {size(large['most'])} at the peak",
         *(
@@ -431,7 +438,7 @@ def phrases(results: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def document(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
+def updated_page(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
     """Returns the page with its tables computed, and the labels of tables and the phrases that it lacks."""
     results = numbers(measured)
     assert all(order["distinct"] for order in measured["ordering"].values())
@@ -454,7 +461,7 @@ def main() -> None:
     parser.add_argument("--rank", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.hold is not None:
-        hold(Path(arguments.hold[0]), *map(int, arguments.hold[1:]))
+        hold_plan(Path(arguments.hold[0]), *map(int, arguments.hold[1:]))
         return
     if arguments.measure is not None:
         arguments.measure.write_text(json.dumps(measure()) + "\n", encoding="utf-8")
@@ -463,12 +470,12 @@ def main() -> None:
         name, parallel, rank = arguments.rank
         print(json.dumps(one_rank(name, parallel, int(rank))))
         return
-    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
-    text, lacking = document(measured, PAGE.read_text(encoding="utf-8"))
+    measured = json.loads(MEASUREMENTS.read_text(encoding="utf-8"))
+    text, missing_phrases = updated_page(measured, PAGE.read_text(encoding="utf-8"))
     PAGE.write_text(text, encoding="utf-8")
-    for phrase in lacking:
+    for phrase in missing_phrases:
         print(f"{PAGE} lacks: {phrase}", file=sys.stderr)
-    sys.exit(3 if lacking else 0)
+    sys.exit(3 if missing_phrases else 0)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class Line:
             self.plugins.append(value)
 
     @property
-    def typed(self) -> dict[str, str]:
+    def overrides(self) -> dict[str, str]:
         return {key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in self.words)}
 
 
@@ -153,25 +153,25 @@ def _arguments(line: Line, table: CompletionTable) -> Iterator[str]:
     if verb == "show":
         yield from _show_arguments(current, table)
         return
-    look = next((word for word in line.words if word in LOOKS), None) if verb == "inspect" else None
-    if look is not None:
-        verb = f"inspect {look}"
+    page = next((word for word in line.words if word in LOOKS), None) if verb == "inspect" else None
+    if page is not None:
+        verb = f"inspect {page}"
     if verb in ABOUT_A_RUN:
         training = [word for word in line.words if word in TRAINING]
         if not training and "=" not in current:
             yield from (f"{name} " for name in (*TRAINING, *(LOOKS if verb == "inspect" else ())))
         if "=" not in current:
-            yield from (f"{key}=" for key in table["own"].get(verb, ()) if key not in line.typed)
-        verb = training[0] if training else "finetune" if {"task"} & line.typed.keys() else "pretrain"
+            yield from (f"{key}=" for key in table["own"].get(verb, ()) if key not in line.overrides)
+        verb = training[0] if training else "finetune" if {"task"} & line.overrides.keys() else "pretrain"
     keys = table["verbs"].get(verb)
     if keys is None:
         return
     key, equals, value = current.partition("=")
     if equals:
-        node = _find(keys, key.lstrip("+~").replace("/", "."), line.typed, table)
+        node = _find(keys, key.lstrip("+~").replace("/", "."), line.overrides, table)
         yield from (f"{key}={word}" for word in _values(node, value, table))
         return
-    yield from _keys(keys, current, line.typed, table)
+    yield from _keys(keys, current, line.overrides, table)
     if VERBS.get(verb) is not None and VERBS[verb].places:
         yield from _runs(current)
 
@@ -258,8 +258,8 @@ def _runs(current: str) -> Iterator[str]:
 def _files(current: str, folders_only: bool = False) -> Iterator[str]:
     """Yields the files and folders whose paths start with `current`; hidden files only if the name starts with a
     dot."""
-    above, slash, name = current.rpartition("/")
-    folder = Path(f"{above}{slash}" or ".").expanduser()
+    parent, slash, name = current.rpartition("/")
+    folder = Path(f"{parent}{slash}" or ".").expanduser()
     if not folder.is_dir():
         return
     count = 0
@@ -267,27 +267,27 @@ def _files(current: str, folders_only: bool = False) -> Iterator[str]:
         if not path.name.startswith(name) or (path.name.startswith(".") and not name):
             continue
         if path.is_dir():
-            yield f"{above}{slash}{path.name}/"
+            yield f"{parent}{slash}{path.name}/"
         elif not folders_only:
-            yield f"{above}{slash}{path.name} "
+            yield f"{parent}{slash}{path.name} "
         count += 1
         if count == _MAX_CANDIDATES:
             return
 
 
-def for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
+def format_for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
     """Yields candidates in the form that a shell expects: fish adds quotes and spaces itself, and bash splits words at
     = and : and expects only the text after the last = or :."""
     for word in words:
         if any(not character.isprintable() for character in word):
             continue
-        bare, blank = word.rstrip(" "), " " if word.endswith(" ") else ""
+        text, space = word.rstrip(" "), " " if word.endswith(" ") else ""
         if shell == "fish":
-            yield bare
+            yield text
             continue
         if shell == "bash":
-            bare = bare[len(re.match(r"(.*[=:])?", current)[0]) :]  # type: ignore[index]
-        yield re.sub(r"([^\w@%+=:,./~-])", r"\\\1", bare) + blank
+            text = text[len(re.match(r"(.*[=:])?", current)[0]) :]  # type: ignore[index]
+        yield re.sub(r"([^\w@%+=:,./~-])", r"\\\1", text) + space
 
 
 def main(words: Sequence[str]) -> int:
@@ -310,7 +310,7 @@ def _print_candidates(words: Sequence[str]) -> None:
     """Prints one candidate per line. Prints nothing after any error, since a message would garble the user's line."""
     try:
         shell, text = words
-        for word in for_shell(candidates(text), Line.parse(text).current, shell):
+        for word in format_for_shell(candidates(text), Line.parse(text).current, shell):
             if safe_line(word) == word:  # omit paths with secrets
                 say(word)
     except Exception:

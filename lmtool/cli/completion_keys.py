@@ -45,8 +45,8 @@ KeyNodes: TypeAlias = dict[str, KeyNode]
 
 
 class CompletionTable(TypedDict):
-    """verbs: keys by command. components: keys by group and component. options: the component that an option
-    configures, by group and option. own: the names of the additional keys of commands about a run."""
+    """All keys and choices. verbs: keys by command. components: keys by group and component. options: the component
+    that an option configures, by group and option. own: the names of the additional keys of commands about a run."""
 
     verbs: dict[str, KeyNodes]
     components: dict[str, dict[str, KeyNodes]]
@@ -60,14 +60,14 @@ def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> Comp
     with suppress(OSError, ValueError):
         saved: CompletionTable = json.loads(file.read_text(encoding="utf-8"))
         return saved
-    fresh = _build(config_dirs, plugins)
+    built = _build(config_dirs, plugins)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        old = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-20]
-        replace_bytes(file, json.dumps(fresh).encode())
-        for path in old:
+        outdated = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-20]
+        replace_bytes(file, json.dumps(built).encode())
+        for path in outdated:
             path.unlink(missing_ok=True)
-    return fresh
+    return built
 
 
 def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
@@ -77,18 +77,18 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
         *(path for folder in groups.folders(config_dirs) for path in folder.rglob("*.yaml")),
     ]
     files += [path for name in plugins if (path := Path(f"{name.replace('.', '/')}.py").resolve()).is_file()]
-    marks = sorted(f"{path}\0{path.stat().st_mtime_ns}" for path in files)
-    return hashlib.sha256("\n".join([__version__, *plugins, *marks]).encode("utf-8", "replace")).hexdigest()[:32]
+    versions = sorted(f"{path}\0{path.stat().st_mtime_ns}" for path in files)
+    return hashlib.sha256("\n".join([__version__, *plugins, *versions]).encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTable:
-    from lmtool.config import plugins as loading
+    from lmtool.config import plugins as plugin_loader
     from lmtool.config import saved as yaml_files
     from lmtool.config import tables
 
-    loading.load(plugins)
+    plugin_loader.load(plugins)
     options = {group: _options(group, config_dirs) for group in groups.all_groups(config_dirs)}
-    for group, name in loading.nodes(config_dirs):
+    for group, name in plugin_loader.nodes(config_dirs):
         options.setdefault(group, {})[name] = name
     verbs: dict[str, KeyNodes] = {}
     for verb, command in COMMANDS.items():
@@ -99,8 +99,8 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTab
     components = {
         group: {entry.name: dict(_keys(entry.config)) for entry in tables.entries(group)} for group in tables.groups()
     }
-    keys_by_verb = {verb: list(of_run.names()) for verb in VERBS if (of_run := keys_of(verb)) is not None}
-    return {"verbs": verbs, "components": components, "options": options, "own": keys_by_verb}
+    own_keys = {verb: list(command_keys.names()) for verb in VERBS if (command_keys := keys_of(verb)) is not None}
+    return {"verbs": verbs, "components": components, "options": options, "own": own_keys}
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
@@ -139,29 +139,29 @@ def _keys(config: type[Config]) -> Iterator[tuple[str, KeyNode]]:
 
 
 def _value(field: FieldInfo) -> KeyNode:
-    kinds = list(_kinds(field.annotation))
-    options = [str(option) for option in kinds if isinstance(option, str | int) and not isinstance(option, bool)]
-    options += ["true", "false"] * (bool in kinds) + ["null"] * (type(None) in kinds)
-    text, about = str in kinds, field.description or ""
+    allowed = list(_types_and_values(field.annotation))
+    options = [str(option) for option in allowed if isinstance(option, str | int) and not isinstance(option, bool)]
+    options += ["true", "false"] * (bool in allowed) + ["null"] * (type(None) in allowed)
+    takes_text, description = str in allowed, field.description or ""
     node: KeyNode = {"options": options}
-    if text and _PATH.search(about):
+    if takes_text and _PATH.search(description):
         node["path"] = True
-    if text and _RUN.search(about):
+    if takes_text and _RUN.search(description):
         node["run"] = True
     return node
 
 
-def _kinds(annotation: object) -> Iterator[object]:
+def _types_and_values(annotation: object) -> Iterator[object]:
     """Yields the types in an annotation, and the values of a Literal."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         yield from arguments
     elif origin is Annotated:
-        yield from _kinds(arguments[0])
+        yield from _types_and_values(arguments[0])
     elif origin in (Union, types.UnionType):
         for argument in arguments:
-            yield from _kinds(argument)
+            yield from _types_and_values(argument)
     elif origin in (tuple, list):
-        yield from (kind for item in arguments[:1] for kind in _kinds(item) if kind is str)
+        yield from (kind for item in arguments[:1] for kind in _types_and_values(item) if kind is str)
     else:
         yield annotation

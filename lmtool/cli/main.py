@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
     except (Exception, KeyboardInterrupt) as error:
-        return failed(error, debug="--debug" in words)
+        return report_error(error, debug="--debug" in words)
     finally:
         if argv is None:
             gc.freeze()  # garbage collection at exit took a quarter of the time of a command that ends with an error
@@ -114,10 +114,10 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> CommandC
     with _without_collection():
         from lmtool.resolver.configuration import configuration as resolve
 
-        return resolve(_line(verb, arguments), running)
+        return resolve(_expanded_line(verb, arguments), running)
 
 
-def _line(verb: str, arguments: Arguments) -> CommandLine:
+def _expanded_line(verb: str, arguments: Arguments) -> CommandLine:
     """Returns the command line with expanded shorthands, and expands them in `arguments`."""
     from lmtool.config import plugins
     from lmtool.resolver.shorthands import CommandLine, expand_arguments
@@ -157,14 +157,14 @@ def _run_configured(verb: str, arguments: Arguments) -> int:
     return _start(verb, config, arguments.words(verb))
 
 
-def _about_a_run(command: str, arguments: Arguments) -> int:
-    """Runs a command about a run, such as plan or inspect, whose arguments are keys of the run and of the command."""
+def _run_about_run(command: str, arguments: Arguments) -> int:
+    """Runs a command about a run, such as plan or inspect, whose arguments are keys of the run or of the command."""
     if arguments.multirun:
         raise UserError(f"-m: lmtool {command} does not sweep", f"use -m with {', '.join(SWEPT)}")
     command_keys = keys_of(command)
     command_words = [word for word in arguments.rest if command_keys is not None and command_keys.has(word)]
-    verb, first = _training_verb(command, arguments.rest)
-    arguments.rest = [word for word in arguments.rest if word not in (*command_words, first)]
+    verb, typed_verb = _training_verb(command, arguments.rest)
+    arguments.rest = [word for word in arguments.rest if word not in (*command_words, typed_verb)]
     keys = None if command_keys is None else command_keys.of(command_words)
     config = configuration(verb, arguments, running=command == "profile" and not arguments.cfg)
     if arguments.cfg:
@@ -176,14 +176,14 @@ def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]
     """Returns the training command, and the argument that names it (None if a task key decides)."""
     from lmtool.config.nearest import nearest
 
-    first = next((word for word in words if "=" not in word), None)
-    if first in TRAINING:
-        return first, first
-    if first is not None:
-        close = nearest(first, (*TRAINING, *(LOOKS if command == "inspect" else ())))
-        if close or first in VERBS:
+    typed_verb = next((word for word in words if "=" not in word), None)
+    if typed_verb in TRAINING:
+        return typed_verb, typed_verb
+    if typed_verb is not None:
+        close = nearest(typed_verb, (*TRAINING, *(LOOKS if command == "inspect" else ())))
+        if close or typed_verb in VERBS:
             hint = f"did you mean lmtool {command} {close}?" if close else f"lmtool {command} pretrain"
-            raise UserError(f"{command} {first}: {VERBS[command].action} pretrain or finetune", hint)
+            raise UserError(f"{command} {typed_verb}: {VERBS[command].action} pretrain or finetune", hint)
     typed_task = any(word.startswith(("task=", "task.")) for word in words)
     return "finetune" if typed_task else "pretrain", None
 
@@ -196,12 +196,12 @@ def _resume(verb: str, arguments: Arguments) -> int:
     return _start(resumed, config, [verb, *arguments.rest])
 
 
-def _with_words(verb: str, arguments: Arguments) -> int:
+def _run_with_words(verb: str, arguments: Arguments) -> int:
     _load_plugins(arguments)
     return _status(_runner(verb)(arguments.rest))
 
 
-def _with_options(verb: str, arguments: Arguments) -> int:
+def _run_with_options(verb: str, arguments: Arguments) -> int:
     from lmtool.config import plugins
 
     plugins.load(arguments.plugins)
@@ -217,10 +217,10 @@ def _load_plugins(arguments: Arguments) -> None:
 
 _BY_INPUT: dict[Reads, Callable[[str, Arguments], int]] = {
     "configuration": _run_configured,
-    "run": _about_a_run,
+    "run": _run_about_run,
     "saved run": _resume,
-    "words": _with_words,
-    "options": _with_options,
+    "words": _run_with_words,
+    "options": _run_with_options,
 }
 
 
@@ -237,7 +237,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
         raise UserError("-m under torchrun: each of its processes would start all jobs", "use -m without torchrun")
     if arguments.config is not None:
         raise UserError("-m and --config exclude each other", "omit --config and sweep over overrides, or omit -m")
-    line = _line(verb, arguments)
+    line = _expanded_line(verb, arguments)
     request = jobs.SweepRequest(
         verb=verb,
         primary=str(VERBS[verb].primary),
@@ -266,7 +266,7 @@ def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, object]) -
 
 # Errors and exit status.
 
-REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
+_BUG_MESSAGE = "this is a bug in lmtool: please report it, with the lines above and what you typed"
 _RERUN_HINT = "rerun the command: it continues from its last checkpoint"
 
 
@@ -278,7 +278,7 @@ def current_rank() -> RankInfo:
         return RankInfo()
 
 
-def failed(error: BaseException, debug: bool) -> int:
+def report_error(error: BaseException, debug: bool) -> int:
     """Reports the error of a command and returns the exit status. In distributed training this runs in every rank:
     equal errors are printed once, and errors caused by the exit of another rank are not printed.
 
@@ -323,7 +323,7 @@ def _report_bug(error: BaseException, exits: RankExits) -> int:
         say_error(message, _RERUN_HINT)
         return errors.FAULT
     _print_traceback()
-    say_error(f"{prefix}{REPORT_TO}")
+    say_error(f"{prefix}{_BUG_MESSAGE}")
     return errors.FAULT
 
 

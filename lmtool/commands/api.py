@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.commands.predict import answering, columns_of
+from lmtool.commands.predict import columns_of, predicting_learner
 from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Rows
 from lmtool.learners.base import BaseLearner, Inference, no_progress
@@ -34,37 +34,39 @@ from lmtool.weights.reading import notes
 
 Texts = str | Sequence[str]
 _BATCH_TOKENS = 8192
+# More tokens than any text has.
 _ANY_LENGTH = 1 << 30
 
 
 class CallableTokenizer(Tokenizer):
-    """A tokenizer that returns inputs of a model: texts in the layout that the model reads, padded on the right, like
+    """A tokenizer that returns inputs of a model: texts in the format that the model reads, padded on the right, like
     transformers' AutoTokenizer of the exported folder. If the checkpoint was not trained on a task, special tokens in
     texts ("[MASK]") are parsed, as in transformers; otherwise they are text, as in training.
 
-    layout: a name in `lmtool.data.formats`. segments: whether the model has two. task: whether there is a task.
+    format_name: a name in `lmtool.data.formats`. has_segments: whether the model reads segment ids. has_task: whether
+    the checkpoint was trained on a task.
     """
 
-    def __init__(self, tokenizer: Tokenizer, layout: str, segments: bool, task: bool):
+    def __init__(self, tokenizer: Tokenizer, format_name: str, has_segments: bool, has_task: bool):
         source = tokenizer
         super().__init__(source._backend, source.roles, source._origin, source.parse_special_tokens, source._unflagged)
-        self._layout, self._segments, self._reads_special = layout, segments, not task
+        self._format_name, self._has_segments, self._parses_special = format_name, has_segments, not has_task
 
     @cached_property
     def _reader(self) -> Tokenizer:
-        if not self._reads_special or self.parse_special_tokens:
+        if not self._parses_special or self.parse_special_tokens:
             return self
         return self.with_parsing(True)
 
     def __call__(self, texts: Texts, pairs: Texts | None = None, max_length: int | None = None) -> dict[str, Tensor]:
         """Returns `input_ids`, `attention_mask` and, if the model has segments, `token_type_ids`: (B, L) int64.
 
-        max_length: maximum tokens of a row. Longer texts are truncated at their end, of a pair the longer text. None
-        for no limit.
+        max_length: maximum tokens of a row. Longer texts are truncated at their end; in a pair, the longer text is
+        truncated. None for no limit.
         """
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         limit = _ANY_LENGTH if max_length is None else max_length
-        examples = SequenceExamples(rows, InputFormat(self._reader, self._layout, limit), TEXT, "input")
+        examples = SequenceExamples(rows, InputFormat(self._reader, self._format_name, limit), TEXT, "input")
         packed = examples.batch(examples.plan(0).rows, np.arange(len(rows)), 0).inputs
         lengths_B = torch.tensor(packed.lengths)
         real_BL = torch.arange(int(lengths_B.max())) < lengths_B[:, None]
@@ -73,14 +75,15 @@ class CallableTokenizer(Tokenizer):
             return torch.full(real_BL.shape, filler).masked_scatter(real_BL, values_T)
 
         inputs = {"input_ids": pad(packed.tokens, self.roles.get("pad", 0)), "attention_mask": real_BL.long()}
-        if self._segments and "segment" in packed.columns:
+        if self._has_segments and "segment" in packed.columns:
             inputs["token_type_ids"] = pad(packed.columns["segment"], 0)
         return inputs
 
 
 @dataclass(frozen=True)
 class Loaded(LoadedCheckpoint):
-    """A checkpoint in use, see `lmtool.weights.padded_model.LoadedCheckpoint`. checkpoint: what was loaded."""
+    """A checkpoint in use, see `lmtool.weights.padded_model.LoadedCheckpoint`. checkpoint: the path or address of the
+    checkpoint."""
 
     tokenizer: CallableTokenizer | None
     checkpoint: str
@@ -106,7 +109,7 @@ class Loaded(LoadedCheckpoint):
             UserError: the checkpoint cannot predict, or reads other inputs.
         """
         paired = pairs is not None or (isinstance(texts, Mapping) and PAIR in texts)
-        learner = self._answering(paired, task)
+        learner = self._predicting_learner(paired, task)
         if isinstance(texts, Mapping):
             columns: dict[str, list[Any]] = {name: list(values) for name, values in texts.items()}
         else:
@@ -130,13 +133,13 @@ class Loaded(LoadedCheckpoint):
         list with the tokens of each text, (L, H) or (W, L, H). Raises UserError if there is no such layer."""
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         precision = self._precision
-        embeds, _ = embedder_of(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
-        for note in embeds.notes:
+        embedder, _ = embedder_of(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
+        for note in embedder.notes:
             warnings.warn(note, stacklevel=2)
-        vectors = [text.vectors for text in embeds.vectors(rows, no_progress, warnings.warn)]
+        vectors = [text.vectors for text in embedder.vectors(rows, no_progress, warnings.warn)]
         if layers != "all":
             vectors = [layer for (layer,) in vectors]
-        return vectors if embeds.pooling == "none" else np.stack(vectors)
+        return vectors if embedder.pooling == "none" else np.stack(vectors)
 
     @property
     def _precision(self) -> Precision:
@@ -150,12 +153,12 @@ class Loaded(LoadedCheckpoint):
     def _learners(self) -> dict[tuple[bool, str | None], BaseLearner]:
         return {}
 
-    def _answering(self, paired: bool, task: str | None) -> BaseLearner:
+    def _predicting_learner(self, paired: bool, task: str | None) -> BaseLearner:
         """Returns the learner that predicts. It shares the tensors of `model`, so that changes there apply."""
         key, task_config = (paired, task), self._trained.task(task)
         if key not in self._learners:
             self._learners[key] = (
-                answering(self._trained, paired) if task_config is None else self._trained.learner(task_config)
+                predicting_learner(self._trained, paired) if task_config is None else self._trained.learner(task_config)
             )
         learner = self._learners[key].to(self._precision.device)
         learner.load_state_dict(self.model.parts.state_dict(), strict=False, assign=True)
@@ -170,8 +173,10 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
         warnings.warn(note, stacklevel=2)
     parts: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(base)}
     if base.tokenizer is not None:
-        segments = base.config.segment_types > 1
-        parts["tokenizer"] = CallableTokenizer(base.tokenizer, text_format_of(base), segments, base.task is not None)
+        has_segments = base.config.segment_types > 1
+        parts["tokenizer"] = CallableTokenizer(
+            base.tokenizer, text_format_of(base), has_segments, has_task=base.task is not None
+        )
     return Loaded(**parts, checkpoint=str(checkpoint), offline=offline)
 
 
@@ -183,5 +188,6 @@ def _rows(columns: Mapping[str, Texts]) -> Rows:
     """Returns the rows of texts. Raises ValueError if the columns have different lengths."""
     texts_by_column = {name: _as_list(texts) for name, texts in columns.items()}
     if len({len(texts) for texts in texts_by_column.values()}) != 1:
-        raise ValueError(" and ".join(f"{len(texts)} of {name}" for name, texts in texts_by_column.items()))
+        counts = " and ".join(f"{len(texts)} of {name}" for name, texts in texts_by_column.items())
+        raise ValueError(f"the columns have different lengths: {counts}")
     return Rows.of_texts(**texts_by_column)

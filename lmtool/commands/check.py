@@ -22,62 +22,65 @@ from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder
 
-TOO_MANY = 0.01
+MAX_SHARED = 0.01
 """Maximum fraction of held-out rows, or of words of held-out text, that may occur in the training data."""
 
 
 def run(config: CheckConfig) -> JsonObject:
-    """Reads the data, prints and writes the findings. Raises CheckFailed if rows fail, or if held-out rows occur in the
-    training rows."""
+    """Reads the data, prints and writes the findings. Raises CheckFailed if rows cannot be read, or if more than
+    MAX_SHARED of the held-out data occurs in the training data."""
     if (config.task is None) == (config.data is None):
         raise UserError("lmtool check needs either task= or data=", "lmtool check task=mydata.csv")
     output = Output()
-    length_of, unit = _lengths(config)
+    length_of, unit = _length_function(config)
     summaries: JsonObject = {}
     if config.task is not None:
         for member in config.task.member_configs():
             data, problems = read_valid_rows(member, config.seed, config.cache_dir, config.offline)
             summary: JsonObject = {"failing": [problem.message for problem in problems], "splits": {}}
             if data is not None:
-                limits = (config.max_length, config.listed, config.seed, output.stage)
-                splits = findings(data, config.near, length_of, *limits)
+                settings = (config.max_length, config.listed, config.seed, output.stage)
+                splits = findings(data, config.near, length_of, *settings)
                 metadata = {"warnings": data.metadata.get("warnings", []), "source": data.metadata.get("source")}
                 summary = {**metadata, **summary, "splits": splits}
             summaries[member.name] = summary
     elif config.data is not None:
-        summaries[config.data.name] = _text(config, config.data, length_of, output)
-    long = config.max_length if unit == "tokens" else None
+        summaries[config.data.name] = _text_summary(config, config.data, length_of, output)
+    max_tokens = config.max_length if unit == "tokens" else None
     for name, summary in summaries.items():
         print_failed_rows(output, name, summary["failing"], config.listed)
-        print_findings(output, name, summary, unit, long, config.listed)
+        print_findings(output, name, summary, unit, max_tokens, config.listed)
     if config.output is not None:
         write_output(config.output, [{"data": name, **summary} for name, summary in summaries.items()])
     failing = [problem for summary in summaries.values() for problem in summary["failing"]]
-    leaks = [(name, split) for name, summary in summaries.items() for split in _leaking(summary["splits"])]
+    leaks = [(name, split) for name, summary in summaries.items() for split in _leaking_splits(summary["splits"])]
     if failing:
         raise CheckFailed(f"{counted(len(failing), 'row')} failed", "correct or remove them; see the list above")
     if leaks:
-        most = max(summaries[name]["splits"][split]["in_training"]["equal"] for name, split in leaks)
-        leaking_splits = ", ".join(f"{split} of {name}" for name, split in leaks)
-        hint = f"remove them from one split, since scores on them say little; listed={most} output=FILE.jsonl lists all"
+        largest_count = max(summaries[name]["splits"][split]["in_training"]["equal"] for name, split in leaks)
+        split_names = ", ".join(f"{split} of {name}" for name, split in leaks)
+        hint = (
+            "remove them from one split, since scores on them say little; "
+            f"listed={largest_count} output=FILE.jsonl lists them all"
+        )
         if config.data is not None:
-            message = f"more than {TOO_MANY:.0%} of the words of {leaking_splits} also occur in the training text"
+            message = f"more than {MAX_SHARED:.0%} of the words of {split_names} also occur in the training text"
             raise CheckFailed(message, f"validate on other text with data.validation=FILE, or {hint}")
         raise CheckFailed(
-            f"more than {TOO_MANY:.0%} of the rows of {leaking_splits} also occur in the training rows", hint
+            f"more than {MAX_SHARED:.0%} of the rows of {split_names} also occur in the training rows", hint
         )
     return summaries
 
 
-def _leaking(splits: JsonMapping) -> list[str]:
-    """Returns the splits of which too much occurs in the training data."""
-    return [split for split, summary in splits.items() if summary.get("in_training", {}).get("share", 0) > TOO_MANY]
+def _leaking_splits(splits: JsonMapping) -> list[str]:
+    """Returns the splits of which more than MAX_SHARED occurs in the training data."""
+    return [split for split, summary in splits.items() if summary.get("in_training", {}).get("share", 0) > MAX_SHARED]
 
 
-def _text(
+def _text_summary(
     config: CheckConfig, text: DataConfig, length_of: Callable[[Sequence[str]], list[int]], output: Output
 ) -> JsonObject:
-    """Findings about pretraining text, which is read document by document."""
+    """Returns the findings about pretraining text, which is read document by document."""
     with collect_errors() as problems:
         source = open_source(text, config.cache_dir, output.stage, config.offline)
         splits = {
@@ -85,7 +88,7 @@ def _text(
         }
         stage = output.stage
         summary = compare(splits, config.near, length_of, config.max_length, config.listed, config.seed, stage)
-    metadata = {name: fact for name, fact in source.metadata().items() if isinstance(fact, int | str)}
+    metadata = {name: value for name, value in source.metadata().items() if isinstance(value, int | str)}
     messages = list(dict.fromkeys(problem.message for problem in problems))  # since text is read more than once
     return {"source": metadata, "warnings": [], "failing": messages, "splits": summary}
 
@@ -101,7 +104,7 @@ class _Documents:
         return documents(self.source.parts(self.split))
 
 
-def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
+def _length_function(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
     """Returns the function that measures lengths, and their unit."""
     if config.checkpoint is None:
         return lambda texts: [len(text.split()) for text in texts], "words"

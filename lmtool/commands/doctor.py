@@ -34,10 +34,12 @@ from lmtool.training.precision import cpu_has_bf16, select_device, select_precis
 TESTED_TORCH = "2.13"
 OLDEST_TORCH = (2, 11)
 # Minimum free disk: three checkpoints of a base-size model with its optimizer.
-_FREE_DISK = 4 * 10**9
-_MEMORY = 2 * 10**9
-_WIDTH = 768, 3072
-_TINY = [
+_MIN_DISK = 4 * 10**9
+_MIN_MEMORY = 2 * 10**9
+# Hidden size and feed-forward size of a base-size model.
+_BASE_SIZES = 768, 3072
+# A run of seconds without network.
+_TINY_RUN = [
     "pretrain", "model=bert_tiny", "model.num_layers=1", "model.hidden_size=32", "model.num_heads=2",
     "model.feedforward_size=64", "model.vocab_size=300", "data=pydocs", "data.packages=[json,logging]",
     "data.validation_fraction=0.2", "objective=mlm", "objective.pairs=none", "max_steps=5", "max_minutes=null",
@@ -56,7 +58,7 @@ _OPTIONAL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """state: good, note (works, but could be better) or problem (does not work)."""
+    """The result of one check. state: `good`, `note` (works, but could be better) or `problem` (does not work)."""
 
     subject: str
     details: str
@@ -78,7 +80,8 @@ def run(config: DoctorConfig) -> list[Finding]:
         findings.append(finding)
     broken = [finding.subject for finding in findings if finding.state == "problem"]
     if broken:
-        raise CheckFailed(f"{', '.join(broken)}: see above", "fix the marked lines, then run lmtool doctor again")
+        message = f"{counted(len(broken), 'problem')} found: {', '.join(broken)}"
+        raise CheckFailed(message, "correct the marked lines, then run lmtool doctor again")
     return findings
 
 
@@ -123,8 +126,8 @@ def _processor() -> Finding:
     cores = available_cores()
     threads = torch.get_num_threads()
     bf16 = "native bf16" if cpu_has_bf16() else "no native bf16"
-    computes = f"{counted(cores, 'core')} for this process, {counted(threads, 'thread')}, {bf16}"
-    details = f"{processor() or platform.machine()}, {computes}"
+    capacity = f"{counted(cores, 'core')} for this process, {counted(threads, 'thread')}, {bf16}"
+    details = f"{processor() or platform.machine()}, {capacity}"
     if threads != cores and "OMP_NUM_THREADS" in os.environ:
         return Finding("processor", details, "note", f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} is set")
     return Finding("processor", details)
@@ -144,13 +147,13 @@ def _devices(selected_device: torch.device) -> Iterator[Finding]:
         driver_files = [path for path in ("/dev/nvidia0", "/proc/driver/nvidia/version") if Path(path).exists()]
         if not driver_files:
             details = "no GPU: the tiny models train in minutes"
-            yield Finding("device", details, "note", "model=bert_tiny, gpt_tiny, t5_tiny")
+            yield Finding("device", details, "note", "use model=bert_tiny, gpt_tiny or t5_tiny")
         elif not torch.version.cuda:
             details = f"there is a GPU ({driver_files[0]}), but torch is built without CUDA"
             yield Finding("device", details, "problem", "install torch with CUDA: README, Set-up")
         else:
             details = f"there is a GPU ({driver_files[0]}), but torch does not find it"
-            yield Finding("device", details, "problem", "nvidia-smi")
+            yield Finding("device", details, "problem", "run nvidia-smi: it says whether the driver works")
 
 
 def _speed(device: torch.device) -> Finding:
@@ -158,7 +161,7 @@ def _speed(device: torch.device) -> Finding:
     precision = select_precision("auto", device)
     rates = {}
     for name in dict.fromkeys(("fp32", precision.name)):
-        rates[name] = measure_rate(*_WIDTH, name, str(device)) / STEP_FRACTION
+        rates[name] = measure_rate(*_BASE_SIZES, name, str(device)) / STEP_FRACTION
     details = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
     return Finding("speed", f"{details} on {device}; precision=auto selects {precision.name}")
 
@@ -167,7 +170,7 @@ def _memory() -> Finding:
     free = available_bytes(torch.device("cpu"))
     if free is None:
         return Finding("memory", "the system does not report free memory", "note")
-    if free < _MEMORY:
+    if free < _MIN_MEMORY:
         hint = "tiny models fit; lmtool plan estimates the memory of a run"
         return Finding("memory", f"{size(free)} available", "note", hint)
     return Finding("memory", f"{size(free)} available")
@@ -183,7 +186,7 @@ def _folder(subject: str, folder: Path, hint: str) -> Finding:
             free = shutil.disk_usage(existing).free
     except OSError as error:
         return Finding(subject, f"{folder}: {error.strerror}", "problem", hint)
-    state: Literal["good", "note"] = "good" if free >= _FREE_DISK else "note"
+    state: Literal["good", "note"] = "good" if free >= _MIN_DISK else "note"
     return Finding(subject, f"{folder}, {size(free)} free", state, None if state == "good" else hint)
 
 
@@ -214,12 +217,14 @@ def _training(device: str) -> Finding:
     losses = []
     with tempfile.TemporaryDirectory() as root:
         for name in ("first", "second"):
-            words = [*_TINY, f"device={device}", f"run_dir={root}/{name}", f"cache_dir={root}/cache"]
+            words = [*_TINY_RUN, f"device={device}", f"run_dir={root}/{name}", f"cache_dir={root}/cache"]
             command = [sys.executable, "-P", "-m", "lmtool", *words]
             process = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
             if process.returncode:
                 lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
-                return Finding("training", f"a tiny run failed: {lines[0]}", "problem", shlex.join(["lmtool", *_TINY]))
+                return Finding(
+                    "training", f"a tiny run failed: {lines[0]}", "problem", shlex.join(["lmtool", *_TINY_RUN])
+                )
             rows = (Path(root) / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             losses.append([json.loads(row).get("loss") for row in rows])
     if losses[0] == losses[1]:

@@ -25,10 +25,10 @@ from lmtool.system.terminal import counted
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.reading import notes
-from lmtool.weights.saved_model import section
+from lmtool.weights.saved_model import decode_section
 
 # Texts in a row group of a .parquet file.
-_GROUP = 256
+_GROUP_TEXTS = 256
 
 
 def check_output(path: str | None, pooling: str) -> None:
@@ -66,18 +66,18 @@ def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: 
     """Writes the columns `row` (from 0), the texts (for tokens: `position` and `token`), and `vector`, or `layer_0`,
     `layer_1`, ... for several layers. Returns the number of rows. Raises OSError if writing fails."""
     pyarrow, width, rows_written = _pyarrow(str(path)), embedder.width, 0
-    kind = pyarrow.list_(pyarrow.float32(), width)
+    vector_type = pyarrow.list_(pyarrow.float32(), width)
     mask, remaining_vectors = masker(), iter(vectors)
     with replacement_of(path) as draft:
         writer = None
         try:
-            for start in range(0, len(rows), _GROUP):
-                group = list(islice(remaining_vectors, _GROUP))
+            for start in range(0, len(rows), _GROUP_TEXTS):
+                group = list(islice(remaining_vectors, _GROUP_TEXTS))
                 columns = dict(_columns(rows, start, group, embedder))
                 columns = {name: masked_data(values, mask) for name, values in columns.items()}
                 for number, name in enumerate(_layers(embedder)):
                     flat = np.concatenate([text.vectors[number].reshape(-1) for text in group])
-                    columns[name] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width).cast(kind)
+                    columns[name] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width).cast(vector_type)
                 table = pyarrow.table(columns)
                 writer = writer or pyarrow.parquet.ParquetWriter(draft, table.schema)
                 writer.write_table(table)
@@ -129,30 +129,30 @@ def run(config: EmbedConfig) -> None:
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     rows = _rows(config, loaded)
-    embeds, stated = embedder_of(
+    embedder, description = embedder_of(
         loaded, config.checkpoint, config.layers, config.pooling, config.batch_tokens, precision, config.offline
     )
-    check_output(config.output, embeds.pooling)
+    check_output(config.output, embedder.pooling)
 
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")
 
-    for note in (*notes(config.checkpoint, loaded.report.ignored), *embeds.notes):
+    for note in (*notes(config.checkpoint, loaded.report.ignored), *embedder.notes):
         warn(note)
     with output.bar("embedding") if config.output is not None else nullcontext(no_progress) as progress:
-        vectors = embeds.vectors(rows, progress, warn)
+        vectors = embedder.vectors(rows, progress, warn)
         if config.output is None:
-            for line in _lines(rows, vectors, embeds):
+            for line in _lines(rows, vectors, embedder):
                 output.line(line)
             return
-        file_description = _write(config.output, rows, vectors, embeds)
-    output.line(f"{file_description}: {config.output} · {stated} · {precision.name}")
+        written = _write(config.output, rows, vectors, embedder)
+    output.line(f"{written}: {config.output} · {description} · {precision.name}")
 
 
 def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
     """Returns the texts or pairs to embed: the columns that the checkpoint's task reads, otherwise `text` and
     `pair`."""
-    task = section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
+    task = decode_section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
     table = requested_table(config, task)
     if table is None:
         texts, origin = requested_texts(config)
@@ -182,29 +182,29 @@ def _text(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> str:
+def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> str:
     """Writes the vectors and returns a description of their number. Raises UserError if writing fails."""
     try:
         if Path(path).suffix.lower() == ".npy":
-            shape = write_npy(Path(path).expanduser(), vectors, len(rows), embeds)
+            shape = write_npy(Path(path).expanduser(), vectors, len(rows), embedder)
             return f"{' x '.join(f'{size:,}' for size in shape)} numbers"
-        tokens = write_parquet(Path(path).expanduser(), rows, vectors, embeds)
+        rows_written = write_parquet(Path(path).expanduser(), rows, vectors, embedder)
         texts = counted(len(rows), "text")
-        return texts if embeds.pooling != "none" else f"{counted(tokens, 'token')} of {texts}"
+        return texts if embedder.pooling != "none" else f"{counted(rows_written, 'token')} of {texts}"
     except OSError as error:
-        raise UserError(f"output={path}: {error.strerror}", "set another output=") from error
+        raise UserError(f"output={path} cannot be written: {error.strerror}", "set another output=") from error
 
 
-def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator[str]:
+def _lines(rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> Iterator[str]:
     """Yields the lines for the screen: the first numbers of each vector."""
     texts = list(zip(*rows.columns.values(), strict=True))
     for text, embedded in zip(texts, vectors, strict=True):
-        pieces = embeds.tokenizer.readable(embedded.tokens) if embeds.pooling == "none" else []
-        for number, layer in enumerate(embedded.vectors):
-            name = "" if len(embedded.vectors) == 1 else f"layer {embeds.states.layers[number]}  "
-            if embeds.pooling != "none":
-                yield f"{name}{_numbers(layer)}  {' | '.join(text)}"
-            for piece, vector in zip(pieces, layer, strict=False):
+        pieces = embedder.tokenizer.readable(embedded.tokens) if embedder.pooling == "none" else []
+        for number, layer_vectors in enumerate(embedded.vectors):
+            name = "" if len(embedded.vectors) == 1 else f"layer {embedder.states.layers[number]}  "
+            if embedder.pooling != "none":
+                yield f"{name}{_numbers(layer_vectors)}  {' | '.join(text)}"
+            for piece, vector in zip(pieces, layer_vectors, strict=False):
                 yield f"{name}{_numbers(vector)}  {piece}"
 
 

@@ -38,56 +38,58 @@ def run(config: EvaluateConfig) -> JsonObject:
     trained, output = load_trained(config), Output()
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
         require_unset(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
-    filled = masked_prompt_task(config, trained)
-    if config.shots is not None and filled is None:
+    prompt_task = masked_prompt_task(config, trained)
+    if config.shots is not None and prompt_task is None:
         return evaluate_prompted(config, trained, output)
-    if filled is not None:
-        results = _filled(config, filled)
+    if prompt_task is not None:
+        scores = _score_prompts(config, prompt_task)
     elif isinstance(trained.config, PretrainConfig):
         return evaluate_text(config, trained, trained.config, output)
     else:
         trained_for_task = f"{config.checkpoint} was trained for a task"
         require_unset(config, ("stride", "max_length", "memory_length"), trained_for_task)
         require_unset(config, ("data",), trained_for_task, "set task.path=FILE to score it on other labeled rows")
-        results = _on_task(config, trained, output)
-    other = None
+        scores = _score_task(config, trained, output)
+    other_scores = None
     if config.against is not None:
         other_trained = read_trained(config.against, config.offline, trained.precision)
-        other = _on_task(config, other_trained, output, config.against)
+        other_scores = _score_task(config, other_trained, output, config.against)
     if config.output is not None:
-        write_output(config.output, results.evaluations.records())
-    details: JsonObject = {"checkpoint": config.checkpoint, "task": results.title, "splits": {}}
-    for split, evaluation in results.splits().items():
-        of_split = details["splits"][split] = analysis(evaluation)
-        print_evaluation(output, f"{config.checkpoint} · {results.title}", split, of_split, results.references(split))
+        write_output(config.output, scores.evaluations.records())
+    details: JsonObject = {"checkpoint": config.checkpoint, "task": scores.title, "splits": {}}
+    for split, evaluation in scores.splits().items():
+        split_details = details["splits"][split] = analysis(evaluation)
+        print_evaluation(
+            output, f"{config.checkpoint} · {scores.title}", split, split_details, scores.baseline_of(split)
+        )
         if "exits" in evaluation.details:
-            of_split["exits"] = evaluation.details["exits"]
-            rows = (f"{count:,} behind layer {depth}" for depth, count in of_split["exits"].items() if count)
-            output.line(f"{split}: rows left {', '.join(rows)}")
-        if other is not None and split in other.splits():
-            gap = difference(evaluation, other.splits()[split])
-            of_split["difference"] = {"against": config.against, **gap}
-            print_difference(output, config.checkpoint, str(config.against), evaluation.scores, gap)
-    for split, mixed in results.evaluations.splits.items():
+            split_details["exits"] = evaluation.details["exits"]
+            exits = (f"{count:,} after layer {depth}" for depth, count in split_details["exits"].items() if count)
+            output.line(f"{split}: rows by exit: {', '.join(exits)}")
+        if other_scores is not None and split in other_scores.splits():
+            differences = difference(evaluation, other_scores.splits()[split])
+            split_details["difference"] = {"against": config.against, **differences}
+            print_difference(output, config.checkpoint, str(config.against), evaluation.scores, differences)
+    for split, mixed in scores.evaluations.splits.items():
         if isinstance(mixed, MixedEvaluation):
             output.line(f"{split}: {AVERAGE.name} {mixed.scores[AVERAGE.name]:.4f} of {', '.join(mixed.members)}")
     if config.report is not None:
         folder = Path(config.report).expanduser()
-        write_output(str(folder / "predictions.jsonl"), results.evaluations.records(), key="report")
+        write_output(str(folder / "predictions.jsonl"), scores.evaluations.records(), key="report")
         write_evaluation(folder, details)
         output.line(f"evaluation.json, predictions.jsonl and plots: {folder}")
-    metrics = results.evaluations.metrics()
-    return {results.metric: metrics[results.metric], **metrics}  # a sweep's table shows the first
+    metrics = scores.evaluations.metrics()
+    return {scores.metric: metrics[scores.metric], **metrics}  # a sweep's table shows the first
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The scores of a checkpoint on a task's splits. constant: the scores from `BaseLearner.baseline`. metric: the
-    score that selects checkpoints."""
+    """The scores of a checkpoint on a task's splits. baseline: the scores from `BaseLearner.baseline`. metric: the
+    metric that selects checkpoints."""
 
     title: str
     evaluations: SplitEvaluations
-    constant: JsonObject
+    baseline: JsonObject
     metric: str
 
     def splits(self) -> dict[str, TaskEvaluation]:
@@ -100,35 +102,35 @@ class TaskScores:
                 splits[split] = evaluation
         return splits
 
-    def references(self, split: str) -> JsonObject:
+    def baseline_of(self, split: str) -> JsonObject:
         """Returns the baseline of a split; for a mixture, the baseline of the member."""
-        members: dict[str, JsonObject] = self.constant.get("members", {})
-        return members.get(split.partition(" ")[0], self.constant)
+        members: dict[str, JsonObject] = self.baseline.get("members", {})
+        return members.get(split.partition(" ")[0], self.baseline)
 
 
-def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> TaskScores:
-    """Returns the scores of a finetuned checkpoint on its task. checkpoint: None for the configuration's."""
-    before = trained.config
-    if not isinstance(before, FinetuneConfig):
+def _score_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> TaskScores:
+    """Returns the scores of a finetuned checkpoint on its task. checkpoint: None for `config.checkpoint`."""
+    trained_config = trained.config
+    if not isinstance(trained_config, FinetuneConfig):
         raise UserError(f"against={checkpoint} was not trained for a task", "use a checkpoint of lmtool finetune")
     if checkpoint is not None:
         config = config.model_copy(update={"checkpoint": checkpoint})
-    task, heads = data_to_score(config, trained, before)
+    task, heads = data_to_score(config, trained, trained_config)
     for note in [head.note for head in heads.values() if head.note]:
         output.line(f"labels: {note}")
     data, learner = task.splits(), trained.learner(task.config, heads)
     if checkpoint is None:
         learner = with_early_exit(learner, config.checkpoint, config.exit, config.exit_entropy)
-    held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
+    held_out = HeldOutSplits(learner, data, trained_config.max_length, config.batch_tokens, trained_config.seed)
     return TaskScores(
         task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]), learner.metric.name
     )
 
 
-def _filled(config: EvaluateConfig, filled: MaskedPromptTask) -> TaskScores:
-    """Returns the scores of a masked language model on a task by the words that it predicts for a mask, without
-    finetuning."""
-    data, learner = filled.task.splits(), filled.learner
-    held_out = HeldOutSplits(learner, data, filled.max_length, config.batch_tokens, filled.seed)
-    title = f"{filled.task.config.name} from prompts alone"
-    return TaskScores(title, held_out.score(filled.precision), held_out.baseline(data["train"]), learner.metric.name)
+def _score_prompts(config: EvaluateConfig, prompts: MaskedPromptTask) -> TaskScores:
+    """Returns the scores of a masked language model that was not finetuned: the words that it predicts for a mask are
+    its answers."""
+    data, learner = prompts.task.splits(), prompts.learner
+    held_out = HeldOutSplits(learner, data, prompts.max_length, config.batch_tokens, prompts.seed)
+    title = f"{prompts.task.config.name} from prompts alone"
+    return TaskScores(title, held_out.score(prompts.precision), held_out.baseline(data["train"]), learner.metric.name)

@@ -32,17 +32,17 @@ from lmtool.weights.comparing import (
     compare_tokenizers,
     tied_names,
 )
-from lmtool.weights.conversion.parity import Parity, compare_texts, layout_of, parity, tokenizer_settings
+from lmtool.weights.conversion.parity import Parity, compare_texts, exported_format, parity, tokenizer_settings
 from lmtool.weights.conversion.tuned import export_tuned, head_to_export
 from lmtool.weights.conversion.word_vectors import export_vectors
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.padded_model import load
 from lmtool.weights.reading import Weights, notes, read
-from lmtool.weights.saved_model import merged, saved_config, saved_model
+from lmtool.weights.saved_model import merge_tuned, saved_config, saved_model
 from lmtool.weights.sentence_encoders import sentence_encoder
 
-_WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
+_GENERATOR_ENDINGS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 """Endings of the names of transformers' classes that generate text."""
 
 
@@ -58,7 +58,7 @@ def run(config: ExportConfig) -> None:
     if loaded.tokenizer is None:
         raise UserError(f"checkpoint={config.checkpoint} has no tokenizer", "use a checkpoint of lmtool")
     saved = saved_config(config.checkpoint, config.offline)
-    weights = merged(read(config.checkpoint, config.offline), saved)
+    weights = merge_tuned(read(config.checkpoint, config.offline), saved)
     if weights.merged:
         saved = {key: value for key, value in saved.items() if key != "tuning"}
     published = hf_folder(config.checkpoint, config.offline)
@@ -70,7 +70,7 @@ def run(config: ExportConfig) -> None:
         tokenizer = trained.tokenizer.with_padding()  # otherwise a decoder's classifier cannot read batches
     export = export_of(loaded.config, weights.tensors, task, tokenizer)
     require_published_tensors(weights, loaded.config, export)
-    layout = layout_of(loaded.config, task, tokenizer)
+    layout = exported_format(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = Path(config.output).expanduser()
     card = model_card(config.checkpoint, weights, saved, export) + usage(export.architecture, loaded.config, folder)
@@ -79,9 +79,9 @@ def run(config: ExportConfig) -> None:
     )
 
     reloaded = load(str(folder), offline=True)
-    copy = read(str(folder), offline=True)
-    unused = [name for name in copy.tensors if name not in reloaded.model.parts.state_dict()]
-    comparison = compare_tensors(export.lmtool_tensors, copy.tensors, unused)
+    copied = read(str(folder), offline=True)
+    unused = [name for name in copied.tensors if name not in reloaded.model.parts.state_dict()]
+    comparison = compare_tensors(export.lmtool_tensors, copied.tensors, unused)
     exported = replace(weights, tensors=export.lmtool_tensors)
     original, _ = assemble(
         saved_model(config.checkpoint, saved, export.lmtool_tensors), loaded.tokenizer, trained=exported
@@ -94,7 +94,7 @@ def run(config: ExportConfig) -> None:
         compare_texts(comparison, learner, reloaded, folder, layout, tokenizer)
     comparison.tied = tied_names(original)
     if published is not None:
-        warn_of(published, loaded.report.ignored, config.offline)
+        warn_about(published, loaded.report.ignored, config.offline)
     parity_report = parity(folder, export.architecture, original, tokenizer)
     print_comparison(f"{folder} · {export.architecture}", comparison, export.left_out, parity_report)
     if not (comparison.same and parity_report.same):
@@ -115,7 +115,7 @@ def require_published_tensors(weights: Weights, model: ModelConfig, export: Expo
         )
 
 
-def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
+def warn_about(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
     """Prints warnings about the parts of a published folder that are not copied with its model."""
     warnings = notes(published.checkpoint, ignored)
     encoder = sentence_encoder(published, offline)
@@ -132,21 +132,21 @@ def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
 def print_comparison(
     heading: str, comparison: CheckpointComparison, left_out: tuple[str, ...] = (), parity_report: Parity | None = None
 ) -> None:
-    """Prints a comparison. parity_report: the comparison with the outputs of transformers."""
+    """Prints a comparison. parity_report: the comparison with the outputs of transformers; None for none."""
     output = Output()
     output.line(heading)
-    rows_of_transformers = [] if parity_report is None else [parity_report.row()]
-    output.rows([*comparison.rows(), *rows_of_transformers, ("left out", ", ".join(left_out) or "nothing")])
+    parity_rows = [] if parity_report is None else [parity_report.row()]
+    output.rows([*comparison.rows(), *parity_rows, ("left out", ", ".join(left_out) or "nothing")])
 
 
 def model_card(checkpoint: str, weights: Weights, saved: JsonMapping, export: Export) -> str:
     """Returns the README.md of the folder: the model, and the origin of its weights."""
-    section = saved.get("objective") or saved.get("task") or {}
-    learned_name = section.get("name")
+    learned = saved.get("objective") or saved.get("task") or {}
+    learned_name = learned.get("name")
     task = saved.get("task") or {}
     path = weights.folder / "model.safetensors"
-    step = weights.folder.name.startswith("step_")
-    title = weights.folder.parent.parent.name if step else weights.folder.name
+    is_step = weights.folder.name.startswith("step_")
+    title = weights.folder.parent.parent.name if is_step else weights.folder.name
     metadata = {
         "architecture": f"{export.architecture} ({saved['model']['name']})",
         "parameters": f"{sum(tensor.numel() for tensor in export.hf_tensors.values()):,}",
@@ -174,7 +174,7 @@ def usage(architecture: str, model: ModelConfig, folder: Path) -> str:
         inputs = '"A question?", "A text with its answer."'
     result = f'model(**tokenizer({inputs}, return_tensors="pt"))[0]'
     # XLNet's language model is an encoder here: it predicts tokens of the given text.
-    if model.architecture != "encoder" and architecture.endswith(_WRITERS):
+    if model.architecture != "encoder" and architecture.endswith(_GENERATOR_ENDINGS):
         result = f'tokenizer.decode(model.generate(**tokenizer({inputs}, return_tensors="pt"), max_new_tokens=20)[0])'
     return (
         f"\n```python\nfrom transformers import AutoTokenizer, {architecture}\n\n"

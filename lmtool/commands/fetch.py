@@ -26,7 +26,7 @@ from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_o
 from lmtool.tasks.files import read_hub
 from lmtool.tokenizers.configs import FolderConfig
 from lmtool.weights.base import saved_base
-from lmtool.weights.folders import TOKENIZER, fetched, hf_folder, tokenizer_folder, weight_file
+from lmtool.weights.folders import TOKENIZER, fetch_file, hf_folder, tokenizer_folder, weight_file
 from lmtool.weights.reading import shards_of_index
 from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
 
@@ -59,21 +59,21 @@ def files_of(checkpoint: str, offline: bool) -> list[Path]:
     files = [weight_file(published, offline)]
     if files[0].name.endswith(".index.json"):
         shards = sorted(set(shards_of_index(files[0]).values()))
-        files += [path for name in shards if (path := fetched(published, name, offline)) is not None]
+        files += [path for name in shards if (path := fetch_file(published, name, offline)) is not None]
     encoder = sentence_encoder(published, offline)
-    further = () if encoder is None else encoder.modules
-    files += [dense_file(published, module, offline) for module in further if isinstance(module, Dense)]
+    modules = () if encoder is None else encoder.modules
+    files += [dense_file(published, module, offline) for module in modules if isinstance(module, Dense)]
     return [*files, *(path for name in TOKENIZER if (path := published.path / name).is_file())]
 
 
 TrainingConfig = PretrainConfig | FinetuneConfig
-THERE, FETCHED, MISSING = "was there", "fetched", "missing"
+PRESENT, FETCHED, MISSING = "was there", "fetched", "missing"
 
 
 @dataclass(frozen=True)
-class Need:
-    """A source that a run reads from the network. name: the name as typed. read(offline) returns its known files, or
-    raises UserError if it is not available."""
+class RemoteSource:
+    """A source that a run reads from the network. name: as typed. read: takes `offline`, and returns the known files of
+    the source; raises UserError if it is not available."""
 
     name: str
     read: Callable[[bool], Iterable[Path]]
@@ -83,46 +83,46 @@ def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
     """Fetches all sources and prints their states. words: the command line of the run. Raises UserError if a source
     could not be fetched, after fetching the others."""
     output = Output()
-    needs = list({need.name: need for need in needs_of(config, output)}.values())
-    if not needs:
+    sources = list({source.name: source for source in remote_sources(config, output)}.values())
+    if not sources:
         output.line(f"lmtool {verb} reads nothing from the network: nothing to fetch")
         return 0
     rows: list[list[str]] = []
     failures: list[UserError] = []
-    for need in needs:
-        state, files, failure = _fetched(need, config.offline, output)
+    for source in sources:
+        state, files, failure = _fetched(source, config.offline, output)
         total = sum(path.stat().st_size for path in files)
-        rows.append([need.name, state, size(total) if total else ""])
+        rows.append([source.name, state, size(total) if total else ""])
         failures += [] if failure is None else [failure]
     print_table(output, ["what", "state", "size"], rows, heading=f"fetch of lmtool {verb}")
     if failures:
-        more = f" ({len(failures)} of {len(needs)} are missing)" if len(needs) > 1 else ""
+        more = f" (missing: {len(failures)} of {len(sources)} sources)" if len(sources) > 1 else ""
         raise UserError(f"{failures[0].message}{more}", failures[0].hint)
     overrides = [word for word in words if word != "offline=true"]
     output.line(f" next   {shlex.join(['lmtool', *overrides, 'offline=true'])}")
     return 0
 
 
-def _fetched(need: Need, offline: bool, output: Output) -> tuple[str, list[Path], UserError | None]:
+def _fetched(source: RemoteSource, offline: bool, output: Output) -> tuple[str, list[Path], UserError | None]:
     """Returns the state of a source, its files, and the error if it is missing."""
     try:
-        return THERE, list(need.read(True)), None
+        return PRESENT, list(source.read(True)), None
     except UserError as absent:
         if offline:
             return MISSING, [], absent
-    output.line(f"fetching {need.name} …")
+    output.line(f"fetching {source.name} …")
     try:
-        return FETCHED, list(need.read(False)), None
+        return FETCHED, list(source.read(False)), None
     except UserError as failure:
         return MISSING, [], failure
 
 
-def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
+def remote_sources(config: TrainingConfig, output: Output) -> Iterator[RemoteSource]:
     """Yields the sources that a run reads from the network."""
     yield from _checkpoints(config)
     path = config.tokenizer.path if isinstance(config.tokenizer, FolderConfig) else ""
     if "://" in path:
-        yield Need(f"tokenizer.path={path}", lambda offline: tokenizer_folder(path, offline).iterdir())
+        yield RemoteSource(f"tokenizer.path={path}", lambda offline: tokenizer_folder(path, offline).iterdir())
     if isinstance(config, FinetuneConfig):
         tasks = (
             tuple(suite.tasks_of_suite(config.task))
@@ -131,17 +131,17 @@ def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
         )
         yield from _tasks(config, tasks)
         return
-    for form in config.forms:
-        yield from _tasks(config, tasks_of(form.objective))
-        if isinstance(form.data, TaskTextConfig):
-            yield from _tasks(config, form.data.task.member_configs())
-        elif isinstance(form.data, HubConfig):
-            yield _hub_text(config, form.data, output)
-        elif form.data.downloads:
-            yield _text(config, form.data, output)
+    for phase in config.forms:
+        yield from _tasks(config, tasks_of(phase.objective))
+        if isinstance(phase.data, TaskTextConfig):
+            yield from _tasks(config, phase.data.task.member_configs())
+        elif isinstance(phase.data, HubConfig):
+            yield _hub_text(config, phase.data, output)
+        elif phase.data.downloads:
+            yield _text(config, phase.data, output)
 
 
-def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
+def _checkpoints(config: TrainingConfig) -> Iterator[RemoteSource]:
     """Yields the checkpoints that the run, its teachers and its peers start from."""
     origins = [("checkpoint", config.checkpoint)]
     if isinstance(config.distill, CodistillationConfig):
@@ -149,48 +149,49 @@ def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
     origins += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
     for key, origin in origins:
         if origin is not None and origin != "none" and is_remote(origin):
-            yield Need(f"{key}={origin}", lambda offline, origin=origin: files_of(origin, offline))  # type: ignore[misc]
+            yield RemoteSource(f"{key}={origin}", lambda offline, origin=origin: files_of(origin, offline))  # type: ignore[misc]
 
 
-def _tasks(config: TrainingConfig, tasks: Iterable[TaskConfig]) -> Iterator[Need]:
+def _tasks(config: TrainingConfig, tasks: Iterable[TaskConfig]) -> Iterator[RemoteSource]:
     for task in tasks:
         if task.path is None and task.embedded is None and task.hub is not None:
             yield _task(config, task)
 
 
-def _task(config: TrainingConfig, task: TaskConfig) -> Need:
+def _task(config: TrainingConfig, task: TaskConfig) -> RemoteSource:
     name, _, subset = str(task.hub).partition(":")
     cache = Path(config.cache_dir).expanduser() / "hub"
     folder = cache / name.replace("/", "___") / (subset or "default")  # the name that the library datasets uses
 
     def read(offline: bool) -> list[Path]:
         read_hub(task, config.cache_dir, offline)
-        return _below(folder)
+        return _files_in(folder)
 
-    return Need(f"task={task.name} ({task.hub})", read)
+    return RemoteSource(f"task={task.name} ({task.hub})", read)
 
 
-def _text(config: TrainingConfig, data: DataConfig, output: Output) -> Need:
-    """Returns a text that may have to be downloaded."""
+def _text(config: TrainingConfig, data: DataConfig, output: Output) -> RemoteSource:
+    """Returns the source of a text that may have to be downloaded."""
 
     def read(offline: bool) -> list[Path]:
         open_source(data, config.cache_dir, output.stage, offline)
         return []
 
-    return Need(f"data={data.name}", read)
+    return RemoteSource(f"data={data.name}", read)
 
 
-def _hub_text(config: TrainingConfig, data: HubConfig, output: Output) -> Need:
-    """Returns a data set of the hub as text. It is not read if all of it is cached."""
+def _hub_text(config: TrainingConfig, data: HubConfig, output: Output) -> RemoteSource:
+    """Returns the source of a data set of the hub that is read as text. A data set that is cached as a whole is not
+    read."""
     splits = (data.split, *([] if data.validation is None else [data.validation]))
 
     def read(offline: bool) -> list[Path]:
         folders = [folder_of(data, split, config.cache_dir) for split in splits]
         if not offline or not all(map(_is_complete, folders)):
             open_source(data, config.cache_dir, output.stage, offline)
-        return [path for folder in folders for path in _below(folder)]
+        return [path for folder in folders for path in _files_in(folder)]
 
-    return Need(f"data={data.name} ({data.hub})", read)
+    return RemoteSource(f"data={data.name} ({data.hub})", read)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -200,5 +201,5 @@ def _is_complete(folder: Path) -> bool:
         return False
 
 
-def _below(folder: Path) -> list[Path]:
+def _files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]

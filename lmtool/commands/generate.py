@@ -1,4 +1,4 @@
-"""`lmtool generate`: generates text: a decoder continues the prompt, an encoder-decoder answers it."""
+"""`lmtool generate`: generates text. A decoder continues the prompt, an encoder-decoder answers it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lmtool.session.trained import Trained, load_trained
 from lmtool.system.terminal import counted, visible
 
 Prompts = tuple[list[str], list[tuple[str, int]]]
+"""The texts, and the (file, line) of each."""
 
 
 def run(config: GenerateConfig) -> None:
@@ -35,14 +36,14 @@ def run(config: GenerateConfig) -> None:
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
         output.line(f"warning: the model has room for {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
-    streams = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.is_streamable(prompts[0])
-    watch = _Screen(writer, texts[0], prompts[0]) if streams else None
+    is_streamed = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.is_streamable(prompts[0])
+    stream = _StreamedText(writer, texts[0], prompts[0]) if is_streamed else None
     with trained.precision.autocast():
-        new = writer.write(prompts, settings, config.seed, config.batch_tokens, watch)
-    if watch is not None:
-        watch.end()
+        generated = writer.write(prompts, settings, config.seed, config.batch_tokens, stream)
+    if stream is not None:
+        stream.end()
         return
-    answers = zip(texts, prompts, new, strict=True)
+    answers = zip(texts, prompts, generated, strict=True)
     if config.output is not None:
         rows = ({"prompt": text, "text": writer.full_text(text, prompt, ids)} for text, prompt, ids in answers)
         write_output(config.output, rows)
@@ -52,7 +53,7 @@ def run(config: GenerateConfig) -> None:
         output.line(writer.full_text(text, prompt, ids))
 
 
-class _Screen:
+class _StreamedText:
     """Prints a text token by token; an incomplete character waits for the next token."""
 
     def __init__(self, writer: Writer, prompt_text: str, prompt: Sequence[int]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmtool.commands.export import print_comparison, warn_of
+from lmtool.commands.export import print_comparison, warn_about
 from lmtool.errors import CheckFailed, UserError
 from lmtool.resolver.schema.run import ImportConfig
 from lmtool.session.trained import classifies, require_same_reading
@@ -18,7 +18,7 @@ from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import hf_folder, weight_file
 from lmtool.weights.padded_model import load
 from lmtool.weights.peft.adapter import adapter_folder
-from lmtool.weights.reading import our_names, read, read_hf, their_names, wide
+from lmtool.weights.reading import read, read_hf, to_fp32, to_hf_names, to_lmtool_names
 
 
 def run(config: ImportConfig) -> None:
@@ -61,18 +61,22 @@ def run(config: ImportConfig) -> None:
     write_import(ImportedModel(state, loaded.config, loaded.tokenizer, source, saved), folder)
 
     reloaded = load(str(folder), offline=True)
-    published_rows = wide(read_hf(published, config.offline))
+    published_rows = to_fp32(read_hf(published, config.offline))
     # Compared under the published names: the tensors of the folder, and those of the checkpoint converted back.
-    back = their_names(reloaded.config, reloaded.model.parts.state_dict())
-    mapped = their_names(reloaded.config, our_names(published, published_rows))
-    other_tensors = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
-    unused = sorted(name for name in other_tensors if name not in back)
-    comparison = compare_tensors({name: tensor for name, tensor in other_tensors.items() if name in back}, back, unused)
+    converted = to_hf_names(reloaded.config, reloaded.model.parts.state_dict())
+    published_tensors = to_hf_names(reloaded.config, to_lmtool_names(published, published_rows))
+    other_tensors = {
+        name: tensor for name, tensor in published_tensors.items() if not name.startswith(("heads.", "backbone."))
+    }
+    unused = sorted(name for name in other_tensors if name not in converted)
+    comparison = compare_tensors(
+        {name: tensor for name, tensor in other_tensors.items() if name in converted}, converted, unused
+    )
     compare_outputs(comparison, loaded.model.parts, reloaded.model.parts)
     if loaded.tokenizer is not None and reloaded.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)
     comparison.tied = tied_names(reloaded.model.parts)
-    warn_of(published, loaded.report.ignored, config.offline)
+    warn_about(published, loaded.report.ignored, config.offline)
     print_comparison(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
     if not comparison.same:
         raise CheckFailed(
@@ -82,12 +86,14 @@ def run(config: ImportConfig) -> None:
 
 
 def require_no_vocabulary(config: ImportConfig, kind: str) -> None:
-    """Raises UserError if a key for replacing a vocabulary is set. kind: what is imported, which has its own
-    vocabulary."""
+    """Raises UserError if a key for replacing a vocabulary is set. kind: the kind of the checkpoint,
+    which has a vocabulary of its own."""
     if config.tokenizer is not None or config.data is not None:
         message = "data= measures the loss after replacing a vocabulary, but tokenizer= is not set"
         if config.tokenizer is not None:
-            message = f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} is {kind}"
+            message = (
+                f"tokenizer={config.tokenizer} needs a pretrained run, but checkpoint={config.checkpoint} is {kind}"
+            )
         raise UserError(
             message, "set checkpoint=runs/NAME of a pretrained run and tokenizer=FOLDER to replace its tokenizer"
         )

@@ -87,12 +87,12 @@ def _inspect_phase(
         loader = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens)
         if loader.examples is not inspector.examples:
             inspector = inspector_of(inspector.learner, loader.examples, config.max_length)
-    stats = inspector.measured(keys.tokens)
+    stats = inspector.measure(keys.tokens)
     if loader is not None:
         stats.report("padding that packing avoids, share", loader.metadata()["padding_avoided"], 1)
     learned_name = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     heading = f"{title} · {learned_name} · model={config.model.name}"
-    screen = _screen_of(stats, heading, inspector.fact(stats), list(inspector.described(keys.n)))
+    screen = _screen_of(stats, heading, inspector.main_finding(stats), list(inspector.describe(keys.n)))
     print_inspection(output, screen, keys.brief)
     if not keys.brief:
         _print_shifts(output, word_shifts, learned_name)

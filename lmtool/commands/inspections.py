@@ -29,15 +29,15 @@ from lmtool.nn.positions import Learned, Position, PositionSizes
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import (
     PositionMaps,
-    Similar,
+    SimilarityByLayer,
     Tokenization,
     print_heads,
     print_position_maps,
-    print_similar,
+    print_similarities,
     print_tokenizations,
     write_heads,
     write_position_maps,
-    write_similar,
+    write_similarities,
     write_tokenizations,
 )
 from lmtool.resolver.schema.use import (
@@ -69,7 +69,7 @@ def tokenizer(config: InspectTokenizerConfig) -> list[JsonObject]:
 
 
 def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tuple[str, Tokenizer]]:
-    """Tokenizers by name: each kind, trained on the same text, then those of checkpoints."""
+    """Yields tokenizers by name: one of each kind, trained on the same text, then the tokenizers of the checkpoints."""
     if config.kinds:
         source = open_source(config.data, config.cache_dir, output.stage, config.offline)
         for kind in config.kinds:
@@ -98,7 +98,7 @@ def _tokenize(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
 # --- lmtool inspect attention ---------------------------------------------------------------------------------------
 
 
-MOST = 64
+MAX_TOKENS = 64
 """Maximum number of tokens that a page can show."""
 
 
@@ -108,9 +108,9 @@ def attention(config: InspectAttentionConfig) -> list[JsonObject]:
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     tokenizer, backbone = tokenizer_of(loaded, config.checkpoint), loaded.model.parts.backbone
     ids, columns = text_format(text_format_of(loaded), tokenizer).join(tokenizer.encode(config.text))
-    longest = min(MOST, max_length_of(loaded))
+    longest = min(MAX_TOKENS, max_length_of(loaded))
     if len(ids) > longest:
-        raise UserError(f"text= has {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")
+        raise UserError(f"text= has {len(ids)} tokens, and at most {longest} can be drawn", "use a shorter text")
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
     inputs = Packed(torch.from_numpy(np.asarray(ids)), (len(ids),), tensors).to(precision.device)
     attention = attention_of(backbone.eval(), inputs, precision)
@@ -118,8 +118,8 @@ def attention(config: InspectAttentionConfig) -> list[JsonObject]:
     if special_L.all():
         raise UserError("text= has only special tokens", "use a sentence")
     heads, pieces = heads_of(attention.weights, special_L), tokenizer.readable(ids)
-    pictures = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
-    print_heads(output, heads, pieces, pictures)
+    maps = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
+    print_heads(output, heads, pieces, maps)
     path = Path(config.output).expanduser()
     write_heads(path, config.checkpoint, heads, pieces, attention)
     output.line(f"page: {path}")
@@ -130,12 +130,12 @@ def _clearest(heads: list[HeadPattern]) -> list[HeadPattern]:
     """Returns the heads with a pattern: first the clearest head of each pattern, then the second clearest, and so
     on."""
     ranked = sorted((head for head in heads if head.pattern), key=lambda head: -head.fractions[head.pattern])
-    before: Counter[str] = Counter()
-    turns = {}
+    earlier: Counter[str] = Counter()
+    ranks = {}
     for head in ranked:
-        turns[head] = before[head.pattern]
-        before[head.pattern] += 1
-    return sorted(ranked, key=lambda head: turns[head])
+        ranks[head] = earlier[head.pattern]
+        earlier[head.pattern] += 1
+    return sorted(ranked, key=lambda head: ranks[head])
 
 
 # --- lmtool inspect positions ---------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ GROUP = "model/positions"
 def positions(config: InspectPositionsConfig) -> list[JsonObject]:
     """Prints the maps and writes the page. Returns the name and number of maps of each kind."""
     output = Output()
-    maps = [*_new(config), *_of_checkpoints(config)]
+    maps = [*_maps_of_kinds(config), *_maps_of_checkpoints(config)]
     print_position_maps(output, maps)
     path = Path(config.output).expanduser()
     write_position_maps(path, maps)
@@ -155,7 +155,7 @@ def positions(config: InspectPositionsConfig) -> list[JsonObject]:
     return [{"positions": position_maps.name, "maps": len(position_maps.scores)} for position_maps in maps]
 
 
-def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
+def _maps_of_kinds(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     """Yields the maps of each kind in kinds=, computed with random weights."""
     known = names(GROUP)
     head_width, remainder = divmod(config.hidden_size, config.num_heads)
@@ -181,7 +181,7 @@ def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
             yield PositionMaps(kind, scores)
 
 
-def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
+def _maps_of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     device = select_device(config.device)
     for checkpoint in config.checkpoint:
         loaded = load(checkpoint, str(device), config.offline)
@@ -216,18 +216,20 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
         tokenizer = tokenizer_of(loaded, checkpoint)
         similarity = compare_word(states, tokenizer, text_format_of(loaded), sentences, config.word)
         same_word, other_words = similarity.same_W.tolist(), similarity.others_W.tolist()
-        similarities.append(Similar(checkpoint, similarity.layers, same_word, other_words, similarity.similarity_WSS))
-    print_similar(output, config.word, sentences, similarities)
+        similarities.append(
+            SimilarityByLayer(checkpoint, similarity.layers, same_word, other_words, similarity.similarity_WSS)
+        )
+    print_similarities(output, config.word, sentences, similarities)
     path = Path(config.output).expanduser()
-    write_similar(path, config.word, sentences, similarities)
+    write_similarities(path, config.word, sentences, similarities)
     output.line(f"page: {path}")
     return [
-        {"checkpoint": checkpoint_similarities.name, "layer": layer, "same": same, "others": other}
-        for checkpoint_similarities in similarities
+        {"checkpoint": by_layer.name, "layer": layer, "same": same, "others": other}
+        for by_layer in similarities
         for layer, same, other in zip(
-            checkpoint_similarities.layers,
-            checkpoint_similarities.same,
-            checkpoint_similarities.other_words,
+            by_layer.layers,
+            by_layer.same,
+            by_layer.other_words,
             strict=True,
         )
     ]

@@ -40,7 +40,7 @@ from lmtool.training.progress import peak_memory
 from lmtool.types import Step
 from lmtool.weights.assemble import assemble
 
-WARM_UP, STEPS = 2, 5
+WARM_UP_STEPS, MEASURED_STEPS = 2, 5
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,18 @@ def measure(config: TrainingConfig) -> Measurements:
     """Builds the run as its command does and trains a few steps. Raises UserError if the overrides describe several
     runs or a branch."""
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
-        message = f"measure=true: task={config.task.name} trains a run for each of its tasks"
+        message = f"measure=true measures one run, but task={config.task.name} trains a run for each of its tasks"
         raise UserError(message, "choose one of them: task=sst2")
     if config.branch is not None:
-        raise UserError("measure=true: a branch continues another run", "omit branch= or measure=")
+        raise UserError(
+            "measure=true measures a new run, but a branch continues another one", "omit branch= or measure="
+        )
     with temporary_session(config) as session:
-        timed = _TimedLoader(session.loader)
-        train_few_steps(session, timed, WARM_UP + STEPS, log_every=1)
+        timed_loader = _TimedLoader(session.loader)
+        train_few_steps(session, timed_loader, WARM_UP_STEPS + MEASURED_STEPS, log_every=1)
         return Measurements(
-            statistics.median(timed.seconds[WARM_UP:]),
-            statistics.mean(timed.tokens[WARM_UP:]),
+            statistics.median(timed_loader.seconds[WARM_UP_STEPS:]),
+            statistics.mean(timed_loader.tokens[WARM_UP_STEPS:]),
             session.phases[0].loader.metadata(),
             peak_memory(session.run.precision.device),
         )
@@ -86,27 +88,27 @@ class _TimedLoader:
 
     def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
         for step in self._loader.steps(cursor, rank, ranks):
-            began = time.perf_counter()
+            started = time.perf_counter()
             yield step
-            self.seconds.append(time.perf_counter() - began)
+            self.seconds.append(time.perf_counter() - started)
             self.tokens.append(sum(batch.tokens for batch in step.batches))
-            if len(self.seconds) == WARM_UP + STEPS:
+            if len(self.seconds) == WARM_UP_STEPS + MEASURED_STEPS:
                 raise StopTraining
 
 
-# English text in vocabularies of 30,000 to 50,000 tokens.
-BYTES_A_TOKEN = 4.0
-# The record of a window in the plan of an epoch, and its length.
-EXAMPLE_BYTES = 24
+# Of English text in vocabularies of 30,000 to 50,000 tokens.
+BYTES_PER_TOKEN = 4.0
+# Bytes of a window in the plan of an epoch: its record and its length.
+WINDOW_BYTES = 24
 
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Prints the plan of a run. Raises UserError if measure=true needs a device that is not available."""
-    device, notes, rows = planned_device(config, keys.device), [], 0
-    unresolved = config
+    device, notes, training_rows = planned_device(config, keys.device), [], 0
+    unresolved_config = config
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)
-        rows = sum(len(data.train) for data in task.members.values())
+        training_rows = sum(len(data.train) for data in task.members.values())
     else:
         preparation = PretrainPreparation(config)
         config, tasks = preparation.config, preparation.tasks
@@ -116,9 +118,9 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     problem = too_large(config, device.precision) if device.this_machine else None
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
-    measurement = _measure(unresolved, device, problem is None) if keys.measure else None
+    measurement = _measure(unresolved_config, device, problem is None) if keys.measure else None
     notes += [
-        _read(config, rows)
+        _length_note(config, training_rows)
         if measurement is None
         else f"measured: peak memory of the process {size(measurement.peak_bytes)}"
     ]
@@ -126,18 +128,20 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
         notes.append(f"{devices_of(config)} processes share the cores of one machine")
 
     config, epoch_tokens = _with_known_epochs(
-        config, rows, None if measurement is None else measurement.metadata, notes
+        config, training_rows, None if measurement is None else measurement.metadata, notes
     )
 
     def plan_with(config: RunConfig) -> RunPlan:
         return _plan_of(config, learner, epoch_tokens, device, None if measurement is None else measurement.metadata)
 
     plan = replace(plan_with(config), store_bytes=_store_bytes(config), shared_bytes=_shared_bytes(config))
-    plan = replace(plan, epoch_text=_epoch_text(config, rows, epoch_tokens, measurement is not None))
+    plan = replace(plan, epoch_text=_epoch_text(config, training_rows, epoch_tokens, measurement is not None))
     if measurement is not None:
         step_seconds = measurement.step_seconds * plan.tokens_per_step / measurement.tokens
         plan = replace(
-            plan, step_seconds=(step_seconds, step_seconds), time_source=f"measured over {STEPS} steps on {device.name}"
+            plan,
+            step_seconds=(step_seconds, step_seconds),
+            time_source=f"measured over {MEASURED_STEPS} steps on {device.name}",
         )
     if not plan.fits:
         plan = replace(plan, advice=what_fits(config, plan_with))
@@ -207,12 +211,12 @@ def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, i
 def _text_tokens(config: PretrainConfig) -> float | None:
     """Returns the estimated number of tokens of the training text, from the size of local files or the size limit of
     downloaded text; None if unknown."""
-    size_limit, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
+    text_bytes, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
     if isinstance(path, str) and "://" not in path:
-        device = Path(path).expanduser()
-        files = device.rglob("*") if device.is_dir() else [device] if device.is_file() else map(Path, glob(str(device)))
-        size_limit = sum(file.stat().st_size for file in files if file.is_file())
-    return size_limit / BYTES_A_TOKEN if size_limit else None
+        source = Path(path).expanduser()
+        files = source.rglob("*") if source.is_dir() else [source] if source.is_file() else map(Path, glob(str(source)))
+        text_bytes = sum(file.stat().st_size for file in files if file.is_file())
+    return text_bytes / BYTES_PER_TOKEN if text_bytes else None
 
 
 def _store_bytes(config: TrainingConfig) -> int | None:
@@ -224,10 +228,10 @@ def _store_bytes(config: TrainingConfig) -> int | None:
 def _shared_bytes(config: TrainingConfig) -> int:
     """Returns the estimated bytes of the plan of an epoch, a file that several processes map: a record per window."""
     tokens = _text_tokens(config) if isinstance(config, PretrainConfig) and devices_of(config) > 1 else None
-    return round((tokens or 0) / config.max_length * EXAMPLE_BYTES)
+    return round((tokens or 0) / config.max_length * WINDOW_BYTES)
 
 
-def _read(config: TrainingConfig, rows: int) -> str:
+def _length_note(config: TrainingConfig, rows: int) -> str:
     """Returns a note on the assumed lengths of data that is not read."""
     if isinstance(config, FinetuneConfig):
         length = f"max_length={config.max_length}"

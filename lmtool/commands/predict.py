@@ -40,10 +40,10 @@ def run(config: PredictConfig) -> None:
     check_output(config.output)
     trained, output = load_trained(config), Output()
     task = trained.task(config.task)
-    settings = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
-    table = requested_table(config, task or settings)
+    task_config = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
+    table = requested_table(config, task or task_config)
     paired = config.pair is not None if table is None else PAIR in table.columns
-    learner = trained.learner(task) if task is not None else answering(trained, paired)
+    learner = trained.learner(task) if task is not None else predicting_learner(trained, paired)
     learner = with_early_exit(learner, config.checkpoint, config.exit, config.exit_entropy)
     rows = _rows(config, table, learner)
 
@@ -54,8 +54,8 @@ def run(config: PredictConfig) -> None:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
         answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
-    scores_suffix = f"; {scores} on {counted(answers.labeled, 'labeled row')}" if scores else ""
-    if scores and settings is not None and _trained_on(settings, str(config.input)):
+    scores_suffix = f"; {scores} on {counted(answers.labeled_count, 'labeled row')}" if scores else ""
+    if scores and task_config is not None and _trained_on(task_config, str(config.input)):
         warn(f"the model was trained on rows of {config.input}; lmtool evaluate scores the held-out rows")
     if config.output is None:
         for record in answers.records:
@@ -67,10 +67,10 @@ def run(config: PredictConfig) -> None:
     aliases = learner.config.aliases if isinstance(learner.config, TaskConfig) else {}
     records = answers.records
     if config.probabilities:
-        first = list(islice(records, 1))
-        if first and "probabilities" not in first[0]:
+        first_record = list(islice(records, 1))
+        if first_record and "probabilities" not in first_record[0]:
             warn(f"probabilities=true: {learner.config.name} has no class probabilities; none are written")
-        records = chain(first, records)
+        records = chain(first_record, records)
     rows_written = write_output(config.output, join_columns(table, records, aliases, config.probabilities, flat))
     output.line(f"{counted(rows_written, 'row')}: {config.output}{scores_suffix}")
 
@@ -83,7 +83,7 @@ def _trained_on(task: TaskConfig, input_path: str) -> bool:
     return file == rows or (file.parent == rows and file.name.split(".")[0] == "train")
 
 
-def answering(trained: Trained, paired: bool) -> BaseLearner:
+def predicting_learner(trained: Trained, paired: bool) -> BaseLearner:
     """Returns the learner that predicts. A published classifier reads single texts or pairs; a pretrained model reads
     pairs with its head over pairs. Raises UserError if there is no such head. paired: whether the inputs are pairs."""
     if isinstance(trained.config, FinetuneConfig):
@@ -120,7 +120,7 @@ def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) 
     not fit."""
     names = ", ".join(learner.reads)
     if len(learner.reads) == 1 and pairs is not None:
-        raise UserError(f"task={learner.config.name} reads one text, {names}; pair is a second one", "omit pair=")
+        raise UserError(f"task={learner.config.name} reads one text, {names}, but pair= is a second one", "omit pair=")
     if len(learner.reads) == 2 and pairs is None:
         raise UserError(
             f"task={learner.config.name} reads pairs: {names}",

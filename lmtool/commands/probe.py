@@ -23,7 +23,7 @@ from lmtool.learners.representations.layers import (
     LabeledStates,
     TokenTargets,
     collect_states,
-    frequent_types,
+    frequency_classes,
     majority,
     score_layers,
     windows_of,
@@ -59,7 +59,7 @@ def run(config: ProbeConfig) -> list[CheckpointProbes]:
     checkpoints = []
     for checkpoint in config.checkpoint:
         loaded = load(checkpoint, str(precision.device), config.offline)
-        checkpoints.append(_Probed(config, checkpoint, loaded, precision, task, output).scores())
+        checkpoints.append(_CheckpointProbe(config, checkpoint, loaded, precision, task, output).scores())
         print_probes(output, target, checkpoints[-1])
     write_probes(Path(config.output).expanduser(), target, checkpoints, settings)
     output.line(f"page: {Path(config.output) / 'probe.html'}")
@@ -81,8 +81,8 @@ def _task(config: ProbeConfig) -> TaskData | None:
 
 
 @dataclass(frozen=True)
-class _Probed:
-    """One checkpoint."""
+class _CheckpointProbe:
+    """Probes on one checkpoint."""
 
     config: ProbeConfig
     checkpoint: str
@@ -107,8 +107,8 @@ class _Probed:
                 bar(scored, total)
 
             bar(0, total)
-            trained_scores, _, _, _ = self._of(trained, tokenizer, progress)
-            random_scores, train_states, test_states, classes = self._of(random, tokenizer, progress)
+            trained_scores, _, _, _ = self._probe_layers(trained, tokenizer, progress)
+            random_scores, train_states, test_states, classes = self._probe_layers(random, tokenizer, progress)
         return {
             "checkpoint": self.checkpoint,
             "model": loaded.config.name,
@@ -117,26 +117,28 @@ class _Probed:
             "examples": len(train_states),
             "n": len(test_states),
             "layers": [
-                {"layer": layer, "trained": of_trained, "random": of_random}
-                for layer, of_trained, of_random in zip(layers, trained_scores, random_scores, strict=True)
+                {"layer": layer, "trained": trained_score, "random": random_score}
+                for layer, trained_score, random_score in zip(layers, trained_scores, random_scores, strict=True)
             ],
         }
 
-    def _of(
+    def _probe_layers(
         self, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]
     ) -> tuple[list[JsonObject], LabeledStates, LabeledStates, int]:
         """Returns the scores of the probes on each layer, the states that train and test the probes, and the number of
         classes."""
-        config, states, of_text = self.config, HiddenStates(backbone, self.precision), self.task is None
-        train, held_out, term, classes = self._text(tokenizer) if of_text else self._rows(backbone, tokenizer)
+        config, states, reads_text = self.config, HiddenStates(backbone, self.precision), self.task is None
+        train, held_out, term, classes = (
+            self._text_examples(tokenizer) if reads_text else self._task_examples(backbone, tokenizer)
+        )
 
-        def collect(examples: Examples, most: int) -> LabeledStates:
-            return collect_states(states, examples, term, config.pooling, most, config.seed, config.batch_tokens)
+        def collect(examples: Examples, limit: int) -> LabeledStates:
+            return collect_states(states, examples, term, config.pooling, limit, config.seed, config.batch_tokens)
 
         train_states, test_states = collect(train, config.examples), collect(held_out, config.held_out)
         return score_layers(train_states, test_states, classes, progress), train_states, test_states, classes
 
-    def _text(self, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
+    def _text_examples(self, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
         """Splits the windows of the validation text: two thirds train the probe, one third tests it. Returns both
         parts, the loss term and the number of classes."""
         config = self.config
@@ -154,14 +156,14 @@ class _Probed:
         order = Permutation(len(windows), config.seed, "sample", _HOLD_OUT)(np.arange(len(windows)))
         third = len(windows) // 3
         held_out, train = windows[np.sort(order[:third])], windows[np.sort(order[third:])]
-        classes_V = frequent_types(store, train, tokenizer, config.classes)
+        classes_V = frequency_classes(store, train, tokenizer, config.classes)
         train_and_held_out = [
             TokenTargets(store, side, tokenizer, template, OFFSETS[str(config.target)], classes_V)
             for side in (train, held_out)
         ]
         return train_and_held_out[0], train_and_held_out[1], TERM, int(classes_V.max()) + 1
 
-    def _rows(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
+    def _task_examples(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
         """Returns the training rows of the task, the rows of its first development split, the loss term and the number
         of classes."""
         assert self.task is not None

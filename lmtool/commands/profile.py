@@ -49,7 +49,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
     with _folder(profiling.output, f"profile-{learned_name}-{config.model.name}") as folder:
         output.line(
             f"profile of lmtool {verb} · {learned_name} · model={config.model.name}: {WARM_UP} steps of warm-up, then "
-            f"{profiling.steps}{_of_first_phase(config)}"
+            f"{profiling.steps}{_phase_note(config)}"
         )
         profile = _profile(config, profiling.steps, folder)
         precision = select_precision(config.precision, select_device(config.device))
@@ -60,7 +60,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
     return 0
 
 
-def _of_first_phase(config: PretrainConfig | FinetuneConfig) -> str:
+def _phase_note(config: PretrainConfig | FinetuneConfig) -> str:
     """Returns a note that only the first phase of a run in phases is profiled."""
     phases = len(config.phases) if isinstance(config, PretrainConfig) else 0
     return (
@@ -94,7 +94,7 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
 def _folder(output: str | None, stem: str) -> Iterator[Path]:
     """Creates the folder of a profile; removes it if profiling fails. output: the folder; None: a new folder in runs/
     whose name begins with `stem`."""
-    before = RUNS.exists()
+    runs_existed = RUNS.exists()
     if output is not None:
         folder = Path(output).expanduser()
         require_new(folder)
@@ -105,7 +105,7 @@ def _folder(output: str | None, stem: str) -> Iterator[Path]:
         yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        if output is None and not before and not any(RUNS.iterdir()):
+        if output is None and not runs_existed and not any(RUNS.iterdir()):
             RUNS.rmdir()
         raise
 
@@ -126,8 +126,8 @@ def _record(session: Session, steps: int, folder: Path) -> StepProfile:
     on_device = precision.device.type == "cuda"
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)
     teacher = getattr(session.distilled, "teacher", None)
-    others = [] if teacher is None else [(teacher, Teacher.predict.__name__, TEACHER)]
-    with ranges(session.trained, others, compiles):  # each step runs with and without the profiler
+    extra_ranges = [] if teacher is None else [(teacher, Teacher.predict.__name__, TEACHER)]
+    with ranges(session.trained, extra_ranges, compiles):  # each step runs with and without the profiler
         train_few_steps(session, profiled, WARM_UP + 2 * steps)
     recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))

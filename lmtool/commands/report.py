@@ -27,7 +27,10 @@ def main(words: list[str]) -> int:
     folders, output = [run_folder(name) for name in names], Output()
     sweeps = [folder for folder in folders if is_sweep(folder)]
     if sweeps and len(folders) > 1:
-        raise UserError(f"{sweeps[0]} is a sweep", f"use its jobs: lmtool report {sweeps[0]}/0 {sweeps[0]}/1")
+        raise UserError(
+            f"{sweeps[0]} is a sweep, and only runs can be compared",
+            f"use its jobs: lmtool report {sweeps[0]}/0 {sweeps[0]}/1",
+        )
     if against and not sweeps:
         raise UserError(f"against={against[0]} needs the folder of a sweep", "lmtool report runs/SWEEP against=3")
     if sweeps:

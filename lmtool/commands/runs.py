@@ -20,7 +20,7 @@ from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, last_step_text, read_sweep
 from lmtool.reporting.text import duration, is_number, size, title
 from lmtool.runs.locks import is_held
-from lmtool.system.terminal import say
+from lmtool.system.terminal import counted, say
 
 _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", "size")
 
@@ -34,29 +34,30 @@ def main(words: list[str]) -> int:
         hint = "name the folder of your runs, or start a first run: lmtool pretrain experiment=bert_tiny"
         raise UserError(f"{root}: no such folder", hint)
     folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
-    lines = [_of_sweep(path) if is_sweep(path) else _of_run(path) for path in folders]
-    runs = sorted((line for line in lines if line is not None), key=lambda line: line.written)
+    lines = [_sweep_line(path) if is_sweep(path) else _run_line(path) for path in folders]
+    runs = sorted((line for line in lines if line is not None), key=lambda line: line.last_write)
     if not runs:
         say(f"{root} has no runs yet")
         return 0
     now = time.time()
     rows = [
-        [run.name, _ago(run.written, now), run.what, run.score, run.baseline, run.state,
+        [run.name, _ago(run.last_write, now), run.description, run.score, run.baseline, run.state,
          None if run.seconds is None else duration(run.seconds), size(run.size)]
         for run in runs
     ]  # fmt: skip
     print_table(Output(), _HEADER, rows)
-    say(f"{len(runs)} in {root}, {size(sum(run.size for run in runs))}; lmtool report {root}/NAME shows one")
+    total = size(sum(run.size for run in runs))
+    say(f"{counted(len(runs), 'run')} in {root}, {total}; lmtool report {root}/NAME shows one")
     return 0
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run or a sweep. written: last modification of a file, in seconds since 1970. size: the size in bytes."""
+    """A run or a sweep. last_write: last modification of a file, in seconds since 1970. size: in bytes."""
 
     name: str
-    written: float
-    what: str
+    last_write: float
+    description: str
     score: str
     baseline: float | None
     state: str
@@ -72,7 +73,7 @@ def _ago(timestamp: float, now: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(timestamp))
 
 
-def _of_run(folder: Path) -> RunLine | None:
+def _run_line(folder: Path) -> RunLine | None:
     """Returns None if the folder is not a run."""
     if not (folder / "config.yaml").is_file():
         return None
@@ -85,7 +86,7 @@ def _of_run(folder: Path) -> RunLine | None:
     return RunLine(
         folder.name,
         timestamp,
-        _what(folder),
+        _description(folder),
         "" if score is None else score.text,
         None if score is None else score.baseline,
         _state(folder, files.result),
@@ -94,15 +95,15 @@ def _of_run(folder: Path) -> RunLine | None:
     )
 
 
-def _of_sweep(folder: Path) -> RunLine:
+def _sweep_line(folder: Path) -> RunLine:
     sweep = read_sweep(folder)
     counts = Counter(job.status for job in sweep.jobs)
     state = f"{counts.pop(DONE_JOB, 0)} of {len(sweep.jobs)} done"
     state = ", ".join([state, *(f"{count} {status}" for status, count in counts.items())])
     seconds = [job.seconds for job in sweep.jobs if job.seconds is not None]
     timestamp, size_bytes = _written_and_size(folder)
-    what = f"sweep of {sweep.command}".removesuffix(" of ")
-    return RunLine(folder.name, timestamp, what, "", None, state, sum(seconds) if seconds else None, size_bytes)
+    description = f"sweep of {sweep.command}".removesuffix(" of ")
+    return RunLine(folder.name, timestamp, description, "", None, state, sum(seconds) if seconds else None, size_bytes)
 
 
 def _state(folder: Path, result: JsonMapping) -> str:
@@ -113,7 +114,7 @@ def _state(folder: Path, result: JsonMapping) -> str:
     return title(str(status)) if status else f"stopped {last_step_text(folder)}".rstrip()
 
 
-def _what(folder: Path) -> str:
+def _description(folder: Path) -> str:
     """Returns the command, model, task and tuning: `finetune bert on sst2, lora`."""
     config: object = None
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):

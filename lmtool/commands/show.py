@@ -20,6 +20,7 @@ from lmtool.models import recipes
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 from lmtool.system.terminal import say
 
+# The name of the YAML file that each command composes its configuration from.
 PRIMARY = {verb: str(VERBS[verb].primary) for verb in COMMANDS}
 
 
@@ -39,13 +40,13 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     if not arguments:
         raise UserError("show needs a key", "lmtool show optimizer.lr, or lmtool show model=bert")
     fields = list(all_fields(config_dirs))
-    for key_typed in arguments:
-        if "=" in key_typed:
-            group, _, name = key_typed.partition("=")
+    for typed in arguments:
+        if "=" in typed:
+            group, _, name = typed.partition("=")
             _require_group(group, _all_groups(config_dirs), f"show {{}}={name}")
             _show_choice(group, name, config_dirs)
         else:
-            _show_key(key_typed, fields)
+            _show_key(typed, fields)
     return 0
 
 
@@ -66,47 +67,47 @@ def _fields(
 ) -> Iterator[DocumentedField]:
     for name, field in config.model_fields.items():
         yield DocumentedField(prefix + name, owner, field, file, yaml_path + name)
-        below = section_class(field)
-        if below is not None and choice_of(field) is None:
-            yield from _fields(below, f"{prefix}{name}.", owner, file, f"{yaml_path}{name}.")
+        section = section_class(field)
+        if section is not None and choice_of(field) is None:
+            yield from _fields(section, f"{prefix}{name}.", owner, file, f"{yaml_path}{name}.")
 
 
-def _full_key(key_typed: str, fields: list[DocumentedField]) -> str:
+def _full_key(typed_key: str, fields: list[DocumentedField]) -> str:
     """Rewrites a key in a nested section as a key of the section's own group: `data.task.labels` becomes
     `task.labels`."""
     for field_entry in fields:
-        mark = choice_of(field_entry.field) or several_of(field_entry.field)
-        group = "" if mark is None else mark.group.replace("/", ".")
-        if not group or group == field_entry.key or not key_typed.startswith(f"{field_entry.key}."):
+        choice = choice_of(field_entry.field) or several_of(field_entry.field)
+        group = "" if choice is None else choice.group.replace("/", ".")
+        if not group or group == field_entry.key or not typed_key.startswith(f"{field_entry.key}."):
             continue
-        suffix = key_typed.removeprefix(field_entry.key)
+        suffix = typed_key.removeprefix(field_entry.key)
         if several_of(field_entry.field) is not None:  # GROUP.NAME.KEY: a section for each selected option
             suffix = "".join(suffix.partition(".")[2].partition(".")[1:])
         return _full_key(group + suffix, fields)
-    return key_typed
+    return typed_key
 
 
-def _show_key(key_typed: str, fields: list[DocumentedField]) -> None:
-    key = key_typed if any(field_entry.key == key_typed for field_entry in fields) else _full_key(key_typed, fields)
+def _show_key(typed_key: str, fields: list[DocumentedField]) -> None:
+    key = typed_key if any(field_entry.key == typed_key for field_entry in fields) else _full_key(typed_key, fields)
     matches = [field_entry for field_entry in fields if field_entry.key == key]
-    below = sorted({field_entry.key for field_entry in fields if field_entry.key.startswith(key + ".")})
-    if not matches and not below and key_typed in groups.all_groups():
-        raise UserError(f"{key_typed} is a group, whose options set keys of others", f"lmtool list {key_typed}")
-    if not matches and not below:
+    nested_keys = sorted({field_entry.key for field_entry in fields if field_entry.key.startswith(key + ".")})
+    if not matches and not nested_keys and typed_key in groups.all_groups():
+        raise UserError(f"{typed_key} is a group, whose options set keys of others", f"lmtool list {typed_key}")
+    if not matches and not nested_keys:
         known = sorted({field_entry.key for field_entry in fields})
-        meaning = aliases.meaning(key_typed, None, {*known, *tables.groups()}.__contains__)
-        near = nearest_keys(key_typed, known) if meaning is None else [key for key, _ in meaning.pairs][-1:]
-        hint = f"did you mean {' or '.join(f'lmtool show {key}' for key in near)}?" if near else "lmtool list"
-        if not near and key_typed.split(".")[0] in tables.groups():
-            hint = f"lmtool show {key_typed.split('.')[0]}"
-        raise UserError(f"unknown key {key_typed}", hint)
+        meaning = aliases.meaning(typed_key, None, {*known, *tables.groups()}.__contains__)
+        similar = nearest_keys(typed_key, known) if meaning is None else [key for key, _ in meaning.pairs][-1:]
+        hint = f"did you mean {' or '.join(f'lmtool show {key}' for key in similar)}?" if similar else "lmtool list"
+        if not similar and typed_key.split(".")[0] in tables.groups():
+            hint = f"lmtool show {typed_key.split('.')[0]}"
+        raise UserError(f"unknown key {typed_key}", hint)
     for field, same_fields in _by_description(matches):
-        say(f"{key_typed} ({', '.join(field_entry.owner for field_entry in same_fields)})")
+        say(f"{typed_key} ({', '.join(field_entry.owner for field_entry in same_fields)})")
         say(f"  {field.description}")
         say(f"  takes:   {words.allowed_values(field)}")
         for default, place in _defaults(same_fields):
             say(f"  default: {default}{f'  ({place})' if place else ''}")
-    for key in below:
+    for key in nested_keys:
         descriptions = Counter(field_entry.field.description for field_entry in fields if field_entry.key == key)
         # Omits `name`, which each component describes differently: the user sets it with GROUP=NAME.
         if len(descriptions) == 1 or not key.endswith(".name"):

@@ -29,16 +29,18 @@ def run(config: TokenizerCommandConfig) -> dict[str, float]:
         raise UserError("tokenizer.vocab_size is null, and no model sets it", "set tokenizer.vocab_size=8192")
     size = config.tokenizer.vocab_size
     tokenizer = trained_tokenizer(config.tokenizer, source, size, config.cache_dir, progress)
-    new = not folder.exists()
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
     except OSError as error:
         for name in SAVED_FILES:  # an incomplete tokenizer is useless
             (folder / name).unlink(missing_ok=True)
-        if new and folder.is_dir():
+        if is_new and folder.is_dir():
             folder.rmdir()
-        raise UserError(f"output={config.output}: {error.strerror}", "use a folder that you can write to") from error
+        raise UserError(
+            f"output={config.output} cannot be written: {error.strerror}", "use a folder that you can write to"
+        ) from error
 
     texts = list(islice(documents(source.parts("validation")), MEASURED_TEXTS))
     encoded = tokenizer.encode_batch(texts)

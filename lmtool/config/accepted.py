@@ -14,9 +14,9 @@ from lmtool.config import aliases, groups, saved, tables
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
-# A hub name: org/name, or a name with a dash; no option contains a dash.
-_OF_THE_HUB = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*|[A-Za-z]\w*(-\w+)+")
-_FORMAT = "write KEY=VALUE, with quotes around a value of several words; `lmtool COMMAND --help` prints the keys"
+# The name of a model on the hub: org/name, or a name with a dash, since no option contains a dash.
+_HUB_NAME = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*|[A-Za-z]\w*(-\w+)+")
+_HINT = "write KEY=VALUE, with quotes around a value of several words; `lmtool COMMAND --help` prints the keys"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AcceptedOverrides:
     groups: dict[str, tuple[str, ...]]
     primary: dict[str, str | None]
     several: frozenset[str] = frozenset()
-    """Groups of which a run may select several options: GROUP=[ONE,TWO]."""
+    """Groups that accept a list of options in one run: GROUP=[ONE,TWO]."""
     keys: frozenset[str] = frozenset()
     """The command's top-level keys, except groups."""
     takes: Callable[[str, Any], bool] = lambda key, value: True
@@ -42,8 +42,8 @@ class AcceptedOverrides:
         section, _, name = key.partition(".")
         if not name:
             return section in self.keys or section in self.primary
-        inside = [entry.config for entry in tables.entries(section)] if section in self.primary else []
-        return any(name.partition(".")[0] in config.model_fields for config in inside)
+        configs = [entry.config for entry in tables.entries(section)] if section in self.primary else []
+        return any(name.partition(".")[0] in config.model_fields for config in configs)
 
 
 def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> AcceptedOverrides:
@@ -53,17 +53,19 @@ def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, t
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
     content = saved.read_yaml(primary)
     defaults = content.get("defaults", [])
-    has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
-    return AcceptedOverrides(offered, has, tables.SEVERAL, frozenset(content) - {"defaults"})
+    primary_groups = {
+        str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()
+    }
+    return AcceptedOverrides(offered, primary_groups, tables.SEVERAL, frozenset(content) - {"defaults"})
 
 
-def without_key(text: str, accepted: AcceptedOverrides) -> Problem:
+def not_an_override(text: str, accepted: AcceptedOverrides) -> Problem:
     """Returns the error for an argument without `=`. Its hint names the override that was probably meant: the argument
-    may be an option without its group, a key without a value, a file, or a misspelling of one of these."""
+    may be an option without its group, a key without a value, a file, or a misspelled option or key."""
     message = f"{text} is not an override"
     if text.startswith("-"):
         return Problem(text, message, "type two dashes before a flag: `lmtool --help`")
-    # The group sweep belongs to several runs.
+    # `sweep` is not a section of a run.
     sections = [group for group in accepted.primary if group != "sweep"]
     words = [f"{group}={text}" for group in sections if text in accepted.groups.get(group, ())]
     if not words and accepted.has(text):
@@ -79,17 +81,17 @@ def without_key(text: str, accepted: AcceptedOverrides) -> Problem:
         words = [f"{group_of[close]}={close}" if close in group_of else f"{close}=VALUE"] if close else []
     if not words and text.partition(".")[0] not in accepted.primary:
         words = paths
-    hint = f"write {' or '.join(map(shlex.quote, words))}" if words else _FORMAT
+    hint = f"write {' or '.join(map(shlex.quote, words))}" if words else _HINT
     return Problem(text, message, hint, tuple(word.partition("=")[0] for word in words))
 
 
 def _as_paths(text: str) -> Iterator[str]:
     """Yields the overrides that were probably meant by an argument that looks like a path or a hub model, most likely
     first."""
-    here, run = os.path.exists(text), text.startswith("runs/")
-    if not here and not run and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
+    exists, in_runs = os.path.exists(text), text.startswith("runs/")
+    if not exists and not in_runs and not groups.is_path_only(text) and _HUB_NAME.fullmatch(text):
         yield f"checkpoint=hf://{text}"
-    elif here or groups.is_path_like(text):
-        inside = [os.path.exists(os.path.join(text, name)) for name in ("checkpoints", "config.json")]
-        weights = run or any(inside) or "://" in text
-        yield from (f"{key}={text}" for key in (("checkpoint",) if weights else ("task", "data", "checkpoint")))
+    elif exists or groups.is_path_like(text):
+        has_weights = [os.path.exists(os.path.join(text, name)) for name in ("checkpoints", "config.json")]
+        is_checkpoint = in_runs or any(has_weights) or "://" in text
+        yield from (f"{key}={text}" for key in (("checkpoint",) if is_checkpoint else ("task", "data", "checkpoint")))

@@ -1,8 +1,8 @@
 """Names of other tools' options and what they are called in lmtool. Imports the standard library only.
 
-An unknown key is looked up here before similar spellings are searched. A form is the override to type, with `{}` for
-the value, or a sentence if lmtool has no such key. Of several forms, the first whose keys the command has is used. In a
-mapping, the form depends on the value. The source of each group of names is the page above it.
+An unknown key is looked up here before similar spellings are searched. Its form is the override to type, with `{}` for
+the value, or a sentence if lmtool has no such key. If a key has several forms, the first one whose keys the command has
+is used. In a mapping, the form depends on the value. The comment above each group of names tells their source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 Form = str | Mapping[str, str]
 ANY = "*"
-"""Key of a mapping for any other value."""
+"""In a mapping of forms: any value that is not listed."""
 
 _HELD_OUT = "omit it: held-out rows are scored every evaluate_every= steps, and by `lmtool evaluate RUN`"
 _RESUME = "the same command with the same name= resumes; so does `lmtool resume RUN`"
@@ -177,7 +177,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "seed_everything": "seed={}",
     "accelerator": "device={}",
     "strategy": "parallel={}",
-    "num_nodes": "omit it: torchrun starts the processes of several machines, each runs `lmtool pretrain ...`",
+    "num_nodes": "omit it: torchrun starts the processes on several machines, and each runs `lmtool pretrain ...`",
     "gradient_clip_val": "optimizer.clip_norm={}",
     "accumulate_grad_batches": _ACCUMULATION,
     "val_check_interval": "evaluate_every={}",
@@ -187,7 +187,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "fast_dev_run": "debug=short",
     "ckpt_path": _WEIGHTS,
     "deterministic": "omit it: every random choice is a function of seed=",
-    # Small training scripts, nanoGPT (github.com/karpathy/nanoGPT) among them
+    # Small training scripts, such as nanoGPT: github.com/karpathy/nanoGPT
     "batch_size": _BATCH,
     "train_batch_size": _BATCH,
     "epochs": "max_epochs={}",
@@ -270,7 +270,7 @@ _OVERRIDES = re.compile(r"[a-z][\w.]*=\S+( [a-z][\w.]*=\S+)*")
 @dataclass(frozen=True)
 class Meaning:
     """The meaning of an unknown key. words: overrides with the same meaning in lmtool; empty if there is no such key.
-    hint: the hint for the user. of_another_tool: the key is in the table, not only spelled similarly."""
+    hint: the hint for the user. of_another_tool: whether the key is another tool's, rather than a misspelling."""
 
     words: tuple[str, ...]
     hint: str
@@ -285,18 +285,19 @@ class Meaning:
 def meaning(key: str, value: object, has: Callable[[str], bool]) -> Meaning | None:
     """Returns the meaning of another tool's key in lmtool; None if it is not in the table.
 
-    value: plain data; None: unknown. has: whether the command has a key. Only the last part of a dotted key counts if
-    the command does not have its section (`trainer.accelerator`), or has the key elsewhere (`tuning.r`).
+    value: plain data; None: unknown. has: whether the command has a key. If the key is dotted, its last part is looked
+    up. Its section must be that of lmtool's key (`tuning.r`), or one that the command does not have
+    (`trainer.accelerator`).
     """
     section, _, last = key.rpartition(".")
-    free = not section or not has(section.partition(".")[0])
-    for form in _of(FORMS.get(last, ()), value):
+    any_section = not section or not has(section.partition(".")[0])
+    for form in _forms(FORMS.get(last, ()), value):
         keys = keys_in(form)
         if not is_overrides(form):
-            if free and (not keys or any(map(has, keys))):
+            if any_section and (not keys or any(map(has, keys))):
                 return Meaning((), form.replace("{}", as_typed(value)), True)
-        elif (free or keys[-1].rpartition(".")[0] == section) and all(map(has, keys)):
-            words = tuple(filled(word, value) for word in form.split(" "))
+        elif (any_section or keys[-1].rpartition(".")[0] == section) and all(map(has, keys)):
+            words = tuple(_fill(word, value) for word in form.split(" "))
             return Meaning(words, f"did you mean {shlex.join(words)}?", True)
     return None
 
@@ -307,11 +308,12 @@ def has_meaning(key: str) -> bool:
 
 
 def of_value(key: str, value: object) -> str | None:
-    """Returns lmtool's name for a value of another tool."""
+    """Returns lmtool's name for a value of another tool, or None."""
     return VALUES.get(key, {}).get(str(value).lower())
 
 
-def _of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
+def _forms(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
+    """Yields the forms of a key with this value."""
     for form in forms if isinstance(forms, tuple) else (forms,):
         if isinstance(form, str):
             yield form
@@ -332,14 +334,14 @@ def keys_in(form: str) -> list[str]:
     return _KEY.findall(_COMMAND.sub("", form))
 
 
-def filled(word: str, value: object) -> str:
-    """Returns a word of a form with lmtool's name of the value inserted."""
+def _fill(word: str, value: object) -> str:
+    """Returns a word of a form with the value inserted, in lmtool's words."""
     key = word.partition("=")[0]
     parts = value if isinstance(value, list) else [value]
-    inside = ",".join(of_value(key, part) or as_typed(part) for part in parts)
+    text = ",".join(of_value(key, part) or as_typed(part) for part in parts)
     if isinstance(value, list) and word.endswith("={}"):
-        inside = f"[{inside}]"
-    return word.replace("{weights}", _weights(inside)).replace("{}", inside)
+        text = f"[{text}]"
+    return word.replace("{weights}", _weights(text)).replace("{}", text)
 
 
 def as_typed(value: object) -> str:
@@ -352,7 +354,7 @@ def as_typed(value: object) -> str:
 
 
 def _weights(value: str) -> str:
-    """Returns the value of `checkpoint=` for a model that another tool loads: an existing folder, else a model on the
-    hub."""
+    """Returns the value of `checkpoint=` for the name of a model in another tool: a folder if it exists, otherwise a
+    model on the hub."""
     is_path = value == "VALUE" or "://" in value or value[:1] in "./~" or Path(value).exists()
     return value if is_path else f"hf://{value}"

@@ -1,7 +1,9 @@
-"""Sections completed before they are decoded: `auto`, a section that is taken from the checkpoint or from the model's
-recipe; and `with`, which sets keys of the named members of a section (`task.with.sst2.path=FOLDER`).
+"""Completes sections before they are decoded.
 
-The class of a command lists the sources of each of its sections:
+`auto` takes a section from the checkpoint or from the model's recipe. `with` sets keys of the named members of a
+section (`task.with.sst2.path=FOLDER`).
+
+The class of a command lists the sources of each section that may be `auto`:
 
     auto: ClassVar[dict[str, Auto]] = {"objective": Auto(("model.recipe.pretrain.objective",), hint=...)}
 """
@@ -19,6 +21,7 @@ from lmtool.config.base import Auto as Auto
 from lmtool.config.base import Config, JsonObject
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, choices, lookup
+from lmtool.config.words import one_of
 from lmtool.errors import Problem
 
 AUTO = "auto"
@@ -37,7 +40,7 @@ def resolve(
         command: the class of the command.
         data: plain nested data; not changed.
         checkpoint: the saved configuration of the checkpoint, if there is one.
-        unreadable: reading the checkpoint failed, which is reported already.
+        unreadable: whether reading the checkpoint failed, which is reported already.
         teacher: the saved configuration of the teacher, if there is one.
 
     Returns:
@@ -47,12 +50,12 @@ def resolve(
     saved = {"checkpoint": checkpoint, "teacher": teacher}
     table = command.auto
 
-    def named_by_another(named_choice: tuple[str, Choice]) -> bool:
+    def depends_on_another(named_choice: tuple[str, Choice]) -> bool:
         rule = table.get(named_choice[0])
         return rule is not None and any(isinstance(source, str) and "." in source for source in rule.sources)
 
     # A section that depends on another one is resolved after it, whatever the order of the fields.
-    for section, choice in sorted(choices(command).items(), key=named_by_another):
+    for section, choice in sorted(choices(command).items(), key=depends_on_another):
         value = resolved.get(section)
         if isinstance(value, str):
             value = resolved[section] = {choice.key: value}
@@ -72,7 +75,8 @@ def resolve(
         elif value is not None or blocked:
             unresolved.add(section)
             if not blocked:
-                reason = f"no other section says which {section} to use"
+                holders = [f"the {source.partition('.')[0]}" for source in rule.sources if isinstance(source, str)]
+                reason = f"no {section} is set by {one_of(holders)}"
                 if rule.sources == ("checkpoint",):
                     reason = f"the checkpoint has no {section}"
                     if data.get("checkpoint") == "none":
@@ -99,14 +103,15 @@ def _source(
     command: type[Config],
     unreadable: bool,
 ) -> tuple[JsonObject | None, bool]:
-    """Returns the first source that exists; and whether an error in another section is the reason why there is none."""
+    """Returns the section from the first source that exists, or None; and whether an error in another section is the
+    reason for None."""
     for source in rule.sources:
         if isinstance(source, dict):
             return source, False
         if source in saved:
-            known = (saved[source] or {}).get(section)
-            if isinstance(known, dict):
-                return known, False
+            saved_section = (saved[source] or {}).get(section)
+            if isinstance(saved_section, dict):
+                return saved_section, False
             if unreadable and source == "checkpoint":
                 return None, True
             continue
@@ -157,7 +162,7 @@ def merge(base: JsonObject, over: JsonObject) -> JsonObject:
 
 
 def _disagreements(section: str, value: JsonObject, saved: object, choice: Choice) -> list[Problem]:
-    """Returns the fields of a section that differ from the checkpoint's although they must be equal."""
+    """Returns a problem for each field of a section that differs from the checkpoint's although it must be equal."""
     config_class = chosen_class(value, choice)
     if config_class is None or not isinstance(saved, dict):
         return []
@@ -165,12 +170,12 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
     if saved.get(choice.key) != values.get(choice.key):
         differing = [choice.key]
     else:
-        free = config_class.adjustable_fields
+        adjustable = config_class.adjustable_fields
         saved_values = {name: field.get_default() for name, field in config_class.model_fields.items()} | saved
         differing = [
             key
             for key in config_class.model_fields
-            if key not in free and _plain(values[key]) != _plain(saved_values[key])
+            if key not in adjustable and _plain(values[key]) != _plain(saved_values[key])
         ]
     checkpoint_values = saved if differing == [choice.key] else (saved_values if differing else {})
     return [
@@ -192,7 +197,7 @@ def _plain(value: object) -> Any:
 
 
 def _display(value: object) -> Any:
-    """Returns a value for a message; a selected component by its name."""
+    """Returns a value for a message. A selected component is displayed as its name."""
     plain = _plain(value)
     return plain.get("name", plain) if isinstance(plain, dict) else plain
 
@@ -210,9 +215,9 @@ def with_member_values(section: JsonObject) -> JsonObject:
     titles = [title_of(member) for member in members]
     for name, values in changes.items():
         if name not in titles or not isinstance(values, dict):
-            raise PydanticCustomError("value_error", "{problem}", {"problem": _unreached_hint(name, values, titles)})
-        number = titles.index(name)
-        members[number] = _with_values(members[number], values)
+            raise PydanticCustomError("value_error", "{problem}", {"problem": _member_error(name, values, titles)})
+        index = titles.index(name)
+        members[index] = _with_values(members[index], values)
     return {**{key: value for key, value in section.items() if key != WITH}, "members": members}
 
 
@@ -233,7 +238,7 @@ def _with_values(member: object, values: JsonObject) -> JsonObject:
     return merge(member, values) if inner is None else {**member, "task": _with_values(inner, values)}
 
 
-def _unreached_hint(name: str, values: object, titles: list[str]) -> str:
+def _member_error(name: str, values: object, titles: list[str]) -> str:
     if name in titles:
         return f"{WITH}.{name}={values} has no key; write {WITH}.{name}.KEY=VALUE"
     close = nearest(name, titles)

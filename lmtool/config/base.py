@@ -21,10 +21,10 @@ JsonMapping: TypeAlias = Mapping[str, Any]
 class Auto:
     """The sources of a section whose name is `auto`; the first one that exists is used.
 
-    sources: "checkpoint" or "teacher" (the section of that name in their saved configuration), "SECTION.METHOD.KEYS" (a
-    method of another, already resolved section, and the keys of its result), or the data of a section.
-    hint: the hint of the error if no source exists. implied: a null section, or one without a name, counts as `auto`.
-    agrees: a typed section must be equal to the checkpoint's, except for the `adjustable_fields` of its class.
+    sources: "checkpoint" or "teacher" (the same section of its saved configuration), "SECTION.METHOD.KEYS" (a method of
+    another section, and the keys of its result), or the data of a section. hint: the hint of the error if no source
+    exists. implied: whether a null section, or one without a name, counts as `auto`. agrees: whether a typed section
+    must be equal to the checkpoint's, except for the `adjustable_fields` of its class.
     """
 
     sources: tuple[str | JsonObject, ...]
@@ -46,17 +46,17 @@ class Variant:
     problems: tuple[Problem, ...] = ()
     keys: tuple[str, ...] = ()
 
-    def placed(self, problem: Problem) -> Problem:
+    def relocated(self, problem: Problem) -> Problem:
         """Returns a problem of this configuration, with its keys written below `path`, as the user types them."""
         keys = "|".join(map(re.escape, sorted({problem.key, *self.keys}, key=len, reverse=True)))
         pattern = re.compile(rf"(?<![\w.\-/])(?<!lmtool show )({keys})(?=[=:.]|$)")
 
-        def moved(text: str) -> str:
+        def move(text: str) -> str:
             text = re.sub(r"^unknown key ", f"unknown key {self.path}.", text)
             return pattern.sub(lambda match: f"{self.path}.{match[1]}", text)
 
-        hint = None if problem.hint is None else moved(problem.hint)
-        return replace(problem, key=f"{self.path}.{problem.key}", message=moved(problem.message), hint=hint, meant=())
+        hint = None if problem.hint is None else move(problem.hint)
+        return replace(problem, key=f"{self.path}.{problem.key}", message=move(problem.message), hint=hint, meant=())
 
 
 class Config(BaseModel):
@@ -87,9 +87,9 @@ class Config(BaseModel):
         specific = cls.__dict__.get("descriptions", {})
         for name, field in cls.model_fields.items():
             inherited = (base.model_fields.get(name) for base in cls.__mro__[1:] if issubclass(base, Config))
-            described = next((parent for parent in inherited if parent is not None), None)
-            if name in specific or (field.description is None and described is not None):
-                field.description = specific.get(name) or (described and described.description)
+            base_field = next((parent for parent in inherited if parent is not None), None)
+            if name in specific or (field.description is None and base_field is not None):
+                field.description = specific.get(name) or (base_field and base_field.description)
 
     @classmethod
     def filled(cls, data: JsonObject) -> JsonObject:

@@ -1,10 +1,10 @@
-"""Find and read checkpoints: the only module through which commands read them.
+"""Finds and reads checkpoints. Commands read checkpoints only through this module.
 
 runs/NAME/checkpoints/step_00001000/  model.safetensors  optimizer.safetensors  state.json  config.json  data.json
                                       tokenizer files  manifest.json
 runs/NAME/checkpoints/{best,last}     the name of a checkpoint, small text files
 
-Files are verified against the manifest when they are read, and refused if they do not match. runs/checkpoints.py writes
+A file is verified against the manifest when it is read, and refused if it does not match. runs/checkpoints.py writes
 checkpoints and reads their tensors. Imports no torch, because decoding a configuration reads checkpoints.
 """
 
@@ -30,12 +30,12 @@ ADAPTER = "adapter_config.json"
 """The file that identifies a PEFT adapter folder."""
 SWEEP = "sweep.json"
 """The file of a sweep's folder that lists its jobs."""
-_GIVE = (
+_ACCEPTED = (
     "use a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"
 )
 RUNS = Path("runs")
-_OF_THE_HUB = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*(/[A-Za-z0-9][\w.-]*)?")
 _LONGEST_NAME = 255  # bytes of a file's name
 _COPY = "copy it again from its source, or use another checkpoint"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -62,18 +62,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, only: str | None = None, hashes: bool = True) -> None:
-    """Compares all files of a checkpoint (or one) with its manifest: see `Manifest.verify`."""
+    """Compares the files of a checkpoint, or `only` one of them, with its manifest: see `Manifest.verify`."""
     read_manifest(folder).verify(None if only is None else [only], hashes)
 
 
 def refusal(damage: Damaged) -> UserError:
-    """Returns the error for a damaged checkpoint; it names an intact one of the same run."""
+    """Returns the error for a damaged checkpoint; its hint names an intact one of the same run."""
     folder = next((parent for parent in damage.path.parents if _STEP.fullmatch(parent.name)), None)
-    return UserError(damage.message, _COPY if folder is None else _another(folder.parent, folder))
+    return UserError(damage.message, _COPY if folder is None else _intact_hint(folder.parent, folder))
 
 
-def _another(checkpoints: Path, damaged: Path | None = None) -> str:
-    """Returns the hint of another checkpoint to use instead of a damaged one."""
+def _intact_hint(checkpoints: Path, damaged: Path | None = None) -> str:
+    """Returns the hint for a damaged checkpoint: the newest intact one of its run, if there is any."""
     for folder in saved_steps(checkpoints):
         if folder != damaged and is_intact(folder):
             return f"use {folder}, which is intact"
@@ -102,12 +102,12 @@ def saved_steps(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
     folders = [path for path in checkpoints.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
-    return sorted(folders, key=lambda path: int(path.name[5:]), reverse=True)
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
 
 
 def of_step(checkpoints: Path, step: int | None) -> Path | None:
     """Returns the checkpoint of a step, or None."""
-    return next((folder for folder in saved_steps(checkpoints) if int(folder.name[5:]) == step), None)
+    return next((folder for folder in saved_steps(checkpoints) if int(folder.name.removeprefix("step_")) == step), None)
 
 
 def checkpoint_of_pointer(checkpoints: Path, pointer: str) -> Path | None:
@@ -123,11 +123,11 @@ def _read_pointer(pointer: Path) -> Path:
     name = ""
     if pointer.is_file():  # reading a FIFO would block
         with suppress(OSError, UnicodeDecodeError), pointer.open(encoding="utf-8") as file:
-            name = file.read(300).strip()  # whatever the file's size
+            name = file.read(300).strip()  # a name is shorter; a damaged file may be large
     if not _STEP.fullmatch(name):
-        raise UserError(f"{pointer} does not name a checkpoint", _another(pointer.parent))
+        raise UserError(f"{pointer} does not name a checkpoint", _intact_hint(pointer.parent))
     if not (pointer.parent / name).is_dir():
-        raise UserError(f"{pointer} names {name}, which is not there", _another(pointer.parent))
+        raise UserError(f"{pointer} names {name}, which does not exist", _intact_hint(pointer.parent))
     return pointer.parent / name
 
 
@@ -146,12 +146,13 @@ def run_folder(path: str | Path) -> Path:
         )
     if not os.path.isfile(folder):
         return folder
-    # A disk without links, or an older version: a small file with the name.
+    # On a disk without links, and in older versions, `latest` is a small file with the name.
     with folder.open(encoding="utf-8", errors="replace") as file:
         name = Path(file.read(_LONGEST_NAME + 2).strip() or "-").name
     if len(os.fsencode(name)) > _LONGEST_NAME:
         raise NoCheckpoint(
-            f"{folder} does not contain the name of a run: its text has more than {_LONGEST_NAME} bytes", _GIVE
+            f"{folder} does not contain the name of a run: its text has more than {_LONGEST_NAME} bytes",
+            _ACCEPTED,
         )
     return folder.parent / name
 
@@ -170,7 +171,8 @@ def checkpoint_folder(path: str | Path) -> Path:
         pickled = "; pickled weights can run code when they are read" if folder.suffix in _PICKLED else ""
         hint = f"for word vectors as text, run lmtool import checkpoint={path} output=FOLDER and use that folder"
         raise NoCheckpoint(
-            f"checkpoint={path} is a file; lmtool reads checkpoint folders{pickled}", _GIVE if pickled else hint
+            f"checkpoint={path} is a file; lmtool reads checkpoint folders{pickled}",
+            _ACCEPTED if pickled else hint,
         )
     if is_checkpoint(folder):
         return folder
@@ -183,7 +185,7 @@ def checkpoint_folder(path: str | Path) -> Path:
             raise NoCheckpoint(f"checkpoint={path} is a sweep, not a run", "use one of its jobs: a folder in it")
         raise NoCheckpoint(
             f"checkpoint={path}: the folder contains neither an lmtool checkpoint nor a config.json of transformers",
-            _GIVE,
+            _ACCEPTED,
         )
     return best_of(checkpoints)
 
@@ -192,13 +194,13 @@ def _hint_for(folder: Path, name: str) -> str:
     """Returns a suggestion for a folder that does not exist: a run with a similar name, or a model on the hub."""
     if (close := _nearest_folder(folder)) is not None:
         return f"did you mean {close}?"
-    if _OF_THE_HUB.fullmatch(name) and not name.startswith(f"{RUNS}/"):
+    if _HUB_NAME.fullmatch(name) and not name.startswith(f"{RUNS}/"):
         return f"a run is runs/NAME; a model of the hub is checkpoint=hf://{name}"
-    return _GIVE
+    return _ACCEPTED
 
 
 def _nearest_folder(path: Path) -> Path | None:
-    """Returns a folder with a similar name, or the run of this name; None if there is none."""
+    """Returns a folder with a name similar to that of `path`, or the run of this name; None if there is neither."""
     with suppress(OSError):
         siblings = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
@@ -228,7 +230,7 @@ def best_of(checkpoints: Path) -> Path:
     """
     newest = saved_steps(checkpoints)[0]
     try:
-        step = _object(newest, STATE).get("best_step")
+        step = _read_object(newest, STATE).get("best_step")
     except Damaged as damage:
         if (checkpoints / "best").is_file():
             return _read_pointer(checkpoints / "best")
@@ -240,7 +242,7 @@ def best_of(checkpoints: Path) -> Path:
         return best
     if (checkpoints / "best").is_file():
         return _read_pointer(checkpoints / "best")
-    raise UserError(f"the best checkpoint of {checkpoints}, step {step}, is not there", _another(checkpoints))
+    raise UserError(f"the best checkpoint of {checkpoints}, step {step}, does not exist", _intact_hint(checkpoints))
 
 
 def find(path: str | Path) -> Path:
@@ -260,12 +262,12 @@ def find(path: str | Path) -> Path:
 def read_json(folder: Path, name: str) -> JsonObject:
     """Returns a verified JSON file of a checkpoint. Raises UserError if it is damaged or contains no JSON object."""
     try:
-        return _object(folder, name)
+        return _read_object(folder, name)
     except Damaged as damage:
         raise refusal(damage) from damage
 
 
-def _object(folder: Path, name: str) -> JsonObject:
+def _read_object(folder: Path, name: str) -> JsonObject:
     try:
         content = json.loads(read_manifest(folder).read_bytes(name))
     except (ValueError, RecursionError):
@@ -292,9 +294,9 @@ def read_config(folder: str | Path) -> JsonObject:
 def read_checkpoint(path: str) -> JsonObject:
     """Returns the saved configuration of the checkpoint that `checkpoint=` names."""
     if "://" in path:
-        raise UserError(f"checkpoint={path}: this command reads only runs on this machine", _GIVE)
+        raise UserError(f"checkpoint={path}: this command reads only runs on this machine", _ACCEPTED)
     folder = find(path)
-    data = saved.of_this_version(read_config(folder), folder / CONFIG)
+    data = saved.require_version(read_config(folder), folder / CONFIG)
     if not isinstance(data.get("model"), dict):
-        raise UserError(f"checkpoint={path}: its config.json was not written by lmtool", _GIVE)
+        raise UserError(f"checkpoint={path}: its config.json was not written by lmtool", _ACCEPTED)
     return data

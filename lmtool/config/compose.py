@@ -37,7 +37,7 @@ MAX_SIZE = 1_000_000
 """Maximum length of a value in characters, with its interpolations expanded. Each reference counts as one character
 more, so that chains of empty values are limited too."""
 
-# Group 1: a key or the call of a resolver, as far as a nested interpolation. Group 2: "$" if one follows.
+# Group 1: a key or the call of a resolver, up to a nested interpolation. Group 2: "$" if a nested one follows.
 _REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")
 
 
@@ -47,7 +47,7 @@ def check(data: JsonObject) -> None:
     sizes = _Sizes({path: value for path, value in _leaves(data, ()) if isinstance(value, str)})
     for path in sizes.texts:
         if sizes.of(path) > MAX_SIZE:
-            hint = "remove the interpolations (${...}) of this key, or those of the keys that they name"
+            hint = "remove the interpolations (${...}) of this key, or of the keys that they refer to"
             raise UserError(f"{'.'.join(path)}: its interpolations expand to more than {MAX_SIZE} characters", hint)
 
 
@@ -65,28 +65,28 @@ class _Sizes:
     def __init__(self, texts: dict[_Path, str]):
         self.texts = texts
         self._known: dict[_Path, int] = {}
-        self._open: set[_Path] = set()
+        self._in_progress: set[_Path] = set()
 
     def of(self, path: _Path) -> int:
         """Returns the expanded length of a key. A circular reference counts as 0: it has no value, and resolving it
         fails."""
-        if path in self._open:
+        if path in self._in_progress:
             return 0
         if path not in self._known:
-            self._open.add(path)
+            self._in_progress.add(path)
             size = len(self.texts[path])
             for call, nested in _REFERENCE.findall(self.texts[path]):
                 if size <= MAX_SIZE:
                     size += 1 + self._of_reference(path, call, bool(nested))
-            self._open.remove(path)
+            self._in_progress.remove(path)
             self._known[path] = size
         return self._known[path]
 
     def _of_reference(self, path: _Path, call: str, nested: bool) -> int:
         """Returns the expanded length of the key that a reference names, or of all keys in a resolver's arguments.
 
-        nested: whether the last part of a name is another interpolation, and so unknown. Then the longest key that the
-        name may refer to counts."""
+        nested: whether the last part of a name is another interpolation, and so unknown. Then the key with the longest
+        value among those that the name may refer to counts."""
         _, colon, arguments = call.partition(":")
         size = 0
         for name in arguments.split(",") if colon else [call]:
@@ -94,8 +94,8 @@ class _Sizes:
             dots = len(name) - len(name.lstrip("."))
             parts = tuple(part for part in re.split(r"[.\[\]]+", name) if part)
             target = (path[:-dots] if dots else ()) + (parts[:-1] if nested else parts)
-            below = [self.of(other) for other in self.texts if other[: len(target)] == target]
-            size += max(below, default=0) if nested else sum(below)
+            sizes = [self.of(other) for other in self.texts if other[: len(target)] == target]
+            size += max(sizes, default=0) if nested else sum(sizes)
         return size
 
 
@@ -144,7 +144,7 @@ def initialized_hydra() -> Iterator[Any]:
     try:
         conf = groups.conf_dir()
         with initialize_config_dir(str(conf), version_base="1.3", job_name="lmtool"):
-            hydra_plugins.limit(GlobalHydra.instance().config_loader(), conf)
+            hydra_plugins.use_limited_files(GlobalHydra.instance().config_loader(), conf)
             yield GlobalHydra.instance().hydra
     finally:
         GlobalHydra.instance().hydra = outer
@@ -194,18 +194,18 @@ def translated_errors() -> Iterator[None]:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
         message = " ".join(lines[:2]) if lines else type(error).__name__
-        if alien := re.search(r"In '(\S+)/(\S+)': Could not override '(\S+)'", message):
-            group, name, section = alien.groups()
+        if unknown_section := re.search(r"In '(\S+)/(\S+)': Could not override '(\S+)'", message):
+            group, name, section = unknown_section.groups()
             raise UserError(
                 f"{group}={name} sets {section}, which this command does not have",
                 f"`lmtool show {group}={name}` says which command it is for",
             ) from error
-        if absent := re.search(r"Could not override '(\w+)/(\w+)'\. No match", message):
-            section, name = absent.groups()
-            having = [entry.name for entry in entries(section) if name in entry.config.model_fields]
+        if unknown_group := re.search(r"Could not override '(\w+)/(\w+)'\. No match", message):
+            section, name = unknown_group.groups()
+            options_with_group = [entry.name for entry in entries(section) if name in entry.config.model_fields]
             raise UserError(
                 f"{section}/{name} is set, but the selected {section} has no {name}",
-                f"omit it, or set {section}={'|'.join(having)}" if having else "omit it",
+                f"omit it, or set {section}={'|'.join(options_with_group)}" if options_with_group else "omit it",
             ) from error
         raise UserError(
             f"the configuration cannot be composed: {message}", "see `lmtool list` and the YAML you named"
@@ -284,10 +284,10 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
         config = hydra_compose(primary, overrides=words, return_hydra_config=True)
         typed_keys = {key_of(text) for text in words}
         remaining = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
-        # If there are other problems, these are reported instead.
+        # If there are other problems, they are reported instead.
         if remaining and not checked.problems and not checked.sweeps:
             firsts = {key: "VALUE" if "(" in value else value.partition(",")[0] for key, value in remaining.items()}
-            values = " ".join(f"{key}={value}" for key, value in firsts.items())
+            first_values = " ".join(f"{key}={value}" for key, value in firsts.items())
             selected_file = next((text for text in checked.choices if text.startswith(("sweep=", "experiment="))), None)
             message = (
                 f"{selected_file or 'the YAML'} has several values for {', '.join(remaining)}, but a run takes one"
@@ -295,7 +295,7 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
             multirun = (
                 f"add -m to run a job for each{f': lmtool {primary} -m {selected_file}' if selected_file else ''}"
             )
-            raise UserError(message, f"{multirun}; or set {values}")
+            raise UserError(message, f"{multirun}; or set {first_values}")
         with open_dict(config):
             del config["hydra"]
         return to_data(config) | checked.verbatim
@@ -315,8 +315,8 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
 
 
 def grid(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
-    """Returns the sweep values of the selected YAML by key, in the syntax of the command line. The sweep values
-    in the options of a group that is swept itself (task=a,b) are omitted: those in a apply only to the jobs of a."""
+    """Returns the sweep values of the selected YAML by key, in the syntax of the command line. If a group is swept
+    itself (task=a,b), the sweep values in its options are omitted: those in `a` apply only to the jobs of `a`."""
     _require_package([text for text in checked.choices if "," not in text], config_dirs)
     with translated_errors(), _hydra_for_a_run() as hydra:
         words = [*checked.choices, *search_path(config_dirs)]

@@ -58,24 +58,24 @@ def decode(
         for name, _ in wording.meant_by(key, clean[key], command, clean).pairs
     }
     reported = {key for problem in earlier for key in (problem.key, *problem.meant)}
-    unreadable = "checkpoint" in reported | misspelt
+    unreadable_checkpoint = "checkpoint" in reported | misspelt
     clean, unresolved, unresolved_sections = resolve(
-        command, clean, checkpoint_config, unreadable, next(iter((teachers or {}).values()), None)
+        command, clean, checkpoint_config, unreadable_checkpoint, next(iter((teachers or {}).values()), None)
     )
     clean = command.filled(clean)
     problems += unresolved
     problems += wording.missing(command, missing, clean)
     for section in unresolved_sections:
         clean.pop(section, None)
-    silent = {*unresolved_sections, *(key for key in missing), *(problem.key for problem in problems)}
+    silent = {*unresolved_sections, *missing, *(problem.key for problem in problems)}
     config, config_problems = _decode_and_check(command, clean, silent, unresolved_sections, teachers, running)
     problems += config_problems
     for variant in command.variants(clean):
         problems += variant.problems
         if variant.data is not None:
-            _, inside = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, running)
-            problems += [variant.placed(problem) for problem in inside if problem not in config_problems]
-    # A value under a misspelt key, or one that could not be read, is not missing. Missing values come last.
+            _, errors = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, running)
+            problems += [variant.relocated(problem) for problem in errors if problem not in config_problems]
+    # A value is not missing if its key is misspelt, or if it could not be read. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
     problems = sorted(
         (problem for problem in problems if not (problem.absent and problem.key in reported_keys)),
@@ -95,8 +95,8 @@ def _decode_and_check(
     teachers: Mapping[str, JsonObject] | None,
     running: bool,
 ) -> tuple[Command | None, list[Problem]]:
-    """Returns the decoded configuration, or None if it has an error, and its problems: those of its values, and those
-    of the rules whose keys are valid. silent: keys that are reported already. unresolved_sections: sections without
+    """Returns the decoded configuration, or None if it has an error; and the problems of its values, and of the rules
+    whose keys are valid. silent: keys that are reported already. unresolved_sections: sections without
     data."""
     config, errors = _validate(command, data)
     problems = [
@@ -123,13 +123,13 @@ def _is_covered(key: str, keys: set[str]) -> bool:
     return any(key == other or key.startswith((f"{other}.", f"{other}[")) for other in keys)
 
 
-def _valid_values(command: type[Config], data: JsonObject, config: Config | None, bad: set[str]) -> JsonObject:
+def _valid_values(command: type[Config], data: JsonObject, config: Config | None, invalid: set[str]) -> JsonObject:
     """Returns the decoded values of the valid top-level keys, for the rules."""
     if config is not None:
-        return {key: getattr(config, key) for key in command.model_fields if key not in bad}
+        return {key: getattr(config, key) for key in command.model_fields if key not in invalid}
     values = {}
     for key, field in command.model_fields.items():
-        if key in bad or (key not in data and field.is_required()):
+        if key in invalid or (key not in data and field.is_required()):
             continue
         value = data[key] if key in data else field.get_default()
         value = tuple(value) if isinstance(value, list) else value
@@ -139,8 +139,8 @@ def _valid_values(command: type[Config], data: JsonObject, config: Config | None
 
 
 def _plain(value: object, key: str, problems: list[Problem], depth: int = 0) -> Any:
-    """Returns a copy with JSON types only; any other type (a date, bytes) and text that is not valid UTF-8 are
-    problems."""
+    """Returns a copy with JSON types only. Adds a problem for a value of another type (a date, bytes), and for text
+    that is not valid UTF-8."""
     if depth > MAX_DEPTH:
         problems.append(
             Problem(
@@ -162,7 +162,7 @@ def _plain(value: object, key: str, problems: list[Problem], depth: int = 0) -> 
     if isinstance(value, str):
         return _text(value, key, problems)
     if isinstance(value, int) and abs(value) >= 2**63:
-        problems.append(Problem(key, f"{key}: a number of more than 64 bits", "use a smaller number"))
+        problems.append(Problem(key, f"{key}: the number has more than 64 bits", "use a smaller number"))
         return 0
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -184,7 +184,7 @@ def _text(text: str, key: str, problems: list[Problem]) -> str:
 
 
 def _without_missing(value: object, key: str, missing: list[str]) -> Any:
-    """Returns a copy without `???` values; their keys are added to `missing`."""
+    """Returns a copy without `???` values, whose keys are added to `missing`."""
     if isinstance(value, dict):
         without_missing = {}
         for name, item in value.items():
@@ -219,7 +219,8 @@ Check = Callable[..., Iterable[Problem]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of a command's configuration. running: whether the rule applies to runs only, not to `lmtool plan`."""
+    """A check of a command's configuration. needs: the keys whose values it is called with. running: whether the rule
+    applies to runs only, not to `lmtool plan`."""
 
     command: type[Config]
     needs: tuple[str, ...]
@@ -243,7 +244,7 @@ def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[
 
 def violations(command: type[Config], values: JsonObject, running: bool) -> Iterator[Problem]:
     """Yields the problems of all rules whose keys have valid values."""
-    for rule in list(_RULES.values()):
-        applies = issubclass(command, rule.command) and (running or not rule.running)
-        if applies and all(need in values for need in rule.needs):
-            yield from rule.check(*(values[need] for need in rule.needs))
+    for registered in list(_RULES.values()):
+        applies = issubclass(command, registered.command) and (running or not registered.running)
+        if applies and all(key in values for key in registered.needs):
+            yield from registered.check(*(values[key] for key in registered.needs))

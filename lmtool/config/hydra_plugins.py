@@ -1,10 +1,11 @@
 """Replacements for parts of Hydra: which plugins it imports, and how it reads YAML.
 
-Hydra imports every installed plugin before it composes anything, optuna and submitit among them. Here it sees its own
-plugins and the selected launcher or sweeper, in this process and in those that launchers start.
+Hydra imports every installed plugin before it composes anything, optuna and submitit among them. Here it sees only its
+own plugins and the selected launcher or sweeper, in this process and in those that launchers start.
 
-Hydra also parses all YAML in Python, again for each composition, which is half of its time, and expands every defaults
-list for interpolations, which is a quarter of the rest. Here each file is checked like a user's file and parsed once.
+Hydra also parses all YAML in Python, again for each composition, which takes half of its time. It expands every
+defaults list for interpolations, which takes a quarter of the rest. Here each file is parsed once, and checked like a
+user's file; only defaults lists with interpolations are expanded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from omegaconf._utils import get_yaml_loader
 from lmtool.config import saved
 from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
-from lmtool.config.overrides import GRID, OF_SWEEPS
+from lmtool.config.overrides import GRID, SWEEP_KEYS
 from lmtool.errors import UserError
 
 # --- launchers and sweepers ----------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ _scan = Plugins._scan_all_plugins
 
 
 def _own_plugins(modules: list[ModuleType]) -> Any:
-    """Returns Hydra's own plugins, which come first."""
+    """Returns Hydra's own plugins, which are in the first module."""
     return _scan(modules[:1])
 
 
@@ -59,7 +60,7 @@ Plugins._scan_all_plugins = staticmethod(_own_plugins)  # type: ignore[method-as
 def require(group: str, name: str) -> None:
     """Registers the launcher or sweeper of a name with Hydra. group: hydra/launcher or hydra/sweeper. Raises UserError
     if the name is unknown or its package is not installed."""
-    if name in _known(group):
+    if name in _registered(group):
         return
     package = _PACKAGES[group].get(name)
     # The package of a plugin that lmtool does not know is found only by importing all of them.
@@ -72,14 +73,15 @@ def require(group: str, name: str) -> None:
         plugins = []
     for plugin in plugins:
         Plugins.instance().register(plugin)
-    if name not in _known(group):
-        offered = sorted({*_known(group), *_PACKAGES[group]})
+    if name not in _registered(group):
+        offered = sorted({*_registered(group), *_PACKAGES[group]})
         close = nearest(name, offered)
         hint = f"did you mean {group}={close}?" if close else "use one of these, or install its plugin"
         raise UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
 
 
-def _known(group: str) -> set[str]:
+def _registered(group: str) -> set[str]:
+    """Returns the names of the launchers or sweepers that are registered with Hydra."""
     nodes: JsonObject = ConfigStore.instance().repo
     for part in group.split("/"):
         nodes = nodes.get(part, {})
@@ -100,9 +102,9 @@ class LimitedFiles(FileConfigSource):
         path = Path(self.path, self._normalize_file_name(config_path))
         text, data = saved.read_yaml(path, parse=_parse)
         if not isinstance(data, dict | None):
-            raise UserError(f"{path}: no keys and values in it", "write one KEY: VALUE a line, as in conf/")
+            raise UserError(f"{path} contains no keys and values", "write one KEY: VALUE a line, as in conf/")
         if self.provider != "hydra":
-            _require_read(path, data or {})
+            _refuse_unused_keys(path, data or {})
         return ConfigResult(
             config=OmegaConf.create(data or {}),
             path=source_path(self.path),
@@ -111,27 +113,27 @@ class LimitedFiles(FileConfigSource):
         )
 
 
-def _require_read(path: Path, data: dict[Any, Any]) -> None:
+def _refuse_unused_keys(path: Path, data: dict[Any, Any]) -> None:
     """Raises UserError if a YAML sets keys of Hydra itself that lmtool does not use: all but sweep values."""
     section = data.get("hydra") or {}
-    keys = [f"hydra.{key}" for key in _dotted_key(section)] if isinstance(section, dict) else ["hydra"]
+    keys = [f"hydra.{key}" for key in _dotted_keys(section)] if isinstance(section, dict) else ["hydra"]
     selected_groups = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
     keys += [
         group.split()[-1].lstrip("/") for group in selected_groups if group.split()[-1].lstrip("/").startswith("hydra/")
     ]
-    unread = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
-    if unread:
-        advice = f", and type it on the command line: -m {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""
+    unused = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
+    if unused:
+        advice = f", and type it on the command line: -m {unused[0]}=VALUE" if unused[0].startswith(SWEEP_KEYS) else ""
         raise UserError(
-            f"{path}: {unread[0]} cannot be set in YAML; the only key of Hydra that can is {GRID}",
+            f"{path}: {unused[0]} cannot be set in YAML; the only key of Hydra that can is {GRID}",
             f"remove it from the file{advice}",
         )
 
 
-def _dotted_key(section: dict[Any, Any]) -> Iterator[str]:
+def _dotted_keys(section: dict[Any, Any]) -> Iterator[str]:
     for key, value in section.items():
         if isinstance(value, dict) and value:
-            yield from (f"{key}.{below}" for below in _dotted_key(value))
+            yield from (f"{key}.{nested}" for nested in _dotted_keys(value))
         else:
             yield str(key)
 
@@ -141,7 +143,7 @@ Plugins.instance().register(LimitedFiles)
 _choices_so_far = lists._create_interpolation_map
 
 
-def _choices_if_read(overrides: Any, defaults_list: list[Any], self_added: bool) -> DictConfig:
+def _choices_if_interpolated(overrides: Any, defaults_list: list[Any], self_added: bool) -> DictConfig:
     """Returns the options selected so far, which interpolations in a defaults list refer to; empty if there are no
     interpolations."""
     if any(item.is_interpolation() for item in defaults_list if not item.is_self()):
@@ -149,7 +151,7 @@ def _choices_if_read(overrides: Any, defaults_list: list[Any], self_added: bool)
     return OmegaConf.create()
 
 
-lists._create_interpolation_map = _choices_if_read
+lists._create_interpolation_map = _choices_if_interpolated
 
 
 def source_path(folder: Path | str) -> str:
@@ -157,8 +159,8 @@ def source_path(folder: Path | str) -> str:
     return f"{LimitedFiles.scheme()}://{folder}"
 
 
-def limit(loader: ConfigLoader, conf: Path) -> None:
-    """Makes a loader of Hydra read the shipped folder, and Hydra's own, through LimitedFiles."""
+def use_limited_files(loader: ConfigLoader, conf: Path) -> None:
+    """Makes a loader of Hydra read lmtool's YAML in `conf`, and Hydra's own, through LimitedFiles."""
     assert isinstance(loader, ConfigLoaderImpl)
     folders = {"main": conf, "hydra": Path(hydra.conf.__file__).parent}
     search_path = loader.get_search_path()

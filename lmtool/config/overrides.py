@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote,
 from hydra.errors import HydraException
 
 from lmtool.config import problems
-from lmtool.config.accepted import AcceptedOverrides, without_key
+from lmtool.config.accepted import AcceptedOverrides, not_an_override
 from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
@@ -31,7 +31,7 @@ LONGEST_KEY = 200
 """Maximum length of a key in bytes: Hydra uses it as a file name, which is limited to 255 bytes."""
 # Outside quotes, Hydra's lexer rejects non-ASCII characters and these signs; quoting them does not change a value.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
-OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
+SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
 """Hydra keys that may be set on the command line together with -m."""
 
 
@@ -58,7 +58,7 @@ class CheckedOverrides:
 
 
 def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: bool = False) -> CheckedOverrides:
-    """Checks and rewrite overrides. accepted: the overrides that the command accepts. multirun: whether -m is set."""
+    """Checks and rewrites overrides. accepted: the overrides that the command accepts. multirun: whether -m is set."""
     checked = CheckedOverrides()
     parser = OverridesParser.create()
     values: dict[str, str] = {}
@@ -69,7 +69,7 @@ def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: boo
             checked.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
             continue
         if "=" not in text and sign != "~":
-            checked.problems.append(without_key(text, accepted))
+            checked.problems.append(not_an_override(text, accepted))
             continue
         value = text.partition("=")[2]
         if sign != "~" and key not in accepted.groups and values.setdefault(key, value) != value:
@@ -81,8 +81,8 @@ def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: boo
             checked.problems.append(
                 Problem(key, f"{key}: {section}= is text here and has no keys", f"set {section}=TEXT")
             )
-        elif (override := _parsed(parser, text, key, checked)) is not None:
-            _sort(override, sign, key, accepted, multirun, checked)
+        elif (override := _parse(parser, text, key, checked)) is not None:
+            _classify(override, sign, key, accepted, multirun, checked)
     for first, second in accepted.alternatives:
         if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
             values_text = f"{first}={values[first]} and {second}={values[second]}"
@@ -102,7 +102,8 @@ def _key(text: str) -> tuple[str, str]:
     return key[: len(key) - len(bare)], bare
 
 
-def _parsed(parser: OverridesParser, text: str, key: str, checked: CheckedOverrides) -> Override | None:
+def _parse(parser: OverridesParser, text: str, key: str, checked: CheckedOverrides) -> Override | None:
+    """Returns an override as Hydra reads it, or None if it is not valid; its problem is added to `checked`."""
     if not key.isascii() or not key.strip():
         hint = "write a key of ASCII letters, digits, _ and dots; `lmtool COMMAND --help` prints the keys"
         checked.problems.append(
@@ -132,8 +133,8 @@ def _parsed(parser: OverridesParser, text: str, key: str, checked: CheckedOverri
 
 
 def _quote(parser: OverridesParser, text: str) -> str | None:
-    """Returns the override with its texts quoted, for characters that Hydra accepts only in quotes; None if it has
-    none, or if quotes do not make it valid."""
+    """Returns the override with its texts quoted, if it has characters that Hydra accepts only in quotes; None if it
+    has no such characters, or if quotes do not make it valid."""
     key, _, value = text.partition("=")
     unknown = _UNKNOWN_TO_HYDRA.findall(value)
     if not unknown:
@@ -169,14 +170,15 @@ def _to_hydra(value: object) -> str:
     raise TypeError(value)
 
 
-def _sort(
+def _classify(
     override: Override, sign: str, key: str, accepted: AcceptedOverrides, multirun: bool, checked: CheckedOverrides
 ) -> None:
+    """Adds an override to `checked`: to its values, its choices, its overrides of Hydra or its problems."""
     group, text = key.partition("@")[0], str(override.input_line)
     value = text.partition("=")[2]
     nested = key.replace(".", "/")
     if _has_pattern(override.value()):
-        options = _matching(override.value(), accepted.groups.get(nested, ())) if multirun else []
+        options = _matching_options(override.value(), accepted.groups.get(nested, ())) if multirun else []
         if not options:
             checked.problems.append(_pattern_problem(key, value, nested in accepted.groups, multirun))
             return
@@ -189,7 +191,7 @@ def _sort(
         # A group within a section may also be written with a dot, like a value: model.positions=rotary.
         group, text = nested, f"{nested}={value}"
     if key.startswith(("hydra.", "hydra/")):
-        if multirun and key.startswith(OF_SWEEPS) and not key.startswith(GRID):
+        if multirun and key.startswith(SWEEP_KEYS) and not key.startswith(GRID):
             checked.hydra.append(text)
         else:
             checked.problems.append(_hydra_problem(key, value, multirun))
@@ -200,17 +202,17 @@ def _sort(
         checked.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be removed", hint))
     elif _sweeps_inside(override.value()):
         hint = f"write the values out; to sweep, write them without brackets: -m {key}=A,B"
-        checked.problems.append(Problem(key, f"{key}={value}: a sweep inside a list or section", hint))
+        checked.problems.append(Problem(key, f"{key}={value}: a list or section cannot contain a sweep", hint))
     elif override.is_sweep_override() and not multirun:
-        hint = "; ".join(["-m sweeps over them", *_as_one(override, key, value, accepted)])
-        checked.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
+        hint = "; ".join(["-m sweeps over them", *_hints_for_one_value(override, key, value, accepted)])
+        checked.problems.append(Problem(key, f"{key}={value} has several values, but a run takes one", hint))
     else:
         checked.sweeps = checked.sweeps or override.is_sweep_override()
         checked.values.append(f"++{key}={value}")
 
 
-def _as_one(override: Override, key: str, value: str, accepted: AcceptedOverrides) -> Iterator[str]:
-    """Hints: how to write several values as a list or as one text, if the key accepts such a value."""
+def _hints_for_one_value(override: Override, key: str, value: str, accepted: AcceptedOverrides) -> Iterator[str]:
+    """Yields hints: how to write several values as a list or as one text, if the key accepts such a value."""
     several = override.value()
     if isinstance(several, ChoiceSweep) and accepted.takes(key, [_plain(part) for part in several.list]):
         yield f"for a list, write {shlex.quote(f'{key}=[{value}]')}"
@@ -224,7 +226,7 @@ def _has_pattern(value: object) -> bool:
     return isinstance(value, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values))
 
 
-def _matching(value: object, options: Sequence[str]) -> list[str]:
+def _matching_options(value: object, options: Sequence[str]) -> list[str]:
     """Returns the options that match a pattern; empty if the pattern is one of several values."""
     return list(value.filter(list(options))) if isinstance(value, Glob) else []
 
@@ -233,14 +235,12 @@ def _pattern_problem(key: str, value: str, is_group: bool, multirun: bool) -> Pr
     """Returns the problem of a pattern that cannot be used."""
     if not is_group:
         hint = "write the values out, with commas; or quote it as text: " + shlex.quote(f'{key}="{value}"')
-        return Problem(key, f"{key}={value}: a pattern of options, but {key} is not a group", hint)
+        return Problem(key, f"{key}={value} is a pattern of options, but {key} is not a group", hint)
     if not multirun:
-        hint = f"add -m to run each option that it matches: -m {shlex.quote(f'{key}={value}')}"
-        return Problem(
-            key, f"{key}={value}: a pattern selects several options, but without -m there is only one run", hint
-        )
+        hint = f"add -m to run each option that the pattern matches: -m {shlex.quote(f'{key}={value}')}"
+        return Problem(key, f"{key}={value} is a pattern of several options, but a run takes one", hint)
     hint = f"use one pattern, without other values; `lmtool list {key}` prints the options"
-    return Problem(key, f"{key}={value}: matches no option of {key}", hint)
+    return Problem(key, f"{key}={value} matches no option of {key}", hint)
 
 
 def _sweeps_inside(value: object) -> bool:
@@ -255,14 +255,14 @@ def _hydra_problem(key: str, value: str, multirun: bool) -> Problem:
     if key.startswith(GRID):
         hint = f"on the command line, set the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
         return Problem(key, f"{key}={value}: this key is for sweep values in YAML", hint)
-    sweeping = key.startswith(OF_SWEEPS)
-    reads = (
-        "only used with -m" if sweeping else f"lmtool uses only these keys of Hydra, with -m: {', '.join(OF_SWEEPS)}"
+    sweeping = key.startswith(SWEEP_KEYS)
+    reason = (
+        "only used with -m" if sweeping else f"lmtool uses only these keys of Hydra, with -m: {', '.join(SWEEP_KEYS)}"
     )
     hint = "add -m, or omit it" if sweeping else "omit it"
     if key in ("hydra.run.dir", "hydra.sweep.dir") and not multirun:
         hint = f"set run_dir={value or 'FOLDER'}"
-    return Problem(key, f"{key}={value}: {reads}", hint)
+    return Problem(key, f"{key}={value}: {reason}", hint)
 
 
 def _choice(
@@ -285,8 +285,8 @@ def _choice(
         hint = f"did you mean {close}={value}?" if close else "`lmtool list` prints the groups"
         yield Problem(group, f"there is no group {group}", hint)
     elif section not in accepted.primary:
-        has = ", ".join(group_name for group_name in accepted.primary if accepted.groups.get(group_name))
-        yield Problem(group, f"{text}: this command has no {section}", f"use one of its groups: {has}")
+        offered = ", ".join(name for name in accepted.primary if accepted.groups.get(name))
+        yield Problem(group, f"{text}: this command has no {section}", f"use one of its groups: {offered}")
     elif isinstance(override.value(), list) and group not in accepted.several:
         names = value.strip("[]")
         first = names.split(",")[0].strip()
@@ -294,18 +294,20 @@ def _choice(
         yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
     elif override.is_sweep_override() and not multirun:
         together = f"; for all in one run, {group}=[{value}]" if group in accepted.several else ""
-        yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}{together}")
+        yield Problem(
+            group, f"{text} has several values, but a run takes one", f"add -m to run each: -m {text}{together}"
+        )
     elif override.value() in (None, []):
         # In Hydra, removing the group is the way to select no option.
         if accepted.primary.get(group) is not None:
             checked.choices.append(f"~{group}")
     else:
         selected = _names(override)
-        wrong = [name for name in selected if str(name) not in accepted.groups[group]]
+        unknown = [name for name in selected if str(name) not in accepted.groups[group]]
         for name in {str(name) for name in selected if selected.count(name) > 1}:
             if isinstance(override.value(), list):
                 yield Problem(group, f"{text}: {group}={name} is named twice", "keep one of them")
-        for name in wrong:
+        for name in unknown:
             yield problems.unknown_choice(group, group, str(name), accepted.groups[group])
         before = next((choice for choice in checked.choices if choice.partition("=")[0] == group), None)
         if before not in (None, text.lstrip("+")):
@@ -318,7 +320,7 @@ def _choice(
                     f"for several, set {group}=[{values_text.replace('[', '').replace(']', '')}]",
                 )
             yield Problem(group, f"{before} and {group}={value}: {reason}", hint)
-        elif not wrong:
+        elif not unknown:
             checked.sweeps = checked.sweeps or override.is_sweep_override()
             checked.choices.append(text.lstrip("+"))
 

@@ -21,7 +21,7 @@ _typed: tuple[str, ...] = ()
 
 
 def typed_plugins() -> tuple[str, ...]:
-    """Returns the imported modules of --plugin."""
+    """Returns the modules that were given with --plugin and imported."""
     return _typed
 
 
@@ -41,7 +41,7 @@ def load(modules: Sequence[str]) -> None:
         _import(point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package")
     for module in modules:
         if "/" in module or module.startswith(".") or module.endswith(".py"):
-            raise _path_instead(module)
+            raise _path_error(module)
         folder = str(Path.cwd())
         if folder not in sys.path:
             sys.path.append(folder)
@@ -54,7 +54,7 @@ def load(modules: Sequence[str]) -> None:
     _typed = tuple(modules)
 
 
-def _path_instead(module: str) -> UserError:
+def _path_error(module: str) -> UserError:
     """Returns the error for a path instead of the name of a module."""
     path, folder = Path(module).expanduser().absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
@@ -63,7 +63,7 @@ def _path_instead(module: str) -> UserError:
         hint = f"use --plugin {name}, which Python can import from this folder"
     else:
         hint = f"run PYTHONPATH={path.parent} lmtool ... --plugin {path.name}"
-    return UserError(f"--plugin {module}: a path, not the dotted name of a module", hint)
+    return UserError(f"--plugin {module} is a path, not the dotted name of a module", hint)
 
 
 def _import(module: str, subject: str, hint: str) -> None:
@@ -75,13 +75,11 @@ def _import(module: str, subject: str, hint: str) -> None:
 
 
 def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, JsonObject]]:
-    """Returns the default values of components that have no YAML, by (group, name).
-
-    Only components of plugins have no YAML file. A required value is `???`.
-    """
+    """Returns the components without a YAML file, each with its default values, by (group, name). Only components of
+    plugins have no YAML file. A required value is `???`."""
     options = groups.all_options(config_dirs)
-    without = [entry for entry in added() if entry.name not in options.get(entry.group, ())]
-    return {(entry.group, entry.name): (entry, defaults(entry)) for entry in without}
+    without_yaml = [entry for entry in added() if entry.name not in options.get(entry.group, ())]
+    return {(entry.group, entry.name): (entry, defaults(entry)) for entry in without_yaml}
 
 
 def defaults(entry: Entry) -> JsonObject:

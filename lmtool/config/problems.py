@@ -23,7 +23,7 @@ from lmtool.config.tables import Choice, Several, choices, entries, lookup, name
 from lmtool.config.tables import groups as components
 from lmtool.errors import Problem
 
-_ABSENT = object()
+_ABSENT = object()  # unlike None, no value of a key
 Fields = Mapping[str, Sequence[FieldInfo | None]]
 """Fields by key, one for each component that has the key; None for a key that only contains others."""
 
@@ -34,7 +34,7 @@ def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) ->
     for error in errors:
         for problem in _reword(command, data, error):
             problems.setdefault(problem.key, problem)
-    # The first bad item of a list is enough, and the error of the list itself adds nothing to it.
+    # Of a list, only the first wrong item is reported, and the list itself only if no item is wrong.
     first_in_list: dict[str, Problem] = {}
     for key, problem in sorted(problems.items(), key=lambda pair: "[" not in pair[0]):
         first_in_list.setdefault(key.split("[")[0], problem)
@@ -42,6 +42,7 @@ def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) ->
 
 
 def _reword(command: type[Config], data: JsonObject, error: Any) -> Iterator[Problem]:
+    """Yields the problems that one error of pydantic stands for."""
     key, field, value = _locate(command, data, error["loc"])
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
@@ -68,11 +69,11 @@ def _validator_problem(command: type[Config], data: JsonObject, key: str, text: 
     objective.sharing=."""
     keys = known_keys(command, data)
 
-    def typed(match: re.Match[str]) -> str:
+    def with_section(match: re.Match[str]) -> str:
         sections = (f"{key}.", f"{key.rpartition('.')[0]}.")
         return next((f"{section}{match[0]}" for section in sections if section + match[1] in keys), match[0])
 
-    text = re.sub(r"(?<![\w.=])with\.(?=\w)", f"{key}.with.", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text))
+    text = re.sub(r"(?<![\w.=])with\.(?=\w)", f"{key}.with.", re.sub(r"(?<![\w.=])([\w.]+)=", with_section, text))
     message, *advice = re.split("[;:] (?=set |use |omit |give |write |did you mean )", text, maxsplit=1)
     named_keys = [name for name in aliases.keys_in(message) if name in keys] or ([key] if key else [])
     message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
@@ -81,12 +82,13 @@ def _validator_problem(command: type[Config], data: JsonObject, key: str, text: 
 
 
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
+    """Returns the problem of a value that a field does not allow."""
     options = words.options(field)
-    single = options and isinstance(value, str)
+    is_name = options and isinstance(value, str)
     allowed = (
-        words.one_of(options) if single else words.allowed_item(field) if "[" in key else words.allowed_values(field)
+        words.one_of(options) if is_name else words.allowed_item(field) if "[" in key else words.allowed_values(field)
     )
-    close = aliases.of_value(key.split("[")[0], value) or (nearest(value, options) if single else None)
+    close = aliases.of_value(key.split("[")[0], value) or (nearest(value, options) if is_name else None)
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
         list_key = key.split("[")[0]
@@ -95,7 +97,7 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
         hint = f"quote it: '{key}=\"{value}\"'"
     elif (number := _number(value)) is not None and _takes(field, number):
         read_as_text = isinstance(value, str) and isinstance(yaml.safe_load(value), str)
-        hint = f"YAML reads {value} as text: write {_plainly(number)}" if read_as_text else f"write {key}={number}"
+        hint = f"YAML reads {value} as text: write {_for_yaml(number)}" if read_as_text else f"write {key}={number}"
     elif not isinstance(value, list | dict) and value is not None and _takes(field, [value]):
         hint = "write " + shlex.quote(f"{key}=[{aliases.as_typed(value)}]")
     hint = hint or f"{summary(field.description)} (`lmtool show {key.split('[')[0]}`)".strip()
@@ -123,7 +125,7 @@ def _takes(field: FieldInfo, value: object) -> bool:
         return False
 
 
-def _plainly(number: int | float) -> str:
+def _for_yaml(number: int | float) -> str:
     """Returns a number in the syntax of YAML 1.1, which reads 1e-5 as text."""
     displayed = repr(number)
     return displayed if "e" not in displayed or "." in displayed else displayed.replace("e", ".0e", 1)
@@ -161,28 +163,28 @@ def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Pr
 
 
 def unknown_choice(group: str, key: str, name: str, offered: tuple[str, ...] | None = None) -> Problem:
-    """Returns the problem of a name that its group does not have. key: the key as on the command line; members of a
-    list are typed by name."""
+    """Returns the problem of a name that its group does not have. key: the key as on the command line, or that of a
+    list, whose members are typed without a key."""
     offered = names(group) if offered is None else offered
     prefix = "" if key.endswith(".members") else f"{key}="
-    close = aliases.of_value(group, name) or _inside(name, offered) or nearest(name, offered)
+    close = aliases.of_value(group, name) or _last_part(name, offered) or nearest(name, offered)
     hint = f"did you mean {prefix}{close}?" if close else f"`lmtool list {group}` prints them with a line each"
-    homes = [other for other in groups.all_groups() if other != group and name in groups.options(other)]
-    if homes and not close:
-        hint = f"{name} is an option of {homes[0]}: `lmtool show {homes[0]}={name}` says how it is used"
-    elif prefix and group in _PUBLISHED and (published := _PUBLISHED[group](name)) is not None:
+    other_groups = [other for other in groups.all_groups() if other != group and name in groups.options(other)]
+    if other_groups and not close:
+        hint = f"{name} is an option of {other_groups[0]}: `lmtool show {other_groups[0]}={name}` says how it is used"
+    elif prefix and group in _HUB_OVERRIDES and (published := _HUB_OVERRIDES[group](name)) is not None:
         hint = f"{hint.removesuffix('?')}, or {published}?" if close else f"did you mean {published}?"
     return Problem(key, f"{prefix or f'{key}: '}{name} is not one of {', '.join(offered)}", hint)
 
 
-def _inside(name: str, offered: Sequence[str]) -> str | None:
+def _last_part(name: str, offered: Sequence[str]) -> str | None:
     """Returns the option that is the last part of a longer name: `glue/sst2`."""
     last = re.split("[/:]", name)[-1]
     return last if last != name and last in offered else None
 
 
-# The override to type for a name that may be one of the hub, by the group of the unknown option.
-_PUBLISHED: dict[str, Callable[[str], str | None]] = {
+# For an unknown option that may be a name on the hub: the override to type, by the group of the option.
+_HUB_OVERRIDES: dict[str, Callable[[str], str | None]] = {
     "model": lambda name: f"checkpoint=hf://{name}" if "-" in name or "/" in name else None,
     "data": lambda name: f"data=hub data.hub={name}" if "/" in name else None,
     "task": lambda name: f"task=custom task.kind=classification task.hub={name}" if "/" in name else None,
@@ -199,7 +201,7 @@ def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -
 
 
 def unknown_key(key: str, value: object, command: type[Config], data: JsonObject) -> Problem:
-    """Returns the problem of an unknown key, with its meaning in other tools, otherwise with the most similar keys.
+    """Returns the problem of an unknown key, with a hint: its meaning in other tools, otherwise the most similar keys.
     value: plain data; None: unknown."""
     suggestions = meant_by(key, value, command, data)
     return Problem(
@@ -211,8 +213,8 @@ def unknown_key(key: str, value: object, command: type[Config], data: JsonObject
 
 
 def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -> Meaning:
-    """Returns the overrides to type instead of an unknown key, and a hint: by its meaning in other tools, otherwise the
-    keys with the most similar spelling that take the value. Both are empty if nothing is similar."""
+    """Returns the overrides to type instead of an unknown key, and a hint. They have its meaning in other tools;
+    otherwise, the most similar spelling among the keys that take the value. Both are empty if nothing is similar."""
     known = known_fields(command, data)
     if aliases.has_meaning(key):
         fields = {**known_fields(command, {}), **known}
@@ -230,13 +232,13 @@ def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -
 
 
 def _fitting_hint(meaning: Meaning, value: object, command: type[Config], known: Container[str], fields: Fields) -> str:
-    """Returns the hint of a meaning: without the value if the key does not take it, and with the component to select if
-    the selected one does not have the key. known: keys of the selected components. fields: all fields by key."""
+    """Returns the hint of a meaning. It omits the value if the key does not take it, and names the component to select
+    if the selected one does not have the key. known: keys of the selected components. fields: all fields by key."""
     selected = {name for name, _ in meaning.pairs if name in components()}
     for name, text in meaning.pairs:
         if value is not None and not _has_option(name, text) and not _takes_text(fields[name], text):
-            explained = f"list {name}" if name in groups.all_groups() else f"show {name}"
-            return f"here it is {name}=; `lmtool {explained}` says what it takes"
+            command_words = f"list {name}" if name in groups.all_groups() else f"show {name}"
+            return f"use {name}= instead; `lmtool {command_words}` says what it takes"
         if name not in known and name.partition(".")[0] not in selected:
             return f"{meaning.hint} {_elsewhere(name, command)}"
     return meaning.hint
@@ -251,7 +253,7 @@ def _may_take(field: FieldInfo | None, value: object) -> bool:
 
 
 def _has_option(group: str, name: str) -> bool:
-    """Whether a group has an option; for options that are files or folders, whether it could be one."""
+    """Whether a group has an option; for options that are files or folders, whether the name could be one."""
     return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
 
 
@@ -271,7 +273,7 @@ def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
 
 
 def _elsewhere(key: str, command: type[Config]) -> str:
-    """Returns another component of the group that has the key; otherwise the command that lists the keys."""
+    """Returns a hint: another component of the group that has the key, or else the command that lists the keys."""
     section, _, name = key.partition(".")
     choice = choices(command).get(section)
     if choice is None and section in components() and section in command.model_fields:
@@ -280,9 +282,9 @@ def _elsewhere(key: str, command: type[Config]) -> str:
         return f"this command reads no {section}"
     if choice is None:
         return "`lmtool list` prints the groups, `lmtool show KEY` explains a key"
-    having = [entry.name for entry in entries(choice.group) if name.partition(".")[0] in entry.config.model_fields]
-    if having:
-        return f"{section}={having[0]} has {name}"
+    holders = [entry.name for entry in entries(choice.group) if name.partition(".")[0] in entry.config.model_fields]
+    if holders:
+        return f"{section}={holders[0]} has {name}"
     return f"`lmtool show {section}` prints the keys of {section}"
 
 
@@ -370,5 +372,6 @@ def _locate(command: type[Config], data: JsonObject, loc: tuple[Any, ...]) -> tu
 
 
 def _class_below(field: FieldInfo, value: object) -> type[Config] | None:
+    """Returns the class of a section, or None if the field is not a section or its selection is not valid."""
     choice = choice_of(field)
     return chosen_class(value, choice) if choice else section_class(field)

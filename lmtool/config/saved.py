@@ -31,7 +31,7 @@ _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _PLAIN = "a configuration is plain YAML in UTF-8: keys, values and lists, as `lmtool show model=bert` prints them"
 
 
-class TooMuch(yaml.MarkedYAMLError):
+class TooLarge(yaml.MarkedYAMLError):
     """A document that exceeds the limits. `problem` says which one, `problem_mark` where."""
 
     def __init__(self, problem: str, mark: Any):
@@ -39,8 +39,8 @@ class TooMuch(yaml.MarkedYAMLError):
 
 
 def load(text: str, loader: Any = _LOADER) -> Any:
-    """Returns a document as plain data. loader: a safe one. Raises yaml.YAMLError if it is not plain YAML or exceeds
-    the limits (TooMuch)."""
+    """Returns a document as plain data. loader: a safe loader of YAML. Raises yaml.YAMLError if the document is not
+    plain YAML, and TooLarge if it exceeds the limits."""
     check(text)
     loading = loader(text)
     try:
@@ -75,10 +75,10 @@ def beginning(path: Path) -> bytes:
 
 
 def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserError:
-    """Returns the error for a file, with the line."""
+    """Returns the error for a file, with the line of the error."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     place = f"{name}:{mark.line + 1}" if mark is not None else name
-    if isinstance(error, TooMuch):
+    if isinstance(error, TooLarge):
         hint = "a configuration has about a hundred keys and values: check what this file is, and omit it"
     problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
     problem = error.reason if isinstance(error, ReaderError) else problem
@@ -86,10 +86,10 @@ def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserEr
 
 
 def check(text: str) -> None:
-    """Raises TooMuch for a document that exceeds the limits, before it is parsed."""
+    """Raises TooLarge for a document that exceeds the limits, before it is parsed."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         mark = yaml.Mark("<file>", 0, 0, 0, "", 0)
-        raise TooMuch(f"more than {MAX_BYTES} bytes, which no configuration has", mark)
+        raise TooLarge(f"more than {MAX_BYTES} bytes, which no configuration has", mark)
     sizes: dict[str, int] = {}
     # The anchor of each open collection, and the nodes in it so far; the outermost entry is the document.
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]
@@ -98,14 +98,14 @@ def check(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, 1))
             if len(open_nodes) > MAX_DEPTH + 1:
-                raise TooMuch(f"nested more than {MAX_DEPTH} deep", event.start_mark)
+                raise TooLarge(f"nested more than {MAX_DEPTH} deep", event.start_mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, nodes = open_nodes.pop()
             if anchor is not None:
                 sizes[anchor] = nodes
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise TooMuch(f"the alias *{event.anchor} has no complete anchor before it", event.start_mark)
+                raise TooLarge(f"the alias *{event.anchor} has no complete anchor before it", event.start_mark)
             nodes = sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             nodes = 1
@@ -115,7 +115,7 @@ def check(text: str) -> None:
         open_nodes[-1] = (anchor, before + nodes)
         if before + nodes > MAX_NODES:
             problem = f"more than {MAX_NODES} keys and values, with aliases expanded"
-            raise TooMuch(problem, event.start_mark)
+            raise TooLarge(problem, event.start_mark)
 
 
 VERSION = 1
@@ -124,8 +124,8 @@ VERSION = 1
 def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> JsonObject:
     """Returns the configuration as plain data for `decode`: {"version", "command", keys and sections...}."""
     data = {"version": VERSION, "command": command, **json.loads(config.model_dump_json())}
-    masks: JsonObject = masked_data(data, masker(environ))
-    return masks
+    masked: JsonObject = masked_data(data, masker(environ))
+    return masked
 
 
 def to_yaml(data: JsonObject) -> str:
@@ -153,7 +153,7 @@ def read(path: Path) -> JsonObject:
         data = _read_json(path) if path.suffix == ".json" else read_yaml(path, hint)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}", hint) from error
-    return of_this_version(data, path)
+    return require_version(data, path)
 
 
 def _read_json(path: Path) -> Any:
@@ -161,7 +161,7 @@ def _read_json(path: Path) -> Any:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise UserError(f"{path}: {size} bytes; a configuration has at most {MAX_BYTES}", hint)
+            raise UserError(f"{path} has {size} bytes, but a configuration has at most {MAX_BYTES}", hint)
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", hint) from error
@@ -170,17 +170,17 @@ def _read_json(path: Path) -> Any:
     except ValueError as error:  # a number of thousands of digits
         raise UserError(f"{path}: {error}", hint) from error
     except RecursionError as error:
-        raise UserError(f"{path}: nested too deep", hint) from error
+        raise UserError(f"{path}: nested too deeply", hint) from error
 
 
-def of_this_version(data: object, path: Path) -> JsonObject:
+def require_version(data: object, path: Path) -> JsonObject:
     """Returns the data of a saved configuration. Raises UserError if it is not a mapping, or has another version."""
     if not isinstance(data, dict):
-        raise UserError(f"{path}: no keys and values in it", "use the config.yaml of a run folder")
+        raise UserError(f"{path} contains no keys and values", "use the config.yaml of a run folder")
     version = data.get("version", VERSION)
     if version != VERSION:
         raise UserError(
-            f"{path}: version {version} of the configuration; this lmtool reads version {VERSION}",
+            f"{path} has version {version} of the configuration, but this lmtool reads version {VERSION}",
             "use the lmtool that wrote it",
         )
     return data

@@ -88,22 +88,22 @@ def _plain(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
         items = [argument for argument in arguments if argument is not Ellipsis]
         if not items:
             return "an empty list"
-        many = f"a list of {_many(items[0])}"
-        return many if len(arguments) != len(items) else f"a list of {len(items)} values: {_many(items[0])}"
+        plural = f"a list of {_plural(items[0])}"
+        return plural if len(arguments) != len(items) else f"a list of {len(items)} values: {_plural(items[0])}"
     if origin is dict:
-        return f"a section of {_many(arguments[1])} by name"
+        return f"a section of {_plural(arguments[1])} by name"
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return f"a section of {', '.join(annotation.model_fields)}"
     return _KINDS.get(annotation, (annotation.__name__ if isinstance(annotation, type) else str(annotation), ""))[0]
 
 
-def _many(annotation: Any) -> str:
+def _plural(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f"values out of {one_of(get_args(annotation))}"
     if get_origin(annotation) is Annotated:
         plain, *metadata = get_args(annotation)
         limits = bounds(metadata).removeprefix(", ")
-        return f"{_many(plain)}, each {limits}" if limits else _many(plain)
+        return f"{_plural(plain)}, each {limits}" if limits else _plural(plain)
     return _KINDS.get(annotation, ("", "values"))[1]
 
 

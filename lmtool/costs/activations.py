@@ -242,7 +242,7 @@ def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
     count, width = backbone.embed.token.weight.shape if sampled is None else sampled.output_table.shape
     chunk, softmax = _LOGIT_ROWS["cuda" if formats.cuda else "cpu"]
     logits = min(rows, 2 * chunk) * formats.product + min(rows, softmax) * 2 * VALUE_BYTES * formats.half
-    computed = count if sampled is None else sampled.computed
+    computed = count if sampled is None else sampled.logits_per_target
     return round(computed * logits + count * width * (VALUE_BYTES + formats.half * 2 * formats.product))
 
 

@@ -31,8 +31,8 @@ from lmtool.system.ranks import rank_info
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
-from lmtool.weights.reading import by_part
-from lmtool.weights.saved_model import saved_config, section
+from lmtool.weights.reading import group_by_part
+from lmtool.weights.saved_model import decode_section, saved_config
 
 _PROC, _CONTROL_GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -119,7 +119,7 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
     """Counts the parameters of each part of a learner ("backbone", "heads.pooler", ...); tied parameters count once."""
     return {
         part: sum(tensor.numel() for tensor in tensors.values())
-        for part, tensors in by_part(dict(learner.named_parameters())).items()
+        for part, tensors in group_by_part(dict(learner.named_parameters())).items()
     }
 
 
@@ -130,10 +130,10 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
     by_role = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
     for name, parameter in learner.named_parameters():
         part = part_of(name)
-        role = "method" if name in learner.added else "head" if part.startswith("heads.") else part
+        role = "method" if name in learner.added_names else "head" if part.startswith("heads.") else part
         counts = by_role.setdefault(role, {"trainable": 0, "total": 0})
         counts["total"] += parameter.numel()
-        counts["trainable"] += parameter.numel() * (name in learner.learning)
+        counts["trainable"] += parameter.numel() * (name in learner.trainable_names)
     return by_role
 
 
@@ -211,7 +211,7 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
     weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
     weights += sum(buffer.nbytes for buffer in learner.buffers())
     tuned_by = config.tuned_by
-    if tuned_by is not None and tuned_by.needs_start:
+    if tuned_by is not None and tuned_by.needs_initial_weights:
         # Such a method keeps the starting values of the trainable weights.
         weights += VALUE_BYTES * sum(tensor.numel() for tensor in learner.backbone.parameters() if tensor.requires_grad)
     if not trained:
@@ -278,6 +278,6 @@ def model_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> Mod
     if distill.model is not None or distill.checkpoint is None:
         return distill.model or config.model
     saved = saved_config(distill.checkpoint, config.offline)
-    model = section(distill.checkpoint, saved, Choice("model"))
+    model = decode_section(distill.checkpoint, saved, Choice("model"))
     assert isinstance(model, ModelConfig)
     return model

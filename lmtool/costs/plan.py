@@ -341,7 +341,7 @@ def _output_table_values(head: nn.Module, backbone: Backbone) -> int:
     if isinstance(head, WordPairsHead):
         return head.output.token.embedding_dim
     if isinstance(head, SampledLMHead):
-        return (head.computed - len(head.output_table)) * head.output_table.shape[1]
+        return (head.logits_per_target - len(head.output_table)) * head.output_table.shape[1]
     if not isinstance(head, LMHead) or (isinstance(head, BackboneLMHead) and head.output is not None):
         return 0
     table = backbone.embed.token.weight

@@ -229,7 +229,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
         # The limit of a forward pass includes virtual tokens, but the number of tokens per step does not.
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
     if isinstance(config, PretrainConfig):
-        memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
+        memory = config.model.max_memory_length * reads_lanes(config.model, config.objective, config.data)
         head_fractions = [
             value for name, value in config.objective.token_fractions.items() if name.startswith("heads.")
         ]

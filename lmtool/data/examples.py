@@ -69,9 +69,9 @@ class SplitData:
 
     split: train, validation, or a name in a data set. store: the text. documents: joined if an example may span several
     documents. rows: rows by the name of their task, see `unlabeled_name`. stride: tokens between the starts of windows
-    in held-out text, for a learner that `slides`; None: windows as in training. members: the data of each text of a
-    mixture by its title. fractions: the fraction of the examples that each member provides; None: in proportion to the
-    members' sizes.
+    in held-out text, for a learner with `supports_stride`; None: windows as in training. members: the data of each text
+    of a mixture by its title. fractions: the fraction of the examples that each member provides; None: in proportion to
+    the members' sizes.
     """
 
     split: str

@@ -1,9 +1,9 @@
 """distill=codistillation: several models train on the same data and learn from each other's predictions.
 
 Anil, Pereyra, Passos, Ormandi, Dahl, Hinton, "Large scale distributed neural network training through online
-distillation", ICLR 2018, algorithm 1: after a burn-in, the loss of each model is its own loss plus the divergence from
-the mean prediction of the other models, or of older copies of them. Without burn-in and copies this is deep mutual
-learning (Zhang, Xiang, Hospedales, Lu, "Deep Mutual Learning", CVPR 2018).
+distillation", ICLR 2018, algorithm 1. After a burn-in, the loss of each model is its own loss plus its divergence from
+the mean prediction of the other models, or of older copies of these models. Without burn-in and copies, the method is
+deep mutual learning (Zhang, Xiang, Hospedales, Lu, "Deep Mutual Learning", CVPR 2018).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lmtool.distillation.distilled import Distilled, with_prefixes
 from lmtool.distillation.output_terms import Soft
 from lmtool.distillation.recording import LearnerPair, StudentData, record
 from lmtool.learners.base import BaseLearner
-from lmtool.models.heads.predicted import Averaged
+from lmtool.models.heads.predicted import AveragePrediction
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
-_COPIES, _COPY_OF_STUDENT = "copies", "student"
+_COPIES, _STUDENT_COPY = "copies", "student"
 """The name of the copies in `distill`, and the name of the student's copy among them."""
 
 
@@ -32,7 +32,7 @@ class Codistillation(Distilled):
     """Trains the run's model, the student, together with its peers on the sum of their losses.
 
     Gradients are clipped by their norm over all models together. In a checkpoint, the names of a peer's tensors start
-    with `distill.peer_N.`, and those of the copies' tensors with `distill.copies.`.
+    with `distill.peer_N.`, and the names of the copies' tensors start with `distill.copies.`.
     """
 
     config: CodistillationConfig
@@ -42,14 +42,14 @@ class Codistillation(Distilled):
         for number, peer in enumerate(peers, 1):
             self.distill[f"peer_{number}"] = peer
         self.soft = Soft(SoftConfig(weight=config.weight, temperature=1.0), LearnerPair(student))
-        self.weights: dict[str, float] = {}
+        self.loss_weights: dict[str, float] = {}
         for name, learner in self.learners.items():
-            self.weights |= {_loss_name(name, term): weight for term, weight in learner.weights.items()}
-            for part, scale in self.soft.scales(learner.weights).items():
-                self.weights[self._mutual_name(name, part)] = config.weight * scale
+            self.loss_weights |= {_loss_name(name, term): weight for term, weight in learner.loss_weights.items()}
+            for part, scale in self.soft.scales(learner.loss_weights).items():
+                self.loss_weights[self._mutual_name(name, part)] = config.weight * scale
         self.step = 0
         if config.refresh_steps is not None:
-            copies = {name or _COPY_OF_STUDENT: _frozen_copy(learner) for name, learner in self.learners.items()}
+            copies = {name or _STUDENT_COPY: _frozen_copy(learner) for name, learner in self.learners.items()}
             self.distill[_COPIES] = nn.ModuleDict(copies)
 
     @property
@@ -64,7 +64,7 @@ class Codistillation(Distilled):
 
     def _mutual_name(self, name: str, part: str) -> str:
         """Returns the name of the loss term with which a learner learns from the others' predictions."""
-        return _loss_name(name, "mutual" if not part or len(self.student.weights) == 1 else f"mutual_{part}")
+        return _loss_name(name, "mutual" if not part or len(self.student.loss_weights) == 1 else f"mutual_{part}")
 
     # Methods that the training loop calls.
 
@@ -82,7 +82,7 @@ class Codistillation(Distilled):
     def _copies(self) -> dict[str, BaseLearner]:
         """The older copy of each learner, by the learner's name."""
         copies = cast(nn.ModuleDict, self.distill[_COPIES])
-        return {name: cast(BaseLearner, copies[name or _COPY_OF_STUDENT]) for name in self.learners}
+        return {name: cast(BaseLearner, copies[name or _STUDENT_COPY]) for name in self.learners}
 
     def train(self, mode: bool = True) -> Codistillation:
         super().train(mode)
@@ -106,17 +106,17 @@ class Codistillation(Distilled):
             assert outputs.output is not None
             sums |= {_loss_name(name, term): total for term, total in outputs.output.sums.items()}
         if step <= self.config.burn_in_steps:
-            return StepOutput(sums, self.weights)
+            return StepOutput(sums, self.loss_weights)
         teachers = recorded
         if self.config.refresh_steps is not None:
             with torch.no_grad():
-                teachers = {name: record(copied, batch, step, losses=False) for name, copied in self._copies.items()}
+                teachers = {name: record(learner, batch, step, losses=False) for name, learner in self._copies.items()}
         for name, outputs in recorded.items():
             peers = [teacher.predicted for teacher_name, teacher in teachers.items() if teacher_name != name]
             for term, predicted in outputs.predicted.items():
-                mean = Averaged.of([(1.0, predictions[term]) for predictions in peers], "probabilities")
+                mean = AveragePrediction.of([(1.0, predictions[term]) for predictions in peers], "probabilities")
                 sums[self._mutual_name(name, term)] = self.soft.target_losses(predicted, mean)
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def penalties(self) -> dict[str, Tensor]:
         return {

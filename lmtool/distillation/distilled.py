@@ -1,8 +1,8 @@
-"""The base class of distillation modes: a wrapper around the student, which is the same as without distillation.
+"""The base class of distillation modes, which wrap the student. The student is the same as without distillation.
 
 The training loop trains the wrapper, whose loss includes the distillation terms. Everything else, such as evaluation,
-uses the student. In a checkpoint the student's tensors have their usual names, and the names of modules that exist only
-for distillation, such as projections, start with `distill.`.
+uses the student. In a checkpoint, the student's tensors have their usual names, and the names of modules that exist
+only for distillation, such as projections, start with `distill.`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STUDENT = "student."
 
 
 def none(config: DistillConfig, student: BaseLearner, *_: object) -> BaseLearner:
-    """Returns the builder of distill=none: returns the student unchanged."""
+    """The builder of distill=none. Returns the student unchanged."""
     return student
 
 
@@ -36,7 +36,8 @@ class Distilled(nn.Module, ABC):
     Attributes:
         config: The mode's configuration.
         student: The learner that the run trains and saves.
-        distill: The modules that are trained besides the student, under names that the mode chooses.
+        distill: The mode's modules besides the student, such as peers or projections, under names that the mode
+            chooses.
     """
 
     def __init__(self, config: DistillConfig, student: BaseLearner):
@@ -58,7 +59,7 @@ class Distilled(nn.Module, ABC):
         """Returns the sums of the student's own loss terms and of the distillation terms over a batch."""
 
     def penalties(self) -> dict[str, Tensor]:
-        """Returns the student's penalties; modes that train further learners add the penalties of these."""
+        """Returns the student's penalties. Modes that train further learners add the penalties of these learners."""
         return self.student.penalties()
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -78,11 +79,11 @@ class Distilled(nn.Module, ABC):
         return ()
 
     def extra_models(self) -> Mapping[str, BaseLearner]:
-        """Returns further trained models by name, such as peers; they are evaluated at the end like the student."""
+        """Returns further trained models by name, such as peers. They are evaluated at the end, like the student."""
         return {}
 
     def begin(self, student: StudentData) -> JsonObject:
-        """Prepares teachers before training. Returns a description of this for the first screen."""
+        """Prepares the teachers before training. Returns a description of the preparation for the first screen."""
         description: JsonObject = {}
         for teacher in self.teachers:
             description |= teacher.begin(student)
@@ -117,7 +118,8 @@ class Distilled(nn.Module, ABC):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields the parameters under their names in a checkpoint: names of the student lose the prefix `student.`."""
+        """Yields the parameters under their names in a checkpoint, where the student's names lack the prefix
+        `student.`."""
         for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
             yield name.removeprefix(_STUDENT), parameter
 
@@ -129,13 +131,13 @@ def with_prefixes(group: ParameterGroup, group_prefix: str, parameter_prefix: st
 
 
 def _without_student(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
-    """Renames the tensors of a state dict to their names in a checkpoint: removes `student.`."""
+    """Renames the tensors of a state dict to their names in a checkpoint, by removing `student.`."""
     for name in [name for name in state if name.startswith(prefix + _STUDENT)]:
         state[prefix + name.removeprefix(prefix + _STUDENT)] = state.pop(name)
 
 
 def _with_student(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Renames the tensors of a checkpoint to their names in the module: the inverse of `_without_student`."""
+    """Renames the tensors of a checkpoint to their names in the module, the inverse of `_without_student`."""
     for name in [name for name in state if name.startswith(prefix)]:
         local_name = name.removeprefix(prefix)
         if not local_name.startswith("distill."):

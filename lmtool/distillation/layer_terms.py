@@ -24,13 +24,13 @@ from lmtool.nn.tiled import AttentionInputs, TileScores
 from lmtool.types import Batch, Packed
 
 PointPair = tuple[TapPoint, TapPoint]
-"""A tap point in the student, and the tap point in the teacher that it learns from."""
+"""A tap point in the student, and the tap point in the teacher whose states it learns."""
 
 
 class LayerTerm(Term):
-    """The base of terms that compare layers: the sum, over pairs of layers, of a loss averaged over tokens. In an
-    encoder-decoder the tokens of the encoder and of the decoder have the same weight. Raises UserError if no layer of
-    the student is trained, or student and teacher turn out to read different texts."""
+    """The base of terms that compare layers. A term is the sum, over pairs of layers, of a loss averaged over tokens.
+    In an encoder-decoder, the tokens of the encoder and of the decoder have the same weight. Raises UserError if no
+    layer of the student is trained, or if student and teacher turn out to read different texts."""
 
     compares_attention: ClassVar[bool] = False
     """Whether the term compares the inputs of self-attention instead of hidden states."""
@@ -38,21 +38,23 @@ class LayerTerm(Term):
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
         student = pair.student
-        if student.extracts and not any(name.startswith("backbone.") for name in student.learning):
+        if student.is_feature_extractor and not any(name.startswith("backbone.") for name in student.trainable_names):
             raise UserError(
                 "distill.terms compares the student's layers with the teacher's, but all of them are frozen",
                 "set tuning=full, or use terms over predictions: distill=soft",
             )
-        self.points = tuple(self.compared(pair))
+        self.points = tuple(self.compared_points(pair))
+        # False: the student's states of the current step; True: the teacher's.
         self._recorded: dict[bool, RecordedStates] = {}
 
-    def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
-        """Yields the compared tap points: in this base class, the points after the layers in the layer map."""
+    def compared_points(self, pair: LearnerPair) -> Iterator[PointPair]:
+        """Yields the compared tap points. In this base class, these are the points after the layers in the layer
+        map."""
         for side, student_layer, teacher_layer in pair.layers or ():
             yield TapPoint(student_layer, side), TapPoint(teacher_layer, side)
 
     def tap(self, teacher: bool) -> Tap:
-        points = [pair[teacher] for pair in self.points]
+        points = [teacher_point if teacher else student_point for student_point, teacher_point in self.points]
         recorded = RecordedStates(attention=points) if self.compares_attention else RecordedStates(states=points)
         self._recorded[teacher] = recorded
         return recorded
@@ -63,19 +65,22 @@ class LayerTerm(Term):
     def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
         student_states, teacher_states = self._recorded.pop(False), self._recorded.pop(True)
         total = torch.zeros((), device=student.batch.inputs.tokens.device)
-        rows: dict[Side, int] = {}
-        for pair in self.points:
-            if student_states.token_counts(pair[0]) != teacher_states.token_counts(pair[1]):
+        compared_tokens: dict[Side, int] = {}
+        for student_point, teacher_point in self.points:
+            if student_states.token_counts(student_point) != teacher_states.token_counts(teacher_point):
                 raise UserError(
                     "distill.terms: layers are compared token by token, but the student reads texts that its teacher "
                     "does not read, such as those of another domain",
                     "use terms over predictions: distill=soft",
                 )
-            loss, rows[pair[0].side] = self.point_loss(student_states, teacher_states, pair, student.batch)
+            pair = student_point, teacher_point
+            loss, compared_tokens[student_point.side] = self.point_loss(
+                student_states, teacher_states, pair, student.batch
+            )
             total = total + loss
         # The training loop divides the sum by `counts`. A learner may have read each text several times, or only one
-        # side of the batch, so the loss is scaled from the number of compared tokens to the number counted.
-        return {"": total * (self.counts(student.batch)[""] / max(sum(rows.values()), 1))}
+        # side of the batch, so the loss is scaled from the number of compared tokens to the number in `counts`.
+        return {"": total * (self.counts(student.batch)[""] / max(sum(compared_tokens.values()), 1))}
 
     @abstractmethod
     def point_loss(
@@ -114,14 +119,14 @@ class AttentionTerm(LayerTerm):
     def point_loss(
         self, student: RecordedStates, teacher: RecordedStates, pair: PointPair, batch: Batch
     ) -> tuple[Tensor, int]:
-        total, tokens = torch.zeros((), device=batch.inputs.tokens.device), 0
+        total, token_count = torch.zeros((), device=batch.inputs.tokens.device), 0
         for student_inputs, teacher_inputs in zip(
             student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True
         ):
             for tiles in self.tiles(student_inputs, teacher_inputs):
                 total = total + self.distance(*tiles)
-            tokens += len(student_inputs.q_TAD)
-        return total, tokens
+            token_count += len(student_inputs.q_TAD)
+        return total, token_count
 
     @abstractmethod
     def tiles(self, student: AttentionInputs, teacher: AttentionInputs) -> Iterator[Tiles]:
@@ -156,8 +161,9 @@ class Relations(AttentionTerm):
 
     The relation "attention" is the attention distribution itself (Wang et al. 2020, MiniLM, equation 5). "values" is
     softmax(V V^T / sqrt(d)) of the value vectors V of width d (equation 7); "queries" and "keys" are computed likewise.
-    With relation_heads the vectors of all heads are split anew into that many heads (Wang et al. 2021, MiniLMv2,
-    equation 2, with weights of 1). The papers compare a single layer: the student's last (distill.layers=last).
+    With relation_heads, the vectors of all heads are joined and split into this number of heads (Wang et al. 2021,
+    MiniLMv2, equation 2, with weights of 1). The papers compare a single layer: the student's last
+    (distill.layers=last).
     """
 
     config: RelationsConfig
@@ -198,9 +204,9 @@ def _sum_over_queries(losses_RAL: Tensor, tile: TileScores) -> Tensor:
     return losses_RAL.mean(1).masked_fill(~tile.real_RL, 0.0).sum()
 
 
-# Terms that compare hidden states: those after the last layer (DistilBERT), after each layer of the layer map
-# (TinyBERT, patient distillation), or after the embedding (TinyBERT). If the widths of the two models differ, a linear
-# projection to the teacher's width is trained with the student.
+# Terms that compare the hidden states after the last layer (DistilBERT), after each layer of the layer map (TinyBERT,
+# patient distillation), or after the embedding (TinyBERT). If the widths of the two models differ, a linear projection
+# to the teacher's width is trained with the student.
 # Shape letters: T tokens, R compared tokens, H hidden width.
 
 
@@ -228,16 +234,16 @@ class StateTerm(LayerTerm):
         if not student_states:
             return torch.zeros(()), 0
         sides = [part.inputs if pair[0].side == "inputs" else part.outputs for part in member_batches(batch)]
-        texts = [packed for packed in sides if packed is not None]  # one per run of the stack
-        x_RH, y_RH = self.read(student_states, texts), self.read(teacher_states, texts)
+        texts = [packed for packed in sides if packed is not None]  # one for each run of the stack
+        x_RH, y_RH = self.select(student_states, texts), self.select(teacher_states, texts)
         if self.projection is not None:
             x_RH = self.projection(x_RH)
         return self.distance(x_RH.float(), y_RH.float(), pair), len(x_RH)
 
-    def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
-        """Selects the compared states (R, H) from the states of all runs of a stack: in this base class, the states of
-        all tokens. states: for each run, the (T, H) states of its tokens. texts: for each run, the packed texts that it
-        read."""
+    def select(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
+        """Selects the compared states (R, H) from the states of all runs of a stack. This base class selects the states
+        of all tokens. states: for each run, the states (T, H) of its tokens. texts: for each run, the packed texts that
+        the stack read."""
         return states[0] if len(states) == 1 else torch.cat(list(states))
 
     @abstractmethod
@@ -254,8 +260,8 @@ class States(StateTerm):
         super().__init__(config, pair)
         self._norms = {False: _final_norms(pair.student), True: _final_norms(pair.frozen_teacher.learner)}
 
-    def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
-        """Yields the last layers of each stack that both models have."""
+    def compared_points(self, pair: LearnerPair) -> Iterator[PointPair]:
+        """Yields the points after the last layer of each stack that both models have."""
         student, teacher = pair.configs
         for side in shared_sides(student, teacher):
             yield TapPoint(student.depths[side], side), TapPoint(teacher.depths[side], side)
@@ -286,7 +292,7 @@ class Embedded(Hidden):
     """The squared error of the states after the embedding: MSE(E_student W_e, E_teacher) (Jiao et al. 2020, equation
     10)."""
 
-    def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
+    def compared_points(self, pair: LearnerPair) -> Iterator[PointPair]:
         for side in shared_sides(*pair.configs):
             yield TapPoint(0, side), TapPoint(0, side)
 
@@ -302,19 +308,20 @@ class Patience(StateTerm):
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
-        self._last = pair.student.backbone.config.summary == "last"
+        self._uses_last_token = pair.student.backbone.config.summary == "last"
 
     def counts(self, batch: Batch) -> dict[str, float]:
         sides = [packed for packed in (batch.inputs, batch.outputs) if packed is not None]
         return {"": float(sum(length > 0 for packed in sides for length in packed.lengths))}
 
-    def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
-        forwards = zip(states, texts, strict=True)
-        return torch.cat([x_TH.index_select(0, self._class_tokens(packed)) for x_TH, packed in forwards])
+    def select(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
+        runs = zip(states, texts, strict=True)
+        return torch.cat([x_TH.index_select(0, self._class_tokens(packed)) for x_TH, packed in runs])
 
     def _class_tokens(self, packed: Packed) -> Tensor:
+        """Returns the flat index of each text's class token, for texts that are not empty."""
         occupied = packed.segments.occupied
-        return occupied.cu_lengths[1:].long() - 1 if self._last else occupied.cu_lengths[:-1].long()
+        return occupied.cu_lengths[1:].long() - 1 if self._uses_last_token else occupied.cu_lengths[:-1].long()
 
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: PointPair) -> Tensor:
         layers = sum(student_point.side == pair[0].side for student_point, _ in self.points)

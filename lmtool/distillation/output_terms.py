@@ -45,15 +45,15 @@ class Term(nn.Module, ABC):
         return {}
 
     def tap(self, teacher: bool) -> Tap | None:
-        """Returns a tap that records the states which the term compares in the next forward of the teacher, or with
-        teacher=False of the student; None if the term compares no states."""
+        """Returns a tap that records the states which the term compares in the next forward of the teacher, or, with
+        teacher=False, of the student; None if the term compares no states."""
         return None
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, float]:
         """Returns the number of comparisons in a batch for each part of the term, without running a model.
 
-        The name of the part is "" if the term has only one.
+        If the term has a single part, its name is "".
         """
 
     @abstractmethod
@@ -67,12 +67,12 @@ class Term(nn.Module, ABC):
         """
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """Returns the weight of each part within the term, from the weights of the student's own losses."""
+        """Returns the weight of each part within the term. weights: the weights of the student's own losses."""
         return {"": 1.0}
 
 
 def count_targets(target: Target, batch: Batch) -> int:
-    """Returns the number of targets in a batch: labels if it has them, else target positions or all tokens."""
+    """Returns the number of targets in a batch, which is the number of labels, of positions, or else of all tokens."""
     if target.labels is not None:
         return target.labels.numel()
     return len(batch.inputs.tokens) if target.at is None else len(target.at)
@@ -82,18 +82,18 @@ def count_targets(target: Target, batch: Batch) -> int:
 
 
 class OutputTerm(Term):
-    """The base of terms that compare predictions. It has one part for each loss of the student that the teacher makes
-    predictions for, with the weight of that loss."""
+    """The base of terms that compare predictions. Such a term has one part for each loss of the student that the
+    teacher makes predictions for, with the weight of this loss."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
-        terms, teacher = pair.student.weights.keys(), pair.teacher
+        terms, teacher = pair.student.loss_weights.keys(), pair.teacher
         self.parts = frozenset(terms) if teacher is None else teacher.terms_taught & terms
-        self._counts_of_student = pair.student.counts
+        self._count_student_targets = pair.student.counts
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """Counts all targets equally, without the class weights of the student's own loss."""
-        counts = self._counts_of_student(batch)
+        counts = self._count_student_targets(batch)
         counts |= {term: float(count_targets(target, batch)) for term, target in batch.targets.items()}
         return {term: count for term, count in counts.items() if term in self.parts}
 
@@ -152,9 +152,10 @@ class Interchange(OutputTerm):
         self.recorded: dict[bool, RecordedStates] = {}
 
     def begin(self, student: StudentData) -> JsonObject:
-        """Returns the layers and the fraction of texts with another text to swap with, estimated from the first step.
+        """Returns the compared layers, and the fraction of texts that have another text to swap with, estimated from
+        the first step.
 
-        Raises UserError if that fraction is 0.
+        Raises UserError if this fraction is 0.
         """
         first_step = next(iter(student.loader.steps(None)))
         parts = [part for batch in first_step.batches for part in member_batches(batch)]

@@ -1,8 +1,9 @@
 """Recording of a forward pass: the losses, the predictions of the heads, and the hidden states between the layers.
 
-A learner (a model with its objective or task) is not changed by this: `record` attaches observers to its heads and
-stacks, runs it, and detaches them. A `Teacher` is a frozen learner whose predictions are recorded. Modes of
-distillation and their terms compare the recordings of a student and a teacher for the same batch.
+Recording does not change the learner, which is a model with its objective or task. `record` attaches observers to the
+learner's heads and stacks, runs the learner, and detaches the observers. A `Teacher` is a frozen learner whose
+predictions are recorded. Distillation modes and their terms compare the recordings of a student and a teacher for the
+same batch.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class RecordedStates(Tap):
     """Records hidden states and the inputs of self-attention during a learner's forward.
 
     A stack may run several times in one forward, for example once per member of a mixture; each run appends an entry.
-    states: by tap point, the (T, H) states there. attention_inputs: by tap point, the queries, keys and values of the
-    self-attention in the layer before it.
+    states: for each tap point, the states (T, H) of each run. attention_inputs: for each tap point, the queries, keys
+    and values of the self-attention in the layer before the point, for each run.
     """
 
     def __init__(self, states: Collection[TapPoint] = (), attention: Collection[TapPoint] = ()):
@@ -75,7 +76,7 @@ class RecordedOutputs(Generic[Prediction]):
     Attributes:
         learner: The learner that ran.
         batch: The batch that it read.
-        predicted: By loss term, the learner's predictions for the targets of that term.
+        predicted: For each loss term, the learner's predictions for the targets of the term.
         output: The sums of the learner's own losses; None if they were not computed.
     """
 
@@ -86,7 +87,7 @@ class RecordedOutputs(Generic[Prediction]):
 
 
 StudentOutputs = RecordedOutputs[Predicted]
-"""The outputs of a learner that has just run. Gradients flow through those of a student."""
+"""The outputs of a learner that has just run. Gradients flow through the outputs of a student."""
 TeacherOutputs = RecordedOutputs[TargetProbabilities]
 """The teacher's predictions, which may also be averaged, truncated or read from disk."""
 
@@ -95,13 +96,13 @@ class _PredictionRecorder(HeadObserver):
     """Records the predictions of a learner's heads for a batch."""
 
     def __init__(self, learner: BaseLearner, batch: Batch, predictions_only: bool):
-        """predictions_only: heads over a vocabulary predict without computing the loss."""
+        """predictions_only: whether heads over a vocabulary predict without computing the loss."""
         self.learner, self.batch, self.predictions_only = learner, batch, predictions_only
         self.names: dict[nn.Module, str] = {head: name for name, head in learner.heads.items()}
         self.predicted: dict[str, Predicted] = {}
 
     def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
-        prediction = self.learner.predicted(self.names[head], logits, self.batch)
+        prediction = self.learner.interpret_logits(self.names[head], logits, self.batch)
         if prediction is not None:
             term, predicted = prediction
             self.predicted[term] = predicted
@@ -109,7 +110,7 @@ class _PredictionRecorder(HeadObserver):
 
 @contextmanager
 def attach(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
-    """Connects a learner's heads to an observer within the context, and the stacks of its backbone to a tap."""
+    """Within the context, connects a learner's heads to an observer, and the stacks of its backbone to a tap."""
     predicting = [head for head in learner.heads.values() if isinstance(head, PredictingHead)]
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     try:
@@ -135,9 +136,9 @@ def record(
             terms have the names that the mixture gives them.
         batch: The batch, on the learner's device.
         step: The training step, from which the dropout masks are derived.
-        states: A tap that records or replaces the states between the layers; None for none.
-        losses: Whether to compute the learner's own losses. For a head over a vocabulary they cost as much time as the
-            predictions.
+        states: A tap that records or replaces the states between the layers; None for no tap.
+        losses: Whether to compute the learner's own losses. For a head over a vocabulary, the losses cost as much time
+            as the predictions.
     """
     if not isinstance(learner, Mixture):
         heads = _PredictionRecorder(learner, batch, predictions_only=not losses)
@@ -154,7 +155,7 @@ def record(
         predicted |= {term_of(name, term): prediction for term, prediction in recorded.predicted.items()}
         if recorded.output is not None:
             sums |= {term_of(name, term): total for term, total in recorded.output.sums.items()}
-    return RecordedOutputs(learner, batch, predicted, StepOutput(sums, learner.weights) if losses else None)
+    return RecordedOutputs(learner, batch, predicted, StepOutput(sums, learner.loss_weights) if losses else None)
 
 
 @dataclass(frozen=True)
@@ -186,15 +187,16 @@ class StudentData:
 
 @dataclass
 class Teacher:
-    """A trained, frozen learner that a student learns from: it runs without gradients and without dropout.
+    """A trained, frozen learner that a student learns from. It runs without gradients and without dropout.
 
     Attributes:
         learner: The trained learner.
         precision: The number format in which the teacher runs.
         origin: The checkpoint as the user named it, for messages.
-        longest: Maximum number of tokens per text if the teacher tokenizes texts itself; None means the student's.
-        reads_batches: Whether the teacher reads the student's batches, which requires the student's vocabulary and
-            text format. Otherwise it tokenizes the texts of the student's data itself.
+        longest: Maximum number of tokens per text if the teacher tokenizes texts itself; None means the student's
+            maximum.
+        reads_batches: Whether the teacher reads the student's batches, which requires the student's vocabulary and text
+            format. Otherwise, the teacher tokenizes the texts of the student's data itself.
     """
 
     learner: BaseLearner
@@ -206,7 +208,7 @@ class Teacher:
     @property
     def terms_taught(self) -> frozenset[str]:
         """The student's loss terms that the teacher makes predictions for."""
-        return frozenset(self.learner.weights)
+        return frozenset(self.learner.loss_weights)
 
     def begin(self, student: StudentData) -> JsonObject:
         """Prepares the teacher before training. Returns a description of the preparation for the run's first screen."""
@@ -215,7 +217,7 @@ class Teacher:
     @torch.no_grad()
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
         """Returns the teacher's predictions for a batch of the student. batch: the student's batch, on its device.
-        states: a tap that records or replaces the teacher's states between the layers; None for none."""
+        states: a tap that records or replaces the teacher's states between the layers; None for no tap."""
         device = batch.inputs.tokens.device.type
         if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):
             # The student adapts to another domain (task.domain), whose unlabeled texts are the second member of its
@@ -241,7 +243,7 @@ class LearnerPair:
 
     @property
     def frozen_teacher(self) -> Teacher:
-        """The teacher, for terms that work only with a frozen one."""
+        """The teacher, for terms that work only with a frozen teacher."""
         assert self.teacher is not None
         return self.teacher
 

@@ -1,7 +1,7 @@
 """distill=self: a model whose early exits learn from its last layer.
 
 An early exit predicts with heads after a layer below the last. Zhang, Song, Gao, Chen, Bao, Ma, "Be Your Own Teacher:
-Improve the Performance of Convolutional Neural Networks via Self Distillation", ICCV 2019, section 3: the loss of an
+Improve the Performance of Convolutional Neural Networks via Self Distillation", ICCV 2019, section 3. The loss of an
 exit is (1 - a) times its loss on the labels, plus a times its divergence from the predictions of the last layer, plus b
 times the squared difference between its features and those of the last layer. The last layer learns from the labels
 only. Here a is distill.soft and b is distill.states. The features are the hidden states of all tokens after the final
@@ -29,39 +29,42 @@ from lmtool.types import Batch, StepOutput
 
 
 class SelfDistillation(Distilled):
-    """Trains all exits in one forward pass: the heads of each exit read the hidden states at its depth."""
+    """Trains all exits in one forward pass, in which the heads of each exit read the hidden states after its layer."""
 
     config: SelfConfig
 
     def __init__(self, config: SelfConfig, student: BaseLearner, teachers: Sequence[object] = ()):
         super().__init__(config, student)
-        if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
+        if (
+            any(isinstance(head, LayerFeatures) for head in student.heads.values())
+            or student.backbone.concatenated_layers > 1
+        ):
             raise UserError(
                 "distill=self adds exits whose heads read one layer each, but with this tuning method the heads read "
-                "several",
+                "several layers",
                 "set tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)
         self.soft = Soft(SoftConfig(temperature=config.temperature), LearnerPair(student))
-        self.weights = dict(student.weights)
+        self.loss_weights = dict(student.loss_weights)
         for depth in self.exits:
-            for term, weight in student.weights.items():
-                self.weights[f"exit_{depth}_{term}"] = (1 - config.soft) * weight
-            for part, scale in self.soft.scales(student.weights).items():
-                self.weights[self._soft_name(depth, part)] = config.soft * scale
-            self.weights[f"exit_{depth}_states"] = config.states
+            for term, weight in student.loss_weights.items():
+                self.loss_weights[f"exit_{depth}_{term}"] = (1 - config.soft) * weight
+            for part, scale in self.soft.scales(student.loss_weights).items():
+                self.loss_weights[self._soft_name(depth, part)] = config.soft * scale
+            self.loss_weights[f"exit_{depth}_states"] = config.states
 
     def _soft_name(self, depth: int, part: str) -> str:
         """Returns the name of the loss term with which an exit learns the last layer's predictions."""
-        several = part and len(self.student.weights) > 1
+        several = part and len(self.student.loss_weights) > 1
         return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        task_counts, soft = self.student.counts(batch), self.soft.counts(batch)
+        task_counts, soft_counts = self.student.counts(batch), self.soft.counts(batch)
         counts = dict(task_counts)
         for depth in self.exits:
             counts |= {f"exit_{depth}_{term}": count for term, count in task_counts.items()}
-            counts |= {self._soft_name(depth, part): count for part, count in soft.items()}
+            counts |= {self._soft_name(depth, part): count for part, count in soft_counts.items()}
             counts[f"exit_{depth}_states"] = float(sum(batch.inputs.lengths))
         return counts
 
@@ -87,7 +90,7 @@ class SelfDistillation(Distilled):
                 sums[self._soft_name(depth, term)] = self.soft.target_losses(predicted, deepest.predicted[term])
             difference_TH = self._normalized(x_TH).float() - target_TH.float()
             sums[f"exit_{depth}_states"] = difference_TH.square().mean(-1).sum()
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def _normalized(self, x_TH: Tensor) -> Tensor:
         """Applies the final norm to the states after a layer."""

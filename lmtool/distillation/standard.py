@@ -37,8 +37,8 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
         student: The learner to initialize.
         teacher: The trained learner.
         origin: The teacher's checkpoint, for messages.
-        layers: For each stack, by the side of the batch that it reads, the teacher layer to copy to each student layer,
-            counted from 1.
+        layers: For each stack, named by the side of the batch that it reads, the teacher layer to copy to each student
+            layer, counted from 1.
 
     Returns:
         A description for the first screen.
@@ -47,7 +47,7 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
         UserError: The layers of the two models have different types, or the teacher has parameters that a tuning
             method added, which cannot be copied.
     """
-    if teacher.added:
+    if teacher.added_names:
         raise UserError(
             f"distill.initialize cannot copy the parameters that a tuning method added to distill.teacher={origin}",
             f"export it, which merges them, and set distill.teacher= to the exported folder; or {DROP_INITIALIZATION}",
@@ -60,11 +60,11 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
     tensors |= {name: source_tensors[source] for name, source in sources.items() if source in source_tensors}
     tensors |= {name: tensor for name, tensor in source_tensors.items() if name.startswith("heads.")}
     report = load_into(student, tensors, origin)
-    copies = [
+    copied_layers = [
         ", ".join(f"{layer} = {source}" for layer, source in enumerate(numbers, 1)) for numbers in layers.values()
     ]
     heads = ", ".join(name for name in report.loaded if name != "backbone")
-    return f"embeddings; layers {'; '.join(copies)}" + (f"; {heads}" if heads else "")
+    return f"embeddings; layers {'; '.join(copied_layers)}" + (f"; {heads}" if heads else "")
 
 
 def _layer_prefixes(
@@ -107,28 +107,28 @@ class Standard(Distilled):
                 members=teachers, weights=config.weight_by_teacher, average=config.average,
             )  # fmt: skip
         self._require_common_teacher()
-        self.started = self._start()
+        self.initialization = self._initialize_student()
         self.layers: LayerMap | None = None
         if config.compares_layers:
             self.layers = config.layer_map(student.backbone.config, self.teacher.learner.backbone.config)
         pair = LearnerPair(student, self.teacher, self.layers)
         for name, section in config.terms.items():
             self.distill[name] = build(section, pair)
-        self.weights = {term: config.gold * weight for term, weight in student.weights.items()}
+        self.loss_weights = {term: config.gold * weight for term, weight in student.loss_weights.items()}
         for name, term in self.terms.items():
-            for part, scale in term.scales(student.weights).items():
-                self.weights[self._loss_name(name, part)] = term.config.weight * scale
+            for part, scale in term.scales(student.loss_weights).items():
+                self.loss_weights[self._loss_name(name, part)] = term.config.weight * scale
 
-    def _start(self) -> str | None:
+    def _initialize_student(self) -> str | None:
         """Copies layers of the teacher if distill.initialize says so. Returns a description for the first screen.
 
-        In a resumed run the checkpoint is loaded afterwards and replaces these weights. Raises UserError if the
-        tokenizers differ.
+        In a resumed run, the checkpoint is loaded afterwards, and its weights replace the copied ones. Raises UserError
+        if the tokenizers differ.
         """
         if self.config.starts_from_teacher and not self.teacher.reads_batches:
             raise UserError(
-                f"distill.initialize: the embeddings of distill.teacher={self.teacher.origin} belong to other tokens, "
-                "because its tokenizer differs from the student's",
+                f"distill.initialize cannot copy the embeddings of distill.teacher={self.teacher.origin}, because the "
+                "teacher's tokenizer differs from the student's",
                 f"{DROP_INITIALIZATION}, or tokenizer=auto",
             )
         learner = self.teacher.learner
@@ -142,7 +142,8 @@ class Standard(Distilled):
         return self._teachers
 
     def _require_common_teacher(self) -> None:
-        """Raises UserError if a term needs a single teacher for all of the student's tasks, and there is none."""
+        """Raises UserError if a term needs a single teacher for all of the student's tasks, and there is no such
+        teacher."""
         members = _members_of(self.student)
         untaught = [name for name in members if name not in _members_of(self.teacher.learner)]
         names = [name for name, term in self.config.terms.items() if not term.supports_average]
@@ -166,7 +167,7 @@ class Standard(Distilled):
     def _loss_name(self, name: str, part: str) -> str:
         """Returns the name under which a part of a distillation term is logged: "soft_mlm", or "soft" if there is one
         part."""
-        return name if not part or len(self.student.weights) == 1 else f"{name}_{part}"
+        return name if not part or len(self.student.loss_weights) == 1 else f"{name}_{part}"
 
     def counts(self, batch: Batch) -> dict[str, float]:
         counts = self.student.counts(batch)
@@ -177,14 +178,14 @@ class Standard(Distilled):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         terms = self.terms
         if not terms:
-            return StepOutput(self.student(batch, step).sums, self.weights)
+            return StepOutput(self.student(batch, step).sums, self.loss_weights)
         teacher = self.teacher.predict(batch, _combine_taps([term.tap(teacher=True) for term in terms.values()]))
         student_tap = _combine_taps([term.tap(teacher=False) for term in terms.values()])
         student = record(self.student, batch, step, student_tap, losses=self.config.gold > 0)
         sums: dict[str, Tensor] = {} if student.output is None else dict(student.output.sums)
         for name, term in terms.items():
             sums |= {self._loss_name(name, part): total for part, total in term.sums(student, teacher, step).items()}
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def aligned_layers(self, teacher: Teacher) -> LayerMap | str:
         if set(_members_of(self.student)) - set(_members_of(teacher.learner)):
@@ -193,12 +194,12 @@ class Standard(Distilled):
 
     def metadata(self) -> JsonObject:
         layers = {} if self.layers is None else {"layers": self.layers.screen_text()}
-        untaught = [term for term in self.student.weights if term not in self.teacher.terms_taught]
+        untaught = [term for term in self.student.loss_weights if term not in self.teacher.terms_taught]
         gold_only = {"gold only": ", ".join(untaught)} if untaught else {}
-        started = {} if self.started is None else {"started from": self.started}
+        started_from = {} if self.initialization is None else {"started from": self.initialization}
         heads = {} if self.config.teaches_heads else {"heads": "are not trained, so metrics mean nothing"}
         origins = ", ".join(teacher.origin for teacher in self._teachers or (self.teacher,))
-        return {"teacher": origins, **gold_only, **layers, **started, **heads}
+        return {"teacher": origins, **gold_only, **layers, **started_from, **heads}
 
 
 def _members_of(learner: BaseLearner) -> list[str]:

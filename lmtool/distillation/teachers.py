@@ -23,11 +23,11 @@ from lmtool.data.loader import PackedLoader
 from lmtool.distillation.recording import RecordedOutputs, RecordedStates, StudentData, Teacher, TeacherOutputs
 from lmtool.distillation.store.folder import StoreLocation, open_or_make, require_free_space
 from lmtool.distillation.store.keys import TermBatch, batch_states, batch_terms, group_by_example, require_rows
-from lmtool.distillation.store.outputs import Format, TermReader, TermWriter, ranges
+from lmtool.distillation.store.outputs import StoreFormat, TermReader, TermWriter, ranges
 from lmtool.errors import UserError
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.learners.mixed_sources import examples_of
-from lmtool.models.heads.predicted import Averaged, Classes, TargetProbabilities, truncate
+from lmtool.models.heads.predicted import AveragePrediction, Classes, TargetProbabilities, truncate
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Batch
@@ -61,7 +61,7 @@ class TeacherEnsemble(Teacher):
             for term, prediction in teacher.predict(batch).predicted.items():
                 weighted_by_term.setdefault(term, []).append((self.weights[teacher.origin], prediction))
         predicted = {
-            term: weighted[0][1] if len(weighted) == 1 else Averaged.of(weighted, self.average)
+            term: weighted[0][1] if len(weighted) == 1 else AveragePrediction.of(weighted, self.average)
             for term, weighted in weighted_by_term.items()
         }
         return RecordedOutputs(self.learner, batch, predicted)
@@ -96,20 +96,22 @@ class StoredTeacher(Teacher):
 
     Attributes:
         location: The folder of the stored outputs.
-        layout: The format of the stored outputs.
+        store_format: The format of the stored outputs.
         identity: Everything that the outputs depend on besides the examples that are read, as plain data.
-        fixed: Whether an example is the same in every epoch, as in finetuning; in pretraining it may be masked anew.
+        fixed_examples: Whether an example is the same in every epoch, as in finetuning. In pretraining, it may have
+            other masks in every epoch.
         seed: The run's seed.
-        tokenizers: Descriptions of the teacher's and the student's tokenizers for the first screen, if they differ.
-            The teacher then tokenizes the rows of the student's table itself, and its predictions are stored per row.
+        tokenizers: Descriptions of the teacher's and the student's tokenizers for the first screen, if they differ. In
+            this case, the teacher tokenizes the rows of the student's table itself, and its predictions are stored per
+            row.
         states: Whether to store the states of the last layers before the final norm, besides the predictions.
-        terms: The opened files of each loss term's predictions, and of the states of each stack.
+        terms: Reads the files of each loss term's predictions, and of each stack's states.
     """
 
     location: StoreLocation
-    layout: Format
+    store_format: StoreFormat
     identity: JsonMapping
-    fixed: bool
+    fixed_examples: bool
     seed: int
     tokenizers: Mapping[str, str]
     states: bool = False
@@ -121,19 +123,19 @@ class StoredTeacher(Teacher):
             examples = examples_of(self.learner, student.data, length)
             require_rows(student.examples.batch(student.examples.plan(0).rows[:1], np.arange(1), 0))
             student = replace(student, examples=examples)
-        passes = Passes.from_student(student, self.fixed, self.seed)
+        passes = Passes.from_student(student, self.fixed_examples, self.seed)
         identity = {
             **self.identity,
-            "dtype": self.layout.dtype,
-            "top_k": self.layout.top_k,
-            "temperatures": list(self.layout.temperatures),
+            "dtype": self.store_format.dtype,
+            "top_k": self.store_format.top_k,
+            "temperatures": list(self.store_format.temperatures),
             "read": passes.metadata,
         }
         store = open_or_make(self.location, identity, lambda folder: self._fill(folder, passes), student.progress)
         terms = store.metadata["terms"]
-        self.terms = {name: TermReader(store.folder, metadata, self.layout) for name, metadata in terms.items()}
-        examples_stored = max(metadata["examples"] for metadata in terms.values())
-        return {**store.screen_metadata(stored_examples=examples_stored), **self.tokenizers}
+        self.terms = {name: TermReader(store.folder, metadata, self.store_format) for name, metadata in terms.items()}
+        stored_examples = max(metadata["examples"] for metadata in terms.values())
+        return {**store.screen_metadata(stored_examples=stored_examples), **self.tokenizers}
 
     @property
     def by_row(self) -> bool:
@@ -171,19 +173,19 @@ class StoredTeacher(Teacher):
     def _fill(self, folder: Path, passes: Passes) -> JsonObject:
         """Runs the teacher over all examples and writes its outputs. Returns the metadata of the files."""
         writers: dict[str, TermWriter] = {}
-        unpredicted: set[str] = set()  # the student's terms that the teacher does not predict
-        done, progress = 0, passes.student.progress
+        unpredicted: set[str] = set()  # the student's terms for which the teacher makes no predictions
+        documents_done, progress = 0, passes.student.progress
         for batch in passes.batches():
-            done += len(batch.inputs.lengths)
+            documents_done += len(batch.inputs.lengths)
             parts = [(term, part) for term, part in batch_terms(batch).items() if term not in unpredicted]
             parts += batch_states(batch) if self.states else ()
             if not all(term in writers and writers[term].has(part.keys(self.by_row)) for term, part in parts):
                 self._write_batch(batch, parts, writers, folder)
                 unpredicted |= {term for term, _ in parts} - writers.keys()
                 size = sum(file.stat().st_size for file in folder.iterdir())
-                require_free_space(folder, size, done, passes.documents)
+                require_free_space(folder, size, documents_done, passes.documents)
             if progress is not None:
-                progress("running the teacher", done, passes.documents)
+                progress("running the teacher", documents_done, passes.documents)
         if not writers:
             raise UserError(
                 f"distill.store= stores predictions, but distill.teacher={self.origin} has none that can be stored",
@@ -201,7 +203,8 @@ class StoredTeacher(Teacher):
         without_targets = sorted(predicted.keys() - batch_terms(batch).keys())
         if without_targets:
             raise UserError(
-                f"the teacher's predictions of {without_targets[0]} cannot be stored: the data lack their targets",
+                f"the teacher's predictions of {without_targets[0]} cannot be stored, because the data lack "
+                "the targets of this term",
                 "set distill.store=null, so that the teacher runs alongside the student",
             )
         for term, part in parts:
@@ -209,16 +212,16 @@ class StoredTeacher(Teacher):
             if tap is not None and term not in batch_terms(batch):
                 values = Classes(_next_states(tap, self._last_layer(part.target.side), len(part.packed.tokens)))
             if values is not None:
-                writer = writers.setdefault(term, TermWriter(folder, len(writers), self.layout))
+                writer = writers.setdefault(term, TermWriter(folder, len(writers), self.store_format))
                 with torch.no_grad(), self.precision.autocast():
                     writer.add(part, part.keys(self.by_row), values)
 
 
-def _next_states(tap: RecordedStates, point: TapPoint, tokens: int) -> Tensor:
-    """Removes and returns the first states that a tap recorded at a point. Raises UserError if their number is not that
-    of the tokens, because the learner does not read each text exactly once."""
+def _next_states(tap: RecordedStates, point: TapPoint, token_count: int) -> Tensor:
+    """Removes and returns the states of the first run that a tap recorded at a point. Raises UserError if the number of
+    states differs from the number of tokens, because the learner does not read each text exactly once."""
     states = tap.states[point].pop(0) if tap.states[point] else None
-    if states is None or len(states) != tokens:
+    if states is None or len(states) != token_count:
         raise UserError(
             "distill.terms.states: the teacher does not read each text exactly once, so its states cannot be stored",
             "set distill.store=null, so that the teacher runs alongside the student",
@@ -227,7 +230,7 @@ def _next_states(tap: RecordedStates, point: TapPoint, tokens: int) -> Tensor:
 
 
 def _same_every_epoch(examples: Examples) -> bool:
-    """Whether every epoch has the same examples: a plan that never changes is one object for all epochs."""
+    """Returns whether every epoch has the same examples. If so, the plan is the same object in all epochs."""
     if isinstance(examples, MixedExamples):
         return all(map(_same_every_epoch, examples.members.values()))
     return examples.plan(1) is examples.plan(0)
@@ -239,9 +242,9 @@ class Passes:
 
     Attributes:
         student: The student's training data.
-        metadata: These examples as plain data, which identifies the stored outputs.
+        metadata: A description of the examples as plain data, which is part of the identity of the stored outputs.
         epochs: Number of complete epochs; 0 if the run ends within the first epoch.
-        steps: If `epochs` is 0, number of steps of the first epoch.
+        steps: If `epochs` is 0, the number of steps of the first epoch; otherwise 0.
         documents: Approximate number of documents, for the progress display.
     """
 
@@ -252,16 +255,17 @@ class Passes:
     documents: int
 
     @classmethod
-    def from_student(cls, student: StudentData, fixed: bool, seed: int) -> Passes:
-        """Derives the examples from a run's data and budgets. Raises UserError if the number is unlimited."""
+    def from_student(cls, student: StudentData, fixed_examples: bool, seed: int) -> Passes:
+        """Derives the examples from a run's data and budgets. Raises UserError if the number of examples is
+        unlimited."""
         plan = student.examples.plan(0)
-        if fixed and _same_every_epoch(student.examples):
+        if fixed_examples and _same_every_epoch(student.examples):
             return cls(student, {"epochs": "all"}, 1, 0, len(plan))
         steps, epochs = student.max_steps or math.inf, student.max_epochs or math.inf
         if math.isinf(steps) and math.isinf(epochs):
             raise UserError(
-                "distill.store=: every epoch has different examples, and neither max_steps nor max_epochs limits their "
-                "number",
+                "distill.store= cannot store outputs for all examples, because every epoch has different examples, and "
+                "neither max_steps nor max_epochs limits their number",
                 "set max_steps= or max_epochs=, in addition to another budget or instead of it",
             )
         first_epoch_steps = student.loader.steps_in_epoch(0)
@@ -271,11 +275,11 @@ class Passes:
             metadata = {"seed": seed, "steps": int(steps), **student.sizes}
             return cls(student, metadata, 0, int(steps), round(len(plan) * steps / first_epoch_steps))
         # Complete epochs, until the budget of steps or of epochs is covered.
-        count, steps_covered = 0, 0.0
-        while count < math.ceil(epochs) if math.isinf(steps) else steps_covered < steps and count < epochs:
-            steps_covered += student.loader.steps_in_epoch(count)
-            count += 1
-        return cls(student, {"seed": seed, "epochs": count}, count, 0, len(plan) * count)
+        epoch_count, steps_covered = 0, 0.0
+        while epoch_count < math.ceil(epochs) if math.isinf(steps) else steps_covered < steps and epoch_count < epochs:
+            steps_covered += student.loader.steps_in_epoch(epoch_count)
+            epoch_count += 1
+        return cls(student, {"seed": seed, "epochs": epoch_count}, epoch_count, 0, len(plan) * epoch_count)
 
     def batches(self) -> Iterator[Batch]:
         """Yields batches of all examples, in the order of their lengths if complete epochs are read."""
@@ -297,7 +301,7 @@ def _sorted_loader(examples: Examples, student: StudentData) -> PackedLoader:
     return PackedLoader(examples, 0, None, max(student.forward_tokens, longest), shuffle=False)
 
 
-# A teacher of which only a file of predictions is available: it provides hard labels and never runs.
+# A teacher of which only a file of predictions is available. It provides hard labels, and never runs.
 
 
 @dataclass(frozen=True)
@@ -309,7 +313,7 @@ class FixedLabels(TargetProbabilities):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def probabilities(self, temperature: float = 1.0, first: int = 0, end: int | None = None) -> Tensor:
         raise TypeError("hard labels have no probabilities")
 
     def best(self) -> Tensor:
@@ -348,42 +352,43 @@ class HardLabels(Teacher):
     def begin(self, student: StudentData) -> JsonObject:
         data, metadata = self.relabel(student.data)
         loader = _sorted_loader(self.learner.examples(data, student.max_length), student)
-        columns: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
+        batches_by_term: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
         for batch in loader.epoch_batches():
             for term, part in batch_terms(batch).items():
                 labels = part.target.labels
                 if labels is not None and term in self.terms_taught:
                     keys_G = part.keys(by_row=False)
                     order_M, count_G = group_by_example(part.owners(len(labels)), len(keys_G))
-                    columns.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
-        self.terms = {term: _concatenate(batches) for term, batches in columns.items()}
+                    batches_by_term.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
+        self.terms = {term: _concatenate(batches) for term, batches in batches_by_term.items()}
         return metadata
 
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
         """Looks up the labels of a batch. Raises UserError if the file has none for an example of the batch."""
         predicted: dict[str, TargetProbabilities] = {}
         for term, part in batch_terms(batch).items():
-            term_outputs, target = self.terms.get(term), part.target.labels
-            if term_outputs is None or target is None:
+            stored, gold = self.terms.get(term), part.target.labels
+            if stored is None or gold is None:
                 continue
             keys_G = part.keys(by_row=False)
-            index_G = np.searchsorted(term_outputs.keys_G, keys_G).clip(max=len(term_outputs.keys_G) - 1)
-            order_M, count_G = group_by_example(part.owners(len(target)), len(keys_G))
-            if (term_outputs.keys_G[index_G] != keys_G).any() or (term_outputs.count_G[index_G] != count_G).any():
+            index_G = np.searchsorted(stored.keys_G, keys_G).clip(max=len(stored.keys_G) - 1)
+            order_M, count_G = group_by_example(part.owners(len(gold)), len(keys_G))
+            if (stored.keys_G[index_G] != keys_G).any() or (stored.count_G[index_G] != count_G).any():
                 raise UserError(
                     f"distill.predictions={self.origin} has no labels of {term} for examples that this run reads",
                     "use a teacher instead: distill.teacher=RUN",
                 )
-            labels = torch.empty_like(target)
-            labels[torch.from_numpy(order_M)] = term_outputs.labels[
-                torch.from_numpy(ranges(term_outputs.first_G[index_G], count_G))
+            labels = torch.empty_like(gold)
+            labels[torch.from_numpy(order_M)] = stored.labels[
+                torch.from_numpy(ranges(stored.first_G[index_G], count_G))
             ]
             predicted[term] = FixedLabels(labels.flatten().to(batch.inputs.tokens.device))
         return RecordedOutputs(self.learner, batch, predicted)
 
 
 def _concatenate(batches: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _TermLabels:
-    """Combines the (keys_G, count_G, labels) of several batches; of equal examples the first is retained."""
+    """Combines the (keys_G, count_G, labels) of several batches. Of several examples with the same key, the first is
+    retained."""
     keys, counts = (np.concatenate(columns) for columns in list(zip(*batches, strict=True))[:2])
     unique, first_index = np.unique(keys, return_index=True)
     firsts = np.cumsum(counts) - counts

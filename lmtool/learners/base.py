@@ -78,12 +78,12 @@ class Answers:
     Attributes:
         records: The prediction of each row, as plain data.
         scores: The score of each metric, over the rows with labels.
-        labeled: The number of rows with labels.
+        labeled_count: The number of rows with labels.
     """
 
     records: Iterator[dict[str, object]]
     scores: Mapping[str, float] = field(default_factory=dict)
-    labeled: int = 0
+    labeled_count: int = 0
 
 
 def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
@@ -101,14 +101,14 @@ class BaseLearner(ModelWithHeads, ABC):
 
     Attributes:
         seed: The seed of the run, which initializes new heads and determines dropout.
-        weights: The coefficient of each term in the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
+        loss_weights: The weight of each term of the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
         metric: The metric that selects the best checkpoint. Objectives use `loss`, or the loss of one term, TERM_loss.
         reads: The names of the columns that `respond` reads.
         predicts_rows: Whether the scorer stores a prediction for each row.
         makes_inputs: Whether the model generates part of its own inputs, so that inspecting them needs its weights.
         scores_part: Whether evaluations during training score only a fraction of the rows.
-        slides: Whether the learner can be scored over overlapping windows, see `SplitData.stride`.
-        pretrained: The names of heads that are useless unless a checkpoint provides their weights.
+        supports_stride: Whether the learner can be scored over overlapping windows, see `SplitData.stride`.
+        pretrained_heads: The names of heads that are useless unless a checkpoint provides their weights.
         reads_text: Whether the examples are made from the text of a split.
         fills_masks: Whether the learner responds to a text by filling its masks.
         query_stream: Whether the learner predicts with a second stream of hidden states, the query stream of XLNet.
@@ -118,19 +118,19 @@ class BaseLearner(ModelWithHeads, ABC):
         objective: Additional trainable networks.
     """
 
-    weights: dict[str, float]
+    loss_weights: dict[str, float]
     metric: Metric = LOSS
     reads: tuple[str, ...] = ("text",)
     predicts_rows: bool = False
     makes_inputs: bool = False
     scores_part: bool = False
-    slides: bool = False
+    supports_stride: bool = False
     reads_text: bool = True
     fills_masks: bool = False
     query_stream: bool = False
     scores_tokens: bool = True
     extra_training_targets: str = ""
-    pretrained: tuple[str, ...] = ()
+    pretrained_heads: tuple[str, ...] = ()
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__(backbone, seed)
@@ -198,8 +198,8 @@ class BaseLearner(ModelWithHeads, ABC):
                 return TokenRng(keys_T)
             output_keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.outputs, outputs=True)
             return TokenRng(keys_T, output_keys_T)
-        first = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
-        return DeviceRng(key(self.seed, "dropout", step, *first), device)
+        first_example = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
+        return DeviceRng(key(self.seed, "dropout", step, *first_example), device)
 
     def hidden_of(self, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None = None) -> Tensor:
         """Returns the hidden states of a batch that the heads read, see `hidden`."""
@@ -207,7 +207,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     # Data.
 
-    def is_in(self, data: SplitData) -> bool:
+    def has_data_in(self, data: SplitData) -> bool:
         """Returns whether a split has data for this learner."""
         return True
 
@@ -223,7 +223,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     # Distillation.
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """Interprets the logits of a head, so that another model can learn from them.
 
         Args:
@@ -234,8 +234,8 @@ class BaseLearner(ModelWithHeads, ABC):
         Returns:
             The term that the head predicts, and its predictions; None if no other model can learn from them.
         """
-        term = head if head in self.weights or len(self.weights) > 1 else next(iter(self.weights))
-        if term not in self.weights:
+        term = head if head in self.loss_weights or len(self.loss_weights) > 1 else next(iter(self.loss_weights))
+        if term not in self.loss_weights:
             return None
         if isinstance(logits, TokenLogits):
             return term, PredictedWords(logits)
@@ -286,13 +286,13 @@ class BaseLearner(ModelWithHeads, ABC):
 
     @property
     def headline(self) -> dict[str, float]:
-        """The terms whose losses the metric sums, with their coefficients."""
+        """The terms whose losses the metric sums, with their weights."""
         term = self.metric.name.removesuffix("_loss")
-        return {term: 1.0} if term in self.weights else self.weights
+        return {term: 1.0} if term in self.loss_weights else self.loss_weights
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Returns the weighted loss of the constant predictors on batches."""
-        return sum(self.weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
+        return sum(self.loss_weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
 
     # Inference.
 
@@ -327,10 +327,11 @@ class BaseLearner(ModelWithHeads, ABC):
             "use a checkpoint of a decoder or an encoder-decoder; or use lmtool predict for labels and filled masks",
         )
 
-    def writes(self) -> GenerationConfig:
+    def generation_settings(self) -> GenerationConfig:
         """Returns the settings for generating a text per row. Raises UserError if the model cannot."""
         raise UserError(
-            f"a model trained on {self.config.name} cannot generate a text per row", "choose a task= or head that can"
+            f"a model trained on {self.config.name} cannot generate a text per row",
+            "set task.head=text_to_text, or use a task with task.kind=seq2seq",
         )
 
     def label_of(self, text: str) -> object:

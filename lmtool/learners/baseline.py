@@ -19,6 +19,8 @@ from lmtool.types import Batch, Scores
 
 # Number of tokens counted at a time: a token store may be larger than memory.
 _CHUNK_TOKENS = 1 << 20
+# Replaces a count of 0 as a divisor.
+_TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,16 @@ class ConstantPredictor:
     losses_C: np.ndarray
 
     @classmethod
-    def of_counts(cls, name: str, counts_C: np.ndarray, never: Collection[int] = ()) -> ConstantPredictor:
+    def of_counts(cls, name: str, counts_C: np.ndarray, excluded: Collection[int] = ()) -> ConstantPredictor:
         """Builds the predictor from the counts of classes, with add-one smoothing.
 
         Args:
             name: The name on screens.
             counts_C: The count of each class.
-            never: The classes that are never targets, and have probability 0.
+            excluded: The classes that are never targets; they get probability 0.
         """
         probabilities_C = np.asarray(counts_C, dtype=np.float64) + 1
-        probabilities_C[list(never)] = 0
+        probabilities_C[list(excluded)] = 0
         with np.errstate(divide="ignore"):
             return cls(name, np.log(probabilities_C.sum()) - np.log(probabilities_C))
 
@@ -52,8 +54,8 @@ class ConstantPredictor:
 class BestConstant:
     """The constant distribution over C classes that fits the evaluated labels best.
 
-    It is used for labels that the model itself makes in a step, such as which tokens are replaced, so that a
-    distribution cannot be fitted on the training data. name: the name on screens. expected: (C,) the class
+    It is used for labels that the model itself makes in a step, such as whether a token is replaced. The training data
+    has no such labels to which a distribution could be fitted. name: the name on screens. expected: (C,) the class
     probabilities to assume before there are labels.
     """
 
@@ -69,14 +71,14 @@ class BestConstant:
     def least_losses(counts_C: np.ndarray) -> np.ndarray:
         """Returns the loss (C,) of each class in nats under the best distribution; 0 for a class without targets.
         counts_C: the number of targets of each class."""
-        probabilities_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
+        probabilities_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), _TINY)
         return -np.log(np.where(probabilities_C > 0, probabilities_C, 1.0))
 
     @classmethod
     def least_loss(cls, counts_C: np.ndarray) -> float:
         """Returns the mean loss of a target in nats under the best distribution: the entropy of the class
         frequencies."""
-        return float(np.sum(counts_C * cls.least_losses(counts_C)) / max(float(np.sum(counts_C)), 1e-300))
+        return float(np.sum(counts_C * cls.least_losses(counts_C)) / max(float(np.sum(counts_C)), _TINY))
 
 
 @dataclass(frozen=True)
@@ -132,30 +134,35 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
     """Returns the mean loss of each term's predictor over the targets of batches, without running a model. Raises
     UserError if a term has no targets."""
     constants = {term: predictor for term, predictor in predictors.items() if not isinstance(predictor, BestConstant)}
-    sums, counts = dict.fromkeys(constants, 0.0), dict.fromkeys(constants, 0)
-    targets: dict[str, int] = {}  # the number of targets of each term whose labels exist before the step
+    sums, scored_counts = dict.fromkeys(constants, 0.0), dict.fromkeys(constants, 0)
+    # The number of targets of each term whose labels exist before the step.
+    target_counts: dict[str, int] = {}
     for batch in batches:
         for term, predictor in constants.items():
             labels = batch.targets[term].labels if term in batch.targets else None
             if labels is not None:
-                targets[term] = targets.get(term, 0) + len(labels)
+                target_counts[term] = target_counts.get(term, 0) + len(labels)
                 losses = predictor.losses(labels.numpy())
                 # Targets to which the predictor gives probability 0 are not scored: sentinels, the ends of outputs.
                 losses = losses[np.isfinite(losses)]
                 sums[term] += float(losses.sum())
-                counts[term] += len(losses)
-    for term, count in targets.items():
+                scored_counts[term] += len(losses)
+    for term, count in target_counts.items():
         if not count:
             raise nothing_predicted(term)
     return {
-        term: predictor.expected_loss if isinstance(predictor, BestConstant) else sums[term] / max(counts[term], 1)
+        term: predictor.expected_loss
+        if isinstance(predictor, BestConstant)
+        else sums[term] / max(scored_counts[term], 1)
         for term, predictor in predictors.items()
     }
 
 
 def nothing_predicted(term: str) -> UserError:
     """Returns the error for held-out text in which a term has no targets."""
-    return UserError(f"the held-out text has nothing that {term} predicts", "use more text with data.validation=")
+    return UserError(
+        f"the held-out text has nothing that {term} predicts", "set data.validation= to a file with more text"
+    )
 
 
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
@@ -228,8 +235,8 @@ class TermSums:
 
     def __init__(self) -> None:
         self.sums: list[np.ndarray] = []
-        self.baseline: list[np.ndarray] = []
-        self.classes: list[np.ndarray] = []
+        self.baseline_sums: list[np.ndarray] = []
+        self.class_counts: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
         self.examples: list[np.ndarray] = []
         self.right: int | None = 0
@@ -245,10 +252,10 @@ class TermSums:
         if not bool(torch.isfinite(scores.losses).all()):
             raise NotFinite("losses", batch)
         documents = scores.documents.cpu().numpy()
-        count = len(batch.inputs.lengths)
+        document_count = len(batch.inputs.lengths)
         self.examples.append((batch.examples if batch.rows is None else batch.rows).cpu().numpy())
-        self.sums.append(np.bincount(documents, scores.losses.double().cpu().numpy(), count))
-        self.counts.append(np.bincount(documents, minlength=count))
+        self.sums.append(np.bincount(documents, scores.losses.double().cpu().numpy(), document_count))
+        self.counts.append(np.bincount(documents, minlength=document_count))
         if scores.labels.is_floating_point():
             self.right = None
         elif self.right is not None:
@@ -256,10 +263,11 @@ class TermSums:
         if isinstance(baseline, BestConstant):
             classes = len(baseline.expected)
             cells = documents * classes + scores.labels.cpu().numpy()
-            self.classes.append(np.bincount(cells, minlength=count * classes).reshape(count, classes))
+            counts = np.bincount(cells, minlength=document_count * classes)
+            self.class_counts.append(counts.reshape(document_count, classes))
         elif baseline is not None:
             losses = baseline.losses(scores.labels.cpu().numpy())
-            self.baseline.append(np.bincount(documents, losses, count))
+            self.baseline_sums.append(np.bincount(documents, losses, document_count))
 
     def result(self, name: str, baseline: Predictor | None) -> TermEvaluation:
         """Returns the evaluation of all batches. Raises UserError if there were no targets. name: the name of the
@@ -272,11 +280,12 @@ class TermSums:
         counts = sum_by_example(self.counts)
         if not counts.sum():
             raise nothing_predicted(name)
-        if self.classes:
+        if self.class_counts:
             # The best constant depends on all labels, which are only known now.
-            losses_C = BestConstant.least_losses(np.sum([counts_NC.sum(axis=0) for counts_NC in self.classes], axis=0))
-            self.baseline = [counts_NC @ losses_C for counts_NC in self.classes]
+            counts_C = np.sum([counts_NC.sum(axis=0) for counts_NC in self.class_counts], axis=0)
+            losses_C = BestConstant.least_losses(counts_C)
+            self.baseline_sums = [counts_NC @ losses_C for counts_NC in self.class_counts]
         return TermEvaluation(
             sum_by_example(self.sums), counts, self.right,
-            sum_by_example(self.baseline) if baseline else None, baseline.name if baseline else None,
+            sum_by_example(self.baseline_sums) if baseline else None, baseline.name if baseline else None,
         )  # fmt: skip

@@ -16,7 +16,15 @@ from lmtool.config.auto import with_member_values
 from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import Choice, build, component, names
 from lmtool.data.configs import FORMATS
-from lmtool.models.configs import CONTEXT, PREFIXES, QUERY_STREAM, SINGLE_TOKENS, ModelConfig, architecture, kinds
+from lmtool.models.configs import (
+    CONTEXT,
+    PREFIXES,
+    QUERY_STREAM,
+    SINGLE_TOKENS,
+    ModelConfig,
+    architecture,
+    describe_architectures,
+)
 from lmtool.nn.configs import Side
 
 
@@ -119,7 +127,7 @@ class LearnedConfig(Component):
         return self.writes_text
 
     @property
-    def adapts(self) -> str | None:
+    def domain_adaptation(self) -> str | None:
         """The name of the auxiliary loss for domain adaptation, or None."""
         return None
 
@@ -151,7 +159,7 @@ ONE_TASK: Offer[LearnedConfig] = Offer(
 )
 """A single task instead of a mixture of tasks."""
 ONE_DOMAIN: Offer[LearnedConfig] = Offer(
-    "learned", lambda learned: learned.adapts is None, "has a loss over two domains"
+    "learned", lambda learned: learned.domain_adaptation is None, "has a loss over two domains"
 )
 """Texts of one domain, without domain adaptation."""
 LABELS: Offer[LearnedConfig] = Offer(
@@ -214,7 +222,9 @@ class ObjectiveConfig(LearnedConfig):
 
     def needs(self) -> Iterator[Requirement]:
         subject = f"objective={self.name} trains"
-        yield Requirement(architecture(*self.architectures), "objective", f"{subject} {kinds(self.architectures)}")
+        yield Requirement(
+            architecture(*self.architectures), "objective", f"{subject} {describe_architectures(self.architectures)}"
+        )
         if self.contextual:
             yield Requirement(CONTEXT, "objective", f"{subject} models that read context")
         else:
@@ -246,11 +256,11 @@ class ObjectiveConfig(LearnedConfig):
         return (self,)
 
     def replace_members(self, members: tuple[ObjectiveConfig, ...]) -> ObjectiveConfig:
-        """Returns a copy with these members, which are new configurations of its own, in their order."""
+        """Returns a copy with new configurations of its members. members: one for each member, in the same order."""
         return members[0]
 
     def select_members(self, members: Sequence[ObjectiveConfig]) -> ObjectiveConfig:
-        """Returns a copy that has only these members. members: some of its members, possibly modified."""
+        """Returns a copy that has only some of its members. members: these members, possibly modified."""
         return members[0]
 
     @property
@@ -327,13 +337,14 @@ class MixtureConfig(ObjectiveConfig):
 
     @property
     def token_fractions(self) -> dict[str, float]:
-        weighted = [
+        weighted_fractions = [
             (weight, member.token_fractions)
             for weight, member in zip(self.fractions(), self.member_configs(), strict=True)
         ]
-        names = {name for _, fractions in weighted for name in fractions}
+        names = {name for _, fractions in weighted_fractions for name in fractions}
         return {
-            name: sum(weight * fractions.get(name, 0.0) for weight, fractions in weighted) for name in sorted(names)
+            name: sum(weight * fractions.get(name, 0.0) for weight, fractions in weighted_fractions)
+            for name in sorted(names)
         }
 
     @model_validator(mode="after")
@@ -346,11 +357,12 @@ class MixtureConfig(ObjectiveConfig):
         if len(set(titles)) < len(titles) or any(isinstance(member, MixtureConfig) for member in members):
             title_list = ", ".join(titles)
             raise ValueError(
-                f"members=[{title_list}]: name each objective once, tasks by their own names, and no mixture"
+                f"members=[{title_list}] repeats a name or has a mixture: name each objective once, "
+                "and tasks by their own names"
             )
         if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):
             raise ValueError(
-                f"weights={list(self.weights)} must have a number above 0 for each of the {len(titles)} members"
+                f"weights={list(self.weights)} must have one number above 0 for each member: {', '.join(titles)}"
             )
         return self
 
@@ -361,7 +373,7 @@ def member_problem(error: ValidationError | PydanticCustomError, known: Sequence
     if isinstance(error, PydanticCustomError):
         name = (error.context or {}).get("given")
         valid = f"one of {', '.join(known)}"
-        return f"a section has no name, {valid}" if name is None else f"{name} is not {valid}"
+        return f"a section has no name, which must be {valid}" if name is None else f"{name} is not {valid}"
     problem = error.errors(include_url=False, include_input=False)[0]
     messages = {"extra_forbidden": "unknown key", "missing": "missing required value"}
     path, message = ".".join(map(str, problem["loc"])), messages.get(problem["type"], problem["msg"])

@@ -25,14 +25,14 @@ class Evaluation:
 
     Attributes:
         terms: The evaluation of each term of the loss, by name.
-        weights: The weight of each term in the loss.
+        loss_weights: The weight of each term in the loss.
         scores: Further scores by name.
         warnings: Caveats about the scores, for the user.
         details: Plain data for the report, such as a confusion matrix.
     """
 
     terms: dict[str, TermEvaluation]
-    weights: Mapping[str, float]
+    loss_weights: Mapping[str, float]
     scores: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     details: dict[str, object] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Evaluation:
     @property
     def loss(self) -> float:
         """The weighted sum of the terms' mean losses, as in training."""
-        return sum(self.weights[name] * term.loss for name, term in self.terms.items())
+        return sum(self.loss_weights[name] * term.loss for name, term in self.terms.items())
 
     @property
     def standard_error(self) -> float:
@@ -50,7 +50,7 @@ class Evaluation:
         errors = {name: gain for name, gain in gains.items() if gain is not None}
         if len(errors) < len(gains):
             errors = {name: term.standard_error for name, term in self.terms.items()}
-        return float(np.sqrt(sum((self.weights[name] * error) ** 2 for name, error in errors.items())))
+        return float(np.sqrt(sum((self.loss_weights[name] * error) ** 2 for name, error in errors.items())))
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers for metrics.jsonl and result.json: `loss`, `standard_error`, the scores, and for each
@@ -108,7 +108,7 @@ class Scorer(ABC):
 class ScoresTargets(Protocol):
     """The interface of a learner that `TermScorer` uses."""
 
-    weights: dict[str, float]
+    loss_weights: dict[str, float]
 
     def score(self, batch: Batch) -> dict[str, Scores]: ...
 
@@ -138,7 +138,7 @@ class TermScorer(Scorer):
                 "there is no held-out text to evaluate on", "set data.validation= to a file with held-out text"
             )
         terms = {name: sums.result(name, self.predictors.get(name)) for name, sums in self.sums.items()}
-        return Evaluation(terms, {name: float(self.learner.weights[name]) for name in terms})
+        return Evaluation(terms, {name: float(self.learner.loss_weights[name]) for name in terms})
 
 
 def evaluate(

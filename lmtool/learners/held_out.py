@@ -23,8 +23,8 @@ EVALUATION_TOKENS = 8192
 """Maximum tokens of a forward in evaluation, if the configuration sets no limit in tokens."""
 # For models that carry state from batch to batch: the maximum number of lanes (contiguous streams of text that are read
 # in parallel), and the minimum number of segments in a lane. The number of lanes changes the scores slightly, because
-# every lane starts with the initial state, so it does not depend on the batch size.
-EVALUATION_LANES, SEGMENTS_OF_LANE = 10, 16
+# every lane starts with the initial state, so this number does not depend on the batch size.
+MAX_LANES, MIN_SEGMENTS_PER_LANE = 10, 16
 # Maximum examples and tokens of the sample for slow computations. 512 examples give a standard error of about 0.02; the
 # second limit applies to long examples.
 SAMPLE_EXAMPLES, SAMPLE_TOKENS = 512, 32_768
@@ -49,13 +49,14 @@ class EvaluationSplit:
     def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
         self.data = data
         self.examples: Examples = examples_of(learner, data, max_length)
-        virtual = learner.virtual_tokens
-        self.seed, self.virtual = seed, virtual
-        self.budget = max(batch_tokens, max_length + virtual)
+        self.seed, self.virtual_tokens = seed, learner.virtual_tokens
+        self.batch_tokens = max(batch_tokens, max_length + self.virtual_tokens)
         tokens = int(self.examples.plan(0).lengths.sum(dtype=np.int64))
-        lanes = min(EVALUATION_LANES, max(1, tokens // (SEGMENTS_OF_LANE * max_length)))
+        lanes = min(MAX_LANES, max(1, tokens // (MIN_SEGMENTS_PER_LANE * max_length)))
         examples = self.examples.in_lanes(lanes) if isinstance(self.examples, CutInLanes) else self.examples
-        self.loader = PackedLoader(examples, seed, None, self.budget, shuffle=False, virtual_tokens=virtual)
+        self.loader = PackedLoader(
+            examples, seed, batch_tokens=self.batch_tokens, shuffle=False, virtual_tokens=self.virtual_tokens
+        )
 
     def sample(self) -> Iterator[Batch]:
         """Yields the batches of a random sample of the examples, for slow computations."""
@@ -64,8 +65,9 @@ class EvaluationSplit:
             np.arange(min(len(plan), SAMPLE_EXAMPLES))
         )
         lengths = plan.lengths[order].astype(np.int64)
+        # A standard error needs two examples, even if they exceed the limit.
         order = order[: max(int((lengths.cumsum() <= SAMPLE_TOKENS).sum()), 2)]
-        boundaries = batch_boundaries(plan.lengths[order] + self.virtual, None, self.budget)
+        boundaries = batch_boundaries(plan.lengths[order] + self.virtual_tokens, tokens=self.batch_tokens)
         for start, end in zip(boundaries[:-1], boundaries[1:], strict=True):
             yield self.examples.batch(plan.rows[order[start:end]], order[start:end], 0)
 

@@ -87,15 +87,15 @@ class Statistic:
 
 class RunningStatistics:
     """Statistics that are accumulated over batches, in the order in which they first occur. statistics: the statistics
-    by name. remarks: how the defined value is computed, for statistics whose value is not a key of the
-    configuration."""
+    by name. remarks: for each statistic whose defined value is not a key of the configuration, how this value is
+    computed."""
 
     def __init__(self) -> None:
         self.statistics: dict[str, Statistic] = {}
         self.remarks: dict[str, str] = {}
 
     def _statistic(self, name: str) -> Statistic:
-        """Returns a statistic by name, which is created if it is new."""
+        """Returns a statistic by name; creates it if there is none of this name."""
         return self.statistics.setdefault(name, Statistic(name))
 
     def fraction(self, name: str, hits: float, count: float, probability: float | np.ndarray) -> None:
@@ -146,7 +146,7 @@ class RunningStatistics:
         statistic.count += float(count)
 
     def never(self, name: str, times: float, count: float = 0.0) -> None:
-        """Adds the number of times that an event occurred which must never occur. count: see `exact`."""
+        """Adds the number of times that a forbidden event occurred. count: see `exact`."""
         self.exact(name, times, 0.0, count)
 
     def report(self, name: str, total: float, count: float, is_fraction: bool = False) -> None:
@@ -172,7 +172,7 @@ class RunningStatistics:
         return [statistic for statistic in self.statistics.values() if not statistic.holds(self.tested)]
 
 
-# Number of examples measured at a time.
+# Number of examples in a batch of an inspection.
 _EXAMPLES = 256
 # Shown instead of labels that the model itself makes in a step, such as which tokens are replaced.
 _UNKNOWN_LABELS = "made in the step"
@@ -222,13 +222,13 @@ class Inspector:
         of a row. Returns an empty list if the original texts are not available."""
         return []
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Returns the most important measurement as a sentence; "" if there is none."""
         fraction = stats.measured("predicted fraction of text")
         return "" if fraction is None else f"{fraction:.1%} of the tokens are predicted"
 
     def label(self, value: Any, of_token: bool) -> Any:
-        """Returns a label in readable form. of_token: whether it belongs to a token; otherwise it belongs to the
+        """Returns a label in readable form. of_token: whether the label belongs to a token; otherwise it belongs to the
         example."""
         return self.tokenizer.readable([value])[0] if of_token else value
 
@@ -253,7 +253,7 @@ class Inspector:
         """Adds the statistics of the learner's objective for some examples."""
 
     def entries(self, sample: SampledBatch) -> Iterator[dict[str, Any]]:
-        """Yields each example as plain data, see `described`."""
+        """Yields each example as plain data, see `describe`."""
         batch, texts = sample.batch, self.texts(sample)
         for number in range(len(sample.numbers)):
             entry: dict[str, object] = {"example": int(sample.numbers[number]), "epoch": sample.epoch}
@@ -276,12 +276,12 @@ class Inspector:
             yield entry
 
     def first(self, n: int) -> np.ndarray:
-        """Returns the numbers of the first n examples, or of fewer if there are not that many."""
+        """Returns the numbers of the first n examples: fewer than n if there are fewer, and at most _EXAMPLES."""
         return np.arange(min(n, len(self.examples.plan(0)), _EXAMPLES))
 
     # Methods that `lmtool inspect` calls.
 
-    def described(self, n: int) -> Iterator[dict[str, object]]:
+    def describe(self, n: int) -> Iterator[dict[str, object]]:
         """Yields the first n examples as plain data.
 
         The keys are `example` (the number of the example), `epoch`, `text` and the `boundaries` of documents or
@@ -294,7 +294,7 @@ class Inspector:
         rows = self.examples.plan(0).rows[numbers]
         yield from self.entries(SampledBatch(rows, numbers, 0, self.examples.batch(rows, numbers, 0)))
 
-    def measured(self, tokens: int) -> RunningStatistics:
+    def measure(self, tokens: int) -> RunningStatistics:
         """Measures examples until they have at least `tokens` tokens in total."""
         stats = RunningStatistics()
         self.check_plan(stats)
@@ -304,7 +304,8 @@ class Inspector:
     # Helper methods.
 
     def sampled_batches(self, tokens: int) -> Iterator[SampledBatch]:
-        """Yields examples in the order of the plan, with `tokens` tokens together, from as many epochs as necessary."""
+        """Yields batches of examples in the order of the plan, until they have at least `tokens` tokens in total. If an
+        epoch has too few tokens, the next epoch follows."""
         processed = epoch = 0
         while processed < tokens and not self.repeats(epoch):
             plan = self.examples.plan(epoch)
@@ -381,9 +382,9 @@ def _padding(batch: Batch, pad: int | None) -> int:
     """Counts padding tokens, and tokens that belong to no document. The first output token does not count, because
     some families use the padding token as the start token. pad: the id of the padding token."""
     positions = 0
-    for side, first in ((batch.inputs, 0), (batch.outputs, 1)):
+    for side, first_position in ((batch.inputs, 0), (batch.outputs, 1)):
         if side is not None:
             ids = side.tokens.numpy()
-            within = side.positions.numpy()[: sum(side.lengths)] >= first
+            within = side.positions.numpy()[: sum(side.lengths)] >= first_position
             positions += len(ids) - len(within) + int((ids[: len(within)][within] == pad).sum())
     return positions

@@ -64,11 +64,11 @@ def combine(member_batches: Sequence[tuple[str, Batch]]) -> MixedBatch:
     return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(member_batches))
 
 
-def mixed_plan(text: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: int, epoch: int) -> Plan:
+def mixed_plan(shared_plan: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: int, epoch: int) -> Plan:
     """Builds the plan of an epoch from a random sample of each member's examples.
 
     Args:
-        text: The plan whose cache stores the result.
+        shared_plan: The plan whose cache stores the result. `cached_plan` passes it, and this function ignores it.
         plans: The plan of each member.
         counts: The number of examples to sample from each plan. Examples repeat only if the count is larger than the
             plan.
@@ -93,27 +93,27 @@ class MixedExamples:
         members: The examples of each member, by name.
         fractions: The fraction of an epoch's examples that belong to each member.
         seed: The seed of the run.
-        whole: Whether an epoch has all examples of every member, as in evaluation, instead of the fractions.
+        takes_all: Whether an epoch has all examples of every member, as in evaluation, instead of the fractions.
         repeats: Whether an epoch has as many examples as all members together, so that a member with a large fraction
             repeats examples. Otherwise, an epoch ends before a member would repeat an example.
     """
 
     renumbers_repeats: ClassVar[bool] = False
-    """Whether each repetition of an example in an epoch has its own number, and so its own random choices."""
+    """Whether each repetition of an example in an epoch has its own number, and therefore its own random choices."""
     nesting: tuple[int, int] = (1, 0)
-    """If these examples are one of several members of another mixture: how many members that mixture has, and the index
-    of these examples among them. Their example numbers then differ from the numbers of the other members."""
+    """The number of members of the mixture that has these examples as a member, and the index of this member; (1, 0)
+    without such a mixture. Both enter the numbers of the examples, so that no two members have equal numbers."""
 
     def __init__(
         self,
         members: dict[str, Examples],
         fractions: Sequence[float],
         seed: int,
-        whole: bool = False,
+        takes_all: bool = False,
         repeats: bool = False,
     ):
         self.members, self.fractions, self.seed = members, tuple(fractions), seed
-        self.whole, self.repeats = whole, repeats
+        self.takes_all, self.repeats = takes_all, repeats
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -121,11 +121,11 @@ class MixedExamples:
             plans = [member.plan(epoch) for member in self.members.values()]
             # Plans of text are stored in a file that all processes share; plans of tasks are small, and every process
             # has a copy. The mixed plan is stored with the plan that most processes share.
-            text = max(plans, key=lambda plan: plan.cache.processes)
+            shared_plan = max(plans, key=lambda plan: plan.cache.processes)
             # The previous plan stays in memory, because a prefetching loader reads from two epochs at their boundary.
             previous = dict([*self._plans.items()][-1:])
             self._plans = previous | {
-                epoch: cached_plan(mixed_plan, text, plans, self._counts(plans), self.seed, epoch)
+                epoch: cached_plan(mixed_plan, shared_plan, plans, self._counts(plans), self.seed, epoch)
             }
         return self._plans[epoch]
 
@@ -139,7 +139,8 @@ class MixedExamples:
                 # Random choices are keyed by the number of an example, so members must not have equal numbers.
                 repetition = member_rows["again"] * len(plan) * self.renumbers_repeats
                 numbers = (selected + repetition) * len(self.members) + number
-                numbers = numbers * self.nesting[0] + self.nesting[1]
+                mixture_size, index_in_mixture = self.nesting
+                numbers = numbers * mixture_size + index_in_mixture
                 member_batches.append((name, member.batch(plan.rows[selected], numbers, epoch)))
         return self.combine(member_batches)
 
@@ -149,12 +150,12 @@ class MixedExamples:
 
     def complete(self) -> MixedExamples:
         """Returns the same mixture with all examples of every member."""
-        return MixedExamples(self.members, self.fractions, self.seed, whole=True)
+        return MixedExamples(self.members, self.fractions, self.seed, takes_all=True)
 
     def _counts(self, plans: Sequence[Plan]) -> list[int]:
         """Returns the number of examples of each member in an epoch. plans: the plan of each member."""
         sizes = [len(plan) for plan in plans]
-        if self.whole:
+        if self.takes_all:
             return sizes
         if self.repeats:
             return [max(1, round(sum(sizes) * fraction)) for fraction in self.fractions]
@@ -181,7 +182,7 @@ class MixedExamples:
             },
             **{f"{name}_examples": int(metadata["examples"]) for name, metadata in by_member.items()},
         }
-        if self.whole:
+        if self.takes_all:
             return metadata
         return {**metadata, **{f"{name}_in_an_epoch": count for name, count in counts.items()}}
 
@@ -202,20 +203,20 @@ class MixedInspector(Inspector):
         super().__init__(learner, examples, max_length)
         self.members = members
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return " · ".join(f"{stats.measured(f'fraction of {name}') or 0:.0%} {name}" for name in self.members)
 
-    def described(self, n: int) -> Iterator[dict[str, object]]:
+    def describe(self, n: int) -> Iterator[dict[str, object]]:
         """Yields the first n examples of each member, with the name of the `member`."""
         for name, member in self.members.items():
-            for entry in member.described(n):
+            for entry in member.describe(n):
                 yield {"member": name, **entry}
 
-    def measured(self, tokens: int) -> RunningStatistics:
+    def measure(self, tokens: int) -> RunningStatistics:
         stats, examples = RunningStatistics(), self.examples
         counts = np.bincount(examples.plan(0).rows["member"], minlength=len(self.members))
         for (name, member), count, fraction in zip(self.members.items(), counts, examples.fractions, strict=True):
-            measured = member.measured(max(tokens // len(counts), 1))
+            measured = member.measure(max(tokens // len(counts), 1))
             for statistic in measured.statistics.values():
                 title = f"{name}: {statistic.name}"
                 stats.statistics[title] = replace(statistic, name=title)

@@ -43,13 +43,13 @@ class MixedSources(MixedExamples):
     def __init__(self, members: dict[str, Examples], fractions: Sequence[float] | None, seed: int, held_out: bool):
         sizes = [len(member.plan(0)) for member in members.values()]
         fractions = fractions or [size / sum(sizes) for size in sizes]
-        super().__init__(members, fractions, seed, whole=held_out, repeats=True)
+        super().__init__(members, fractions, seed, takes_all=held_out, repeats=True)
 
     def complete(self) -> MixedSources:
         return MixedSources(self.members, self.fractions, self.seed, held_out=True)
 
     def combine(self, member_batches: Sequence[tuple[str, Batch]]) -> Batch:
-        """Concatenates the batches of texts to an ordinary batch of the learner."""
+        """Concatenates the batches of texts into an ordinary batch of the learner."""
         return concatenate([batch for _, batch in member_batches])
 
     def members_of(self, batch: Batch) -> np.ndarray:
@@ -81,11 +81,11 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 
 def _concatenate_targets(targets: Sequence[Target], starts: np.ndarray) -> Target:
     """Concatenates the targets of one term. starts: the index of each batch's first token after concatenation."""
-    at, spans = [], []
+    indices, spans = [], []
     for target, start in zip(targets, starts.tolist(), strict=False):
-        at.append(None if target.at is None else target.at + start)
+        indices.append(None if target.at is None else target.at + start)
         spans.append(None if target.span is None else target.span + start)
-    return Target(_cat([target.labels for target in targets]), _cat(at), _cat(spans), targets[0].side)
+    return Target(_cat([target.labels for target in targets]), _cat(indices), _cat(spans), targets[0].side)
 
 
 def _cat(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -135,7 +135,7 @@ def predictors_of(learner: BaseLearner, train: SplitData, examples: object) -> M
 
 
 def _mean(predictors: Sequence[Predictor], fractions: Sequence[float]) -> Predictor:
-    """Returns the predictor of the weighted mean of several distributions."""
+    """Returns the predictor whose distribution is the weighted mean of the predictors' distributions."""
     constant = [predictor for predictor in predictors if isinstance(predictor, ConstantPredictor)]
     if len(constant) < len(predictors):
         return predictors[0]  # depends on the configuration only, so the predictors of all texts are equal
@@ -168,7 +168,7 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictor
 
 
 def _merged_store(data: SplitData) -> TokenStore:
-    """Returns a store without tokens, which has the metadata of all texts together, as scorers need them."""
+    """Returns a store that has the metadata of all texts together, but no tokens: scorers read only the metadata."""
     metadata = [member.text.metadata for member in data.members.values()]
     sums: dict[str, object] = {
         name: sum(text[name] for text in metadata) for name in ("tokens", "words", "bytes", "documents", "characters")
@@ -183,39 +183,39 @@ class SourcesScorer(Scorer):
     """Runs the learner once per batch, and adds the losses to the scores of all texts and to the scores of each text.
 
     Args:
-        whole: The scorer of all texts together.
+        scorer_of_all: The scorer of all texts together.
         members: The scorer of each text, by title.
         examples: The examples of the split.
     """
 
-    def __init__(self, whole: TermScorer, members: Mapping[str, TermScorer], examples: MixedSources):
-        self.whole, self.members, self.examples = whole, members, examples
+    def __init__(self, scorer_of_all: TermScorer, members: Mapping[str, TermScorer], examples: MixedSources):
+        self.scorer_of_all, self.members, self.examples = scorer_of_all, members, examples
 
     def outputs(self, batch: Batch) -> dict[str, Scores]:
-        return self.whole.outputs(batch)
+        return self.scorer_of_all.outputs(batch)
 
     def take(self, batch: Batch, outputs: Mapping[str, Scores]) -> None:
         member_N = self.examples.members_of(batch)
         batches_by_title = {
-            title: (documents, member_N == number)
+            title: (selected_batch, member_N == number)
             for number, title in enumerate(self.members)
-            if (documents := _select_documents(batch, member_N == number)) is not None
+            if (selected_batch := _select_documents(batch, member_N == number)) is not None
         }
         for term, scores in outputs.items():
-            self.whole.add_term(term, batch, scores)
-            for title, (documents, selected_N) in batches_by_title.items():
-                self.members[title].add_term(term, documents, _select_scores(scores, selected_N))
+            self.scorer_of_all.add_term(term, batch, scores)
+            for title, (selected_batch, selected_N) in batches_by_title.items():
+                self.members[title].add_term(term, selected_batch, _select_scores(scores, selected_N))
 
     def result(self) -> Evaluation:
         """Returns the evaluation of all texts, with the loss and the scores of each text added as TITLE_NAME."""
-        whole = self.whole.result()
+        evaluation_of_all = self.scorer_of_all.result()
         by_title = {title: scorer.result() for title, scorer in self.members.items() if scorer.sums}
         scores = {
             f"{title}_{name}": value
             for title, evaluation in by_title.items()
             for name, value in {"loss": evaluation.loss, **evaluation.scores}.items()
         }
-        return replace(whole, scores={**whole.scores, **scores})
+        return replace(evaluation_of_all, scores={**evaluation_of_all.scores, **scores})
 
 
 def _select_documents(batch: Batch, selected_N: np.ndarray) -> Batch | None:

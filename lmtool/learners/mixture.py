@@ -58,13 +58,13 @@ class Mixture(BaseLearner):
         super().__init__(cast(Config, config), backbone, tokenizer, seed)
         learners = {member.title: member.learner(backbone, tokenizer, seed) for member in config.member_configs()}
         self.fractions = dict(zip(learners, config.fractions(), strict=True))
-        self.weights = {
+        self.loss_weights = {
             term_of(name, term): self.fractions[name] * weight
             for name, member in learners.items()
-            for term, weight in member.weights.items()
+            for term, weight in member.loss_weights.items()
         }
         for name, member in learners.items():
-            self._share_heads(name, member, learners)
+            self._share_heads(member, learners)
             if member.objective is not None:
                 if self.objective is not None:
                     raise UserError(
@@ -74,16 +74,18 @@ class Mixture(BaseLearner):
                     )
                 self.objective = member.objective
         self.makes_inputs = any(member.makes_inputs for member in learners.values())
-        self.pretrained = tuple(dict.fromkeys(name for member in learners.values() for name in member.pretrained))
-        # Assigned after the backbone and the heads, because PyTorch names a shared tensor after its first occurrence.
+        self.pretrained_heads = tuple(
+            dict.fromkeys(name for member in learners.values() for name in member.pretrained_heads)
+        )
+        # PyTorch names a shared tensor after its first occurrence, so `members` comes after the backbone and the heads.
         self.members = nn.ModuleDict(learners)
-        self.register_state_dict_post_hook(_without_members)
-        self.register_load_state_dict_pre_hook(_with_members)
+        self.register_state_dict_post_hook(_remove_member_tensors)
+        self.register_load_state_dict_pre_hook(_add_member_tensors)
 
-    def _share_heads(self, name: str, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
+    def _share_heads(self, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
         """Adds the heads of a member to the mixture. If there already is a head of the same name, the member uses this
-        head instead of its own. name: the name of the member. member: the learner of the member. learners: the learners
-        of all members, by name. Raises UserError if a task has the name of another member's head."""
+        head instead of its own. member: the learner of the member. learners: the learners of all members, by name.
+        Raises UserError if a task has the name of another member's head."""
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
@@ -118,13 +120,17 @@ class Mixture(BaseLearner):
     def examples(self, data: SplitData, max_length: int) -> MixedExamples:
         """Returns the mixed examples of all members that have data in the split."""
         examples = {
-            name: examples_of(member, data, max_length) for name, member in self.named_members() if member.is_in(data)
+            name: examples_of(member, data, max_length)
+            for name, member in self.named_members()
+            if member.has_data_in(data)
         }
         for number, member_examples in enumerate(examples.values()):
             if isinstance(member_examples, MixedSources):
                 member_examples.nesting = len(examples), number
         fractions = [self.fractions[name] for name in examples]
-        return MixedExamples(examples, fractions, self.seed, data.split != "train", self.config.repeats)
+        return MixedExamples(
+            examples, fractions, self.seed, takes_all=data.split != "train", repeats=self.config.repeats
+        )
 
     def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
         """Returns an inspector that combines the inspectors of all members."""
@@ -144,7 +150,7 @@ class Mixture(BaseLearner):
     def members_in(self, batch: Batch) -> Iterator[tuple[str, BaseLearner, Batch]]:
         """Yields the name, the learner and the batch of each member that has examples in a mixed batch."""
         if not isinstance(batch, MixedBatch):
-            raise TypeError("a mixture needs a MixedBatch, as its own examples make")
+            raise TypeError("a mixture needs a MixedBatch, which its own examples return")
         yield from ((name, cast(BaseLearner, self.members[name]), member_batch) for name, member_batch in batch.members)
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -160,7 +166,7 @@ class Mixture(BaseLearner):
             for name, member, member_batch in self.members_in(batch)
             for term, total in member(member_batch, step).sums.items()
         }
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def score(self, batch: Batch) -> dict[str, Scores]:
         # Documents are counted over the batches of all members.
@@ -177,10 +183,10 @@ class Mixture(BaseLearner):
         for name, member in self.named_members():
             if name not in examples.members:
                 continue
-            names = {term: term_of(name, term) for term in member.weights}
-            own_predictors = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
-            scorers[name] = scorer_of(member, data, examples.members[name], own_predictors)
-        return self.scorer_class(scorers, self.weights)
+            mixed_terms = {term: term_of(name, term) for term in member.loss_weights}
+            member_predictors = {term: predictors[mixed] for term, mixed in mixed_terms.items() if mixed in predictors}
+            scorers[name] = scorer_of(member, data, examples.members[name], member_predictors)
+        return self.scorer_class(scorers, self.loss_weights)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         """Returns n examples as plain data, about equally many of each member, see `BaseLearner.samples`."""
@@ -191,27 +197,27 @@ class Mixture(BaseLearner):
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
         """Yields the predictions of the first member."""
-        return self._first.respond(rows, inference)
+        return self._first_member.respond(rows, inference)
 
     def writer(self) -> Writer:
         """Returns the writer of the first member."""
-        return self._first.writer()
+        return self._first_member.writer()
 
     def line(self, record: dict[str, object]) -> str:
-        return self._first.line(record)
+        return self._first_member.line(record)
 
     @property
-    def _first(self) -> BaseLearner:
+    def _first_member(self) -> BaseLearner:
         return next(member for _, member in self.named_members())
 
 
 class MixedScorer(Scorer):
     """Scores the batch of each member in a mixed batch, and combines the evaluations of the members. members: the
-    scorer of each member, by name. weights: the weight of each term of the mixture, by the name that `term_of`
+    scorer of each member, by name. loss_weights: the weight of each term of the mixture, by the name that `term_of`
     returns."""
 
-    def __init__(self, members: Mapping[str, Scorer], weights: Mapping[str, float]):
-        self.members, self.weights = members, weights
+    def __init__(self, members: Mapping[str, Scorer], loss_weights: Mapping[str, float]):
+        self.members, self.loss_weights = members, loss_weights
 
     def outputs(self, batch: Batch) -> list[object]:
         return [scorer.outputs(member_batch) for scorer, member_batch in self._member_batches(batch)]
@@ -223,7 +229,7 @@ class MixedScorer(Scorer):
     def _member_batches(self, batch: Batch) -> Iterator[tuple[Scorer, Batch]]:
         """Yields the scorer and the batch of each member that has examples in a mixed batch."""
         if not isinstance(batch, MixedBatch):
-            raise TypeError("a mixture needs a MixedBatch, as its own examples make")
+            raise TypeError("a mixture needs a MixedBatch, which its own examples return")
         for name, member_batch in batch.members:
             self.members[name].selects = self.selects
             yield self.members[name], member_batch
@@ -247,10 +253,10 @@ class MixedScorer(Scorer):
             for score, value in evaluation.scores.items()
         }
         warnings = tuple(f"{name}: {text}" for name, evaluation in evaluations.items() for text in evaluation.warnings)
-        return Evaluation(terms, {term: float(self.weights[term]) for term in terms}, scores, warnings)
+        return Evaluation(terms, {term: float(self.loss_weights[term]) for term in terms}, scores, warnings)
 
 
-def _without_members(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
+def _remove_member_tensors(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
     """Removes the members' shared tensors from a state dict, which also has them as tensors of the mixture; a hook of
     `state_dict`."""
     for name in [name for name in state if name.startswith(prefix + _MEMBERS)]:
@@ -259,7 +265,7 @@ def _without_members(module: nn.Module, state: dict[str, object], prefix: str, m
             del state[name]
 
 
-def _with_members(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
+def _add_member_tensors(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
     """Adds the members' tensors to a state dict, from their names in the checkpoint; a hook of `load_state_dict`."""
     for name, member in cast(Mixture, module).members.items():
         for member_name in member.state_dict():

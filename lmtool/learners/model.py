@@ -1,6 +1,6 @@
 """A backbone with heads, edited by an optional tuning method: the part of a learner that a checkpoint contains.
 
-Shape letters: T tokens, M selected tokens, F width of the states that heads read.
+Shape letters: T tokens, M selected tokens, H hidden width, F width of the states that heads read.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def hidden_at(
     Returns:
         The states (..., H) by term.
     """
-    read_M, at = torch.cat([index.flatten() for index in indices.values()]).unique(return_inverse=True)
+    read_M, inverse = torch.cat([index.flatten() for index in indices.values()]).unique(return_inverse=True)
     device = batch.inputs.tokens.device
     hidden_MH = read(batch.inputs, rng, read_M=send(read_M, device))
-    rows_by_term = send(at, device).split([index.numel() for index in indices.values()])
+    rows_by_term = send(inverse, device).split([index.numel() for index in indices.values()])
     return {
         term: hidden_MH.index_select(0, rows).view(*index.shape, hidden_MH.shape[-1])
         for (term, index), rows in zip(indices.items(), rows_by_term, strict=True)
@@ -87,7 +87,8 @@ class Tuning(Protocol):
         ...
 
     def fold(self, learner: Any) -> Any:
-        """Replaces parameters that only training needs by their result. Returns the configuration of the new model."""
+        """Replaces modules that only training needs (such as the MLP that computes a prefix) by what they compute.
+        Returns the configuration of the new model."""
 
 
 class TuningScheme(Protocol):
@@ -118,8 +119,8 @@ class ModelWithHeads(nn.Module):
         self.heads = nn.ModuleDict()
         self.tuning: Tuning | None = None
         self.schemes: tuple[TuningScheme, ...] = ()
-        self.added: frozenset[str] = frozenset()  # names of the parameters that the tuning method adds
-        self.learning: frozenset[str] = frozenset()  # names of parameters that train at some step
+        self.added_names: frozenset[str] = frozenset()  # names of the parameters that the tuning method adds
+        self.trainable_names: frozenset[str] = frozenset()  # names of parameters that train at some step
 
     @property
     def device(self) -> torch.device:
@@ -132,7 +133,7 @@ class ModelWithHeads(nn.Module):
         return "outputs" if isinstance(self.backbone, EncoderDecoder) else "inputs"
 
     @property
-    def extracts(self) -> bool:
+    def is_feature_extractor(self) -> bool:
         """Whether the backbone only extracts features, because all of its parameters are frozen."""
         parameters = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
         return not any(parameter.requires_grad for parameter in parameters)
@@ -159,9 +160,9 @@ class ModelWithHeads(nn.Module):
         """
         features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
         recorder = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
-        tap, extracts = tap if recorder is None else recorder, self.extracts
-        rng = None if extracts else rng
-        with torch.no_grad() if extracts else nullcontext():
+        tap, is_frozen = tap if recorder is None else recorder, self.is_feature_extractor
+        rng = None if is_frozen else rng
+        with torch.no_grad() if is_frozen else nullcontext():
             if outputs is not None:
                 states = self.backbone(inputs, rng, outputs, read_M=read_M, tap=tap)
             elif isinstance(self.backbone, EncoderDecoder):
@@ -193,10 +194,10 @@ class ModelWithHeads(nn.Module):
             new: Names of the submodules that were not loaded from a checkpoint; None if unknown.
             schemes: The tuning schemes.
         """
-        before = {name for name, _ in self.named_parameters()}
+        names_before = {name for name, _ in self.named_parameters()}
         tuning.edit(self, self.seed, new)
-        self.added = frozenset(name for name, _ in self.named_parameters()) - before
-        self.learning = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
+        self.added_names = frozenset(name for name, _ in self.named_parameters()) - names_before
+        self.trainable_names = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
         self.tuning, self.schemes = tuning, tuple(schemes)
         for scheme in self.schemes:
             scheme.attach(self, new)
@@ -208,7 +209,7 @@ class ModelWithHeads(nn.Module):
 # McDanel, Kung, "BranchyNet", ICPR 2016; Xin et al., "DeeBERT", ACL 2020). In a checkpoint, the heads after layer N are
 # `heads.exit_N.NAME`, with the names of the heads after the last layer.
 #
-# Shape letters: T tokens, N documents, H hidden width.
+# Shape letters: T tokens, N documents, H hidden width, M targets, C classes.
 
 _EXIT = "exit_"
 AnyLearner = TypeVar("AnyLearner", bound=ModelWithHeads)
@@ -258,21 +259,21 @@ class Segment(Tap):
     same texts, and records the states after a deeper layer.
 
     Args:
-        first: The number of the layer that computed `states`; 0 for the embedding.
+        start_layer: The number of the layer that computed `states`; 0 for the embedding.
         states: The states (T, H) to start from; None to start from the embedding of the inputs.
-        last: The number of the layer whose output becomes `recorded`, (T, H), before the final norm; None to record
-            nothing.
+        end_layer: The number of the layer whose output becomes `recorded`, (T, H), before the final norm; None to
+            record nothing.
     """
 
-    def __init__(self, first: int, states: Tensor | None, last: int | None):
-        self.first, self.states, self.last = first, states, last
+    def __init__(self, start_layer: int, states: Tensor | None, end_layer: int | None):
+        self.start_layer, self.states, self.end_layer = start_layer, states, end_layer
         self.recorded: Tensor | None = None
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
-        return None if self.states is None else (self.first, self.states)
+        return None if self.states is None else (self.start_layer, self.states)
 
     def wants(self, place: TapPoint) -> bool:
-        return place.layer == self.last
+        return place.layer == self.end_layer
 
     def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         self.recorded = x_TH

@@ -50,31 +50,37 @@ class TextScorer(PerplexityScorer):
     Args:
         learner: The learner to score.
         predictors: The constant predictor of each term.
-        text: The metadata of the token store, with the number of tokens, words and bytes.
-        end: The id of the token that ends documents.
+        metadata: The metadata of the token store, with the number of tokens, words and bytes.
+        end_id: The id of the token that ends documents.
     """
 
     def __init__(
-        self, learner: ScoresTargets, predictors: Mapping[str, Predictor] | None, text: Mapping[str, Any], end: int
+        self,
+        learner: ScoresTargets,
+        predictors: Mapping[str, Predictor] | None,
+        metadata: Mapping[str, Any],
+        end_id: int,
     ):
         super().__init__(learner, predictors)
-        self.text, self.end = text, end
-        self.loss, self.count = 0.0, 0
+        self.metadata, self.end_id = metadata, end_id
+        self.loss_sum, self.token_count = 0.0, 0
 
     def add_term(self, name: str, batch: Batch, scores: Scores) -> None:
         super().add_term(name, batch, scores)
-        is_text_M = scores.labels != self.end
-        self.loss += float(scores.losses[is_text_M].double().sum())
-        self.count += int(is_text_M.sum())
+        is_text_M = scores.labels != self.end_id
+        self.loss_sum += float(scores.losses[is_text_M].double().sum())
+        self.token_count += int(is_text_M.sum())
 
     def result(self) -> Evaluation:
-        evaluation, text = super().result(), self.text
-        if not (text.get("words") and text.get("bytes") and self.count):
+        evaluation, metadata = super().result(), self.metadata
+        if not (metadata.get("words") and metadata.get("bytes") and self.token_count):
             return evaluation
-        scores = word_and_byte_rates(self.loss / self.count, text["tokens"], text["words"], text["bytes"])
+        scores = word_and_byte_rates(
+            self.loss_sum / self.token_count, metadata["tokens"], metadata["words"], metadata["bytes"]
+        )
         warnings = evaluation.warnings
-        if text.get("unknown_fraction"):
-            percent = f"{text['unknown_fraction']:.2%}"
+        if metadata.get("unknown_fraction"):
+            percent = f"{metadata['unknown_fraction']:.2%}"
             warnings = (
                 *warnings,
                 f"{percent} of the tokens are unknown: their text is not predicted, so word_perplexity and "
@@ -95,9 +101,9 @@ class Writer(ABC):
         backbone: The model.
         head: The language-model head.
         tokenizer: The tokenizer.
-        prefix: Whether a decoder's attention within the prompt is bidirectional.
+        bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional.
         start: The first token of an encoder-decoder's answer; None for a decoder.
-        before: A text that is put before every prompt.
+        prompt_prefix: A text that is put before every prompt.
     """
 
     def __init__(
@@ -105,14 +111,14 @@ class Writer(ABC):
         backbone: Backbone,
         head: LMHead,
         tokenizer: Tokenizer,
-        prefix: bool = False,
+        bidirectional_prompt: bool = False,
         start: int | None = None,
-        before: str = "",
+        prompt_prefix: str = "",
     ):
-        self.tokenizer, self.before = tokenizer, before
+        self.tokenizer, self.prompt_prefix = tokenizer, prompt_prefix
         # A vocabulary may have no end token (the GPT of 2018).
         ends = [number for role, number in tokenizer.roles.items() if role == "eos"]
-        self.model = GenerativeModel(backbone, head, ends, start, tokenizer.vocab_size, prefix)
+        self.model = GenerativeModel(backbone, head, ends, start, tokenizer.vocab_size, bidirectional_prompt)
 
     @abstractmethod
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
@@ -120,7 +126,7 @@ class Writer(ABC):
 
     def prompt(self, text: str) -> list[int]:
         """Returns the tokens of a prompt, including special tokens. text: the prompt."""
-        return self.encode_with_template(self.encode(self.before + text)).tolist()
+        return self.encode_with_template(self.encode(self.prompt_prefix + text)).tolist()
 
     def prompts(self, texts: Sequence[str], origin: Sequence[tuple[str, int]]) -> list[list[int]]:
         """Returns the tokens of several prompts, including special tokens. texts: the prompts. origin: the file and the
@@ -150,18 +156,18 @@ class Writer(ABC):
         return self.model.generate(prompts, config, seed, batch_tokens, **callbacks)
 
     @abstractmethod
-    def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """Returns the new tokens as text. prompt: the tokens of the prompt. new: the new tokens."""
+    def text(self, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
+        """Returns the new tokens as text. prompt: the tokens of the prompt. new_ids: the new tokens."""
 
-    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
         """Returns the result for a reader: a continuation together with its prompt, or an answer alone.
 
         Args:
             prompt_text: The prompt as text.
             prompt: The tokens of the prompt.
-            new: The new tokens.
+            new_ids: The new tokens.
         """
-        return self.text(prompt, new)
+        return self.text(prompt, new_ids)
 
     def is_streamable(self, prompt: Sequence[int]) -> bool:
         """Returns whether new tokens only extend `full_text` at its end, so that it can be printed during
@@ -175,11 +181,11 @@ class ContinuationWriter(Writer):
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return ids_L if len(ids_L) else np.array([self.tokenizer.role("eos")])
 
-    def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        return self.tokenizer.continuation(prompt, new)
+    def text(self, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
+        return self.tokenizer.continuation(prompt, new_ids)
 
-    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        return prompt_text + self.text(prompt, new)
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
+        return prompt_text + self.text(prompt, new_ids)
 
 
 class ReplyWriter(ContinuationWriter):
@@ -189,11 +195,11 @@ class ReplyWriter(ContinuationWriter):
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return np.append(ids_L, self.tokenizer.role("eos"))
 
-    def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        return self.tokenizer.decode(new).strip()
+    def text(self, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(new_ids).strip()
 
-    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        return self.text(prompt, new)
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
+        return self.text(prompt, new_ids)
 
 
 class AnswerWriter(Writer):
@@ -205,54 +211,57 @@ class AnswerWriter(Writer):
         backbone: EncoderDecoder,
         head: LMHead,
         tokenizer: Tokenizer,
-        before: str = "",
+        prompt_prefix: str = "",
     ):
-        self._format = text_format(backbone.config.text_format, tokenizer)
+        self._text_format = text_format(backbone.config.text_format, tokenizer)
         start = tokenizer.role(backbone.config.start_role)
-        super().__init__(backbone, head, tokenizer, start=start, before=before)
+        super().__init__(backbone, head, tokenizer, start=start, prompt_prefix=prompt_prefix)
         gap_ids = [*tokenizer.sentinels, *(number for role, number in tokenizer.roles.items() if role == "mask")]
         self.gap_id_by_text = dict(zip(tokenizer.pieces(gap_ids), gap_ids, strict=True))
-        self._gap = re.compile("(" + "|".join(map(re.escape, sorted(self.gap_id_by_text, key=len, reverse=True))) + ")")
+        self._gap_pattern = re.compile(
+            "(" + "|".join(map(re.escape, sorted(self.gap_id_by_text, key=len, reverse=True))) + ")"
+        )
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
-        return self._format.join(ids_L)[0]
+        return self._text_format.join(ids_L)[0]
 
     def encode(self, text: str) -> np.ndarray:
         if not self.gap_id_by_text:
             return super().encode(text)
-        runs = [
-            np.array([self.gap_id_by_text[run]]) if run in self.gap_id_by_text else self.tokenizer.encode(run)
-            for run in self._gap.split(text)
+        parts = [
+            np.array([self.gap_id_by_text[part]]) if part in self.gap_id_by_text else self.tokenizer.encode(part)
+            for part in self._gap_pattern.split(text)
         ]
-        return np.concatenate(runs)
+        return np.concatenate(parts)
 
-    def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        return self._plain(new)
+    def text(self, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
+        return self._decode(new_ids)
 
-    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """Returns the answer; for a prompt with sentinels, the prompt in which each gap is replaced by [its
-        filling]."""
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
+        """Returns the answer; for a prompt with sentinels, the prompt, with [the filling] of each gap in its
+        place."""
         if self.is_streamable(prompt):
-            return self.text(prompt, new)
+            return self.text(prompt, new_ids)
         fillings: dict[int, list[int]] = {}
-        current: list[int] = []
-        for token in new:
+        filling: list[int] = []
+        for token in new_ids:
             if token in self.tokenizer.sentinels:
-                current = fillings.setdefault(token, [])
+                filling = fillings.setdefault(token, [])
             else:
-                current.append(token)
-        filled = {piece: self._plain(fillings.get(number, ())) for piece, number in self.gap_id_by_text.items()}
+                filling.append(token)
+        filled = {piece: self._decode(fillings.get(number, ())) for piece, number in self.gap_id_by_text.items()}
         return "".join(
-            f"[{filled[run].strip()}]" if run in self.gap_id_by_text else run for run in self._gap.split(prompt_text)
+            f"[{filled[part].strip()}]" if part in self.gap_id_by_text else part
+            for part in self._gap_pattern.split(prompt_text)
         )
 
     def is_streamable(self, prompt: Sequence[int]) -> bool:
         return not {*self.tokenizer.sentinels} & {*prompt}
 
-    def _plain(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         """Returns the text of tokens, without special tokens except sentinels."""
-        hidden = self.tokenizer.special_ids - set(self.tokenizer.sentinels)
-        return self.tokenizer.decode([number for number in ids if number not in hidden], skip_special=False)
+        omitted_ids = self.tokenizer.special_ids - set(self.tokenizer.sentinels)
+        return self.tokenizer.decode([number for number in ids if number not in omitted_ids], skip_special=False)
 
 
 def writer_of(
@@ -271,9 +280,9 @@ def writer_of(
         UserError: The model is an encoder, which generates no text.
     """
     section = task or {}
-    before = str(section.get("prefix", ""))
+    prompt_prefix = str(section.get("prefix", ""))
     if isinstance(backbone, EncoderDecoder):
-        return AnswerWriter(backbone, head, tokenizer, before)
+        return AnswerWriter(backbone, head, tokenizer, prompt_prefix)
     if not isinstance(backbone, Decoder):
         raise UserError(
             f"model={backbone.config.name} is an encoder, which generates no text",
@@ -281,7 +290,7 @@ def writer_of(
         )
     if not section:
         return ContinuationWriter(backbone, head, tokenizer)
-    return ReplyWriter(backbone, head, tokenizer, section.get("mask") == "prefix", before=before)
+    return ReplyWriter(backbone, head, tokenizer, section.get("mask") == "prefix", prompt_prefix=prompt_prefix)
 
 
 def generate_continuations(
@@ -291,6 +300,6 @@ def generate_continuations(
     (texts,) = rows.columns.values()
     prompts = writer.prompts(texts, rows.origin)
     with precision.autocast():
-        new = writer.write(prompts, config, seed, batch_tokens)
-    for text, prompt, ids in zip(texts, prompts, new, strict=True):
+        new_ids = writer.write(prompts, config, seed, batch_tokens)
+    for text, prompt, ids in zip(texts, prompts, new_ids, strict=True):
         yield {"text": text, "continuation": writer.text(prompt, ids)}

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.family import (
@@ -52,7 +52,7 @@ class Albert(BertLike):
 
 def build(config: AlbertConfig, seed: int) -> Albert:
     """Returns a new encoder on the default device."""
-    return new(Albert, config, seed)
+    return new_model(Albert, config, seed)
 
 
 _LAYER = "backbone.layers.0."

@@ -29,7 +29,7 @@ https://github.com/facebookresearch/fairseq/tree/main/examples/bart.
              |                  |                |
              +------------------+             hidden
 
-The first two rows of the learned positions are unused.
+The first two rows of each position table are unused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.base import VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
@@ -52,10 +52,12 @@ from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.stack import Stack
 
 POSITION_OFFSET = 2
+"""Number of unused rows of a position table before position 0."""
 
 
 class Bart(EncoderDecoder):
-    """Encoder and decoder. The head is tied to the token embedding, with a constant for each token."""
+    """Encoder and decoder without the head, which is tied to the token embedding and adds a constant to the logit of
+    each token."""
 
     vocabulary_head = VocabularyHead(constants=True)
 
@@ -77,12 +79,13 @@ class Bart(EncoderDecoder):
 
 def build(config: BartConfig, seed: int) -> Bart:
     """Returns a new encoder-decoder on the default device."""
-    return new(Bart, config, seed)
+    return new_model(Bart, config, seed)
 
 
 def post_norm_pairs() -> list[tuple[str, str]]:
-    """Returns the names of the layers' tensors, ours and those of BART and Marian in transformers."""
-    attention = [("q_proj", "q_proj"), ("k_proj", "k_proj"), ("v_proj", "v_proj"), ("out_proj", "out_proj")]
+    """Returns the pairs of tensor names that BART and Marian have in common: those of the token embedding, the layers,
+    and the language model head."""
+    projections = [("q_proj", "q_proj"), ("k_proj", "k_proj"), ("v_proj", "v_proj"), ("out_proj", "out_proj")]
     sublayers = {
         "encoder": [("self_attn", "norm1", "self_attn")],
         "decoder": [("self_attn", "norm1", "self_attn"), ("cross_attn", "norm2", "encoder_attn")],
@@ -90,25 +93,23 @@ def post_norm_pairs() -> list[tuple[str, str]]:
     pairs = [("backbone.embed.token", "model.shared"), ("heads.lm.bias", "final_logits_bias")]
     pairs.append(("heads.lm.output", "lm_head"))
     for stack, parts in sublayers.items():
-        fields, hf_prefix = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
-        for name, norm, hf_tensors in parts:
-            pairs += [
-                (f"{fields}{name}.{projection}", f"{hf_prefix}{hf_tensors}.{other}") for projection, other in attention
-            ]
-            pairs.append((fields + norm, f"{hf_prefix}{hf_tensors}_layer_norm"))
-        pairs += [(fields + "ffn.fc_in", hf_prefix + "fc1"), (fields + "ffn.fc_out", hf_prefix + "fc2")]
-        pairs.append((fields + ("norm2" if stack == "encoder" else "norm3"), hf_prefix + "final_layer_norm"))
+        layer, hf_layer = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
+        for name, norm, hf_name in parts:
+            pairs += [(f"{layer}{name}.{ours}", f"{hf_layer}{hf_name}.{theirs}") for ours, theirs in projections]
+            pairs.append((layer + norm, f"{hf_layer}{hf_name}_layer_norm"))
+        pairs += [(layer + "ffn.fc_in", hf_layer + "fc1"), (layer + "ffn.fc_out", hf_layer + "fc2")]
+        pairs.append((layer + ("norm2" if stack == "encoder" else "norm3"), hf_layer + "final_layer_norm"))
     return pairs
 
 
 @dataclass(frozen=True)
 class TwoStackFormat(HFFormat):
-    """The format of encoder and decoder with equal widths."""
+    """The format of an encoder and a decoder with the same widths."""
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, PostNormConfig)
-        fields = super().to_hf_config(config)
-        return {**fields, "is_encoder_decoder": True, "decoder_layers": config.layers_of_decoder}
+        hf_config = super().to_hf_config(config)
+        return {**hf_config, "is_encoder_decoder": True, "decoder_layers": config.layers_of_decoder}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         section = super().from_hf_config(data)
@@ -151,7 +152,7 @@ HF_FORMAT = TwoStackFormat(
     ),
     prefix="model.",
     outside=("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs."),
-    # A version tensor in old files.
+    # Old files contain version numbers, `encoder.version` and `decoder.version`.
     unread=("coder.version",),
     fields={
         "vocab_size": "vocab_size",
@@ -189,15 +190,15 @@ to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 
 
 def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """transformers stores the constants added to the logits as a row."""
+    """Returns the tensors for transformers, where the constants that are added to the logits have the shape (1, V)."""
     hf_tensors = HF_FORMAT.to_hf(tensors, config)
     return {name: tensor[None] if name == _BIAS else tensor for name, tensor in hf_tensors.items()}
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Returns the inverse of `to_hf_config`."""
-    rows = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
-    return HF_FORMAT.from_hf(rows, config)
+    """Returns the inverse of `to_hf`."""
+    flat = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
+    return HF_FORMAT.from_hf(flat, config)
 
 
 _BIAS = "final_logits_bias"

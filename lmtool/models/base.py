@@ -1,6 +1,6 @@
 """The interface of backbones.
 
-Shape letters: T tokens, M selected tokens, H hidden width.
+Shape letters: T tokens, M selected tokens, H hidden width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
 class SpellingVocabulary(Protocol):
-    """A tokenizer whose entries a model reads as bytes. starts_word: (V,) bool, whether an entry starts a word."""
+    """A tokenizer for a model that reads the bytes of vocabulary entries. spellings: returns these bytes. starts_word:
+    (V,) bool, whether an entry starts a word."""
 
     roles: dict[str, int]
 
@@ -38,7 +39,7 @@ class SpellingVocabulary(Protocol):
     @property
     def starts_word(self) -> np.ndarray: ...
 
-    def spelled(self, ids: Iterable[int]) -> list[bytes]: ...
+    def spellings(self, ids: Iterable[int]) -> list[bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ class Backbone(nn.Module):
     config: ModelConfig
     hidden_size: int
     embed: Embeddings
-    states_read: int = 1
-    """The number of layers whose states are concatenated for the heads of tasks. A tuning method may change it."""
+    concatenated_layers: int = 1
+    """The number of layers whose states are concatenated as the input of the heads of tasks. A tuning method may change
+    it."""
     vocabulary_head: VocabularyHead = VocabularyHead()
     head_activation: Activation = "gelu"
     """Activation of the masked language model head."""
@@ -85,7 +87,7 @@ class Backbone(nn.Module):
     """Whether the pooler is also applied before heads that read tokens."""
     head_biases: bool = True
     """Whether linear layers and norms in the pooler and in the masked language model head have biases. The output layer
-    always has one."""
+    of the masked language model head always has one."""
     decodes_masks: bool = False
     """Whether the family has an enhanced mask decoder: its forward pass then accepts `absolute` positions."""
 
@@ -97,7 +99,7 @@ class Backbone(nn.Module):
     @property
     def feature_size(self) -> int:
         """The width of the vectors that the heads of tasks read."""
-        return self.hidden_size * self.states_read
+        return self.hidden_size * self.concatenated_layers
 
     @property
     def state_widths(self) -> tuple[int, ...]:
@@ -115,11 +117,11 @@ class Backbone(nn.Module):
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
     def spell(self, vocabulary: SpellingVocabulary) -> None:
-        """Sets the vocabulary, for families that read the bytes of its entries. Called once."""
+        """Sets the vocabulary. Called once. Only families that read the bytes of its entries use it."""
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
-        """Returns titled lines that show which tokens attend to which in a text of this length; empty if it is
-        obvious."""
+        """Returns a diagram of the tokens that each token attends to in a text of this length, as pairs (title, line);
+        empty by default."""
         return []
 
     def initial_draw(self) -> Draw:
@@ -127,13 +129,13 @@ class Backbone(nn.Module):
         raise TypeError(f"{type(self).__name__} does not define its initial weights")
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Sets the initial weights of this model or of a head on it. prefix: the beginning of the tensors' names in a
-        checkpoint, by which the random numbers are keyed."""
+        """Sets the initial weights of `module`, which is this model or a head on it. prefix: the beginning of the names
+        of its tensors in a checkpoint; the random numbers depend on these names."""
         initialize(module, seed, self.initial_draw(), prefix)
 
 
 class OneStack(Stack, Backbone):
-    """A backbone with one stack."""
+    """A backbone that consists of one stack of layers over an embedding."""
 
     embed: Embeddings
 
@@ -162,12 +164,12 @@ class OneStack(Stack, Backbone):
 
 
 class Encoder(OneStack):
-    """Every token attends to its whole document."""
+    """Base class of encoders: every token attends to its whole document."""
 
     def __init__(
         self, config: ModelConfig, embed: Embeddings, layers: Iterable[nn.Module], final_norm: nn.Module | None = None
     ):
-        super().__init__(config, embed, layers, False, final_norm)
+        super().__init__(config, embed, layers, causal=False, final_norm=final_norm)
 
     def forward(
         self, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
@@ -177,12 +179,12 @@ class Encoder(OneStack):
 
 
 class Decoder(OneStack):
-    """A token attends to itself and earlier tokens."""
+    """Base class of decoders: a token attends to itself and to earlier tokens."""
 
     def __init__(
         self, config: ModelConfig, embed: Embeddings, layers: Iterable[nn.Module], final_norm: nn.Module | None = None
     ):
-        super().__init__(config, embed, layers, True, final_norm)
+        super().__init__(config, embed, layers, causal=True, final_norm=final_norm)
 
     def forward(
         self,
@@ -193,11 +195,11 @@ class Decoder(OneStack):
         tap: Tap | None = None,
     ) -> Tensor:
         """Returns hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and
-        values of earlier tokens, to which those of these tokens are appended."""
+        values of earlier tokens; the forward pass appends those of the given tokens."""
         return self.read(packed, rng, cache, read_M, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """Returns an empty cache for this many texts of at most `capacity` tokens, virtual ones not counted."""
+        """Returns an empty cache for this many texts of at most `capacity` tokens each, not counting virtual tokens."""
         return self.cache_for(self.embed, documents, capacity)
 
 
@@ -205,13 +207,13 @@ class Decoder(OneStack):
 class StatefulBackbone(Protocol):
     """A backbone that carries state between segments of joined text.
 
-    Its forward pass takes `carried` (nn/cache.py), reads the state before each document of the batch from
+    The forward pass takes the argument `carried` (nn/cache.py), reads the state before each document of the batch from
     `carried.before`, and sets `carried.after`. Without `carried`, a document starts with the initial state, and no
-    state is stored. A cache of earlier tokens, as in generation, is independent of it.
+    state is stored. The carried state is independent of a cache of earlier tokens, as used in generation.
     """
 
     def initial_state(self, lanes: int) -> State:
-        """Returns the state of this many new lanes: tensors (lanes, ...) by name, on the backbone's device. Later
+        """Returns the initial state of this many lanes: tensors (lanes, ...) by name, on the backbone's device. Later
         states have the same shapes."""
 
 
@@ -220,24 +222,25 @@ class AdjustableMemory(Protocol):
     """A backbone whose state is a memory of adjustable length."""
 
     def set_memory_length(self, tokens: int) -> None:
-        """Sets the number of tokens before a segment that the memory holds in evaluation."""
+        """Sets how many tokens before a segment the memory holds in evaluation."""
 
 
 def read_streams(
     backbone: Backbone, carried: CarriedState | None, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None
 ) -> Tensor:
     """Returns the states of a backbone for a batch: (T, H), or (M, H) of the tokens `read_M`. If the documents of the
-    batch are segments of lanes, it starts from the stored state of these lanes and stores the new one."""
+    batch are segments of lanes, the backbone starts from the stored state of these lanes, and their new state is
+    stored."""
     if carried is None or batch.lanes is None or not isinstance(backbone, StatefulBackbone):
         states: Tensor = backbone(batch.inputs, rng, read_M=read_M)
         return states
-    state = carried.begin(batch.lanes, backbone.initial_state)
-    states = backbone(batch.inputs, rng, read_M=read_M, carried=state)
-    carried.keep(batch.lanes, state, backbone.initial_state)
+    lane_states = carried.begin(batch.lanes, backbone.initial_state)
+    states = backbone(batch.inputs, rng, read_M=read_M, carried=lane_states)
+    carried.keep(batch.lanes, lane_states, backbone.initial_state)
     return states
 
 
-def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
+def new_model(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
     """Returns a family's model with initial weights on the default device."""
     model = materialize(lambda: family(config))
     model.initialize(model, seed, "backbone.")
@@ -245,10 +248,10 @@ def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int
 
 
 def positions_of(config: TransformerConfig, causal: bool, width: int | None = None, offset: int = 0) -> Position:
-    """Returns the positions of one stack, as configured.
+    """Returns the position encoding of one stack, as configured.
 
-    causal: whether tokens attend only to earlier ones. width: the width of token vectors; None for hidden_size. offset:
-    the number of rows in a learned table before that of position 0.
+    causal: whether tokens attend only to themselves and earlier tokens. width: the width of the token vectors; None for
+    hidden_size. offset: the number of unused rows before position 0 in a learned table.
     """
     sizes = PositionSizes(
         max_positions=config.max_positions,

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new, positions_of
+from lmtool.models.base import Encoder, new_model, positions_of
 from lmtool.models.configs import BertConfig, SegmentedConfig, TransformerConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
@@ -50,7 +50,7 @@ from lmtool.nn.initialization import Draw, truncated_normal
 
 
 class BertLike(Encoder):
-    """An embedding and post-norm layers."""
+    """Base class of encoders with BERT's post-norm layers and initial weights."""
 
     def initial_draw(self) -> Draw:
         return truncated_normal(self.config.initializer_std)
@@ -59,7 +59,7 @@ class BertLike(Encoder):
 def post_norm_layer(
     config: TransformerConfig, activation: Activation = "gelu", activation_dropout: float = 0.0
 ) -> PostNormLayer:
-    """Returns a layer as in BERT."""
+    """Returns a transformer layer as in BERT."""
     width = config.hidden_size
     return PostNormLayer(
         SelfAttention(width, config.num_heads, config.attention_dropout),
@@ -71,7 +71,7 @@ def post_norm_layer(
 
 
 class Bert(BertLike):
-    """The encoder. Pooler and prediction layers are heads."""
+    """The encoder without heads; the pooler is one of the heads."""
 
     def __init__(self, config: SegmentedConfig):
         width, position = config.hidden_size, positions_of(config, causal=False)
@@ -82,7 +82,7 @@ class Bert(BertLike):
 
 def build(config: BertConfig, seed: int) -> Bert:
     """Returns a new encoder on the default device."""
-    return new(Bert, config, seed)
+    return new_model(Bert, config, seed)
 
 
 KEYS = KeyMap(
@@ -119,7 +119,7 @@ HF_FORMAT = HFFormat(
     ),
     prefix="bert.",
     outside=("cls.", "classifier.", "qa_outputs."),
-    # A constant in old files.
+    # Old files contain this constant.
     unread=("position_ids",),
     fields=ENCODER_FIELDS,
     defaults=ENCODER_DEFAULTS,
@@ -131,9 +131,9 @@ to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Also accepts the names of norms in old files (gamma, beta)."""
-    return HF_FORMAT.from_hf({_norm(name): tensor for name, tensor in tensors.items()}, config)
+    """Also accepts old files, in which the parameters of norms are named gamma and beta."""
+    return HF_FORMAT.from_hf({_rename_norm(name): tensor for name, tensor in tensors.items()}, config)
 
 
-def _norm(name: str) -> str:
+def _rename_norm(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

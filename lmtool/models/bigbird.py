@@ -6,23 +6,23 @@ https://github.com/google-research/bigbird.
              |
            norm, dropout
              |
-      BERT's layers (bert.py), x num_layers, gelu by its approximation
+      BERT's layers (bert.py), x num_layers, with the tanh approximation of gelu
              |
           hidden
 
-Blocks of 64 tokens that each block attends to, in a text of 14 blocks with one random block each (* random, . none):
+The blocks (columns) that each block (row) attends to, in a text of 14 blocks with one random block per row:
 
-    first    # # # # # # # # # # # # # #    global: attends to all
-             # # # . . * . . . . . . . #
+    first    # # # # # # # # # # # # # #    global: the first and last block attend to all blocks
+             # # # . . * . . . . . . . #    * random
              # # # # . . . . . . . . . #
              # . # # # * . . . . . . . #
              # * . # # # . . . . . . . #    window: the block and its neighbors
                ...
-    last     # # # # # # # # # # # # # #    global: attended to by all
+    last     # # # # # # # # # # # # # #    global: all blocks attend to the first and last block
 
 Each head of each layer has its own random blocks. Texts of at most 2 random_blocks + 5 blocks (704 tokens as published)
-use full attention. In training, transformers samples the same blocks, except at 1,024, 3,072 and 4,096 tokens; in
-evaluation it replaces each random block by the first block, so that longer texts give other results.
+use full attention. In training, transformers samples the same blocks, except at 1,024, 3,072 and 4,096 tokens. In
+evaluation, transformers replaces each random block by the first block, so results for longer texts differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import BigbirdConfig
 from lmtool.models.family import (
@@ -63,7 +63,7 @@ class Bigbird(BertLike):
 
     @property
     def blocks(self) -> BlockPattern:
-        """The pattern of the first layer; each next layer adds 1 to the seed."""
+        """The pattern of the first layer. The seed of each further layer is larger by 1."""
         config = self.config
         return BlockPattern(config.block_size, config.random_blocks, config.num_heads, config.pattern_seed)
 
@@ -82,7 +82,7 @@ class Bigbird(BertLike):
 
 def build(config: BigbirdConfig, seed: int) -> Bigbird:
     """Returns a new encoder on the default device."""
-    return new(Bigbird, config, seed)
+    return new_model(Bigbird, config, seed)
 
 
 KEYS = KeyMap(
@@ -92,7 +92,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
         ("heads.masked_lm.bias", "cls.predictions.bias"),
         ("heads.masked_lm.output", "cls.predictions.decoder"),
-        # Of the classifier; the pooler of the model has another activation.
+        # The pooler of the text classifier. The model's own pooler, with another activation, is not converted.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
     )

@@ -1,6 +1,6 @@
 """A convolutional network over windows of words: Collobert, Weston, Bottou, Karlen, Kavukcuoglu, Kuksa, "Natural
-Language Processing (Almost) from Scratch", JMLR 2011 (of words); Kim, "Convolutional Neural Networks for Sentence
-Classification", EMNLP 2014 (of sentences).
+Language Processing (Almost) from Scratch", JMLR 2011, for words; Kim, "Convolutional Neural Networks for Sentence
+Classification", EMNLP 2014, for sentences.
 
                token                 embedding_size wide
                  |
@@ -14,9 +14,12 @@ Classification", EMNLP 2014 (of sentences).
                  |
               hidden
 
-Token classification uses each hidden state (window approach); text classification their maximum over all tokens (max
-over time), after dropout. With filter_widths=[5] it is the window network of Collobert et al., with a ReLU for their
-hard tanh. Kim's constraint on the norm of the classifier's rows is omitted.
+Token classification uses each hidden state (window approach). Text classification uses the maximum of the hidden states
+over all tokens (max over time). Dropout precedes both heads. With filter_widths=[5], the model is the window network of
+Collobert et al., with a ReLU instead of their hard tanh. Kim's constraint on the norm of the classifier's rows is
+omitted.
+
+Shape letters: T tokens, M selected tokens, S tokens of a window, H hidden width, F filters.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new
+from lmtool.models.base import Encoder, new_model
 from lmtool.models.pretransformer_configs import CnnConfig
 from lmtool.nn.context import Context
 from lmtool.nn.embeddings import Embeddings
@@ -39,8 +42,8 @@ from lmtool.types import Packed
 
 
 def windows_of(x_TH: Tensor, packed: Packed, left: int, right: int, read_M: Tensor | None = None) -> Tensor:
-    """Returns (M, S, H): states from `left` tokens before each token to `right` tokens after it; zeros outside its
-    text. read_M: flat indices of the tokens; None for all."""
+    """Returns (M, S, H): the states of a window around each token, from `left` tokens before it to `right` tokens after
+    it, with zeros outside the text. read_M: flat indices of the tokens; None for all."""
     position_M, document_M, tokens = packed.positions, packed.documents, len(x_TH)
     length_M = packed.segments.cu_lengths.diff().long()[document_M]
     if read_M is not None:
@@ -58,8 +61,8 @@ def windows_of(x_TH: Tensor, packed: Packed, left: int, right: int, read_M: Tens
 class WindowLayer(nn.Module):
     """relu(W [x_-l ... x_r] + b) of a window around each token, with filters of several widths concatenated.
 
-    widths: number of tokens in a filter's window; an even one has one more token after the center than before it. size:
-    F, distributed evenly over the widths. reach: S.
+    widths: the numbers of tokens in the windows of filters; an even width has one more token after the center than
+    before it. size: F, distributed evenly over the widths. reach: S, the largest width.
     """
 
     def __init__(self, hidden_size: int, widths: Sequence[int], size: int):
@@ -75,10 +78,10 @@ class WindowLayer(nn.Module):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """Maps (T, H) to (T, F), or (M, F) of the selected tokens."""
-        return self.filtered(windows_of(x_TH, context.packed, self.left, self.right, context.read_M))
+        return self.apply_filters(windows_of(x_TH, context.packed, self.left, self.right, context.read_M))
 
     @region(1)
-    def filtered(self, windows_MSH: Tensor) -> Tensor:
+    def apply_filters(self, windows_MSH: Tensor) -> Tensor:
         """Maps (M, S, H) to (M, F)."""
         parts = []
         for width, linear in zip(self.widths, self.filters, strict=True):
@@ -98,8 +101,8 @@ class Cnn(Encoder):
         super().__init__(config, embed, layers)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Draws word vectors with initializer_std, filters as He et al. (2015), which keeps the variance through ReLUs,
-        and other layers with half that variance."""
+        """Draws word vectors with initializer_std, filters as in He et al. (2015), which preserves the variance through
+        ReLUs, and other layers with half the variance of filters."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if isinstance(part, nn.Embedding):
@@ -112,4 +115,4 @@ class Cnn(Encoder):
 
 def build(config: CnnConfig, seed: int) -> Cnn:
     """Returns a new encoder on the default device."""
-    return new(Cnn, config, seed)
+    return new_model(Cnn, config, seed)

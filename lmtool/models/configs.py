@@ -16,17 +16,17 @@ from lmtool.system.terminal import counted
 
 Pooling = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
-"""Pooling of a text's hidden states; pooled: followed by the pooler."""
+"""How a text's hidden states are pooled. With `pooled_`, the pooler follows."""
 FormFields = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class SequenceForm:
-    """How a head predicts a class or a value of a text.
+    """How a head predicts a class or a value for a text.
 
     Attributes:
-        text_format: Special tokens around texts, a name in `lmtool.data.formats`.
-        pooling: The first or last token's hidden state, or the mean or maximum over all.
+        text_format: Name in `lmtool.data.formats` of the special tokens around texts.
+        pooling: Hidden state of the first or last token, or mean or maximum over all tokens.
         pooled: Whether the pooler, a dense layer with an activation, precedes the head.
         bias: Whether the output layer has a bias.
         dense: Whether the head has a dense layer before its output layer.
@@ -39,7 +39,7 @@ class SequenceForm:
     dense: bool = False
 
 
-# Upper bounds catch typing errors and prevent overflow of products. The deepest transformer has 1,000 layers (Wang et
+# Upper bounds catch typing errors and keep products from overflowing. The deepest transformer has 1,000 layers (Wang et
 # al. 2022, DeepNet), the largest vocabulary a million entries (Liang et al. 2023, XLM-V).
 Vocabulary = Annotated[
     int, Field(ge=8, le=10_000_000, description="rows of the token embedding; at least the tokenizer's vocabulary size")
@@ -64,36 +64,36 @@ SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelConfig(Component):
-    """Base class of all families with their common sizes; `conf/recipe/` has a paper's values for other sections."""
+    """Base class of all families with their common fields. Published values of other sections: `conf/recipe/`."""
 
     group: ClassVar[str] = "model"
     hf_model_type: ClassVar[str | None] = None
     """`model_type` of the family in transformers' config.json; None if transformers lacks it."""
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "encoder"
     text_format: ClassVar[str] = "bert"
-    """Special tokens around a text or a pair: a name in `lmtool.data.formats`."""
+    """Name in `lmtool.data.formats` of the special tokens around a text or a pair of texts."""
     sequence_format: ClassVar[str | None] = None
-    """The same for text classification, if it differs."""
+    """Name of the special tokens for text classification; None for `text_format`."""
     summary: ClassVar[Summary] = "pooled_first"
-    """Pooling of a text for classification."""
+    """How a text is pooled for classification."""
     contextual: ClassVar[bool] = True
     """Whether the hidden state of a token depends on other tokens."""
     transformers_form: ClassVar[FormFields | None] = None
-    """Fields of `SequenceForm` that differ in transformers' class for classification; None if it has no such class."""
+    """Fields of `SequenceForm` that differ in transformers' text classifier; None if transformers has none."""
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
-    """Side of a batch whose states are used for token classification; None if the family does not support it."""
+    """Side of a batch whose states token classification uses; None if the family does not support this task."""
     supports_prefix_attention: ClassVar[bool] = True
-    """Whether the first tokens of a text may attend to each other in a decoder; false for recurrent models."""
+    """Whether the first tokens of a text can attend to each other in a decoder; false for recurrent models."""
     query_stream: ClassVar[bool] = False
-    """Whether it has a query stream, which predicts tokens without attending to them, for permutation LM."""
+    """Whether the model has a query stream for permutation LM, which predicts tokens without attending to them."""
     shares_layers: ClassVar[bool] = False
     """Whether all layers have the same parameters."""
     has_biases: ClassVar[bool] = True
-    """Whether its linear layers and norms have biases."""
+    """Whether linear layers and norms have biases."""
     start_role: ClassVar[str | None] = None
     """Role of the decoder's start token in an encoder-decoder."""
     adjustable_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
-    """Fields that may differ from a checkpoint's, because they do not change shapes."""
+    """Fields that may differ from those of the loaded checkpoint, because they do not change shapes."""
 
     name: str = Field(description="Model family.")
     vocab_size: Vocabulary = 30522
@@ -107,7 +107,7 @@ class ModelConfig(Component):
 
     @property
     def text_summary(self) -> Summary:
-        """`summary`, unless the configuration changes it."""
+        """How a text is pooled for classification: `summary`, unless a field of the configuration changes it."""
         return self.summary
 
     @property
@@ -116,7 +116,7 @@ class ModelConfig(Component):
         return 0
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         """Whether the language model's output layer is untied from the token embedding."""
         return False
 
@@ -131,8 +131,8 @@ class ModelConfig(Component):
         return 0
 
     @property
-    def table_of_positions(self) -> bool:
-        """Whether the number of positions is limited, so that virtual tokens use some of them."""
+    def has_limited_positions(self) -> bool:
+        """Whether the positions have a maximum number, of which virtual tokens use some."""
         return False
 
     @property
@@ -147,11 +147,11 @@ class ModelConfig(Component):
 
     @property
     def carries_state(self) -> bool:
-        """Whether it carries state between segments of joined text, see `models.base.StatefulBackbone`."""
+        """Whether the model carries state between segments of joined text; see `models.base.StatefulBackbone`."""
         return False
 
     @property
-    def remembers(self) -> int:
+    def max_memory_length(self) -> int:
         """Maximum number of tokens of earlier segments that a token attends to."""
         return 0
 
@@ -162,8 +162,7 @@ class ModelConfig(Component):
 
     @property
     def depths(self) -> dict[Side, int]:
-        """Number of layers by side of a batch, for comparisons with another model's layers; empty if the model is not a
-        stack of layers."""
+        """Number of layers of the stack that reads each side of a batch; empty if the model is no stack of layers."""
         return {}
 
     def metadata(self) -> dict[str, int]:
@@ -171,11 +170,11 @@ class ModelConfig(Component):
         return {"layers": self.num_layers, "width": self.hidden_size}
 
     def remark(self, max_length: int) -> str | None:
-        """Returns a remark on a run with this maximum length that may not do what the user expects, or None."""
+        """Returns a remark if a run with this maximum length may not do what the user expects, or None."""
         return None
 
     def scaled(self, width: float, depth: float) -> Self:
-        """Returns the same family with a fraction of its width and layers: ELECTRA's generator."""
+        """Returns a smaller model of the family, for ELECTRA's generator. width, depth: fractions of the sizes."""
         sizes = {
             "hidden_size": max(4, round(self.hidden_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
@@ -188,35 +187,35 @@ class ModelConfig(Component):
         """Returns the form of a task's head over texts.
 
         Args:
-            head: "transformers", "text_to_text" or "prompt" (the format of any text), or the paper's head.
-            pooling: "first", "mean", "max" or "last"; "auto" or None: the family's.
-            head_layers: 1 or 2; None: the family's.
+            head: "transformers"; "text_to_text" or "prompt", which add no head; otherwise the paper's head.
+            pooling: "first", "mean", "max" or "last"; "auto" or None for the family's.
+            head_layers: 1 or 2; None for the family's.
 
         Raises:
             ValueError: If transformers has no classifier of this family.
         """
         default, pooled = self.text_summary.removeprefix("pooled_"), self.text_summary.startswith("pooled_")
-        as_text = head in ("text_to_text", "prompt")
-        layout = self.text_format if as_text else self.sequence_format or self.text_format
-        form = SequenceForm(layout, cast(Pooling, default), pooled)
+        headless = head in ("text_to_text", "prompt")
+        text_format = self.text_format if headless else self.sequence_format or self.text_format
+        form = SequenceForm(text_format, cast(Pooling, default), pooled)
         if head == "transformers":
             if self.transformers_form is None:
-                raise ValueError(f"transformers has no text classifier of model={self.name}")
+                raise ValueError(f"transformers has no text classifier for model={self.name}")
             form = replace(form, **self.transformers_form)
         if pooling not in (None, "auto", form.pooling):
-            # The pooler was trained on the family's pooling.
+            # The pooler was trained on the family's pooling, so it does not fit another one.
             form = replace(form, pooling=cast(Pooling, pooling), pooled=False)
         if head_layers == 1:
             return replace(form, pooled=False)
         return replace(form, dense=head_layers == 2 and not form.pooled)
 
     def recipe(self) -> dict[str, Any]:
-        """Returns the sections that `auto` resolves to: `recipes.recipe_of`."""
+        """Returns the sections that `auto` stands for, as `recipes.recipe_of`."""
         return recipes.recipe_of(type(self), self.hidden_size)
 
 
 class TransformerConfig(ModelConfig):
-    """Base class of transformers: with attention heads, feed-forward layers, positions and norms."""
+    """Base class of transformers, which have attention heads, feed-forward layers, positions and norms."""
 
     adjustable_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.adjustable_fields, "attention_dropout", "norm_epsilon")
     position_kinds: ClassVar[tuple[str, ...] | None] = None
@@ -248,11 +247,11 @@ class TransformerConfig(ModelConfig):
 
     @property
     def key_value_heads(self) -> int:
-        """Number of heads of keys and values."""
+        """Number of key heads, which is also that of value heads."""
         return self.num_heads
 
     @property
-    def table_of_positions(self) -> bool:
+    def has_limited_positions(self) -> bool:
         return self.positions.ends
 
     @property
@@ -262,19 +261,19 @@ class TransformerConfig(ModelConfig):
     def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "heads": self.num_heads}
 
-    def with_heads(self, heads: int) -> dict[str, int]:
-        """Other fields that change with this number of heads."""
+    def fields_for_heads(self, heads: int) -> dict[str, int]:
+        """Returns the other fields that have to change with this number of heads, by name."""
         return {}
 
     def scaled(self, width: float, depth: float) -> Self:
-        """Returns the same family with a fraction of its widths, heads and layers: ELECTRA's generator. Vocabulary,
-        positions and embedding width are unchanged."""
+        """As in the base class. Heads are scaled too; vocabulary, positions and embedding width are unchanged."""
         heads = max(1, round(self.num_heads * width))
         head_size = max(1, round(self.hidden_size * width / heads))
+        # Some positions need heads of even width; hidden_size is at least 4.
         head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
         sizes = {
             "num_heads": heads,
-            **self.with_heads(heads),
+            **self.fields_for_heads(heads),
             "hidden_size": heads * head_size,
             "feedforward_size": max(4, round(self.feedforward_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
@@ -297,22 +296,23 @@ class SegmentedConfig(TransformerConfig):
 # Properties of a model that objectives, tasks, tuning methods and distillation may require.
 
 
-def kinds(architectures: Iterable[str]) -> str:
-    """Architectures in words: "a decoder or an encoder-decoder"."""
+def describe_architectures(architectures: Iterable[str]) -> str:
+    """Returns architectures in words, such as "a decoder or an encoder-decoder"."""
     articles = (f"{'an' if kind.startswith('enc') else 'a'} {kind.replace('_', '-')}" for kind in architectures)
     return " or ".join(articles) or "no known architecture"
 
 
 def architecture(*architectures: str) -> Offer[ModelConfig]:
+    """Returns the requirement of one of these architectures."""
     return Offer(
         "model",
         lambda model: model.architecture in architectures,
-        lambda model: f"model={model.name} is {kinds([model.architecture])}",
+        lambda model: f"model={model.name} is {describe_architectures([model.architecture])}",
     )
 
 
-def number_of_layers(layers: int) -> Offer[ModelConfig]:
-    """Returns the requirement of at least this many layers in both stacks together."""
+def minimum_layers(layers: int) -> Offer[ModelConfig]:
+    """Returns the requirement of at least this many layers, in both stacks of an encoder-decoder together."""
     return Offer(
         "model",
         lambda model: layers <= model.num_layers + model.layers_of_decoder,
@@ -321,20 +321,22 @@ def number_of_layers(layers: int) -> Offer[ModelConfig]:
 
 
 CONTEXT: Offer[ModelConfig] = Offer("model", lambda model: model.contextual, "reads each word by itself")
-SINGLE_TOKENS: Offer[ModelConfig] = Offer("model", lambda model: not model.contextual, "reads the tokens around each")
+SINGLE_TOKENS: Offer[ModelConfig] = Offer("model", lambda model: not model.contextual, "reads their context")
 PREFIXES: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "decoder" or model.supports_prefix_attention, "reads in turn"
+    "model", lambda model: model.architecture != "decoder" or model.supports_prefix_attention, "reads tokens in turn"
 )
-QUERY_STREAM: Offer[ModelConfig] = Offer("model", lambda model: model.query_stream, "has none")
-STACK: Offer[ModelConfig] = Offer("model", lambda model: bool(model.depths), "has none")
-TRANSFORMER: Offer[ModelConfig] = Offer("model", lambda model: isinstance(model, TransformerConfig), "is none")
+QUERY_STREAM: Offer[ModelConfig] = Offer("model", lambda model: model.query_stream, "has no query stream")
+STACK: Offer[ModelConfig] = Offer("model", lambda model: bool(model.depths), "has no stack of layers")
+TRANSFORMER: Offer[ModelConfig] = Offer(
+    "model", lambda model: isinstance(model, TransformerConfig), "is not a transformer"
+)
 LAYERS_OF_EACH_DEPTH: Offer[ModelConfig] = Offer(
     "model", lambda model: not model.shares_layers, "has one layer, applied at every depth"
 )
 STATES_OF_ONE_WIDTH: Offer[ModelConfig] = Offer(
     "model", lambda model: model.has_uniform_width, "has states of several widths"
 )
-BIASES: Offer[ModelConfig] = Offer("model", lambda model: model.has_biases, "has none")
+BIASES: Offer[ModelConfig] = Offer("model", lambda model: model.has_biases, "has no biases")
 GATE: Offer[ModelConfig] = Offer("model", lambda model: model.gated, "has no gate in its feed-forward part")
 WORD_STATES: Offer[ModelConfig] = Offer(
     "model", lambda model: model.token_states is not None, "has no hidden state for each token"
@@ -342,7 +344,7 @@ WORD_STATES: Offer[ModelConfig] = Offer(
 TRANSFORMERS_CLASSIFIER: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.transformers_form is not None,
-    lambda model: f"transformers has no text classifier of model={model.name}",
+    lambda model: f"transformers has no text classifier for model={model.name}",
     wording="{reason}: {lacking}",
 )
 
@@ -352,7 +354,6 @@ class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
     hf_model_type: ClassVar[str | None] = "bert"
-
     adjustable_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.adjustable_fields, "lowercase")
 
     name: Literal["bert"] = Field("bert", description="BERT.")
@@ -387,7 +388,6 @@ class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
     hf_model_type: ClassVar[str | None] = "openai-gpt"
-
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     sequence_format: ClassVar[str | None] = "gpt1"

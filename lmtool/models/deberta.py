@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import new
+from lmtool.models.base import new_model
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativeTable
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
@@ -62,11 +62,11 @@ class Deberta(Disentangled):
 
 def build(config: DebertaConfig, seed: int) -> Deberta:
     """Returns a new encoder on the default device."""
-    return new(Deberta, config, seed)
+    return new_model(Deberta, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "deberta.encoder.layer.*."
-SHARED = (
+SHARED_PAIRS = (
     ("backbone.embed.token", "deberta.embeddings.word_embeddings"),
     ("backbone.embed.position", "deberta.embeddings.position_embeddings"),
     ("backbone.embed.norm", "deberta.embeddings.LayerNorm"),
@@ -83,10 +83,10 @@ SHARED = (
     ("heads.masked_lm.output.weight", "cls.predictions.decoder.weight"),
     ("heads.masked_lm", "cls.predictions"),
 )
-"""Pairs of names in all versions."""
+"""Pairs of tensor names that all versions have in common."""
 KEYS = KeyMap(
     (
-        *SHARED,
+        *SHARED_PAIRS,
         (_LAYER + "self_attn.qkv", _HF + "attention.self.in_proj"),
         (_LAYER + "self_attn.q_bias", _HF + "attention.self.q_bias"),
         (_LAYER + "self_attn.v_bias", _HF + "attention.self.v_bias"),
@@ -101,7 +101,7 @@ TIED = Tied(
     bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
 OUTSIDE = ("cls.", "pooler.", "classifier.", "qa_outputs.")
-"""Prefixes of names that do not have the backbone's prefix."""
+"""Prefixes of tensor names that do not belong to the backbone."""
 FIELDS = {
     "vocab_size": "vocab_size",
     "num_hidden_layers": "num_layers",
@@ -124,16 +124,18 @@ CONSTANT = {
 }  # fmt: skip
 ALLOWED = {"tie_word_embeddings": (True, False), "conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
 
+# lmtool's name of the absolute positions of the enhanced mask decoder until a format converts them.
 _ABSOLUTE = "mask_decoder.absolute.weight"
 
 
-def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
-    """Returns the classes in transformers. family: prefix of their names. more: additional classes of one version."""
+def classes(family: str, *additional: HFClass) -> tuple[HFClass, ...]:
+    """Returns the classes in transformers. family: prefix of their names. additional: classes that only this version
+    has."""
     return (
         token_classifier(f"{family}ForTokenClassification"),
         HFClass(f"{family}ForSequenceClassification", ("pooler", "classifier")),
         question_answering(f"{family}ForQuestionAnswering"),
-        *more,
+        *additional,
         HFClass(f"{family}ForMaskedLM", ("masked_lm",), predicts=True),
         HFClass(f"{family}Model"),
     )
@@ -141,7 +143,7 @@ def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
 
 @dataclass(frozen=True)
 class DisentangledFormat(HFFormat):
-    """The format of relative positions in all versions."""
+    """Base class of the formats of all versions, with the keys for relative positions."""
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, DisentangledConfig)
@@ -153,31 +155,32 @@ class DisentangledFormat(HFFormat):
         }
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Files of the original code contain absolute positions and `lm_predictions.` of the enhanced mask decoder,
-        which are not part of the encoder or its heads: they keep their names."""
+        """Also accepts files of the original code with an enhanced mask decoder. Its absolute positions are renamed,
+        because the encoder does not use them; its other tensors (`lm_predictions.`) keep their names."""
         ours, table = super().from_hf(tensors, config), "backbone.embed.position.weight"
         if table in ours and not config.get("position_biased_input", True):
             ours[_ABSOLUTE] = ours.pop(table)
         return ours
 
     def from_hf_config(self, data: JsonMapping) -> JsonObject:
-        """Also raises UserError if attention has no relative positions."""
+        """Also raises UserError if the model has no relative positions."""
         section = super().from_hf_config(data)
         expect(data, self.model, pooler_hidden_size=(section["hidden_size"],))
         expect({"relative_attention": data.get("relative_attention", False)}, self.model, relative_attention=(True,))
         terms = data.get("pos_att_type") or []
-        farthest = data.get("max_relative_positions") or -1
+        max_distance = data.get("max_relative_positions") or -1
         return {
             **section,
             "positions": {"name": "learned" if data.get("position_biased_input", True) else "none"},
-            "scores": [part.strip() for part in terms.lower().split("|")] if isinstance(terms, str) else list(terms),
-            "max_distance": farthest if farthest > 0 else section["max_positions"],
+            "scores": [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else list(terms),
+            "max_distance": max_distance if max_distance > 0 else section["max_positions"],
         }
 
 
 @dataclass(frozen=True)
 class _DebertaFormat(DisentangledFormat):
-    """The format of a joint projection for queries, keys and values, ordered by head, with separate biases."""
+    """The format of version 1: queries, keys and values have a joint projection, ordered by head, and separate
+    biases."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, DebertaConfig)
@@ -205,7 +208,7 @@ class _DebertaFormat(DisentangledFormat):
                 if len(tensor) % (3 * heads):
                     raise UserError(
                         f"num_attention_heads={heads} in config.json, but in_proj has {len(tensor)} rows",
-                        "copy it again",
+                        "copy the checkpoint again",
                     )
                 for kind, weight in zip("qkv", tensor.unflatten(0, (heads, 3, -1)).unbind(1), strict=True):
                     split[f"{owner}{_ATTENTION}{kind}_proj.weight"] = weight.flatten(0, 1).clone()

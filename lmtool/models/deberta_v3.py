@@ -9,7 +9,8 @@ Embedding Sharing", ICLR 2023. Sizes: https://github.com/microsoft/DeBERTa.
              |
           hidden
 
-Relative positions are bucketed and normalized, and share the projections of the contents.
+Distances share buckets, the table of relative positions is normalized, and contents and relative positions have the
+same projections.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import new
+from lmtool.models.base import new_model
 from lmtool.models.deberta import (
     ALLOWED,
     CONSTANT,
     DEFAULTS,
     FIELDS,
     OUTSIDE,
-    SHARED,
+    SHARED_PAIRS,
     TIED,
     DisentangledFormat,
     classes,
@@ -50,13 +51,13 @@ class DebertaV3(Disentangled):
 
 def build(config: DebertaV3Config, seed: int) -> DebertaV3:
     """Returns a new encoder on the default device."""
-    return new(DebertaV3, config, seed)
+    return new_model(DebertaV3, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.self_attn.", "deberta.encoder.layer.*.attention.self."
 KEYS = KeyMap(
     (
-        *SHARED,
+        *SHARED_PAIRS,
         ("backbone.relative.norm", "deberta.encoder.LayerNorm"),
         (_LAYER + "q_proj", _HF + "query_proj"),
         (_LAYER + "k_proj", _HF + "key_proj"),
@@ -67,10 +68,10 @@ KEYS = KeyMap(
 
 @dataclass(frozen=True)
 class _DebertaV3Format(DisentangledFormat):
-    """The format with buckets of positions and shared projections."""
+    """The format of versions 2 and 3, with buckets of distances and shared projections."""
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
-        """Also raises UserError for separate projections of positions or a table without a norm."""
+        """Also raises UserError for separate projections of positions, and for a table without a norm."""
         section = super().from_hf_config(data)
         for key, value in (("share_att_key", True), ("norm_rel_ebd", "layer_norm")):
             expect({key: data.get(key, False)}, self.model, **{key: (value,)})

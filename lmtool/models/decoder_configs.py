@@ -70,10 +70,10 @@ class LlamaConfig(TransformerConfig):
         return True
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         return not self.tied
 
-    def with_heads(self, heads: int) -> dict[str, int]:
+    def fields_for_heads(self, heads: int) -> dict[str, int]:
         scaled = max(heads * self.num_key_value_heads // self.num_heads, 1)
         return {"num_key_value_heads": next(number for number in range(scaled, 0, -1) if heads % number == 0)}
 
@@ -145,7 +145,7 @@ class TransformerXlConfig(TransformerConfig):
     )
     evaluation_memory_length: Memory | None = Field(640, description="the same in evaluation; null: as in training")
     clamp_distance: Annotated[int, Field(ge=1)] | None = Field(
-        400, description="distance beyond which all are treated the same in evaluation (clamp_len); null: none"
+        400, description="in evaluation, all distances beyond this one count as this one (clamp_len); null: no limit"
     )
     same_length: bool = Field(
         True, description="in evaluation every token attends to the same number of tokens, memory_length"
@@ -166,25 +166,25 @@ class TransformerXlConfig(TransformerConfig):
 
     @property
     def carries_state(self) -> bool:
-        return self.remembers > 0
+        return self.max_memory_length > 0
 
     @property
     def memory_states(self) -> int:
         return self.memory_length
 
     @property
-    def remembers(self) -> int:
-        return max(self.memory_length, self.evaluated_memory)
+    def max_memory_length(self) -> int:
+        return max(self.memory_length, self.evaluation_memory)
 
     @property
-    def evaluated_memory(self) -> int:
-        """Length of the memory in evaluation."""
+    def evaluation_memory(self) -> int:
+        """Length of the memory in evaluation: `evaluation_memory_length`, or that in training."""
         return self.memory_length if self.evaluation_memory_length is None else self.evaluation_memory_length
 
     @property
     def clusters(self) -> tuple[int, ...]:
         """The cutoffs within the vocabulary."""
-        return tuple(first for first in self.cutoffs if first < self.vocab_size)
+        return tuple(cutoff for cutoff in self.cutoffs if cutoff < self.vocab_size)
 
     def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "memory": self.memory_length}

@@ -2,12 +2,12 @@
 
     score_ij = (q_i k_j + q_i kr_d(i,j) + k_j qr_d(i,j)) / sqrt(3 D),   d(i,j) = clip(i - j + S, 0, 2 S - 1)
 
-with contents q, k and relative positions kr, qr, which each layer projects from one table. The original code, with
-which the weights were trained, uses the same row in both of the last terms; equation 4 of the paper has d(j, i) in the
-last one.
+q and k are projections of contents; kr and qr are projections of relative positions, which all layers take from one
+table. Equation 4 of the paper has d(j, i) in the last term; the original code, with which the weights were trained, and
+lmtool have d(i, j) in both.
 
-Shape letters: R rows, A heads, D head width, L queries and K keys of a row, S distances in each direction, P rows of a
-table, W = A*D.
+Shape letters: T tokens, H hidden width, R rows, A heads, D head width, L queries and K keys of a row, S distances in
+each direction, P rows of a table, W = A*D.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from lmtool.types import Packed
 
 
 class RelativeTable(Position):
-    """The table of relative positions. `weight`: (2 S, H). norm: applied to its rows, or None. The original code
-    applies dropout to the table in training; lmtool does not."""
+    """The table of relative positions. `weight`: (2 S, H). span: S. norm: applied to the rows, or None. The original
+    code applies dropout to the table in training; lmtool does not."""
 
     scores: ClassVar[bool] = True
 
@@ -51,18 +51,17 @@ class RelativeTable(Position):
         return self.weight if self.norm is None else self.norm(self.weight)
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """Returns the number by which distances (query minus key) are looked up: the distance itself, or a signed
-        bucket number."""
+        """Returns the signed bucket number of each distance (query minus key); here the distance itself."""
         return distances
 
     def index(self, distances: Tensor) -> Tensor:
-        """Returns the row of each distance."""
+        """Returns the table row of each distance."""
         return (self.bucket(distances) + self.span).clamp(0, 2 * self.span - 1)
 
 
 class BucketedTable(RelativeTable):
-    """A table by buckets of distances (He et al. 2023, original code): small distances, up to half of the buckets, have
-    a row each; larger ones share buckets of increasing width. span: the number of buckets in each direction."""
+    """A table with a row for each bucket of distances (He et al. 2023, original code). Distances up to `span` / 2 have
+    one row each; larger distances share buckets of increasing width. span: the number of buckets in each direction."""
 
     def __init__(self, span: int, hidden_size: int, norm: nn.Module, max_distance: int):
         super().__init__(span, hidden_size, norm)
@@ -71,7 +70,7 @@ class BucketedTable(RelativeTable):
     def bucket(self, distances: Tensor) -> Tensor:
         middle = self.span // 2
         far = distances.abs().clamp(min=middle)
-        # In fp32 with the original order of operations: in fp64 some distances would get another bucket.
+        # As in the original code, in fp32 and in this order: in fp64 some distances would get another bucket.
         octaves = torch.log(far / middle) / torch.log(torch.tensor((self.max_distance - 1) / middle))
         spaced = (torch.ceil(octaves * (middle - 1)) + middle).long()
         return torch.where(distances.abs() <= middle, distances, spaced * distances.sign())
@@ -79,7 +78,7 @@ class BucketedTable(RelativeTable):
 
 class DisentangledScores(Position):
     """The terms that relative positions add to the scores of one layer. keys_PAD, queries_PAD: the table projected to
-    keys and to queries; None leaves out the term."""
+    keys and to queries; None omits the term."""
 
     scores: ClassVar[bool] = True
 
@@ -96,34 +95,35 @@ class DisentangledScores(Position):
         self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor
     ) -> dict[str, Tensor]:
         distances_RLK = query_positions_RL[:, :, None] - key_positions_RK[:, None, :]
-        longest = k_RAKD.shape[-2]
+        keys = k_RAKD.shape[-2]
         selection = None
-        if 2 * longest - 1 < self._rows:  # a short text needs only some rows
-            selection = self._index(torch.arange(1 - longest, longest, device=q_RALD.device))
-            index_RLK = distances_RLK + (longest - 1)
+        if 2 * keys - 1 < self._rows:  # a short text needs only some rows
+            selection = self._index(torch.arange(1 - keys, keys, device=q_RALD.device))
+            index_RLK = distances_RLK + (keys - 1)
         else:
             index_RLK = self._index(distances_RLK)
-        shape = (*q_RALD.shape[:-1], longest)
+        shape = (*q_RALD.shape[:-1], keys)
         terms = {}
         if self._keys_PAD is not None:
             products = q_RALD @ _table(self._keys_PAD, selection, q_RALD)
             terms["content to place"] = products.gather(-1, index_RLK[:, None].expand(shape))
         if self._queries_PAD is not None:
             products = (k_RAKD * self._scale) @ _table(self._queries_PAD, selection, q_RALD)
-            index_RKL = index_RLK.transpose(1, 2)[:, None].expand(shape[0], shape[1], longest, shape[2])
+            index_RKL = index_RLK.transpose(1, 2)[:, None].expand(shape[0], shape[1], keys, shape[2])
             terms["place to content"] = products.gather(-1, index_RKL).transpose(-1, -2)
         return terms
 
 
 def _table(rows_PAD: Tensor, selection: Tensor | None, like: Tensor) -> Tensor:
-    """Returns (A, D, P): the rows of a projected table, transposed; those with the indices `chosen`, or all."""
+    """Returns (A, D, P): the rows of a projected table, transposed. selection: the indices of the rows; None for all.
+    like: a tensor of the required type."""
     rows_PAD = rows_PAD if selection is None else rows_PAD.index_select(0, selection)
     return rows_PAD.permute(1, 2, 0).to(like.dtype)
 
 
 class DisentangledAttention(SelfAttention):
-    """Self-attention with separate scores for contents and relative positions. terms: the terms in addition to the
-    content term."""
+    """Self-attention with separate scores for contents and relative positions. terms: the score terms besides content
+    to content: "c2p", "p2c"."""
 
     def __init__(self, config: DisentangledConfig):
         scale = 1 / math.sqrt((1 + config.scaled_terms) * config.width_of_head)
@@ -131,11 +131,11 @@ class DisentangledAttention(SelfAttention):
         self.terms = config.scores
 
     def keys_of(self, rows_PH: Tensor) -> Tensor:
-        """Returns (P, W): the keys of relative positions."""
+        """Returns (P, W): the keys of relative positions. rows_PH: rows of the table."""
         return self.k_proj(rows_PH)
 
     def queries_of(self, rows_PH: Tensor) -> Tensor:
-        """Returns (P, W): the queries of relative positions."""
+        """Returns (P, W): the queries of relative positions. rows_PH: rows of the table."""
         return self.q_proj(rows_PH)
 
     def forward(
@@ -160,7 +160,7 @@ class DisentangledAttention(SelfAttention):
 
 
 class DisentangledLayer(PostNormLayer):
-    """BERT's layer, whose queries may come from other states than its keys and values."""
+    """BERT's layer, except that the queries may come from other states than the keys and values."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         attention_out = self.self_attn(x_TH, context, context.read_M)
@@ -216,9 +216,10 @@ class Disentangled(BertLike):
         return self.run(state, state.read(read_M), tap=tap, last=partial(self._decode, absolute))
 
     def _decode(self, absolute: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
-        """Returns the last layer, applied twice to the states before it: absolute positions are added to the queries
-        (3.2; original code, masked_language_model.py)."""
+        """Returns the states of the enhanced mask decoder: the last layer is applied twice, both times with keys and
+        values from x_TH. The first queries are x_TH plus absolute positions, the second are the result of the first
+        application (3.2; original code, masked_language_model.py)."""
         layer = self.layers[-1]
         query_TH = x_TH + absolute(context.positions_T)
-        once_TH = layer(x_TH, replace(context, queries_TH=query_TH, read_M=None, watch=None))
-        return layer(x_TH, replace(context, queries_TH=once_TH, rng=rng_at(context.rng, 1)))
+        decoded_TH = layer(x_TH, replace(context, queries_TH=query_TH, read_M=None, watch=None))
+        return layer(x_TH, replace(context, queries_TH=decoded_TH, rng=rng_at(context.rng, 1)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -36,7 +36,7 @@ class Distilbert(BertLike):
 
 def build(config: DistilbertConfig, seed: int) -> Distilbert:
     """Returns a new encoder on the default device."""
-    return new(Distilbert, config, seed)
+    return new_model(Distilbert, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -96,9 +96,9 @@ HF_FORMAT = HFFormat(
         "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
     },
     constant={"activation": "gelu"},
-    # Files store sinusoidal positions like learned ones.
+    # Sinusoidal positions are stored in the same way as learned ones.
     allowed={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
-    # Epsilon of the norms.
+    # Hard-coded in transformers.
     fixed={"norm_epsilon": 1e-12},
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.models.family import (
@@ -52,7 +52,7 @@ class Electra(BertLike):
 
 def build(config: ElectraConfig, seed: int) -> Electra:
     """Returns a new encoder on the default device."""
-    return new(Electra, config, seed)
+    return new_model(Electra, config, seed)
 
 
 KEYS = KeyMap(

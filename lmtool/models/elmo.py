@@ -23,8 +23,8 @@
           \\           /
           concatenation
 
-The forward states depend on a word and earlier words, the backward states on it and later ones; each predicts the next
-word in its direction (objective=bilm). Original code: github.com/allenai/bilm-tf.
+The forward states depend on a word and the words before it, the backward states on a word and the words after it. Each
+direction predicts its next word (objective=bilm). Original code: github.com/allenai/bilm-tf.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, SpellingVocabulary, new
+from lmtool.models.base import Encoder, SpellingVocabulary, new_model
 from lmtool.models.characters import Highway, VocabularyBytes, WordCharacters
 from lmtool.models.pretransformer_configs import ElmoConfig
 from lmtool.nn.attention import only
@@ -49,30 +49,31 @@ from lmtool.types import Packed
 
 
 class BidirectionalLayer(nn.Module):
-    """An LSTM in each direction, over its half of the states. adds: whether it has a residual connection."""
+    """An LSTM in each direction, each for one half of the states. residual: whether the layer has a residual
+    connection."""
 
-    def __init__(self, config: ElmoConfig, adds: bool):
+    def __init__(self, config: ElmoConfig, residual: bool):
         super().__init__()
-        self.width, self.adds = config.hidden_size // 2, adds
+        self.width, self.residual = config.hidden_size // 2, residual
 
         def lstm() -> LstmCell:
             return LstmCell(self.width, config.cell_size, self.width, config.cell_clip, config.projection_clip)
 
         self.forward_lstm, self.backward_lstm = lstm(), lstm()
-        self.dropout = Dropout(config.dropout if adds else 0.0)  # the first layer follows the embedding's dropout
+        self.dropout = Dropout(config.dropout if residual else 0.0)  # the first layer follows the embedding's dropout
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         x_TH = self.dropout(x_TH, context.rng)
         texts = context.packed.segments
         forward_TP, _ = self.forward_lstm(x_TH[:, : self.width], steps_of(texts))
-        backward_TP, _ = self.backward_lstm(x_TH[:, self.width :], steps_of(texts, True))
+        backward_TP, _ = self.backward_lstm(x_TH[:, self.width :], steps_of(texts, reverse=True))
         out_TH = torch.cat([forward_TP, backward_TP], 1)
-        return only(out_TH + x_TH if self.adds else out_TH, context.read_M)
+        return only(out_TH + x_TH if self.residual else out_TH, context.read_M)
 
 
 class Elmo(Encoder):
-    """The bidirectional language model without its softmax. It reads words, not tokens: all tokens of a word have its
-    states."""
+    """The bidirectional language model without its softmax. It reads words, not tokens: all tokens of a word get the
+    states of the word."""
 
     config: ElmoConfig
 
@@ -81,7 +82,9 @@ class Elmo(Encoder):
             config.vocab_size, config.word_length, config.character_size, config.filters, config.highways,
             config.hidden_size // 2, config.dropout,
         )  # fmt: skip
-        super().__init__(config, embed, [BidirectionalLayer(config, number > 0) for number in range(config.num_layers)])
+        super().__init__(
+            config, embed, [BidirectionalLayer(config, residual=number > 0) for number in range(config.num_layers)]
+        )
         self.dropout = Dropout(config.dropout)
 
     @property
@@ -107,16 +110,17 @@ class Elmo(Encoder):
         return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """As in the original code: each part by its width; highways start nearly closed, forget gates open."""
+        """Initializes as the original code: the scale of weights depends on their shape, highways are nearly closed,
+        and forget gates are open."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
-            if module is not self:  # a head; the language model's depends on the width of its states
+            if module is not self:  # a head; the scale of the language model's head depends on the width of its input
                 return normal(self.reader.project.out_features**-0.5) if prefix == "heads.lm." else self.initial_draw()
             if isinstance(part, nn.Conv1d):
                 return uniform(0.05)
             if isinstance(part, nn.Linear):
                 return normal(part.in_features**-0.5)
-            return uniform(1.0) if isinstance(part, nn.Embedding) else _by_size
+            return uniform(1.0) if isinstance(part, nn.Embedding) else _glorot_uniform
 
         initialize_each(module, seed, draw_of, prefix)
         with torch.no_grad():
@@ -127,11 +131,12 @@ class Elmo(Encoder):
                     part.open_forget_gates()
 
 
-def _by_size(tensor: Tensor, generator: torch.Generator) -> None:
-    """Glorot and Bengio 2010 for an LSTM's gates together, as in TensorFlow."""
+def _glorot_uniform(tensor: Tensor, generator: torch.Generator) -> None:
+    """Draws from Glorot and Bengio's uniform distribution (2010). As in TensorFlow, the gates of an LSTM count as one
+    matrix."""
     uniform((6 / (tensor.shape[0] + tensor.shape[1])) ** 0.5)(tensor, generator)
 
 
 def build(config: ElmoConfig, seed: int) -> Elmo:
     """Returns a new model on the default device."""
-    return new(Elmo, config, seed)
+    return new_model(Elmo, config, seed)

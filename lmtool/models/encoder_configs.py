@@ -165,7 +165,8 @@ class BigbirdConfig(SegmentedConfig):
         3,
         ge=1,
         le=1000,
-        description="random blocks per block, besides the ends and neighbors; up to 2*this + 5 blocks: dense",
+        description="random blocks per block, besides the first, the last and the neighboring ones. Texts of at most "
+        "2 * random_blocks + 5 blocks have dense attention",
     )
     pattern_seed: int = Field(
         0, ge=0, le=1_000_000, description="seed of the first layer's random blocks; each further layer adds one"
@@ -173,7 +174,7 @@ class BigbirdConfig(SegmentedConfig):
 
     @property
     def dense_length(self) -> int:
-        """Maximum length in tokens of a text with dense attention."""
+        """Maximum length in tokens of a text with dense attention, as in transformers."""
         return (2 * self.random_blocks + 5) * self.block_size
 
     def remark(self, max_length: int) -> str | None:
@@ -204,7 +205,8 @@ class DisentangledConfig(TransformerConfig):
 
     @property
     def scaled_terms(self) -> int:
-        """Number of additional terms in the scale of the scores: transformers counts different terms."""
+        """Number of terms besides content to content by which the scores are scaled. As in transformers, a repeated
+        term counts once."""
         return len(set(self.scores))
 
 
@@ -222,7 +224,8 @@ class DebertaConfig(DisentangledConfig):
 
     @property
     def scaled_terms(self) -> int:
-        """transformers counts a repeated term twice here, but adds it once."""
+        """Number of terms besides content to content by which the scores are scaled. As in transformers, a repeated
+        term counts twice, although it is added once."""
         return len(self.scores)
 
 
@@ -241,7 +244,9 @@ class DebertaV3Config(DisentangledConfig):
         multiple_of=2,
         description="distance buckets to either side; half of them hold one distance each",
     )
-    max_distance: Positions = Field(512, description="distance in tokens from which all share the last bucket")
+    max_distance: Positions = Field(
+        512, description="distance in tokens from which on all distances share the last bucket"
+    )
 
 
 @component("model", "xlnet", builder="lmtool.models.xlnet:build")
@@ -280,17 +285,17 @@ class XlnetConfig(TransformerConfig):
 
     @property
     def segment_types(self) -> int:
-        """Segments of a text format; attention uses whether two tokens have the same segment."""
+        """Number of segments in XLNet's text format. Attention only uses whether two tokens have the same segment."""
         return 3
 
     @property
     def carries_state(self) -> bool:
-        return self.remembers > 0
+        return self.max_memory_length > 0
 
     @property
     def memory_states(self) -> int:
         return self.memory_length
 
     @property
-    def remembers(self) -> int:
+    def max_memory_length(self) -> int:
         return self.memory_length

@@ -25,8 +25,8 @@ from lmtool.types import Packed, send
 
 
 class DecoderStack(Stack):
-    """The stack of the decoder. embed: what the decoder adds to token embeddings; what the encoder adds is part of the
-    model's `embed`."""
+    """The stack of the decoder. embed: what the decoder adds to token embeddings, such as positions; `embed` of the
+    model contains what the encoder adds."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class DecoderStack(Stack):
         final_norm: nn.Module | None = None,
         dropout: float = 0.0,
     ):
-        super().__init__(layers, True, final_norm, dropout, "outputs")
+        super().__init__(layers, causal=True, final_norm=final_norm, dropout=dropout, side="outputs")
         self.embed = embed
 
 
 class EncoderDecoder(Backbone):
-    """Base of encoder-decoders. `forward(inputs, rng, outputs)` returns the hidden states (T, H) of the decoder, which
-    reads `outputs` (shifted already) and attends to all of `inputs`. `embed`: the shared token embedding, and what the
-    encoder adds to it."""
+    """Base class of encoder-decoders. `forward(inputs, rng, outputs)` returns the hidden states (T, H) of the decoder,
+    which reads `outputs` (already shifted) and attends to all of `inputs`. `embed`: the shared token embedding, and
+    what the encoder adds to it."""
 
     config: EncoderDecoderConfig
 
@@ -63,7 +63,7 @@ class EncoderDecoder(Backbone):
         """Returns hidden states (T, H) of the decoder, or (M, H) of the outputs with the flat indices `read_M`. rng:
         the dropout generator of the inputs; the outputs use `rng.for_outputs()`. tap: observes both stacks."""
         if outputs is None:
-            raise ValueError("an encoder-decoder needs inputs and outputs; outputs are missing")
+            raise ValueError("an encoder-decoder needs inputs and outputs, but the outputs are missing")
         encoded = self.encode(inputs, rng, tap)
         return self.decode(encoded, outputs, None if rng is None else rng.for_outputs(), read_M=read_M, tap=tap)
 
@@ -89,15 +89,16 @@ class EncoderDecoder(Backbone):
         tap: Tap | None = None,
     ) -> Tensor:
         """Returns hidden states (T, H) of the outputs, or (M, H) of those with the flat indices `read_M`. rng: the
-        dropout generator of the outputs. cache: the keys and values of earlier outputs, to which those of these outputs
-        are appended; `encoded` caches the keys and values of the inputs."""
+        dropout generator of the outputs. cache: the keys and values of earlier outputs; those of the given outputs are
+        appended. With a cache, `encoded` caches the keys and values of the inputs."""
         encoded.keep = encoded.keep or cache is not None
         vectors_TE = self.embed.tokens(outputs.tokens)
         state = enter(self.decoder.embed, vectors_TE, outputs, rng, cache, self.decoder.ahead)
         return self.decoder.run(state, state.read(read_M), encoded, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """Returns an empty cache for this many outputs of at most `capacity` tokens, in addition to virtual ones."""
+        """Returns an empty cache for this many outputs of at most `capacity` tokens each, not counting virtual
+        tokens."""
         return self.decoder.cache_for(self.decoder.embed, documents, capacity)
 
     @property
@@ -111,18 +112,18 @@ class EncoderDecoder(Backbone):
 
 
 def shift_right(packed: Packed, start: int) -> Packed:
-    """Returns the decoder's input for predicting `packed`: each document after the token `start`, without its last
-    token."""
+    """Returns the decoder's input for predicting `packed`: in each document, the token `start`, then all tokens except
+    the last one."""
     tokens_T = packed.tokens.roll(1)
-    firsts = [at for at, length in zip(packed.starts, packed.lengths, strict=True) if length]
-    tokens_T.index_fill_(0, send(torch.tensor(firsts, dtype=torch.int64), tokens_T.device), start)
+    first_indices = [first for first, length in zip(packed.starts, packed.lengths, strict=True) if length]
+    tokens_T.index_fill_(0, send(torch.tensor(first_indices, dtype=torch.int64), tokens_T.device), start)
     return Packed(tokens_T, packed.lengths)
 
 
 def post_norm_layers(
     config: TwoTransformersConfig, activation: Activation, activation_dropout: float
 ) -> tuple[list[PostNormLayer], list[PostNormCrossLayer]]:
-    """Returns the layers of both stacks, with biases and with norms after the sublayers."""
+    """Returns the layers of encoder and decoder, with biases and with norms after the sublayers."""
     width = config.hidden_size
     attention = (width, config.num_heads, config.attention_dropout)
 

@@ -67,7 +67,7 @@ class T5Config(TwoTransformersConfig):
     hf_model_type: ClassVar[str | None] = "t5"
 
     transformers_form: ClassVar[FormFields | None] = {"pooled": True}
-    # As in transformers' T5ForTokenClassification: only the encoder.
+    # Token classification uses only the encoder, as in transformers' T5ForTokenClassification.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
     has_biases: ClassVar[bool] = False
 
@@ -90,7 +90,7 @@ class T5Config(TwoTransformersConfig):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> T5Config:
-        """Any number of heads is valid, since head_size is separate."""
+        """Accepts any number of heads, because head_size is a separate field."""
         return self
 
     @property
@@ -102,7 +102,7 @@ class T5Config(TwoTransformersConfig):
         return self.feedforward == "gated_gelu"
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         return not self.tied
 
 
@@ -128,7 +128,7 @@ class BartConfig(PostNormConfig):
 
     text_format: ClassVar[str] = "bart"
     transformers_form: ClassVar[FormFields | None] = {"pooled": True}
-    # Lewis et al. 2020, 3.2: the decoder reads the same text.
+    # For token classification, the decoder reads the same text as the encoder (Lewis et al. 2020, 3.2).
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
     start_role: ClassVar[str] = "eos"
 

@@ -18,7 +18,7 @@ from lmtool.config.tables import lookup
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
-from lmtool.models.published import expect, require_positions, sizes
+from lmtool.models.published import expect, require_positions, section_fields
 from lmtool.types import part_of
 
 
@@ -27,11 +27,11 @@ class HFClass:
     """A class of transformers.
 
     Attributes:
-        name: Of the class.
-        heads: Our heads that it has in addition to the backbone.
-        pairs: Names (ours, theirs) of additional tensors, which take precedence over the family's key map.
+        name: The name of the class.
+        heads: Our names of the heads that the class has in addition to the backbone.
+        pairs: Pairs of tensor names (ours, theirs) that take precedence over the family's key map.
         prefix: Prefix of the backbone's tensor names, if it differs from the family's.
-        predicts: Whether it predicts tokens.
+        predicts: Whether the class predicts tokens.
     """
 
     name: str
@@ -42,20 +42,22 @@ class HFClass:
 
 
 def token_classifier(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
-    """Returns a ...ForTokenClassification. output: its linear layer. pooler: pairs of the layers before it."""
+    """Returns the class `name` (...ForTokenClassification). output: transformers' name of its output layer. pooler:
+    pairs of names of the layers before the output layer."""
     return _with_head(name, "token_classifier", output, pooler)
 
 
 def question_answering(
     name: str, output: str = "qa_outputs", pooler: tuple[tuple[str, str], ...] = (), prefix: str | None = None
 ) -> HFClass:
-    """Returns a ...ForQuestionAnswering. output, pooler: as in `token_classifier`. prefix: as in `HFClass`."""
+    """Returns the class `name` (...ForQuestionAnswering). output, pooler: as in `token_classifier`. prefix: as in
+    `HFClass`."""
     return replace(_with_head(name, "question_answering", output, pooler), prefix=prefix)
 
 
 def multiple_choice(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
-    """Returns a ...ForMultipleChoice with the pooler of the family's classifier. pooler: its pairs, if they differ from
-    the classifier's."""
+    """Returns the class `name` (...ForMultipleChoice), which has the pooler of the family's classifier. pooler: pairs
+    of names of the pooler's layers, if they differ from the classifier's."""
     return replace(_with_head(name, "multiple_choice", output, pooler), heads=("pooler", "multiple_choice"))
 
 
@@ -71,22 +73,23 @@ class HFFormat:
     Attributes:
         model: Our name of the family.
         title: The family's name in messages.
-        keys: Tensor names.
+        keys: Pairs of tensor names.
         tied: Tensors that files may contain several times.
-        fields: lmtool's field names, by key of config.json.
-        defaults: transformers' values for missing keys.
+        fields: lmtool's field name of each key in config.json.
+        defaults: transformers' values of keys that config.json lacks.
         classes: Candidates for export; the first whose heads the checkpoint has is used.
         unsupported: Classes whose heads lmtool does not support, by name, with the reason.
-        unties: Whether `tie_word_embeddings=false` means an untied output layer.
-        prefix: Prefix of names that files of a model without a head omit.
-        outside: Prefixes of names that never have `prefix`.
-        unread: Suffixes of names in files that no model reads.
-        constant: Keys with a single supported value.
-        allowed: Additional supported values, or additional keys; missing and null mean the first one.
-        repeats: Keys that repeat another key.
-        fixed: Our fields with a single value in transformers.
-        positions: Kind of positions in transformers; None if the family checks them itself.
-        model_type_of: Our name of the family whose model_type is used, if not its own.
+        unties: Whether `tie_word_embeddings=false` in config.json means that the output layer is untied.
+        prefix: Prefix of the backbone's tensor names, which files of a model without a head omit.
+        outside: Prefixes of tensor names that do not belong to the backbone.
+        unread: Suffixes of tensor names in files that no model reads.
+        constant: Keys of config.json with a single supported value.
+        allowed: Supported values by key of config.json, for other keys or instead of `constant`. A missing key or null
+            means the first value.
+        repeats: Keys of config.json that repeat the value of another key.
+        fixed: Our fields that have only one value in transformers.
+        positions: Kind of positions in transformers; None if the family checks its positions itself.
+        model_type_of: Our name of the family whose `model_type` is used; None for the family's own.
     """
 
     model: str
@@ -119,69 +122,72 @@ class HFFormat:
         return next(entry for entry in self.classes if set(entry.heads) <= set(heads))
 
     def named_class(self, config: Mapping[str, object]) -> HFClass | None:
-        """Returns the class named in a config.json, or None."""
+        """Returns the first known class that a config.json names, or None."""
         names, known = config.get("architectures"), {entry.name: entry for entry in self.classes}
         return next((known[name] for name in names if name in known), None) if isinstance(names, list) else None
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        """Returns our tensors under the names of the transformers class with their heads. Tied copies are left out; a
-        tensor that transformers lacks keeps our name. config: the model's configuration."""
+        """Returns our tensors under the names of the transformers class that has their heads. Tied copies are left out.
+        A tensor that transformers lacks keeps our name. config: the model's configuration."""
         heads = {part_of(name).removeprefix("heads.") for name in tensors if name.startswith("heads.")}
-        keys, prefix = self._names_in(self.class_of_heads(heads))
+        keys, prefix = self._keys_and_prefix(self.class_of_heads(heads))
         paths = {name: keys.to_hf(name) for name in tensors}
         return {
-            name if (path := paths[name]) is None else self._moved(path, self.prefix, prefix): tensor
+            name if (path := paths[name]) is None else self._replace_prefix(path, self.prefix, prefix): tensor
             for name, tensor in tensors.items()
         }
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-        """Returns transformers' tensors, of any class or a model without a head, under our names. config: its
-        config.json. Raises UserError like `Tied.resolve`."""
+        """Returns the tensors of a transformers model, with or without a head, under our names. config: the content of
+        its config.json. Raises UserError like `Tied.resolve`."""
         model_class, prefixes = self.named_class(config), (self.prefix, *self.outside)
-        keys, prefix = self._names_in(model_class)
-        moved = {self._moved(name, prefix, self.prefix): name for name in tensors}
-        names = {path if path.startswith(prefixes) else self.prefix + path: name for path, name in moved.items()}
-        full = self.tied.resolve(
+        keys, prefix = self._keys_and_prefix(model_class)
+        renamed = {self._replace_prefix(name, prefix, self.prefix): name for name in tensors}
+        # The names in the file, by their names with the backbone's prefix.
+        names = {path if path.startswith(prefixes) else self.prefix + path: name for path, name in renamed.items()}
+        unique = self.tied.resolve(
             {path: tensors[name] for path, name in names.items()},
             config if self.unties else EMPTY,
             None if model_class is None else model_class.predicts,
         )
         return {
             keys.from_hf(path) or names.get(path, path): tensor
-            for path, tensor in full.items()
+            for path, tensor in unique.items()
             if not path.endswith(self.unread)
         }
 
-    def _names_in(self, model_class: HFClass | None) -> tuple[KeyMap, str]:
-        """Returns the key map and the backbone's prefix in a class; None for an unknown class."""
+    def _keys_and_prefix(self, model_class: HFClass | None) -> tuple[KeyMap, str]:
+        """Returns the key map and the backbone's prefix of a class; those of the family if the class is None."""
         if model_class is None:
             return self.keys, self.prefix
         prefix = self.prefix if model_class.prefix is None else model_class.prefix
         return KeyMap((*model_class.pairs, *self.keys.pairs)), prefix
 
-    def _moved(self, path: str, prefix: str, other: str) -> str:
-        """Returns a name with its prefix replaced, if it belongs to the backbone."""
+    def _replace_prefix(self, path: str, prefix: str, new_prefix: str) -> str:
+        """Returns a tensor's name with the prefix replaced if the tensor belongs to the backbone, else unchanged."""
         in_backbone = path.startswith(prefix) and not path.startswith(self.outside)
-        return other + path.removeprefix(prefix) if in_backbone else path
+        return new_prefix + path.removeprefix(prefix) if in_backbone else path
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Returns our configuration as config.json. Raises UserError if transformers lacks the variant."""
+        """Returns the content of config.json for our configuration. Raises UserError if transformers does not support
+        this configuration."""
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
         for name, value in self.fixed.items():
             if getattr(config, name) != value:
                 raise UserError(
-                    f"model.{name}={getattr(config, name)}: {self.title} in transformers has {value}",
-                    f"use the run with lmtool, or train one with model.{name}={value}",
+                    f"model.{name}={getattr(config, name)}: {self.title} in transformers supports only {value}",
+                    f"use the run with lmtool, or train a new run with model.{name}={value}",
                 )
         section = {key: getattr(config, name) for key, name in self.fields.items()}
         repeated = {key: section[other] for key, other in self.repeats.items()}
         return {"model_type": self.model_type, **section, **repeated, **self.constant}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
-        """Returns the `model` section for a config.json. Raises UserError if lmtool does not support the variant."""
+        """Returns the `model` section for the content of a config.json. Raises UserError if lmtool does not support
+        it."""
         allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
-        section = sizes(data, self.fields, self.defaults)
+        section = section_fields(data, self.fields, self.defaults)
         for key, other in self.repeats.items():
             allowed[key] = (section[self.fields[other]],)
         expect(data, self.model, **allowed)
@@ -193,22 +199,21 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 
 @dataclass(frozen=True)
 class JointProjectionFormat(HFFormat):
-    """A format with one joint projection for queries, keys and values, and transposed linear weights (inputs,
-    outputs)."""
+    """A format with a joint projection for queries, keys and values, and with linear weights of the shape (inputs,
+    outputs), which is the transpose of torch's."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        return self._transposed(super().to_hf(join_projections(tensors), config))
+        return _transpose(super().to_hf(join_projections(tensors), config))
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-        return split_projections(super().from_hf(self._transposed(tensors), config))
-
-    def _transposed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor for name, tensor in tensors.items()
-        }
+        return split_projections(super().from_hf(_transpose(tensors), config))
 
 
-# Encoders with BERT's config.json keys.
+def _transpose(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.T.contiguous() if name.endswith(_TRANSPOSED) else tensor for name, tensor in tensors.items()}
+
+
+# For encoders with BERT's config.json keys.
 ENCODER_FIELDS = {
     "vocab_size": "vocab_size",
     "num_hidden_layers": "num_layers",
@@ -229,7 +234,7 @@ ENCODER_DEFAULTS = {
 }  # fmt: skip
 ENCODER_CONSTANT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False)}
-# Decoders with GPT's config.json keys.
+# For decoders with GPT's config.json keys.
 DECODER_FIELDS = {
     "vocab_size": "vocab_size",
     "n_layer": "num_layers",

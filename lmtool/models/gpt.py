@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import Decoder, new, positions_of
+from lmtool.models.base import Decoder, new_model, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.family import (
     DECODER_DEFAULTS,
@@ -84,7 +84,7 @@ class Gpt(Decoder):
 
 def build(config: GptConfig, seed: int) -> Gpt:
     """Returns a new decoder on the default device."""
-    return new(Gpt, config, seed)
+    return new_model(Gpt, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -138,6 +138,6 @@ to_hf_config = HF_FORMAT.to_hf_config
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """Returns the `model` section for a config.json, in which `n_inner` is optional."""
+    """Returns the `model` section for the content of a config.json, in which `n_inner` is optional."""
     section = HF_FORMAT.from_hf_config(data)
     return {"feedforward_size": 4 * section["hidden_size"], **section}

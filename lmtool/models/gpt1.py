@@ -28,7 +28,7 @@ from collections.abc import Mapping
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import Decoder, new, positions_of
+from lmtool.models.base import Decoder, new_model, positions_of
 from lmtool.models.bert import post_norm_layer
 from lmtool.models.configs import Gpt1Config
 from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, HFClass, JointProjectionFormat
@@ -50,7 +50,7 @@ class Gpt1(Decoder):
 
 def build(config: Gpt1Config, seed: int) -> Gpt1:
     """Returns a new decoder on the default device."""
-    return new(Gpt1, config, seed)
+    return new_model(Gpt1, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -87,7 +87,7 @@ HF_FORMAT = JointProjectionFormat(
     defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
     constant={"afn": "gelu"},
     allowed={"tie_word_embeddings": (True, False)},
-    repeats={"embd_pdrop": "resid_pdrop"},  # embd_pdrop gets the value of resid_pdrop
+    repeats={"embd_pdrop": "resid_pdrop"},
 )
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
@@ -97,7 +97,7 @@ def to_hf_config(config: Gpt1Config) -> JsonObject:
     if config.feedforward_size != 4 * config.hidden_size:
         raise UserError(
             f"model.feedforward_size={config.feedforward_size}: GPT in transformers always has 4 * hidden_size",
-            f"use the run with lmtool, or train one with model.feedforward_size={4 * config.hidden_size}",
+            f"use the run with lmtool, or train a new run with model.feedforward_size={4 * config.hidden_size}",
         )
     return HF_FORMAT.to_hf_config(config)
 

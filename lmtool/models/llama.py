@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
+from lmtool.models.base import Decoder, VocabularyHead, new_model, positions_of
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.decoder_configs import LlamaConfig, LlamaEncoderConfig
 from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
@@ -84,7 +84,7 @@ class Llama(Decoder):
 
 def build(config: LlamaConfig, seed: int) -> Llama:
     """Returns a new decoder on the default device."""
-    return new(Llama, config, seed)
+    return new_model(Llama, config, seed)
 
 
 class LlamaEncoder(Llama):
@@ -97,7 +97,7 @@ class LlamaEncoder(Llama):
 
 def build_encoder(config: LlamaEncoderConfig, seed: int) -> LlamaEncoder:
     """Returns a new encoder on the default device."""
-    return new(LlamaEncoder, config, seed)
+    return new_model(LlamaEncoder, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "model.layers.*."

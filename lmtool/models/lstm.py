@@ -1,4 +1,4 @@
-"""The LSTM language model that is pretrained and then finetuned: Dai and Le, "Semi-supervised Sequence Learning",
+"""An LSTM language model that is pretrained and then finetuned: Dai and Le, "Semi-supervised Sequence Learning",
 NeurIPS 2015.
 
           token
@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from lmtool.models.base import Decoder, VocabularyHead, new
+from lmtool.models.base import Decoder, VocabularyHead, new_model
 from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.nn.cache import Cache, Carried
 from lmtool.nn.dropout import DropoutRng
@@ -34,7 +34,7 @@ from lmtool.nn.recurrent import LstmCell, RecurrentLayer, SegmentStates, State, 
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 
-_PARTS = ("given", "cell")  # parts of a layer's state
+_PARTS = ("given", "cell")  # names of the two parts of a layer's state: its last output and its cell
 
 
 class LstmDecoder(Decoder):
@@ -60,26 +60,26 @@ class LstmDecoder(Decoder):
         tap: Tap | None = None,
         carried: Carried | None = None,
     ) -> Tensor:
-        """As in any decoder. carried: the states before and after each document, for text in segments; they carry no
-        gradient (section 2: truncated back-propagation)."""
+        """Returns hidden states as every decoder. carried: the states before and after each document, for text in
+        segments; no gradient flows through them (section 2: truncated back-propagation)."""
         if carried is None:
             return super().forward(packed, rng, cache, read_M, tap)
         cache = self.new_cache(len(packed.lengths), max(packed.lengths))
-        layers = [
+        layer_states = [
             SegmentStates(State(*(carried.before[f"{part}_{number}"] for part in _PARTS)))
             for number in range(len(self.layers))
         ]
-        cache.layers = [*layers]
+        cache.layers = [*layer_states]
         hidden_TH = super().forward(packed, rng, cache, read_M, tap)
         carried.after = {
             f"{part}_{number}": tensor
-            for number, state in enumerate(layers)
+            for number, state in enumerate(layer_states)
             for part, tensor in zip(_PARTS, state.after, strict=True)
         }
         return hidden_TH
 
     def initial_state(self, lanes: int) -> dict[str, Tensor]:
-        """Zeros, (lanes, H) for each state."""
+        """Returns zeros, (lanes, H) for each part of each layer's state."""
         zeros_LH = self.embed.token.weight.new_zeros(lanes, self.hidden_size)
         return {f"{part}_{number}": zeros_LH for number in range(len(self.layers)) for part in _PARTS}
 
@@ -95,7 +95,7 @@ class LstmDecoder(Decoder):
         return normal_by_inputs(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Initializes forget gates so that they start open."""
+        """Also opens the forget gates of new cells."""
         super().initialize(module, seed, prefix)
         for cell in module.modules():
             if isinstance(cell, LstmCell) and not cell.bias.is_meta:
@@ -104,4 +104,4 @@ class LstmDecoder(Decoder):
 
 def build(config: LstmConfig, seed: int) -> LstmDecoder:
     """Returns a new decoder on the default device."""
-    return new(LstmDecoder, config, seed)
+    return new_model(LstmDecoder, config, seed)

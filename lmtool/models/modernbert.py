@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.models.base import Encoder, new, positions_of
+from lmtool.models.base import Encoder, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -94,31 +94,31 @@ class Modernbert(Encoder):
         )
 
     def is_local(self, number: int) -> bool:
-        """Whether the layer with this number, from 0, has local attention."""
+        """Whether a layer, counted from 0, has local attention."""
         return number % self.config.global_every != 0
 
     def mask(self, number: int, packed: Packed) -> Mask:
         return Window(self.config.local_window, self.ahead) if self.is_local(number) else Full()
 
     def attended_tokens(self, number: int, length: float) -> float:
-        """Returns the mean number of attended tokens: windows are smaller near the ends of a text."""
-        reach = self.config.local_window
-        if not self.is_local(number) or length <= reach + 1:
+        """Returns the mean number of attended tokens. Near the ends of a text, windows contain fewer tokens."""
+        window = self.config.local_window
+        if not self.is_local(number) or length <= window + 1:
             return length
-        return min(length, 2 * reach + 1 - reach * (reach + 1) / length)
+        return min(length, 2 * window + 1 - window * (window + 1) / length)
 
     def position(self, number: int, state: StackState) -> Position:
         return state.position if self.local_position is None or not self.is_local(number) else self.local_position
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Appendix A: layers that write to the residual stream and a head's dense layer are divided by sqrt(2 layers);
-        a classifier is scaled by its width."""
+        """Initializes as in appendix A: the standard deviation is divided by sqrt(2 num_layers) in layers that write to
+        the residual stream and in a head's dense layer, and is 1/sqrt(hidden_size) in a task's output layer."""
         std = self.config.initializer_std
-        deep = std / math.sqrt(2 * self.config.num_layers)
+        residual_std = std / math.sqrt(2 * self.config.num_layers)
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if name.endswith(("self_attn.out_proj", "ffn.fc_out")) or name == "dense":
-                return truncated_normal(deep)
+                return truncated_normal(residual_std)
             if prefix.startswith("heads.") and name == "output":
                 return truncated_normal(self.hidden_size**-0.5)
             return truncated_normal(std)
@@ -128,7 +128,7 @@ class Modernbert(Encoder):
 
 def build(config: ModernbertConfig, seed: int) -> Modernbert:
     """Returns a new encoder on the default device."""
-    return new(Modernbert, config, seed)
+    return new_model(Modernbert, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "model.layers.*."
@@ -151,16 +151,18 @@ KEYS = KeyMap(
         ("heads.classifier.output", "classifier"),
     )
 )
-# The dense layer of a task's head has the names of the language model's.
+# In transformers, the pooler of a task's head has the names of layers in the language model's head.
 _POOLER = (("heads.pooler.dense", "head.dense"), ("heads.pooler.norm", "head.norm"))
 TIED = Tied("model.embeddings.tok_embeddings.weight", "decoder.weight", "head.")
 _FULL, _LOCAL = "full_attention", "sliding_attention"
+# The key for the rotary base in older config.json files, by its kind of layers and its default value.
 _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 10_000.0)}
 
 
 @dataclass(frozen=True)
 class _ModernBertFormat(HFFormat):
-    """The format of joint projections for queries, keys and values, and for gate and value, and of layer kinds."""
+    """The format with joint projections, one for queries, keys and values and one for `fc_gate` and `fc_in`, and with
+    kinds of layers in config.json."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         merged: dict[str, Tensor] = {}
@@ -174,25 +176,26 @@ class _ModernBertFormat(HFFormat):
         return super().to_hf(merged, config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """If the class is unknown, tensors of a classifier show whether there is one."""
-        classifies = self.named_class(config) is None and any(name.startswith("classifier.") for name in tensors)
+        """Also accepts files whose class is unknown. They contain a classifier if there are tensors `classifier.`; the
+        tensors `head.` then belong to the pooler."""
+        is_classifier = self.named_class(config) is None and any(name.startswith("classifier.") for name in tensors)
         split: dict[str, Tensor] = {}
         for name, tensor in split_projections(super().from_hf(tensors, config)).items():
             if ".ffn.gated." in name:
-                gate, gated = tensor.chunk(2)
-                split |= {name.replace("gated", "fc_gate"): gate.clone(), name.replace("gated", "fc_in"): gated.clone()}
+                gate, inner = tensor.chunk(2)
+                split |= {name.replace("gated", "fc_gate"): gate.clone(), name.replace("gated", "fc_in"): inner.clone()}
             else:
-                split[name.replace("heads.masked_lm.", "heads.pooler.") if classifies else name] = tensor
+                split[name.replace("heads.masked_lm.", "heads.pooler.") if is_classifier else name] = tensor
         return split
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         """Also raises UserError for interleaved rotary positions."""
-        data, positions = super().to_hf_config(config), config.positions
+        hf_config, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, ModernbertConfig) and isinstance(positions, RotaryPositionsConfig)
         require_half_split(positions, self.title)
         bases = {_FULL: positions.base, _LOCAL: config.local_rotary_base}
         return {
-            **data,
+            **hf_config,
             "local_attention": 2 * config.local_window,
             "layer_types": [_LOCAL if number % config.global_every else _FULL for number in range(config.num_layers)],
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
@@ -206,10 +209,10 @@ class _ModernBertFormat(HFFormat):
             global_interval = next((number for number in range(1, len(kinds)) if kinds[number] == _FULL), len(kinds))
             regular = [_LOCAL if number % global_interval else _FULL for number in range(section["num_layers"])]
             expect({"layer_types": list(kinds)}, self.model, layer_types=(regular,))
-        bases, of_kinds = {}, data.get("rope_parameters") or {}
-        expect(of_kinds, self.model, **{key: (None,) for key in of_kinds if key not in (_FULL, _LOCAL)})
+        bases, rope_by_kind = {}, data.get("rope_parameters") or {}
+        expect(rope_by_kind, self.model, **{key: (None,) for key in rope_by_kind if key not in (_FULL, _LOCAL)})
         for key, (kind, default) in _BASES.items():
-            rotary = of_kinds.get(kind) or {}
+            rotary = rope_by_kind.get(kind) or {}
             expect(rotary, self.model, rope_type=("default",))
             bases[kind] = float(rotary.get("rope_theta") or data.get(key) or default)
         return {
@@ -257,7 +260,7 @@ HF_FORMAT = _ModernBertFormat(
     allowed={
         "attention_bias": (False,), "mlp_bias": (False,), "norm_bias": (False,), "classifier_bias": (False,),
         "decoder_bias": (True,), "tie_word_embeddings": (True, False),
-        # Keys of the implementation.
+        # Keys that only concern transformers' implementation.
         "sparse_prediction": (False, True), "deterministic_flash_attn": (False, True), "embedding_dropout": (0.0,),
         "mlp_dropout": (0.0,), "reference_compile": (None, True, False), "repad_logits_with_grad": (False, True),
         "sparse_pred_ignore_index": (-100,), "initializer_cutoff_factor": (2.0,), "rope_scaling": (None,),

@@ -36,7 +36,7 @@ class LstmConfig(ModelConfig):
     )
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         return True
 
     @property
@@ -59,7 +59,7 @@ class LstmConfig(ModelConfig):
 class RnnAttentionConfig(EncoderDecoderConfig):
     """A recurrent encoder-decoder with attention (Bahdanau et al. 2015). Defaults: theirs (appendix A.2.3)."""
 
-    # For a task per token the decoder reads the encoder's text too, as in BART (Lewis et al. 2020, 3.2).
+    # For token classification, the decoder reads the same text as the encoder, as in BART (Lewis et al. 2020, 3.2).
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
 
     name: Literal["rnn_attention"] = Field("rnn_attention", description="A recurrent encoder-decoder with attention.")
@@ -78,7 +78,7 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     )
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         return True
 
     @property
@@ -98,7 +98,7 @@ _Filter = tuple[Annotated[int, Field(ge=1, le=100)], Annotated[int, Field(ge=1, 
 
 @component("model", "elmo", builder="lmtool.models.elmo:build")
 class ElmoConfig(ModelConfig):
-    """ELMo (Peters et al. 2018): character convolutions and LSTMs in both directions. Defaults: the original."""
+    """ELMo (Peters et al. 2018): character convolutions and LSTMs in both directions. Defaults: the published model."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "initializer_std": "standard deviation of heads; that of other weights depends on their shape, as published"

@@ -51,14 +51,14 @@ class HFConfig(dict[str, Any]):
         return tuple(sorted(set(self) - self._read - NEUTRAL))
 
 
-def unnamed(number: int) -> str:
-    """Returns transformers' name for an unnamed class."""
+def default_label(number: int) -> str:
+    """Returns the label that transformers gives to a class without a name."""
     return f"LABEL_{number}"
 
 
 def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) -> None:
     """Raises UserError for unsupported values. data: content of config.json. family: our name of the family. allowed:
-    supported values by key; missing and null mean the first one."""
+    supported values by key. A missing key or null means the first value."""
     for key, values in allowed.items():
         value = data.get(key)
         if value is not None and value not in values:
@@ -68,12 +68,12 @@ def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) 
 
 
 def require_positions(config: TransformerConfig, kind: str, title: str) -> None:
-    """Raises UserError if transformers has another kind of positions for the family. kind: the kind of positions in
+    """Raises UserError if the positions are not of the kind that transformers has for the family. kind: the kind in
     transformers. title: the family's name."""
     if config.positions.name != kind:
         raise UserError(
-            f"model.positions={config.positions.name}: {title} in transformers has {kind} positions",
-            f"use the run with lmtool, or train one with model/positions={kind}",
+            f"model.positions={config.positions.name}: {title} in transformers supports only {kind}",
+            f"use the run with lmtool, or train a new run with model/positions={kind}",
         )
 
 
@@ -82,18 +82,18 @@ def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
     name."""
     if positions.layout != "half_split":
         raise UserError(
-            f"model.positions.layout={positions.layout}: {title} in transformers has half_split",
-            "use the run with lmtool, or train one with model.positions.layout=half_split",
+            f"model.positions.layout={positions.layout}: {title} in transformers supports only half_split",
+            "use the run with lmtool, or train a new run with model.positions.layout=half_split",
         )
 
 
-def sizes(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
+def section_fields(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
     """Returns the fields of a `model` section.
 
     Args:
         data: Content of config.json.
-        names: Our field by key.
-        defaults: transformers' values for keys that older files lack.
+        names: Our field name of each key.
+        defaults: transformers' values of missing keys. A key without a value and without a default is left out.
     """
     return {
         field: data[key] if data.get(key) is not None else defaults[key]

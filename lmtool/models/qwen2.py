@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import new
+from lmtool.models.base import new_model
 from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
 from lmtool.models.llama import FIELDS, KEYS, TIED, Llama, LlamaFormat, classes
 from lmtool.nn.attention import SelfAttention
@@ -24,14 +24,14 @@ class Qwen2(Llama):
     def attention(self, config: LlamaConfig) -> SelfAttention:
         attention = super().attention(config)
         for name in ("q_proj", "k_proj", "v_proj"):
-            plain: Any = getattr(attention, name)
-            setattr(attention, name, nn.Linear(plain.in_features, plain.out_features))
+            without_bias: Any = getattr(attention, name)
+            setattr(attention, name, nn.Linear(without_bias.in_features, without_bias.out_features))
         return attention
 
 
 def build(config: Qwen2Config, seed: int) -> Qwen2:
     """Returns a new decoder on the default device."""
-    return new(Qwen2, config, seed)
+    return new_model(Qwen2, config, seed)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Qwen2Format(LlamaFormat):
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         for key in ("sliding_window", "max_window_layers"):
-            data.get(key)  # without effect: use_sliding_window is refused
+            data.get(key)  # marks the key as read: it has no effect, because use_sliding_window must be false
         return super().from_hf_config(data)
 
 

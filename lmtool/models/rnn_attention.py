@@ -17,6 +17,10 @@ Learning to Align and Translate", ICLR 2015.
 
 Encoder and decoder share the token embedding; the output layer is untied. The output depends on the state of the same
 step (section 3.1, equation 4).
+
+Shape letters: T tokens of the decoder, M selected tokens, N documents, R documents at a step, S tokens of the encoder,
+K encoder tokens of a document, E width of the token vectors, C state width, V value width, A attention width, G width
+of the three gates together, O output width.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import VocabularyHead, new
+from lmtool.models.base import VocabularyHead, new_model
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.pretransformer_configs import RnnAttentionConfig
 from lmtool.nn.attention import only
@@ -44,7 +48,7 @@ from lmtool.types import send
 
 class EncoderMemory(NamedTuple):
     """The encoded inputs of a batch's documents, sorted for lockstep decoding. keys_NKA: the keys. values_NKV: the
-    values, zero after the last token of an input. barrier_NK: added to scores to exclude padding."""
+    values, zero after the last token of an input. barrier_NK: the term added to scores to exclude padding."""
 
     keys_NKA: Tensor
     values_NKV: Tensor
@@ -61,7 +65,8 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def memory(self, encoded: EncoderState, steps: Lockstep) -> EncoderMemory:
-        """Returns the keys and values for the documents of a batch. Keys may be cached for the next call."""
+        """Returns the keys and values for the documents of a batch. If `encoded.keep` is set, the keys are cached for
+        the next call."""
         values_SV, segments = encoded.hidden_SH, encoded.segments
         keys_SA = encoded.cached[self][0] if self in encoded.cached else self.k_proj(values_SV)
         if encoded.keep:
@@ -71,7 +76,7 @@ class AdditiveAttention(nn.Module):
         index_K = torch.arange(max(lengths, default=0))
         index_NK = starts_N[:, None] + torch.minimum(index_K, (lengths_N - 1).clamp(min=0)[:, None])
         mask_NK = index_K < lengths_N[:, None]
-        # An empty input at the end has no valid index. Any index will do, because its values are multiplied by zero.
+        # An empty input at the end has no valid index. Any index is right, because its values are multiplied by zero.
         index_NK = send(index_NK.clamp(max=max(len(values_SV) - 1, 0)), values_SV.device)
         mask_NK = send(mask_NK, values_SV.device)
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
@@ -91,12 +96,12 @@ class AdditiveAttention(nn.Module):
 
 
 class AttendingGru(nn.Module):
-    """A GRU layer whose input is a token and the attention's context for the previous state. Its output is a maxout
-    layer over state, token and context (Goodfellow et al. 2013), with dropout.
+    """A GRU layer that reads, at each step, a token and the attention's context vector for the previous state. The
+    output is a maxout layer over state, token and context (Goodfellow et al. 2013), with dropout.
 
     The gates are those of torch.nn.GRU, in its order: reset, update, new. The reset gate is applied after the
-    projection of the state (the paper applies it before). The first state is computed from the backward state of the
-    encoder at the first token, which is the second half of the value of that token.
+    projection of the state (the paper applies it before). The first state is computed from the encoder's backward state
+    at the first token, which is the second half of the encoder's output for this token.
     """
 
     def __init__(
@@ -123,52 +128,53 @@ class AttendingGru(nn.Module):
         """Maps (T, E) to (T, O), or (M, O) of the selected tokens. Raises ValueError if the context has no encoder
         states."""
         if context.encoded is None:
-            raise ValueError("the attention reads an encoder; the context has none")
+            raise ValueError("the attention needs encoder states; the context has none")
         steps = steps_of(context.packed.segments)
         cached: StateCache | None = context.cache
         memory = self.cross_attn.memory(context.encoded, steps)
         if cached is None or cached.state is None:
-            state_NC = self._first(context.encoded, steps)
+            state_NC = self._first_states(context.encoded, steps)
         else:
             state_NC = cached.state[0].index_select(0, steps.order_N)
-        states, contexts, before_NC = [], [], state_NC
+        states, contexts, initial_NC = [], [], state_NC
         for gates_RG in self.token_gates(x_TE).index_select(0, steps.tokens_T).split(steps.sizes):
             state_RC = state_NC[: len(gates_RG)]
             context_RV = self.cross_attn(state_RC, memory)
-            state_NC = self._step(gates_RG + self.context_gates(context_RV), state_RC)
+            state_NC = self._next_states(gates_RG + self.context_gates(context_RV), state_RC)
             states.append(state_NC)
             contexts.append(context_RV)
         if cached is not None:
-            cached.keep((self._last(states, before_NC, steps),))
+            cached.keep((self._final_states(states, initial_NC, steps),))
         if not states:
             return x_TE.new_zeros(0, self.output.out_features // 2)
         features = (torch.cat(states)[steps.position_T], x_TE, torch.cat(contexts)[steps.position_T])
         maps_MO2 = self.output(torch.cat([only(part, context.read_M) for part in features], -1)).unflatten(-1, (-1, 2))
         return self.dropout(maps_MO2.amax(-1), context.read_rng)
 
-    def _first(self, encoded: EncoderState, steps: Lockstep) -> Tensor:
+    def _first_states(self, encoded: EncoderState, steps: Lockstep) -> Tensor:
         """Returns (N, C): the first state of each document, in the order of the steps."""
         starts_N = torch.tensor(encoded.segments.starts).clamp(max=max(len(encoded.hidden_SH) - 1, 0))
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
-        at_N = send(starts_N, encoded.hidden_SH.device).index_select(0, order_N)
-        backward_NV = encoded.hidden_SH.index_select(0, at_N).chunk(2, -1)[1]
+        first_N = send(starts_N, encoded.hidden_SH.device).index_select(0, order_N)
+        backward_NV = encoded.hidden_SH.index_select(0, first_N).chunk(2, -1)[1]
         return self.first_state(backward_NV).tanh()
 
-    def _step(self, read_RG: Tensor, state_RC: Tensor) -> Tensor:
-        """Returns (R, C): the next states."""
+    def _next_states(self, read_RG: Tensor, state_RC: Tensor) -> Tensor:
+        """Returns (R, C): the next states. read_RG: the products of the gates with token and context."""
         (reset, update, new), (old_reset, old_update, old_new) = (
             gates.chunk(3, -1) for gates in (read_RG, self.state_gates(state_RC))
         )
         new_RC = (new + (reset + old_reset).sigmoid() * old_new).tanh()
         return torch.lerp(new_RC, state_RC.to(new_RC.dtype), (update + old_update).sigmoid())
 
-    def _last(self, states: list[Tensor], before_NC: Tensor, steps: Lockstep) -> Tensor:
-        """Returns (N, C): the state after each document, in the order of the batch."""
-        before_NC = torch.empty_like(before_NC).index_copy(0, steps.order_N, before_NC)
+    def _final_states(self, states: list[Tensor], initial_NC: Tensor, steps: Lockstep) -> Tensor:
+        """Returns (N, C): the state after each document, in the order of the batch. initial_NC: the states before the
+        documents, in the order of the steps."""
+        initial_NC = torch.empty_like(initial_NC).index_copy(0, steps.order_N, initial_NC)
         if not states:
-            return before_NC
+            return initial_NC
         ends_NC = torch.cat(states).index_select(0, steps.last_N)
-        return ends_NC if steps.empty_N is None else torch.where(steps.empty_N[:, None], before_NC, ends_NC)
+        return ends_NC if steps.empty_N is None else torch.where(steps.empty_N[:, None], initial_NC, ends_NC)
 
 
 _ATTENTION_STD = 0.001
@@ -182,7 +188,7 @@ class RecurrentDecoder(DecoderStack):
 
 
 class RnnAttention(EncoderDecoder):
-    """Encoder and decoder with a shared token embedding."""
+    """Encoder and decoder without the head."""
 
     config: RnnAttentionConfig
     vocabulary_head = VocabularyHead(tied=False)
@@ -206,7 +212,7 @@ class RnnAttention(EncoderDecoder):
 
     @property
     def state_widths(self) -> tuple[int, ...]:
-        """The widths of the states of the encoder, both directions concatenated."""
+        """The widths of the encoder's states, with both directions concatenated."""
         return self.config.embedding_size, *[2 * self.config.hidden_size] * self.config.num_layers
 
     def initial_draw(self) -> Draw:
@@ -232,4 +238,4 @@ class RnnAttention(EncoderDecoder):
 
 def build(config: RnnAttentionConfig, seed: int) -> RnnAttention:
     """Returns a new encoder-decoder on the default device."""
-    return new(RnnAttention, config, seed)
+    return new_model(RnnAttention, config, seed)

@@ -1,7 +1,7 @@
 """RoBERTa: Liu, Ott, Goyal, Du, Joshi, Chen, Levy, Lewis, Zettlemoyer, Stoyanov, "RoBERTa: A Robustly Optimized BERT
 Pretraining Approach", 2019. Sizes: https://github.com/facebookresearch/fairseq (examples/roberta).
 
-    token + position + the only segment
+    token + position + segment (the same for all tokens)
              |
            norm, dropout
              |
@@ -9,7 +9,8 @@ Pretraining Approach", 2019. Sizes: https://github.com/facebookresearch/fairseq 
              |
           hidden
 
-As in fairseq, positions start after the id of the padding token, 1: the first two rows of the table are unused.
+As in fairseq, positions start after the id of the padding token, which is 1, so the first two rows of the position
+table are unused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.family import (
@@ -37,7 +38,7 @@ from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
 
 OFFSET = 2
-"""Rows of the position table before position 0."""
+"""Number of unused rows of the position table before position 0."""
 
 
 class Roberta(BertLike):
@@ -52,14 +53,14 @@ class Roberta(BertLike):
 
 def build(config: RobertaConfig, seed: int) -> Roberta:
     """Returns a new encoder on the default device."""
-    return new(Roberta, config, seed)
+    return new_model(Roberta, config, seed)
 
 
 KEYS = KeyMap(
     (
         *encoder_pairs("roberta"),
         ("heads.pooler.dense", "roberta.pooler.dense"),
-        # Of the classifier, whose file has no other head.
+        # The pooler in the file of a text classifier.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
         ("heads.masked_lm.dense", "lm_head.dense"),
@@ -96,7 +97,7 @@ HF_FORMAT = HFFormat(
     unread=("position_ids",),
     fields=ENCODER_FIELDS,
     defaults={**ENCODER_DEFAULTS, "vocab_size": 50265},
-    # Positions start after the id of the padding token.
+    # Positions start after the id of the padding token, which therefore must be 1.
     constant={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
     allowed=ENCODER_ALLOWED,
 )
@@ -104,7 +105,7 @@ to_hf = HF_FORMAT.to_hf
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Ignores the pooler in some classifiers' files, which they do not use."""
+    """Ignores the encoder's own pooler in the file of a text classifier, which does not use it."""
     if "classifier.dense.weight" in tensors:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("roberta.pooler.")}
     return HF_FORMAT.from_hf(tensors, config)

@@ -1,8 +1,8 @@
 """SpanBERT: Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting
 Spans", TACL 2020.
 
-The architecture, its drawing and its format in transformers are BERT's (bert.py), with a cased vocabulary; only the
-objective is new.
+The architecture and the format in transformers are those of BERT (bert.py), with a cased vocabulary. Only the objective
+differs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmtool.models import bert
-from lmtool.models.base import new
+from lmtool.models.base import new_model
 from lmtool.models.bert import TIED as TIED
 from lmtool.models.bert import Bert
 from lmtool.models.bert import from_hf as from_hf
@@ -19,7 +19,7 @@ from lmtool.models.encoder_configs import SpanbertConfig
 
 def build(config: SpanbertConfig, seed: int) -> Bert:
     """Returns a new encoder on the default device."""
-    return new(Bert, config, seed)
+    return new_model(Bert, config, seed)
 
 
 # config.json has model_type `bert`.

@@ -28,8 +28,8 @@ https://github.com/google-research/text-to-text-transfer-transformer.
              |                  |                |
              +------------------+             hidden
 
-Norms are RMS norms, there are no biases, scores are not scaled, and all layers of a stack add the same table of
-relative positions to their scores.
+Norms are RMS norms, there are no biases, and scores are not scaled. All layers of a stack share one table of relative
+positions, which is added to their scores.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.base import VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.models.family import HFClass, HFFormat, question_answering
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
-from lmtool.models.published import expect, sizes
+from lmtool.models.published import expect, section_fields
 from lmtool.nn.attention import CrossAttention, SelfAttention
 from lmtool.nn.blocks import PreNormCrossLayer, PreNormLayer
 from lmtool.nn.embeddings import Embeddings, StackInput
@@ -57,21 +57,22 @@ from lmtool.nn.stack import Stack
 
 
 class T5(EncoderDecoder):
-    """Encoder and decoder. The head is tied to the token embedding (1.0) or separate (1.1)."""
+    """Encoder and decoder without the head, which is tied to the token embedding (1.0) or untied (1.1)."""
 
     config: T5Config
 
     def __init__(self, config: T5Config):
-        width, feedforward = config.hidden_size, (config.hidden_size, config.feedforward_size)
-        attention = (width, config.num_heads, config.attention_dropout, config.head_size, False, 1.0)
+        width, widths = config.hidden_size, (config.hidden_size, config.feedforward_size)
+        bias, scale = False, 1.0
+        attention = (width, config.num_heads, config.attention_dropout, config.head_size, bias, scale)
 
         def norm() -> nn.Module:
             return nn.RMSNorm(width, config.norm_epsilon)
 
         def ffn() -> FeedForward:
             if config.feedforward == "relu":
-                return FeedForward(*feedforward, "relu", False, config.dropout)
-            return GatedFeedForward(*feedforward, "gelu_tanh", False, config.dropout)
+                return FeedForward(*widths, "relu", bias, config.dropout)
+            return GatedFeedForward(*widths, "gelu_tanh", bias, config.dropout)
 
         encoder = [
             PreNormLayer(SelfAttention(*attention), ffn(), norm(), norm(), config.dropout)
@@ -93,14 +94,14 @@ class T5(EncoderDecoder):
         self.vocabulary_head = VocabularyHead(config.tied, width**-0.5 if config.tied else 1.0)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """As in Mesh TensorFlow: 1/sqrt(inputs) for linear layers, divided by sqrt(head_size) for queries, since scores
-        are not scaled; 1/sqrt(hidden_size) for positions, 1 for token embeddings."""
+        """Draws with the standard deviations of Mesh TensorFlow: 1/sqrt(inputs) for linear layers, for queries divided
+        by sqrt(head_size) because scores are not scaled, 1/sqrt(hidden_size) for positions, and 1 for tokens."""
         factor = self.config.initializer_std
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if isinstance(part, nn.Linear):
-                queries = self.config.head_size if name.endswith("_attn.q_proj") else 1
-                return normal(factor / math.sqrt(part.in_features * queries))
+                divisor = self.config.head_size if name.endswith("_attn.q_proj") else 1
+                return normal(factor / math.sqrt(part.in_features * divisor))
             return normal(factor if name.endswith("embed.token") else factor / math.sqrt(self.hidden_size))
 
         initialize_each(module, seed, draw_of, prefix)
@@ -108,11 +109,11 @@ class T5(EncoderDecoder):
 
 def build(config: T5Config, seed: int) -> T5:
     """Returns a new encoder-decoder on the default device."""
-    return new(T5, config, seed)
+    return new_model(T5, config, seed)
 
 
-# Of a classifier; its other tensors start with `transformer.`
-_HEAD, _INSIDE = "classification_head", "transformer."
+# A text classifier has this head; the names of its other tensors start with this prefix.
+_HEAD, _CLASSIFIER_PREFIX = "classification_head", "transformer."
 
 
 def _pairs() -> tuple[tuple[str, str], ...]:
@@ -130,10 +131,10 @@ def _pairs() -> tuple[tuple[str, str], ...]:
     }
     for stack, sublayers in stack_names.items():
         for number, (name, norm, hf_name) in enumerate(sublayers):
-            layer, hf_tensors = f"backbone.{stack}.layers.*.", f"{stack}.block.*.layer.{number}."
+            layer, hf_layer = f"backbone.{stack}.layers.*.", f"{stack}.block.*.layer.{number}."
             parts = (("fc_in", "wi"), ("fc_gate", "wi_0"), ("fc_out", "wo")) if name == "ffn" else projections
-            pairs += [(f"{layer}{name}.{part}", f"{hf_tensors}{hf_name}.{other}") for part, other in parts]
-            pairs.append((layer + norm, hf_tensors + "layer_norm"))
+            pairs += [(f"{layer}{name}.{part}", f"{hf_layer}{hf_name}.{hf_part}") for part, hf_part in parts]
+            pairs.append((layer + norm, hf_layer + "layer_norm"))
         pairs.append((f"backbone.{stack}.final_norm", f"{stack}.final_layer_norm"))
         owner = "embed" if stack == "encoder" else "decoder.embed"
         table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
@@ -152,14 +153,14 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=_TIED,
     classes=(
-        HFClass("T5ForSequenceClassification", ("pooler", "classifier"), prefix=_INSIDE),
+        HFClass("T5ForSequenceClassification", ("pooler", "classifier"), prefix=_CLASSIFIER_PREFIX),
         question_answering("T5ForQuestionAnswering"),
         HFClass("T5ForConditionalGeneration", predicts=True),
     ),
     unsupported={"T5ForTokenClassification": "it has the encoder alone"},
     outside=("lm_head.", f"{_HEAD}.", "qa_outputs."),
     unread=(_UNREAD,),
-    unties=False,  # transformers uses tie_word_embeddings for scaling
+    unties=False,  # in T5, transformers uses tie_word_embeddings to scale the hidden states
     fields={
         "vocab_size": "vocab_size",
         "num_layers": "num_layers",
@@ -173,7 +174,7 @@ HF_FORMAT = HFFormat(
         "initializer_factor": "initializer_std",
         "layer_norm_epsilon": "norm_epsilon",
     },
-    # Old files have n_positions, which transformers does not read.
+    # Old files contain n_positions, which transformers does not read.
     defaults={
         "vocab_size": 32128, "num_layers": 6, "d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048,
         "n_positions": 512, "dropout_rate": 0.1, "initializer_factor": 1.0, "layer_norm_epsilon": 1e-6,
@@ -184,24 +185,26 @@ HF_FORMAT = HFFormat(
 
 
 def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Gated feed-forward layers have two input projections."""
+    """Returns the tensors for transformers, where the input projection of gated feed-forward layers is `wi_1`."""
     hf_tensors = HF_FORMAT.to_hf(tensors, config)
     gated = any(".wi_0." in name for name in hf_tensors)
     return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in hf_tensors.items()}
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Returns the inverse of `to_hf`. A copy of the shared embedding is dropped in version 1.0; in version 1.1 a
-    missing output layer is a copy of it, as in transformers. Raises UserError if there is no decoder."""
-    plain = {name.removeprefix(_INSIDE).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()}
-    if {name.partition(".")[0] for name in plain if ".block." in name} == {"encoder"}:
+    """Returns the inverse of `to_hf`. As in transformers, version 1.0 has no output layer of its own, and a missing
+    output layer in version 1.1 is a copy of the token embedding. Raises UserError if there is no decoder."""
+    renamed = {
+        name.removeprefix(_CLASSIFIER_PREFIX).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()
+    }
+    if {name.partition(".")[0] for name in renamed if ".block." in name} == {"encoder"}:
         raise UserError(
-            "the weights contain no decoder: T5EncoderModel and T5ForTokenClassification are T5's encoder alone",
-            "use a checkpoint with both stacks, as T5ForConditionalGeneration has",
+            "the weights contain no decoder; T5EncoderModel and T5ForTokenClassification consist of T5's encoder only",
+            "use a checkpoint with encoder and decoder, such as one of T5ForConditionalGeneration",
         )
-    ours, model_class = HF_FORMAT.from_hf(plain, config), HF_FORMAT.named_class(config)
-    of_task = "heads.classifier.output.weight" in ours if model_class is None else not model_class.predicts
-    if not _scales(config) and _TOKEN in ours and not of_task:
+    ours, model_class = HF_FORMAT.from_hf(renamed, config), HF_FORMAT.named_class(config)
+    has_task_head = "heads.classifier.output.weight" in ours if model_class is None else not model_class.predicts
+    if not _scales_states(config) and _TOKEN in ours and not has_task_head:
         ours.setdefault("heads.lm.output.weight", ours[_TOKEN].clone())
     return ours
 
@@ -209,14 +212,15 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
 _TOKEN = "backbone.embed.token.weight"
 
 
-def _scales(config: Mapping[str, object]) -> bool:
-    """Whether hidden states are scaled before the output layer (1.0)."""
+def _scales_states(config: Mapping[str, object]) -> bool:
+    """Whether hidden states are scaled before the output layer, as in version 1.0."""
     tied_output = config.get("tie_word_embeddings") is not False
     return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else tied_output
 
 
 def to_hf_config(config: T5Config) -> JsonObject:
-    """transformers' dropout_rate is used everywhere."""
+    """Returns the content of config.json. `dropout_rate` applies to attention weights too, so `attention_dropout` is
+    lost."""
     return {
         **HF_FORMAT.to_hf_config(config),
         "is_encoder_decoder": True,
@@ -233,11 +237,11 @@ def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
     # These keys repeat feed_forward_proj.
     expect(data, "t5", is_gated_act=(gated,), dense_act_fn=("gelu_new",) if gated else ("relu",))
-    buckets = sizes(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
+    buckets = section_fields(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
     return {
         **section,
         "attention_dropout": section["dropout"],
         "positions": {"name": "t5", **buckets},
         "feedforward": "gated_gelu" if gated else "relu",
-        "tied": _scales(data),
+        "tied": _scales_states(data),
     }

@@ -1,7 +1,7 @@
 """The transformer: Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser, Polosukhin, "Attention Is All You Need",
 NeurIPS 2017.
 
-     token sqrt(H) + position             token sqrt(H) + position of the outputs, shifted
+     token * sqrt(H) + position           token * sqrt(H) + position of the outputs, shifted
              |                                   |
           dropout                             dropout
              |                                   |
@@ -42,7 +42,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models import bart
 from lmtool.models.bart import post_norm_pairs
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import Transformer2017Config
@@ -56,7 +56,7 @@ from lmtool.nn.stack import Stack
 
 
 class Transformer(EncoderDecoder):
-    """Encoder and decoder with a shared token embedding, to which the head is tied (section 3.4)."""
+    """Encoder and decoder without the head. They share the token embedding, to which the head is tied (section 3.4)."""
 
     def __init__(self, config: Transformer2017Config):
         width = config.hidden_size
@@ -70,8 +70,8 @@ class Transformer(EncoderDecoder):
         )
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Linear layers as in Glorot and Bengio (2010); embeddings by 1/sqrt(hidden_size), so that scaled token
-        embeddings are as large as the positions."""
+        """Draws linear layers as Glorot and Bengio (2010), and embeddings with the standard deviation
+        1/sqrt(hidden_size), so that scaled token embeddings are about as large as the positions."""
         factor = self.config.initializer_std
 
         def draw_of(name: str, part: nn.Module) -> Draw:
@@ -84,11 +84,12 @@ class Transformer(EncoderDecoder):
 
 def build(config: Transformer2017Config, seed: int) -> Transformer:
     """Returns a new encoder-decoder on the default device."""
-    return new(Transformer, config, seed)
+    return new_model(Transformer, config, seed)
 
 
 KEYS = KeyMap(tuple(pair for pair in post_norm_pairs() if pair[0] != "heads.lm.bias"))
 _BIAS = "final_logits_bias"
+# Weights whose inputs are hidden states, and weights and biases whose outputs are added to hidden states.
 _READ_BY_LAYERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc_in.weight")
 _WRITTEN_BY_LAYERS = ("out_proj.weight", "out_proj.bias", "fc_out.weight", "fc_out.bias")
 # The base of the wavelengths in transformers.
@@ -110,9 +111,9 @@ HF_FORMAT = replace(
 
 
 def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Marian concatenates sines and cosines, the paper interleaves them: the channels of the hidden states are
-    reordered, which does not change outputs."""
-    reordered = {name: _reorder(name, tensor, True) for name, tensor in tensors.items()}
+    """Returns the tensors for Marian in transformers. Marian's positions are all sines, then all cosines; the paper and
+    lmtool interleave them. Therefore the channels of the hidden states are reordered, which does not change outputs."""
+    reordered = {name: _reorder(name, tensor, to_marian=True) for name, tensor in tensors.items()}
     hf_tensors = HF_FORMAT.to_hf(reordered, config)
     hf_tensors[_BIAS] = torch.zeros(1, len(hf_tensors["model.shared.weight"]))
     return hf_tensors
@@ -122,50 +123,51 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
     """Returns the inverse of `to_hf`. Raises UserError for a Marian model that adds constants to its logits."""
     if _BIAS in tensors and tensors[_BIAS].any():
         raise UserError(
-            f"the checkpoint adds constants to its logits ({_BIAS}); model=transformer has none",
-            "use a checkpoint without them",
+            f"the checkpoint adds constants to its logits ({_BIAS}), which model=transformer does not support",
+            "use another checkpoint",
         )
     renamed = HF_FORMAT.from_hf({name: tensors[name] for name in tensors if name != _BIAS}, config)
-    return {name: _reorder(name, tensor, False) for name, tensor in renamed.items()}
+    return {name: _reorder(name, tensor, to_marian=False) for name, tensor in renamed.items()}
 
 
-def _reorder(name: str, tensor: Tensor, to_hf_names: bool) -> Tensor:
-    """Returns a tensor with reordered channels of the hidden states. name: our name."""
+def _reorder(name: str, tensor: Tensor, to_marian: bool) -> Tensor:
+    """Returns a tensor with the channels of the hidden states in Marian's order or, from this order, in ours. name: our
+    name of the tensor."""
     if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
-        return tensor.index_select(1, _channels(tensor.shape[1], to_hf_names))
+        return tensor.index_select(1, _channels(tensor.shape[1], to_marian))
     if name.endswith(_WRITTEN_BY_LAYERS) or ".norm" in name:
-        return tensor.index_select(0, _channels(tensor.shape[0], to_hf_names))
+        return tensor.index_select(0, _channels(tensor.shape[0], to_marian))
     return tensor
 
 
-def _channels(width: int, to_hf_names: bool) -> Tensor:
-    """Returns the order of channels: even ones first, then odd ones, or the inverse."""
+def _channels(width: int, to_marian: bool) -> Tensor:
+    """Returns the indices that reorder channels: first the even channels, then the odd ones; or the inverse."""
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    return order if to_hf_names else order.argsort()
+    return order if to_marian else order.argsort()
 
 
 def to_hf_config(config: Transformer2017Config) -> JsonObject:
-    """Also raises UserError for another base of the positions, and for an odd width."""
-    hf_tensors = HF_FORMAT.to_hf_config(config)
+    """Also raises UserError if the positions have another base than Marian's, or if the width is odd."""
+    hf_config = HF_FORMAT.to_hf_config(config)
     base = config.positions.base if isinstance(config.positions, SinusoidalPositionsConfig) else _BASE
     if base != _BASE:
         raise UserError(
-            f"model.positions.base={base}: Marian in transformers has {_BASE}",
-            "use the run with lmtool, or train one with the default",
+            f"model.positions.base={base}: Marian in transformers supports only {_BASE}",
+            f"use the run with lmtool, or train a new run with model.positions.base={_BASE}",
         )
     if config.hidden_size % 2:
         raise UserError(
-            f"model.hidden_size={config.hidden_size}: Marian in transformers needs an even width",
-            "use the run with lmtool, or train one of an even width",
+            f"model.hidden_size={config.hidden_size}: Marian in transformers supports only even widths",
+            "use the run with lmtool, or train a new run with an even model.hidden_size",
         )
-    # initializer_std is a factor here; Marian has no such key.
-    return {**hf_tensors, "init_std": 0.02}
+    # Our initializer_std is a factor on standard deviations, which Marian lacks; 0.02 is Marian's default of init_std.
+    return {**hf_config, "init_std": 0.02}
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     """Returns the inverse of `to_hf_config`."""
     if data.get("activation_function") is None or data.get("scale_embedding") is None:
-        # Marian's defaults have another activation and no scale.
+        # Marian's defaults are another activation and unscaled embeddings, so this call raises UserError.
         expect({"activation_function": "gelu", "scale_embedding": False}, "transformer", activation_function=("relu",))
     section = HF_FORMAT.from_hf_config(data)
     section.pop("initializer_std")

@@ -32,7 +32,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
+from lmtool.models.base import Decoder, VocabularyHead, new_model, positions_of
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache, Carried, State
@@ -51,8 +51,8 @@ class TransformerXl(Decoder):
     """The decoder without its head, which is tied to the token embedding. `relative`: the relative positions, shared by
     all layers.
 
-    Its state is the `memory` (N, Y, F, H): the last F input states of each of the Y layers, for N streams. A memory
-    that is not full yet is padded with zeros on the left, which no token attends to.
+    The carried state is the `memory` (N, Y, F, H): the last F input states of each of the Y layers, for N lanes. A
+    memory that is not full yet is padded with zeros on the left, which no token attends to.
     """
 
     config: TransformerXlConfig
@@ -82,7 +82,7 @@ class TransformerXl(Decoder):
     @property
     def memory_length(self) -> int:
         """F, the length of the memory, which differs between training and evaluation."""
-        return self.config.memory_length if self.training else self.config.evaluated_memory
+        return self.config.memory_length if self.training else self.config.evaluation_memory
 
     def set_memory_length(self, tokens: int) -> None:
         self.config = self.config.model_copy(update={"evaluation_memory_length": tokens})
@@ -101,7 +101,7 @@ class TransformerXl(Decoder):
 
     def attended_tokens(self, number: int, length: float) -> float:
         """Returns the cost of attention per token, in attended tokens: 1 for a key and a value, 1/2 for the key of a
-        distance. The last term: the keys and values of the memory are computed again for every segment."""
+        distance. The last term is the cost of the memory's keys and values, which are computed for every segment."""
         memory = self.config.memory_length
         return 1.5 * (length / 2 + memory) + self.hidden_size * memory / max(length, 1)
 
@@ -115,27 +115,27 @@ class TransformerXl(Decoder):
         carried: Carried | None = None,
     ) -> Tensor:
         """Returns hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and
-        values of earlier tokens, to which those of these tokens are appended. carried: the memory of earlier segments,
-        from which the memory for the next segment is computed."""
+        values of earlier tokens; the forward pass appends those of the given tokens. carried: the memory of earlier
+        segments; it receives the memory for the next segment."""
         if carried is None or not self.memory_length:
             if carried is not None:
                 carried.after = carried.before
             return self.read(packed, rng, cache, read_M, tap)
-        (read_length,) = set(carried.read)  # all streams have read the same number of tokens
+        (read_length,) = set(carried.read)  # all lanes have read the same number of tokens
         filled = min(read_length, self.memory_length)
         memory_NYFH = carried.before["memory"]
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)
         if filled:
             state = replace(state, memories=memory_NYFH[:, :, self.memory_length - filled :].unbind(1))
-        memories = MemoryRecorder(memory_NYFH, packed.lengths)
-        hidden = self.run(state, state.read(read_M), tap=memories if tap is None else Taps(memories, tap))
-        carried.after = {"memory": torch.stack(memories.after, 1)}
+        recorder = MemoryRecorder(memory_NYFH, packed.lengths)
+        hidden = self.run(state, state.read(read_M), tap=recorder if tap is None else Taps(recorder, tap))
+        carried.after = {"memory": torch.stack(recorder.after, 1)}
         return hidden
 
 
 class MemoryRecorder(Tap):
-    """Records the input states of every layer. after: for each layer (N, F, H), the last F states of the old memory and
-    the segment together."""
+    """Records the input states of every layer. after: the new memory of each layer, (N, F, H), which is the last F
+    states of the old memory and the segment together."""
 
     def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...]):
         self._memories, self._lengths = memory_NYFH.unbind(1), lengths
@@ -146,14 +146,13 @@ class MemoryRecorder(Tap):
 
     def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
         memory_NFH = self._memories[point.layer]
-        count = memory_NFH.shape[1]
+        memory_length = memory_NFH.shape[1]
         joint = prepend_memory(memory_NFH, x_TH.detach().to(memory_NFH.dtype), self._lengths)
-        self.after.append(
-            torch.stack([text[-count:] for text in joint.split([count + length for length in self._lengths])])
-        )
+        texts = joint.split([memory_length + length for length in self._lengths])
+        self.after.append(torch.stack([text[-memory_length:] for text in texts]))
         return x_TH
 
 
 def build(config: TransformerXlConfig, seed: int) -> TransformerXl:
     """Returns a new decoder on the default device."""
-    return new(TransformerXl, config, seed)
+    return new_model(TransformerXl, config, seed)

@@ -3,12 +3,14 @@ after Dai et al. 2019, "Transformer-XL", 3.3):
 
     score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j) + (q_i + w) s_ij) / sqrt(D)
 
-with queries q, keys k, r, which each layer projects from sinusoids of the distance, and s, one vector for two tokens of
-the same segment and another for different ones; u, v and w are learned biases.
+q are queries and k are keys. r_(i-j) is a projection, different in each layer, of sinusoids of the distance i - j. s_ij
+is one of two learned vectors: one for tokens of the same segment, the other for tokens of different segments. u, v and
+w are learned biases.
 
-The content stream encodes every token. The query stream has a state for each predicted token, which knows the position
-of the token but not the token itself; it attends to the content stream. Ranks, the order in which tokens are predicted,
-define the masks: in the content stream i attends to j if rank_j <= rank_i, in the query stream if rank_j < rank_i.
+The content stream encodes every token. The query stream has a state for each predicted token, which contains the
+position of the token but not the token itself, and attends to the content stream. The masks depend on ranks, the order
+in which tokens are predicted: i attends to j if rank_j <= rank_i in the content stream, and if rank_j < rank_i in the
+query stream.
 
 Shape letters: T tokens, M predicted tokens, S both streams concatenated, Q queries, Z keys, R rows of a tile, L queries
 and K keys of a row, A heads, D head width, P distances, H hidden width.
@@ -31,7 +33,8 @@ from lmtool.nn.positions import Position, sinusoids
 from lmtool.nn.relative import prepend_memory, relative_shift
 from lmtool.types import Packed, Segments, send
 
-_SEEN_BY_ALL = torch.iinfo(torch.int64).min
+# Rank of keys that every query may attend to.
+_LOWEST_RANK = torch.iinfo(torch.int64).min
 
 
 class StreamTile(NamedTuple):
@@ -46,12 +49,12 @@ class StreamTile(NamedTuple):
 
 
 class StreamAttention:
-    """How a stream's queries attend to the keys.
+    """Which keys the queries of a stream attend to, at which distances and in which segments.
 
     layout: the documents of queries and keys. positions_Q: the position of each query among the keys of its document;
-    None if the positions are consecutive and start at the same number in all documents. segments, ranks: the segments
-    and ranks of queries and keys; None if there are none. strict: whether a query attends only to lower ranks. A query
-    without visible keys attends to all keys; the caller sets its result to zero.
+    None if the positions are consecutive and start at the same number in all documents. segments, ranks: pairs of the
+    values of queries and of keys; None if there are no segments or ranks. strict: whether a query attends only to lower
+    ranks, not to its own. A query without visible keys attends to all keys; the caller sets its result to zero.
     """
 
     def __init__(
@@ -66,38 +69,39 @@ class StreamAttention:
         self._segments, self._ranks = segments, ranks
         self._tiles: dict[int, tuple[Tensor, StreamTile]] = {}
 
-    def of_tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> StreamTile:
+    def tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> StreamTile:
         """Returns the masks and indices of a tile. They are computed once for all layers."""
         if id(query_RL) not in self._tiles:
             index_R1LK = None
             if self.positions_Q is not None:
-                steps_RLK = key_positions_RK[:, None] - self.positions_Q[query_RL][:, :, None]
-                index_R1LK = (steps_RLK + key_RK.shape[1] - 1)[:, None]
+                offsets_RLK = key_positions_RK[:, None] - self.positions_Q[query_RL][:, :, None]
+                index_R1LK = (offsets_RLK + key_RK.shape[1] - 1)[:, None]
             same_R1LK = self._pairwise(self._segments, query_RL, key_RK, torch.eq)
-            stream = StreamTile(same_R1LK, self._barrier(query_RL, key_RK), index_R1LK)
-            self._tiles[id(query_RL)] = query_RL, stream  # a reference to the tensor keeps its id unique
+            tile = StreamTile(same_R1LK, self._barrier(query_RL, key_RK), index_R1LK)
+            self._tiles[id(query_RL)] = query_RL, tile  # a reference to the tensor keeps its id unique
         return self._tiles[id(query_RL)][1]
 
     @staticmethod
     def _pairwise(
         pair: tuple[Tensor, Tensor] | None, query_RL: Tensor, key_RK: Tensor, compare: Callable[..., Tensor]
     ) -> Tensor | None:
-        """Returns (R, 1, L, K): the result of `compare` for the value of each key and the value of each query."""
+        """Returns (R, 1, L, K): `compare(key, query)` for the values of each key and each query. pair: the values of
+        all queries and of all keys, or None."""
         if pair is None:
             return None
         queries, keys = pair
         return compare(keys[key_RK][:, None, None, :], queries[query_RL][:, None, :, None])
 
     def _barrier(self, query_RL: Tensor, key_RK: Tensor) -> Tensor | None:
-        allow = self._pairwise(self._ranks, query_RL, key_RK, torch.lt if self.strict else torch.le)
-        if allow is None:
+        visible = self._pairwise(self._ranks, query_RL, key_RK, torch.lt if self.strict else torch.le)
+        if visible is None:
             return None
-        return torch.where(allow | ~allow.any(-1, keepdim=True), 0.0, -torch.inf)
+        return torch.where(visible | ~visible.any(-1, keepdim=True), 0.0, -torch.inf)
 
 
 class SignedDistances(Position):
-    """The positions of a model with one stream: sinusoids of the distance from key to query, without parameters. The
-    original code applies dropout to them in training; lmtool does not."""
+    """The position encoding of a model with one stream: sinusoids of the signed distance from key to query, without
+    parameters. The original code applies dropout to the sinusoids in training; lmtool does not."""
 
     scores: ClassVar[bool] = True
 
@@ -131,8 +135,8 @@ class SignedDistances(Position):
 
 
 class Streams(Position):
-    """The streams of a forward pass: the content stream and, if tokens are predicted, the query stream. blind_M: which
-    of the predicted tokens have no visible key."""
+    """The streams of a forward pass: the content stream and, if tokens are predicted, the query stream. blind_M:
+    whether each predicted token has no visible key."""
 
     scores: ClassVar[bool] = True
 
@@ -153,18 +157,18 @@ class Streams(Position):
 
 
 def content_stream(packed: Packed, layout: Layout) -> StreamAttention:
-    """Returns the content stream: every token is a query. Keys of a prefix or a memory have segment 0 and are visible
-    to all."""
+    """Returns the content stream, in which every token is a query. The keys of a prefix or a memory have segment 0 and
+    are visible to all queries."""
     starts = set(layout.query_start)
-    pairs = {name: (column, _of_keys(column, packed, layout, before)) for name, column, before in _columns(packed)}
+    pairs = {name: (column, _key_values(column, packed, layout, earlier)) for name, column, earlier in _columns(packed)}
     positions_Q = None if len(starts) <= 1 else layout.query_positions
     return StreamAttention(layout, positions_Q, pairs.get("segment"), pairs.get("rank"))
 
 
 def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[StreamAttention, Tensor]:
-    """Returns the query stream of the tokens with the flat indices `query_M` (increasing, on the host), and (M,) bool,
-    which of them have no visible key. content: the layout of the content stream. Raises ValueError if the batch has no
-    ranks."""
+    """Returns the query stream and (M,) bool, whether each of its tokens has no visible key. query_M: flat indices of
+    the predicted tokens, increasing, on the host. content: the layout of the content stream. Raises ValueError if the
+    batch has no ranks."""
     if "rank" not in packed.columns:
         raise ValueError("a query stream needs the column rank")
     device = packed.tokens.device
@@ -173,7 +177,8 @@ def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[Stre
     layout = Layout(Segments.packed(tuple(counts), device), content.key, Full())
     query_M, documents_M = send(query_M, device), send(documents_M, device)
     pairs = {
-        name: (column[query_M], _of_keys(column, packed, content, before)) for name, column, before in _columns(packed)
+        name: (column[query_M], _key_values(column, packed, content, earlier))
+        for name, column, earlier in _columns(packed)
     }
     ranks_M, ranks_Z = pairs["rank"]
     documents_Z = torch.repeat_interleave(torch.arange(len(content.key.lengths)), torch.tensor(content.key.lengths))
@@ -185,27 +190,27 @@ def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[Stre
 
 
 def _columns(packed: Packed) -> list[tuple[str, Tensor, int]]:
-    """Returns the columns that attention reads, each with its value for the keys of a prefix or a memory. Without a
-    column of segments, all tokens are in the first segment."""
+    """Returns the columns that attention reads, as (name, column, value of the keys of a prefix or a memory). If the
+    batch has no segments, all tokens are in segment 0."""
     segments_T = packed.columns.get("segment")
     columns = [("segment", torch.zeros_like(packed.tokens) if segments_T is None else segments_T, 0)]
-    return columns + ([("rank", packed.columns["rank"], _SEEN_BY_ALL)] if "rank" in packed.columns else [])
+    return columns + ([("rank", packed.columns["rank"], _LOWEST_RANK)] if "rank" in packed.columns else [])
 
 
-def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> Tensor:
-    """Returns (Z,): a column with a value for every key. before: the value of the keys before a text."""
+def _key_values(column_T: Tensor, packed: Packed, layout: Layout, earlier: int) -> Tensor:
+    """Returns (Z,): the value of a column for every key. earlier: the value of the keys of a prefix or a memory."""
     if layout.key is layout.query:
         return column_T
     starts_N = torch.tensor(layout.key.starts) + torch.tensor(layout.query_start)
     index_T = send(starts_N, column_T.device)[packed.documents] + packed.positions
-    return column_T.new_full((sum(layout.key.lengths),), before).index_copy(0, index_T, column_T)
+    return column_T.new_full((sum(layout.key.lengths),), earlier).index_copy(0, index_T, column_T)
 
 
 class RelativeScores(Position):
     """The terms that distances and segments add to the scores of one layer, and the mask by ranks.
 
-    rows_PAD: the projected distances. distance_A1D, segment_A1D: v - u and w - u, scaled: they are added to queries
-    that already include u. segments_A2D: the vectors for equal and for different segments.
+    rows_PAD: the projected distances. distance_A1D, segment_A1D: v - u and w - u, scaled. They are added to queries
+    that already contain u. segments_A2D: the vectors for equal and for different segments.
     """
 
     scores: ClassVar[bool] = True
@@ -224,7 +229,7 @@ class RelativeScores(Position):
         self._distance_A1D, self._segment_A1D, self._segments_A2D = distance_A1D, segment_A1D, segments_A2D
 
     def of_tokens(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> RelativeScores:
-        tile = self._stream.of_tile(query_RL, key_RK, key_positions_RK)
+        tile = self._stream.tile(query_RL, key_RK, key_positions_RK)
         biases = self._distance_A1D, self._segment_A1D, self._segments_A2D
         return RelativeScores(self._stream, self._rows_PAD, *biases, tile)
 
@@ -270,8 +275,8 @@ class TwoStreamAttention(SelfAttention):
     def forward(
         self, x_SH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
-        """As in every self-attention. If tokens are predicted, x_SH is the content stream followed by the query stream,
-        and `read_M` returns only the query stream."""
+        """Computes self-attention. If tokens are predicted, x_SH is the content stream followed by the query stream,
+        and with `read_M` only the query stream is returned."""
         position = context.position
         streams = position if isinstance(position, Streams) else cast(SignedDistances, position).streams(context)
         rows_PAD = self.heads(self.pos_proj(streams.rows(x_SH)))
@@ -282,23 +287,25 @@ class TwoStreamAttention(SelfAttention):
         q_TAD, k_ZAD, v_ZAD = self.project_and_rotate(x_SH, None, streams.distances, norm)
         if context.prefix is not None:
             k_ZAD, v_ZAD = context.prefix.prepend_to(k_ZAD, v_ZAD)
-        bias = self.relative(streams.content, rows_PAD)
+        bias = self.relative_scores(streams.content, rows_PAD)
         q_TAD = q_TAD + self.content_bias.to(q_TAD.dtype)
         return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
 
-    def _two_streams(self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, last: bool) -> Tensor:
-        """Returns (S, H): both streams; in the last layer only the query stream, (M, H). A memory precedes the keys of
-        the content."""
+    def _two_streams(
+        self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, query_only: bool
+    ) -> Tensor:
+        """Returns both streams, (S, H); with `query_only` (in the last layer) only the query stream, (M, H). A memory
+        precedes the keys of the content."""
         assert streams.query is not None and streams.blind_M is not None
         tokens = len(context.packed.tokens)
         x_ZH, x_MH = x_SH[:tokens], x_SH[tokens:]
         if context.memory_NFH is not None:
             x_ZH = prepend_memory(context.memory_NFH.to(x_ZH.dtype), x_ZH, context.packed.lengths)
         k_ZAD, v_ZAD = self.heads(self.k_proj(x_ZH)), self.heads(self.v_proj(x_ZH))
-        q_SAD = self.heads(self.q_proj(x_MH if last else x_SH))
+        q_SAD = self.heads(self.q_proj(x_MH if query_only else x_SH))
         q_SAD = q_SAD + self.content_bias.to(q_SAD.dtype)
         q_TAD, q_MAD = q_SAD[: len(q_SAD) - len(x_MH)], q_SAD[len(q_SAD) - len(x_MH) :]
-        outs = [] if last else [self._attend(q_TAD, k_ZAD, v_ZAD, streams.content, rows_PAD, context, 0)]
+        outs = [] if query_only else [self._attend(q_TAD, k_ZAD, v_ZAD, streams.content, rows_PAD, context, 0)]
         out_MAD = self._attend(q_MAD, k_ZAD, v_ZAD, streams.query, rows_PAD, context, tokens)
         outs.append(out_MAD.masked_fill(streams.blind_M[:, None, None], 0.0))
         return self.out_proj(torch.cat(outs).flatten(-2))
@@ -307,15 +314,15 @@ class TwoStreamAttention(SelfAttention):
         self, q_QAD: Tensor, k_ZAD: Tensor, v_ZAD: Tensor, stream: StreamAttention, rows_PAD: Tensor, context: Context,
         first: int,
     ) -> Tensor:  # fmt: skip
-        """Returns (Q, A, D): the attention of one stream. first: the index of its first token among those of both
-        streams."""
+        """Returns (Q, A, D): the attention of one stream. first: the index of the stream's first token in both streams
+        concatenated, by which dropout is drawn."""
         rng = self.dropout.rng(context.rng)
         if rng is not None:
             rng = rng.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))
-        bias = self.relative(stream, rows_PAD)
+        bias = self.relative_scores(stream, rows_PAD)
         return attend(q_QAD, k_ZAD, v_ZAD, stream.layout, bias, self.scale, self.dropout.rate, rng)
 
-    def relative(self, stream: StreamAttention, rows_PAD: Tensor) -> RelativeScores:
+    def relative_scores(self, stream: StreamAttention, rows_PAD: Tensor) -> RelativeScores:
         """Returns the terms added to the scores of a stream."""
         scale = 1 / math.sqrt(self.head_size)
         distance_AD = (self.place_bias - self.content_bias) * scale

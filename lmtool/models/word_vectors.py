@@ -12,7 +12,7 @@ import` reads files of word vectors.
 
 from __future__ import annotations
 
-from lmtool.models.base import Encoder, new
+from lmtool.models.base import Encoder, new_model
 from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, normal
@@ -31,4 +31,4 @@ class WordVectorModel(Encoder):
 
 def build(config: WordVectorsConfig, seed: int) -> WordVectorModel:
     """Returns new vectors on the default device."""
-    return new(WordVectorModel, config, seed)
+    return new_model(WordVectorModel, config, seed)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
+from lmtool.models.base import Encoder, VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -54,7 +54,7 @@ from lmtool.types import Packed, send
 
 
 class Xlnet(Encoder):
-    """The model without heads. `query`: (1, H) initial state of the query stream."""
+    """The model without heads. `query`: (1, H), the initial state of the query stream."""
 
     config: XlnetConfig
     vocabulary_head = VocabularyHead(bias=True)
@@ -82,7 +82,7 @@ class Xlnet(Encoder):
 
     @property
     def memory_length(self) -> int:
-        """F: the memory's length."""
+        """F, the length of the memory in tokens."""
         return self.config.memory_length
 
     def set_memory_length(self, tokens: int) -> None:
@@ -92,13 +92,13 @@ class Xlnet(Encoder):
         self.config = self.config.model_copy(update={"memory_length": tokens})
 
     def initial_state(self, lanes: int) -> State:
-        """Returns `memory` (N, layers, F, H): the last F input states of each layer, of reused tokens."""
+        """Returns `memory` (N, Y, F, H): the input states of each of the Y layers for the last F reused tokens."""
         shape = lanes, self.config.num_layers, self.memory_length, self.config.hidden_size
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
     def attended_tokens(self, number: int, length: float) -> float:
-        """Returns the cost of attention per token, in attended tokens. A distance has no value, so it counts as half a
-        token; there are twice as many distances as tokens. The memory counts as in Transformer-XL."""
+        """Returns the cost of attention per token, in attended tokens. A distance has a key but no value, so it counts
+        as half a token; there are twice as many distances as tokens. The memory counts as in Transformer-XL."""
         memory = self.memory_length
         return 2 * length + 1.5 * memory + self.hidden_size * memory / max(length, 1)
 
@@ -121,9 +121,10 @@ class Xlnet(Encoder):
             packed: The texts. Column "rank" defines what the query stream attends to.
             rng: Dropout's generator.
             read_M: Flat indices of the tokens whose states are returned; None for all.
-            query_M: Flat indices of predicted tokens, increasing, on the host.
-            carried: The memory before the texts; receives the memory of the next ones, of their first `reuse` tokens.
             tap: Observes or replaces states.
+            query_M: Flat indices of predicted tokens, increasing, on the host; None for no query stream.
+            carried: The memory before the texts. It receives the memory for the next texts.
+            reuse: The number of tokens of each text, its first ones, whose states enter the new memory.
 
         Returns:
             (T, H), or (M, H) of `read_M`; with `query_M`, (M, H) of the query stream.
@@ -131,58 +132,60 @@ class Xlnet(Encoder):
         if query_M is None:
             return super().forward(packed, rng, read_M, tap)
         if self.embed.virtual is not None or self.ahead:
-            raise ValueError("a query stream has neither virtual tokens nor a prefix")
+            raise ValueError("a query stream cannot have virtual tokens or a prefix")
         read_lengths = set() if carried is None else set(carried.read)
         filled = min(max(read_lengths, default=0), self.memory_length)
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)
-        memories: ReuseRecorder | None = None
+        recorder: ReuseRecorder | None = None
         if carried is not None:
             memory_NYFH = carried.before["memory"]
             if filled:
                 memory = memory_NYFH[:, :, self.memory_length - filled :]
                 state = replace(state, memories=memory.unbind(1))
-            memories = ReuseRecorder(memory_NYFH, packed.lengths, reuse)
-            tap = memories if tap is None else Taps(memories, tap)
+            recorder = ReuseRecorder(memory_NYFH, packed.lengths, reuse)
+            tap = recorder if tap is None else Taps(recorder, tap)
         content = content_stream(packed, state.layout(Full()))
-        queries, blind_M = query_stream(packed, content.layout, query_M)
-        device, tokens, count = packed.tokens.device, len(packed.tokens), len(query_M)
+        query, blind_M = query_stream(packed, content.layout, query_M)
+        device, tokens, queries = packed.tokens.device, len(packed.tokens), len(query_M)
+        # The query stream follows the content stream.
         content_T = torch.arange(tokens, device=device)
-        stream_M = torch.arange(tokens, tokens + count, device=device)
+        index_M = torch.arange(tokens, tokens + queries, device=device)
         if rng is not None:
             # The query stream's dropout is independent of the content stream's.
-            number_S = (torch.arange(tokens + count, device=device) >= tokens).long()
-            rng = rng.insert_virtual(torch.cat([content_T, send(query_M, device)]), number_S)
-        query_MH = self.query.weight.expand(count, -1).to(state.x_TH.dtype)
-        query_MH = self.embed.dropout(query_MH, None if rng is None else rng.rows(stream_M))
+            stream_S = (torch.arange(tokens + queries, device=device) >= tokens).long()
+            rng = rng.insert_virtual(torch.cat([content_T, send(query_M, device)]), stream_S)
+        query_MH = self.query.weight.expand(queries, -1).to(state.x_TH.dtype)
+        query_MH = self.embed.dropout(query_MH, None if rng is None else rng.rows(index_M))
         two_streams = replace(
             state,
             x_TH=torch.cat([state.x_TH, query_MH]),
-            position=Streams(self.distances, content, queries, blind_M),
+            position=Streams(self.distances, content, query, blind_M),
             rng=rng,
-            batch_T=content_T,  # for taps
+            batch_T=content_T,  # taps see the content stream
         )
-        hidden = self.run(two_streams, stream_M, tap=tap)
-        if carried is not None and memories is not None:
-            carried.after = {"memory": torch.stack(memories.after, 1)}
-        return hidden
+        hidden_MH = self.run(two_streams, index_M, tap=tap)
+        if carried is not None and recorder is not None:
+            carried.after = {"memory": torch.stack(recorder.after, 1)}
+        return hidden_MH
 
 
 class ReuseRecorder(MemoryRecorder):
-    """Records the input states of every layer for the first `reuse` tokens of each text, which the next one follows."""
+    """Records the input states of every layer for the first `reuse` tokens of each text. The next text continues after
+    these tokens."""
 
     def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...], reuse: int):
         super().__init__(memory_NYFH, tuple(min(reuse, length) for length in lengths))
-        self._texts = lengths
+        self._text_lengths = lengths
 
     def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
-        texts = zip(x_TH.split(self._texts), self._lengths, strict=True)
-        super().__call__(point, torch.cat([text_LH[:count] for text_LH, count in texts]))
+        texts = zip(x_TH.split(self._text_lengths), self._lengths, strict=True)
+        super().__call__(point, torch.cat([text_LH[:reused] for text_LH, reused in texts]))
         return x_TH
 
 
 def build(config: XlnetConfig, seed: int) -> Xlnet:
     """Returns a new model on the default device."""
-    return new(Xlnet, config, seed)
+    return new_model(Xlnet, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "transformer.layer.*."
@@ -215,7 +218,7 @@ TIED = Tied("transformer.word_embedding.weight", "lm_loss.weight", "lm_loss.")
 
 @dataclass(frozen=True)
 class _XlnetFormat(HFFormat):
-    """The format with projections stored as (H, A, D), transposed to torch's."""
+    """The format with projections stored as (H, A, D), which is the transpose of torch's weights."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, XlnetConfig)
@@ -240,12 +243,14 @@ _OUT, _QUERY = ".self_attn.out_proj.weight", "backbone.query.weight"
 
 
 def _unfold(name: str, tensor: Tensor, heads: int) -> Tensor:
+    """Returns our tensor in the shape of XLNet in transformers. name: our name."""
     if name.endswith((*_INTO_HEADS, _OUT)):
         return (tensor if name.endswith(_OUT) else tensor.T).unflatten(1, (heads, -1)).contiguous()
     return tensor[None] if name == _QUERY else tensor
 
 
 def _fold(name: str, tensor: Tensor) -> Tensor:
+    """Returns the inverse of `_unfold`."""
     if name.endswith((*_INTO_HEADS, _OUT)):
         flat = tensor.flatten(1)
         return (flat if name.endswith(_OUT) else flat.T).contiguous()

@@ -1,10 +1,10 @@
 """Bidirectional language modeling: predicts each word from the preceding words, and again from the following words.
 
-Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018, section 3.1:
-the two directions have separate LSTMs, and share the word vectors and the softmax. The model reads every word by its
+Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018, section 3.1.
+The two directions have separate LSTMs, and share the word vectors and the softmax. The model reads every word by its
 characters; as a target, a word that is not in the vocabulary is the unknown word.
 
-Shape letters: T tokens, M predicting positions, P width of the states of one direction.
+Shape letters: T tokens, H hidden width, M predicting positions, P width of the states of one direction.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class DirectionsScorer(TermScorer):
 
 class BidirectionalLanguageModel(BaseLearner):
     """Bidirectional language modeling, with the terms `forward` and `backward`, each of weight 1/2. The first half of a
-    word's hidden state predicts the next word, the second half predicts the previous word."""
+    word's hidden state predicts the next word; the second half predicts the previous word."""
 
     backbone: Elmo
 
     def __init__(self, config: BilmConfig, backbone: Elmo, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = dict.fromkeys(_TERMS, 0.5)
+        self.loss_weights = dict.fromkeys(_TERMS, 0.5)
         half = backbone.hidden_size // 2
         self.add_head("lm", SampledLMHead(half, backbone.config.vocab_size, config.negatives))
 
@@ -69,10 +69,10 @@ class BidirectionalLanguageModel(BaseLearner):
 
     def predictors(self, train: SplitData, examples: WordWindows) -> dict[str, ConstantPredictor]:
         """Returns the unigram predictor of the words in the training text, the same for both directions."""
-        words = self.tokenizer.vocab_size
-        continuations = set(range(words)) - set(examples.begins_V.nonzero()[0].tolist())
+        vocab_size = self.tokenizer.vocab_size
+        continuations = set(range(vocab_size)) - set(examples.begins_V.nonzero()[0].tolist())
         never = (continuations | self.tokenizer.special_ids) - {self.tokenizer.role("eos"), examples.unknown}
-        predictor = ConstantPredictor.of_counts("unigram", examples.counts(words), never)
+        predictor = ConstantPredictor.of_counts("unigram", examples.counts(vocab_size), never)
         return dict.fromkeys(_TERMS, predictor)
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -90,7 +90,7 @@ class BidirectionalLanguageModel(BaseLearner):
             else head.sampled_loss_sum(hidden_MP, labels_of(batch, term), sample)
             for term, hidden_MP in states.items()
         }
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

@@ -32,10 +32,10 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
 # Number of tokens in the prompt of a sample.
-_PROMPT = 12
-# How samples are generated: about a paragraph. A temperature below 1 and top_k avoid improbable words; sampling avoids
-# repetition.
-SAMPLED = GenerationConfig(max_new_tokens=80, temperature=0.8, top_k=40)
+_PROMPT_TOKENS = 12
+# How samples are generated. 80 tokens are about a paragraph. A temperature below 1 and top_k avoid improbable words;
+# sampling avoids repetition.
+SAMPLING = GenerationConfig(max_new_tokens=80, temperature=0.8, top_k=40)
 
 
 class TextWindows(Examples, Protocol):
@@ -51,8 +51,8 @@ def unigram(train: SplitData, tokenizer: Tokenizer) -> ConstantPredictor:
 
 
 class LanguageModelLearner(BaseLearner):
-    """The base class of language models with a single term and a language-model head, which uses the token table. term:
-    the name of the term."""
+    """The base class of language models with a single term, predicted by a language-model head over the token table.
+    term: the name of the term."""
 
     term: str
 
@@ -74,10 +74,10 @@ class TextObjective(LanguageModelLearner):
     """The base class of language models that respond to a text by generating text."""
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
-        """Yields for each row the `text` and its `continuation`, which has at most 80 tokens. It ends earlier at an
-        end-of-text token, if the vocabulary has one (the vocabulary of the GPT of 2018 has none)."""
+        """Yields for each row the `text` and its `continuation`, which has at most 80 tokens. The continuation ends
+        earlier at an end-of-text token, if the vocabulary has one (that of the GPT of 2018 has none)."""
         yield from generate_continuations(
-            self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision
+            self.writer(), rows, SAMPLING, self.seed, inference.batch_tokens, inference.precision
         )
 
     def line(self, record: JsonObject) -> str:
@@ -90,11 +90,11 @@ class CausalLanguageModel(TextObjective):
 
     backbone: Decoder
     term = "clm"
-    slides = True
+    supports_stride = True
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = {self.term: 1.0}
+        self.loss_weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
         self.carried = CarriedState() if backbone.config.carries_state else None
 
@@ -112,11 +112,11 @@ class CausalLanguageModel(TextObjective):
         return CausalInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
-        """Returns the unigram predictor of the training text. Ends of documents and unknown tokens count as tokens;
-        other special tokens are never predicted."""
+        """Returns the unigram predictor of the training text. The end-of-text token after each document and unknown
+        tokens count as tokens; other special tokens are never predicted."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
-        counts[end] += len(examples.stream.offsets) - 1
+        counts[end] += len(examples.stream.offsets) - 1  # one for each document
         never = self.tokenizer.special_ids - {end, self.tokenizer.roles.get("unk")}
         return {self.term: ConstantPredictor.of_counts("unigram", counts, never)}
 
@@ -124,7 +124,7 @@ class CausalLanguageModel(TextObjective):
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
         labels = labels_of(batch, self.term)
         total = self.lm.loss_sum(hidden_MH, self.table_VH, labels, self.config.label_smoothing)
-        return StepOutput({self.term: total}, self.weights)
+        return StepOutput({self.term: total}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
@@ -145,11 +145,11 @@ class CausalLanguageModel(TextObjective):
         """Returns samples for the first n documents of a batch: the `prompt`, which is the first tokens of a document,
         and the `text` that the model generates after it."""
         texts = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
-        prompts = [text[:_PROMPT].tolist() for text in texts if len(text)]
+        prompts = [text[:_PROMPT_TOKENS].tolist() for text in texts if len(text)]
         # No token fits after a prompt of the model's maximum length.
         prompts = [prompt for prompt in prompts if len(prompt) <= self.writer().model.longest_prompt]
-        new = self.writer().write(prompts, SAMPLED, self.seed)
+        continuations = self.writer().write(prompts, SAMPLING, self.seed)
         return [
-            {"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, text)}
-            for prompt, text in zip(prompts, new, strict=True)
+            {"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, ids)}
+            for prompt, ids in zip(prompts, continuations, strict=True)
         ]

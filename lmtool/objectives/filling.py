@@ -55,9 +55,9 @@ class MaskFiller(BaseLearner):
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
         """Returns the first n examples of a batch as plain data.
 
-        Each has the `pieces` (tokens as text) of the original text, and `masked`: for each masked position its
-        `position` in the text, the original piece (`truth`), the piece in the input (`shown`), and `guesses`: the five
-        most probable pieces with their probabilities.
+        Each example has `pieces`, the original tokens as text, and `masked`, a list of the masked positions. Each of
+        them has the `position` in the text, the original piece (`truth`), the piece in the input (`shown`), and the
+        five most probable pieces with their probabilities (`guesses`).
         """
         return self.samples_of(batch, "mlm", self.logits_at, n)
 
@@ -95,29 +95,29 @@ class MaskFiller(BaseLearner):
         """Returns for each of M positions the most probable pieces with their probabilities."""
         # The token table may have padding rows after the vocabulary, which are no pieces.
         probability_MV = logits_MV.float().softmax(-1)[:, : self.tokenizer.vocab_size]
-        best, tokens = probability_MV.topk(min(GUESSES, self.tokenizer.vocab_size))
-        rows = zip(tokens.tolist(), best.tolist(), strict=True)
+        probabilities, tokens = probability_MV.topk(min(GUESSES, self.tokenizer.vocab_size))
+        rows = zip(tokens.tolist(), probabilities.tolist(), strict=True)
         return [list(map(list, zip(self.tokenizer.pieces(ids), row, strict=True))) for ids, row in rows]
 
     @torch.no_grad()
     def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
         """Fills the masks of texts. In a text, a mask is the mask token of the tokenizer, such as [MASK].
 
-        Yields for each `text` the `filled` text with the most probable pieces, and `masks`: for each mask the five
-        `guesses` with their probabilities. Raises UserError if a text has no mask, or is longer than the model
-        supports.
+        Yields for each `text` the `filled` text with the most probable pieces, and `masks`, which has the five
+        `guesses` of each mask with their probabilities. Raises UserError if a text has no mask, or is longer than the
+        model supports.
         """
         tokenizer, backbone = self.tokenizer, self.backbone
         mask = tokenizer.role("mask")
         mask_text = tokenizer.pieces([mask])[0]
-        layout = text_format(backbone.config.text_format, tokenizer)
+        format_ = text_format(backbone.config.text_format, tokenizer)
         for text in rows.columns["text"]:
-            runs = [tokenizer.encode(run) for run in text.split(mask_text)]
-            if len(runs) == 1:
+            parts = [tokenizer.encode(part) for part in text.split(mask_text)]
+            if len(parts) == 1:
                 raise UserError(
-                    f"no {mask_text} to fill in {text[:80]!r}", f"write {mask_text} where a word is missing"
+                    f"{text[:80]!r} has no {mask_text} to fill", f"write {mask_text} where a word is missing"
                 )
-            tokens, columns = layout.join(np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])]))
+            tokens, columns = format_.join(np.concatenate([parts[0], *(np.append(mask, part) for part in parts[1:])]))
             if len(tokens) > backbone.longest_text:
                 raise UserError(
                     f"the text has {len(tokens)} tokens, but the model reads at most {backbone.longest_text}",

@@ -45,12 +45,12 @@ class TableDelta(nn.Module):
 
 class DisentangledTable(nn.Module):
     """The model's token table E_G + E_delta under gradient-disentangled sharing. It has no parameters of its own.
-    generator: the generator's token table, E_G. difference: the parameter E_delta."""
+    generator: the generator's token table, E_G. table_delta: the module of E_delta."""
 
-    def __init__(self, generator: nn.Embedding, difference: TableDelta):
+    def __init__(self, generator: nn.Embedding, table_delta: TableDelta):
         super().__init__()
-        # A tuple, so that PyTorch does not register them here: the generator and `sharing` have these parameters.
-        self._tables = generator, difference
+        # A tuple, so that PyTorch does not register these modules here: they belong to the generator and to `sharing`.
+        self._tables = generator, table_delta
 
     @property
     def num_embeddings(self) -> int:
@@ -59,13 +59,13 @@ class DisentangledTable(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The table (V, W), the sum."""
-        generator, difference = self._tables
-        return generator.weight.detach() + difference.delta
+        generator, table_delta = self._tables
+        return generator.weight.detach() + table_delta.delta
 
     def forward(self, ids_T: Tensor) -> Tensor:
         """Returns the vectors (T, W) of token ids (T,)."""
-        generator, difference = self._tables
-        return F.embedding(ids_T, generator.weight.detach()) + F.embedding(ids_T, difference.delta)
+        generator, table_delta = self._tables
+        return F.embedding(ids_T, generator.weight.detach()) + F.embedding(ids_T, table_delta.delta)
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         destination[f"{prefix}weight"] = self.weight.detach()
@@ -86,9 +86,9 @@ class DisentangledTable(nn.Module):
 
 
 # The submodules of an embedding that are shared. A projection to the hidden width is not shared.
-_SHARED = ("token", "position", "segment", "norm")
+_SHARED_MODULES = ("token", "position", "segment", "norm")
 # Number of positions whose logits are in memory at a time.
-_ROWS = 256
+_CHUNK_ROWS = 256
 
 
 class MappedEmbeddings(nn.Module):
@@ -137,7 +137,7 @@ class MappedEmbeddings(nn.Module):
 
 
 def _embeds(position: nn.Module) -> bool:
-    """Returns whether positions are learned vectors, which are added to the token vectors."""
+    """Returns whether a module of positions has learned vectors that are added to the token vectors."""
     return not (isinstance(position, Position) and position.scores) and any(True for _ in position.parameters())
 
 
@@ -150,8 +150,8 @@ def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleD
         seed: The seed that initializes the weights.
 
     Returns:
-        `generator`, a backbone with a fraction of the model's widths and layers; `masked_lm`, its head; and with
-        sharing=gdes `sharing`, which has E_delta.
+        The modules by name: `generator`, a backbone with a fraction of the model's widths and layers; `masked_lm`, its
+        head; with sharing=gdes also `sharing`, which has E_delta.
     """
     generator: Backbone = build(model.config.scaled(config.generator_size, config.generator_layers), seed)
     device = next(model.parameters()).device
@@ -184,9 +184,9 @@ def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> 
     if not model_table.is_meta:
         with torch.no_grad():
             generator_table.copy_(model_table)
-    difference = TableDelta(model_table.shape[0], model_table.shape[1], device)
-    model.embed.token = DisentangledTable(generator.embed.token, difference)  # type: ignore[assignment]
-    return difference
+    table_delta = TableDelta(model_table.shape[0], model_table.shape[1], device)
+    model.embed.token = DisentangledTable(generator.embed.token, table_delta)  # type: ignore[assignment]
+    return table_delta
 
 
 def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: torch.device) -> None:
@@ -197,7 +197,7 @@ def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: t
         generator.initialize(mapped.project, seed, "objective.generator.embed.project.")
         generator.embed = mapped  # type: ignore[assignment]
         return
-    for name in _SHARED:
+    for name in _SHARED_MODULES:
         module = getattr(model_embed, name, None)
         if module is not None and (name != "position" or _embeds(module)):
             setattr(generator_embed, name, module)
@@ -205,8 +205,8 @@ def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: t
 
 def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
     """Initializes the model with the generator's weights, for two-stage training (section 3.2). Copies every tensor
-    whose name and shape agree, and returns the names. If the generator has the size of the model, these are all
-    tensors."""
+    whose name and shape agree; if the generator has the size of the model, these are all tensors. Returns their
+    names."""
     sources = dict(generator.named_parameters())
     copied = []
     with torch.no_grad():
@@ -219,7 +219,7 @@ def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
 
 @torch.no_grad()
 def sample_tokens(
-    head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, uniform_M: Tensor, vocabulary: int
+    head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, uniform_M: Tensor, vocab_size: int
 ) -> Tensor:
     """Samples a token (M,) for each position from the probabilities that the generator's head predicts.
 
@@ -228,11 +228,11 @@ def sample_tokens(
         hidden_MG: The generator's states at the positions.
         table_VW: The token table of the generator.
         uniform_M: A random number in [0, 1) for each position.
-        vocabulary: The number of rows of the table that are tokens; rows after them are padding.
+        vocab_size: The number of tokens. The rows of the table after these are padding.
     """
     samples = [torch.zeros(0, dtype=torch.int64, device=hidden_MG.device)]
-    for hidden, uniform in zip(hidden_MG.split(_ROWS), uniform_M.split(_ROWS), strict=True):
-        samples.append(sample_from(head(hidden, table_VW)[:, :vocabulary], uniform))
+    for hidden, uniform in zip(hidden_MG.split(_CHUNK_ROWS), uniform_M.split(_CHUNK_ROWS), strict=True):
+        samples.append(sample_from(head(hidden, table_VW)[:, :vocab_size], uniform))
     return torch.cat(samples)
 
 
@@ -246,20 +246,21 @@ def sample_from(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """Sampled tokens, and statistics of the distributions they were sampled from, for `lmtool inspect`.
+class GeneratorSamples:
+    """A text with sampled tokens, and statistics of the distributions that they were sampled from, for `lmtool
+    inspect`.
 
     Attributes:
         filled: The text with the sampled tokens.
-        other_M: The probability that a sample differs from the original token.
-        surprise_M: The negative log-probability of each sample, in nats.
+        replaced_probability_M: The probability that a sample differs from the original token.
+        surprise_M: The negative log-probability of the sample at each masked position, in nats.
         entropy_M: The expectation of `surprise_M`, which is the entropy of the distribution.
         variance_M: The variance of `surprise_M`.
         bound: The maximum deviation of a surprise from its expectation.
     """
 
     filled: Packed
-    other_M: Tensor
+    replaced_probability_M: Tensor
     surprise_M: Tensor
     entropy_M: Tensor
     variance_M: Tensor
@@ -268,20 +269,21 @@ class Sampled:
     @classmethod
     def from_states(
         cls, filled: Packed, head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, sampled_M: Tensor,
-        labels_M: Tensor, vocabulary: int,
-    ) -> Sampled:  # fmt: skip
-        """Computes the statistics from the arguments of `sample_tokens`, the samples and the original tokens
-        (labels_M). Double precision is needed, because large sums are compared with narrow intervals."""
+        labels_M: Tensor, vocab_size: int,
+    ) -> GeneratorSamples:  # fmt: skip
+        """Computes the statistics in double precision, because large sums are compared with narrow intervals. filled:
+        the text with the samples. sampled_M: the samples. labels_M: the original tokens. The other arguments are those
+        of `sample_tokens`."""
         columns, bound = [torch.zeros(0, 4, dtype=torch.float64, device=hidden_MG.device)], 0.0
         for hidden, sampled, labels in zip(
-            *(tensor.split(_ROWS) for tensor in (hidden_MG, sampled_M, labels_M)), strict=True
+            *(tensor.split(_CHUNK_ROWS) for tensor in (hidden_MG, sampled_M, labels_M)), strict=True
         ):
-            surprise_MV = -head(hidden, table_VW)[:, :vocabulary].double().log_softmax(-1)
+            surprise_MV = -head(hidden, table_VW)[:, :vocab_size].double().log_softmax(-1)
             probability_MV = (-surprise_MV).exp()
             entropy = (probability_MV * surprise_MV).sum(-1)
             variance = (probability_MV * (surprise_MV - entropy[:, None]) ** 2).sum(-1)
             sample_surprise, label_surprise = (surprise_MV.gather(1, ids[:, None])[:, 0] for ids in (sampled, labels))
             columns.append(torch.stack([1 - (-label_surprise).exp(), sample_surprise, entropy, variance], dim=1))
             bound = max(bound, float((surprise_MV - entropy[:, None]).abs().max()))
-        other, surprise, entropy, variance = torch.cat(columns).unbind(1)
-        return cls(filled, other, surprise, entropy, variance, bound)
+        replaced, surprise, entropy, variance = torch.cat(columns).unbind(1)
+        return cls(filled, replaced, surprise, entropy, variance, bound)

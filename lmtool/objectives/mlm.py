@@ -34,7 +34,7 @@ from lmtool.types import Batch, Packed, Scores, StepOutput
 # Shape letters: T tokens, N examples, M predicted positions, H hidden width, V vocabulary, W width of the token table.
 
 
-# The name of the head for each term over segment pairs.
+# The name of the head that predicts each term over segment pairs.
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
 # The term that each head predicts.
 _TERMS = {
@@ -45,19 +45,19 @@ _TERMS = {
 
 class MaskedLanguageModel(MaskFiller):
     """Masked language modeling. The loss is the sum of the term `mlm` and, with pairs=nsp or pairs=sop, of the term
-    `nsp` or `sop`. Class 1 of `nsp` means that the second segment is random, class 1 of `sop` that the segments are
-    swapped."""
+    `nsp` or `sop`. Class 1 of `nsp` means that the second segment is random; class 1 of `sop` means that the segments
+    are swapped."""
 
     config: PairsConfig
 
     def __init__(self, config: PairsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.add_head(_masked_lm_name(config), masked_lm_head(backbone, config.enhanced_decoder))
-        self.weights = {"mlm": 1.0}
+        self.loss_weights = {"mlm": 1.0}
         if config.pairs != "none":
             self.add_head("pooler", pooler(backbone))
             self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(backbone.hidden_size, 2))
-            self.weights[config.pairs] = 1.0
+            self.loss_weights[config.pairs] = 1.0
 
     def examples(self, data: SplitData, max_length: int) -> MaskedExamples:
         return self.masked_examples(MaskedWindows if self.config.pairs == "none" else MaskedPairs, data, max_length)
@@ -67,8 +67,8 @@ class MaskedLanguageModel(MaskFiller):
         return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
-        """Returns the unigram predictor of the training text, without special tokens, which are never predicted; and
-        the frequencies of the two classes of pairs."""
+        """Returns the unigram predictor of the training text, without special tokens, which are never predicted. For
+        pairs, returns in addition the predictor of the frequencies of the two classes."""
         predictors = {"mlm": unigram(train, self.tokenizer)}
         if self.config.pairs != "none":
             classes = np.bincount(examples.plan(0).rows["label"], minlength=2)
@@ -76,14 +76,14 @@ class MaskedLanguageModel(MaskFiller):
         return predictors
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {name: float(len(labels_of(batch, name))) for name in self.weights}
+        return {name: float(len(labels_of(batch, name))) for name in self.loss_weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden = hidden_at(self._read, batch, self.read_indices(batch.host), self.dropout_rng(batch, step))
-        return StepOutput(self.sums(hidden, batch), self.weights)
+        return StepOutput(self.sums(hidden, batch), self.loss_weights)
 
     def read_indices(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns, for each term, the flat indices of the tokens whose hidden states it reads."""
+        """Returns, for each term, the flat indices of the tokens whose hidden states the term reads."""
         indices = {"mlm": indices_of(batch, "mlm")}
         if self.config.pairs != "none":
             reads_last = self.backbone.config.summary == "pooled_last"
@@ -94,12 +94,12 @@ class MaskedLanguageModel(MaskFiller):
         """Returns the sum of each term's losses. hidden: the hidden states that each term reads."""
         sums = {"mlm": self.masked_lm.loss_sum(hidden["mlm"], self.table_VW, labels_of(batch, "mlm"))}
         if self.config.pairs != "none":
-            logits_NC = self._pair_logits(hidden)
-            sums[self.config.pairs] = loss_sum(logits_NC, labels_of(batch, self.config.pairs))
+            logits_N2 = self._pair_logits(hidden)
+            sums[self.config.pairs] = loss_sum(logits_N2, labels_of(batch, self.config.pairs))
         return sums
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        return super().predicted(_TERMS.get(head, head), logits, batch)
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        return super().interpret_logits(_TERMS.get(head, head), logits, batch)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
@@ -109,12 +109,12 @@ class MaskedLanguageModel(MaskFiller):
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         """Returns the scores of each term. hidden: the hidden states that each term reads."""
         indices, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
-        each, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
-        scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[indices])}
+        mlm_losses, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
+        scores = {"mlm": Scores(mlm_losses, labels, best, batch.inputs.documents[indices])}
         if self.config.pairs != "none":
-            logits_NC, labels = self._pair_logits(hidden), labels_of(batch, self.config.pairs)
+            logits_N2, labels = self._pair_logits(hidden), labels_of(batch, self.config.pairs)
             documents = torch.arange(len(labels), device=labels.device)
-            scores[self.config.pairs] = Scores(losses(logits_NC, labels), labels, logits_NC.argmax(-1), documents)
+            scores[self.config.pairs] = Scores(losses(logits_N2, labels), labels, logits_N2.argmax(-1), documents)
         return scores
 
     @property
@@ -148,9 +148,9 @@ def _masked_lm_name(config: PairsConfig) -> str:
     return "enhanced_masked_lm" if config.enhanced_decoder else "masked_lm"
 
 
-# Masked language modeling over spans, with the span boundary objective.
-# Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
-# TACL 2020: L = L_MLM + L_SBO, each the mean over its own tokens.
+# Masked language modeling over spans, with the span boundary objective (Joshi, Chen, Liu, Weld, Zettlemoyer, Levy,
+# "SpanBERT: Improving Pre-training by Representing and Predicting Spans", TACL 2020). The loss is L_MLM + L_SBO, where
+# each term is the mean over its own targets.
 # Shape letters: T tokens, M predicted positions, H hidden width.
 
 
@@ -170,7 +170,7 @@ class SpanLanguageModel(MaskedLanguageModel):
                 backbone.embed.token.weight.shape[1],
             )  # fmt: skip
             self.add_head("span_boundary", head)
-            self.weights["sbo"] = 1.0
+            self.loss_weights["sbo"] = 1.0
 
     def inspector(self, examples: MaskedExamples, max_length: int) -> SpanInspector:
         kind = SpanWindowsInspector if self.config.pairs == "none" else SpanPairsInspector
@@ -183,8 +183,7 @@ class SpanLanguageModel(MaskedLanguageModel):
         return predictors | {"sbo": predictors["mlm"]} if self.config.boundary else predictors
 
     def read_indices(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns the indices as in masked language modeling; for the term `sbo`, the indices (M, 2) of the two tokens
-        next to each target's span."""
+        """Adds the term `sbo`, with the flat indices (M, 2) of the two tokens next to each target's span."""
         indices = super().read_indices(batch)
         return indices | {"sbo": self._boundaries(batch)} if self.config.boundary else indices
 
@@ -198,9 +197,9 @@ class SpanLanguageModel(MaskedLanguageModel):
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         scores = super().scores(hidden, batch)
         if self.config.boundary:
-            at, labels = indices_of(batch, "sbo"), labels_of(batch, "sbo")
-            each, best = self._boundary.scores(self._features(hidden, batch), self.table_VW, labels)
-            scores["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
+            indices, labels = indices_of(batch, "sbo"), labels_of(batch, "sbo")
+            sbo_losses, best = self._boundary.scores(self._features(hidden, batch), self.table_VW, labels)
+            scores["sbo"] = Scores(sbo_losses, labels, best, batch.inputs.documents[indices])
         return scores
 
     @property
@@ -209,7 +208,8 @@ class SpanLanguageModel(MaskedLanguageModel):
 
     def _features(self, hidden: dict[str, Tensor], batch: Batch) -> Tensor:
         """Returns the inputs of the span boundary head for each target of `sbo`."""
-        return self._boundary.features(hidden["sbo"], indices_of(batch, "sbo") - self._boundaries(batch)[:, 0] - 1)
+        position_in_span_M = indices_of(batch, "sbo") - self._boundaries(batch)[:, 0] - 1
+        return self._boundary.features(hidden["sbo"], position_in_span_M)
 
     @staticmethod
     def _boundaries(batch: Batch) -> Tensor:

@@ -33,8 +33,8 @@ from lmtool.types import Batch, Packed, Scores, StepOutput, on_host
 
 
 class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
-    """Permutation language modeling, with the single term `plm`. Only predicted tokens are in the query stream, the
-    second stream of hidden states, from which tokens are predicted; only they are scored."""
+    """Permutation language modeling, with the single term `plm`. The model has a second stream of hidden states, the
+    query stream, which has only the predicted tokens; they are predicted from its states."""
 
     config: PlmConfig
     term = "plm"
@@ -43,15 +43,15 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
 
     def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = {"plm": 1.0}
+        self.loss_weights = {"plm": 1.0}
         self.add_head("lm", lm_head(backbone))
         self.carried = CarriedState() if backbone.config.carries_state else None
 
     def examples(self, data: SplitData, max_length: int) -> MaskedExamples:
         if self.config.pairs != "none":
             return self.masked_examples(MaskedPairs, data, max_length)
-        carries = self.carried is not None and data.documents == "joined"
-        return self.masked_examples(PermutedWindows if carries else MaskedWindows, data, max_length)
+        carries_state = self.carried is not None and data.documents == "joined"
+        return self.masked_examples(PermutedWindows if carries_state else MaskedWindows, data, max_length)
 
     def inspector(self, examples: MaskedExamples, max_length: int) -> PermutationInspector:
         kind = PermutedWindowsInspector if self.config.pairs == "none" else PermutedPairsInspector
@@ -63,7 +63,8 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
-        return StepOutput({"plm": self.lm.loss_sum(hidden_MH, self.table_VH, labels_of(batch, "plm"))}, self.weights)
+        total = self.lm.loss_sum(hidden_MH, self.table_VH, labels_of(batch, "plm"))
+        return StepOutput({"plm": total}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
@@ -82,10 +83,10 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))
-        initial = cast(StatefulBackbone, self.backbone).initial_state
-        carried = self.carried.begin(batch.lanes, initial)
+        initial_state = cast(StatefulBackbone, self.backbone).initial_state
+        carried = self.carried.begin(batch.lanes, initial_state)
         states: Tensor = self.backbone(batch.inputs, rng, query_M=query_M, carried=carried, reuse=self.config.reuse)
-        self.carried.keep(batch.lanes, carried, initial)
+        self.carried.keep(batch.lanes, carried, initial_state)
         return states
 
     @torch.no_grad()
@@ -98,7 +99,7 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         return self.samples_of(visible_batch, "plm", lambda _, indices: self._logits(batch.inputs, indices), n)
 
     def logits_at(self, packed: Packed, indices: Tensor) -> Tensor:
-        """Returns logits (M, V) at masked positions, predicted from all tokens that are not masked."""
+        """Returns the logits (M, V) at masked positions, predicted from all tokens that are not masked."""
         rank_T = torch.zeros_like(packed.tokens).index_fill(0, indices, 1)
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), indices)
 

@@ -21,15 +21,22 @@ from lmtool.learners.baseline import BestConstant, ConstantPredictor
 from lmtool.learners.metrics import Metric
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
-from lmtool.models.heads.lm import CopyGate, MaskedLMHead, ReplacedTokenHead, copy_best, copy_losses, masked_lm_head
+from lmtool.models.heads.lm import (
+    CopyGate,
+    MaskedLMHead,
+    ReplacedTokenHead,
+    copy_losses,
+    copy_predictions,
+    masked_lm_head,
+)
 from lmtool.nn.dropout import DropoutRng, rng_at
 from lmtool.objectives.checks.masking import GeneratorInspector
 from lmtool.objectives.clm import unigram
 from lmtool.objectives.configs import RtdConfig, RtdVariant
-from lmtool.objectives.corruption.masking import Masked
+from lmtool.objectives.corruption.masking import MaskedTexts
 from lmtool.objectives.examples.masked import MaskedWindows, TokenMasks
 from lmtool.objectives.filling import MaskFiller
-from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
+from lmtool.objectives.generator import GeneratorSamples, build_generator, sample_tokens, start_from_generator
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
@@ -47,8 +54,8 @@ class ModelForward:
     Attributes:
         original: (T,) the tokens of the original text.
         filled: (T,) the tokens of the text with samples.
-        at: (M,) the flat indices of the tokens at which the model predicts.
-        hidden_MH: The hidden states of the model at these tokens.
+        at: (M,) the flat indices of the positions at which the model predicts.
+        hidden_MH: The hidden states of the model at these positions.
     """
 
     original: Tensor
@@ -59,7 +66,7 @@ class ModelForward:
 
 class GeneratedTextLearner(MaskFiller):
     """The base class of learners with a generator. The loss has the term `mlm` of the generator and one term of the
-    model. term: the name of the model's term. Subclasses define it. objective: the networks of the generator, see
+    model. term: the name of the model's term, which subclasses define. objective: the modules of the generator, see
     `build_generator`."""
 
     makes_inputs = True  # the generator makes the model's inputs in each step
@@ -69,13 +76,13 @@ class GeneratedTextLearner(MaskFiller):
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.objective = build_generator(config, backbone, seed)
-        self.weights = {"mlm": 1.0, self.term: 1.0}
+        self.loss_weights = {"mlm": 1.0, self.term: 1.0}
 
     # Methods that each variant defines.
 
     @abstractmethod
     def predicting_indices(self, batch: Batch) -> Tensor:
-        """Returns the flat indices (M,) of the tokens at which the model predicts."""
+        """Returns the flat indices (M,) of the positions at which the model predicts."""
 
     @abstractmethod
     def predictor(self, unigrams: ConstantPredictor) -> ConstantPredictor | BestConstant:
@@ -99,7 +106,8 @@ class GeneratedTextLearner(MaskFiller):
         return GeneratorInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedWindows) -> dict[str, ConstantPredictor | BestConstant]:
-        """Returns the unigram predictor without special tokens for the generator, and the predictor of the variant."""
+        """Returns the unigram predictor without special tokens for the generator's term, and the predictor that the
+        variant defines for the model's term."""
         unigrams = unigram(train, self.tokenizer)
         return {"mlm": unigrams, self.term: self.predictor(unigrams)}
 
@@ -122,28 +130,28 @@ class GeneratedTextLearner(MaskFiller):
             if not generator_frozen:
                 sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels_of(batch, "mlm"))
         if not (two_stage and first_stage):
-            # The shared embedding runs twice per step, and needs different dropout in the second forward.
-            forward = self.model_forward(batch, self.filled(batch, hidden_MG, step), rng_at(rng, 1))
+            # The shared embedding runs twice per step, and needs different dropout masks in the second forward.
+            forward = self.model_forward(batch, self.fill_masks(batch, hidden_MG, step), rng_at(rng, 1))
             sums[self.term] = self.loss_sum(forward)
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def original(self, batch: Batch) -> Tensor:
         """Returns the tokens (T,) of the original text."""
         return batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), labels_of(batch, "mlm"))
 
     @torch.no_grad()
-    def sampled(self, batch: Batch, step: int) -> Sampled:
-        """Returns the inputs of the model for a batch in a step, without dropout, and statistics of the distributions
-        that the generator samples from."""
+    def generator_samples(self, batch: Batch, step: int) -> GeneratorSamples:
+        """Returns the inputs of the model for a batch in a step, and statistics of the distributions that the generator
+        samples from, without dropout."""
         hidden_MG = self._generator_hidden(batch, None)
-        filled = self.filled(batch, hidden_MG, step)
-        return Sampled.from_states(
+        filled = self.fill_masks(batch, hidden_MG, step)
+        return GeneratorSamples.from_states(
             filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[indices_of(batch, "mlm")],
             labels_of(batch, "mlm"), self.tokenizer.vocab_size,
         )  # fmt: skip
 
-    def filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
-        """Fills the masks of a batch with samples from the generator, without gradients.
+    def fill_masks(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
+        """Returns the inputs of a batch with samples from the generator in place of the masks, without gradients.
 
         Args:
             batch: The batch.
@@ -174,7 +182,7 @@ class GeneratedTextLearner(MaskFiller):
         losses, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
         documents = batch.inputs.documents
         scores = {"mlm": Scores(losses, labels, best, documents[indices])}
-        forward = self.model_forward(batch, self.filled(batch, hidden_MG, 0), None)
+        forward = self.model_forward(batch, self.fill_masks(batch, hidden_MG, 0), None)
         return {**scores, self.term: Scores(*self.score_targets(forward), documents[forward.at])}
 
     @property
@@ -209,24 +217,25 @@ class GeneratedTextLearner(MaskFiller):
 # sample that equals the original token counts as original.
 
 
-class DetectedMasks(TokenMasks):
-    """Adds the term `rtd` for all tokens. Its labels are None, because the generator makes them in each step."""
+class DetectionMasks(TokenMasks):
+    """Adds the targets of the term `rtd`, all tokens. The labels are None, because they depend on the samples that the
+    generator makes in each step."""
 
-    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        return {**super().targets(whole, masked), "rtd": Target(None)}
+    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
+        return {**super().targets(original, masked), "rtd": Target(None)}
 
 
 class ReplacedTokenDetection(GeneratedTextLearner):
     """variant=electra: predicts for every token whether it was replaced; class 1 of the term `rtd` means replaced. The
-    metric is the loss of `rtd` alone, because a weighted sum in which it counts 50 times is not meaningful."""
+    metric is the loss of `rtd` alone, because a sum of losses in which `rtd` has the weight 50 is not meaningful."""
 
     term = "rtd"
     metric = Metric("rtd_loss", smaller_is_better=True)
-    masks: ClassVar[type[TokenMasks]] = DetectedMasks
+    masks: ClassVar[type[TokenMasks]] = DetectionMasks
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights[self.term] = config.weight
+        self.loss_weights[self.term] = config.weight
         self.add_head("replaced_token", ReplacedTokenHead(backbone.hidden_size, backbone.head_activation))
 
     def predicting_indices(self, batch: Batch) -> Tensor:
@@ -234,7 +243,8 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     @property
     def replaced_fraction(self) -> float:
-        """The fraction of replaced tokens to assume before an evaluation, as if every masked token were replaced."""
+        """The assumed fraction of replaced tokens before an evaluation has measured it, as if every masked token were
+        replaced."""
         return self.config.probability
 
     def predictor(self, unigrams: ConstantPredictor) -> BestConstant:
@@ -253,10 +263,10 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Adds the `sampled` piece at each masked position, and for each piece of the text the model's probability that
-        the piece was `replaced`."""
+        """Adds the `sampled` piece of each masked position, and `replaced`, the model's probability for each piece of
+        the text that the piece was replaced."""
         samples = super().samples(batch, n)
-        filled = self.filled(batch, self._generator_hidden(batch, None), 0)
+        filled = self.fill_masks(batch, self._generator_hidden(batch, None), 0)
         probability_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
         tokens = filled.tokens.cpu()
         for start, sample in zip(batch.inputs.starts, samples, strict=False):
@@ -266,30 +276,30 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         return samples
 
 
-class MaskedDetectedMasks(TokenMasks):
-    """Adds the term `rtd` for the masked positions only."""
+class MaskedPositionDetectionMasks(TokenMasks):
+    """Adds the targets of the term `rtd`, the masked positions only."""
 
-    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        targets = super().targets(whole, masked)
+    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
+        targets = super().targets(original, masked)
         return {**targets, "rtd": Target(None, at=targets["mlm"].at)}
 
 
 class MaskedTokenDetection(ReplacedTokenDetection):
     """variant=electra_15: predicts only at the masked positions whether the token was replaced."""
 
-    masks = MaskedDetectedMasks
-    # Before an evaluation, assume that half of the samples differ from the original token.
+    masks = MaskedPositionDetectionMasks
+    # Assumed before an evaluation has measured it: half of the samples differ from the original token.
     replaced_fraction = 0.5
 
     def predicting_indices(self, batch: Batch) -> Tensor:
         return indices_of(batch, "mlm")
 
 
-class RestoredMasks(TokenMasks):
-    """Adds the term `replace_mlm` with the same targets as the generator's term."""
+class RestorationMasks(TokenMasks):
+    """Adds the targets of the term `replace_mlm`, which are those of the generator's term."""
 
-    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        targets = super().targets(whole, masked)
+    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
+        targets = super().targets(original, masked)
         return {**targets, "replace_mlm": targets["mlm"]}
 
 
@@ -297,7 +307,7 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
     """variant=replace_mlm: predicts the original tokens at the masked positions, from the text with samples."""
 
     term = "replace_mlm"
-    masks: ClassVar[type[TokenMasks]] = RestoredMasks
+    masks: ClassVar[type[TokenMasks]] = RestorationMasks
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -319,24 +329,24 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
 
     def score_targets(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         labels_M = forward.original[forward.at]
-        each, best = self.head.scores(forward.hidden_MH, self.table_VW, labels_M)
-        return each, labels_M, best
+        losses, best = self.head.scores(forward.hidden_MH, self.table_VW, labels_M)
+        return losses, labels_M, best
 
 
-class AllTokensMasks(TokenMasks):
-    """Adds the term `all_tokens_mlm` for all tokens that are not special."""
+class AllTokensRestorationMasks(TokenMasks):
+    """Adds the targets of the term `all_tokens_mlm`, all tokens that are not special."""
 
-    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        text = np.flatnonzero(~self.vocabulary.special[whole.tokens])
-        target = Target(torch.from_numpy(whole.tokens[text]), at=torch.from_numpy(text))
-        return {**super().targets(whole, masked), "all_tokens_mlm": target}
+    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
+        indices = np.flatnonzero(~self.vocabulary.special[original.tokens])
+        target = Target(torch.from_numpy(original.tokens[indices]), at=torch.from_numpy(indices))
+        return {**super().targets(original, masked), "all_tokens_mlm": target}
 
 
 class AllTokensRestoration(ReplacedTokenRestoration):
-    """variant=all_tokens_mlm: predicts the original token at every position. A gate mixes two distributions: copying
-    the input token, and predicting from the vocabulary."""
+    """variant=all_tokens_mlm: predicts the original token at every position. A gate mixes two distributions: one copies
+    the input token, the other predicts a token of the vocabulary."""
 
-    term, masks = "all_tokens_mlm", AllTokensMasks
+    term, masks = "all_tokens_mlm", AllTokensRestorationMasks
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -352,7 +362,7 @@ class AllTokensRestoration(ReplacedTokenRestoration):
 
     def score_targets(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         gate_M = self.heads["copy"](forward.hidden_MH)
-        best = copy_best(self.head, gate_M, forward.hidden_MH, self.table_VW, forward.filled[forward.at])
+        best = copy_predictions(self.head, gate_M, forward.hidden_MH, self.table_VW, forward.filled[forward.at])
         return self._losses(forward), forward.original[forward.at], best
 
 

@@ -21,7 +21,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import lm_head
 from lmtool.objectives.checks.denoising import CorruptedSpansInspector, NoisyInspector
 from lmtool.objectives.checks.language import EncodedPrefixesInspector, MaskedPrefixesInspector
-from lmtool.objectives.clm import SAMPLED, CausalLanguageModel, TextObjective, TextWindows, unigram
+from lmtool.objectives.clm import SAMPLING, CausalLanguageModel, TextObjective, TextWindows, unigram
 from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, PrefixLmConfig, SpanCorruptionConfig
 from lmtool.objectives.examples.denoising import CorruptedSpans, NoisyWindows
 from lmtool.objectives.examples.language import EncodedPrefixes, MaskedPrefixes
@@ -31,9 +31,9 @@ from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
 class SequenceToSequence(TextObjective):
-    """The base class of objectives for encoder-decoders. The single term has the name of the objective, and is the
-    cross entropy of all output tokens, including special tokens. Evaluation ignores special tokens, because it is easy
-    to predict where a sentinel or an end is."""
+    """The base class of objectives for encoder-decoders. The single term has the name of the objective. Its loss is the
+    cross entropy of all output tokens, including special tokens. Evaluation ignores special tokens, because the
+    positions of sentinels and ends are easy to predict."""
 
     backbone: EncoderDecoder
     extra_training_targets = "special tokens (sentinels, ends)"
@@ -41,12 +41,12 @@ class SequenceToSequence(TextObjective):
     def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.term = config.name
-        self.weights = {self.term: 1.0}
+        self.loss_weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
 
     def sides(self) -> Sides:
-        """Returns the format of inputs and outputs of the backbone's family. Raises UserError if the tokenizer lacks
-        one of its special tokens."""
+        """Returns the text format of inputs and outputs. Raises UserError if the tokenizer lacks a special token of
+        this format."""
         return Sides(self.backbone, self.tokenizer)
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
@@ -56,7 +56,7 @@ class SequenceToSequence(TextObjective):
         hidden_TH = self.backbone(batch.inputs, self.dropout_rng(batch, step), batch.outputs)
         labels = labels_of(batch, self.term)
         total = self.lm.loss_sum(hidden_TH, self.table_VH, labels, self.config.label_smoothing)
-        return StepOutput({self.term: total}, self.weights)
+        return StepOutput({self.term: total}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
@@ -75,13 +75,13 @@ class SequenceToSequence(TextObjective):
         """Returns samples for the first n examples of a batch: the `prompt`, which is the input of the encoder, and the
         generated `text`, both with their special tokens."""
         inputs = [ids.tolist() for ids in batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]]
-        new = self.writer().write(inputs, SAMPLED, self.seed)
+        outputs = self.writer().write(inputs, SAMPLING, self.seed)
         return [
             {
                 "prompt": self.tokenizer.decode(ids, skip_special=False),
-                "text": self.tokenizer.decode(text, skip_special=False),
+                "text": self.tokenizer.decode(output, skip_special=False),
             }
-            for ids, text in zip(inputs, new, strict=True)
+            for ids, output in zip(inputs, outputs, strict=True)
         ]
 
 
@@ -111,17 +111,17 @@ class SpanCorruption(SequenceToSequence):
         return CorruptedSpansInspector(self, examples, max_length)
 
 
-# Prefix language modeling: attention within the first part of a text, the prefix, is bidirectional, and the rest is
-# predicted (Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018; Raffel et al. 2020, section
-# 3.2). The position of the split is uniformly distributed. In a decoder, an attention mask makes the prefix
-# bidirectional; in an encoder-decoder, the encoder reads the prefix.
+# Prefix language modeling splits a text in two. Attention within the first part, the prefix, is bidirectional; the
+# second part is predicted (Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018; Raffel et al.
+# 2020, section 3.2). The position of the split is uniformly distributed. In a decoder, an attention mask makes the
+# prefix bidirectional; in an encoder-decoder, the encoder reads the prefix.
 
 
 class PrefixDecoder(CausalLanguageModel):
     """Prefix language modeling with a decoder; the single term is `prefix_lm`."""
 
     term = "prefix_lm"
-    slides = False
+    supports_stride = False
 
     def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
         return MaskedPrefixes(self.tokenizer, data, max_length, self.seed)

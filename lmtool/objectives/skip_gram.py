@@ -5,7 +5,7 @@ NeurIPS 2013, section 2.2. A word of frequency f is dropped with the probability
 1 - sqrt(t / f); the published code uses another formula. A negative sample may equal the predicted word, as in equation
 4 of the paper.
 
-Shape letters: T tokens, M pairs of a word and a context word, J negatives of a pair, H hidden width, V vocabulary.
+Shape letters: M pairs of a word and a context word, J negatives of a pair, H hidden width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SkipGram(BaseLearner):
 
     def __init__(self, config: SkipGramConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = {"skip_gram": 1.0, "negatives": float(config.negatives)}
+        self.loss_weights = {"skip_gram": 1.0, "negatives": float(config.negatives)}
         head = WordPairsHead(backbone.config.vocab_size, backbone.hidden_size, 1 + config.negatives)
         self.add_head("skip_gram", head)
         self._counts: WordCounts | None = None
@@ -58,20 +58,22 @@ class SkipGram(BaseLearner):
 
     def examples(self, data: SplitData, max_length: int) -> WordPairs:
         """Returns the word pairs of a split. Words are subsampled and negatives are sampled by the word counts of the
-        training text, or by the counts of the split itself if those are not available."""
+        training text; if these counts are not available, by the counts of the split itself."""
         if self._counts is None:
             self._counts = WordCounts(self.config, self.tokenizer)
-        counts, saved = self._counts, self._head.counts
+        word_counts, saved_counts = self._counts, self._head.counts
         if data.split == "train":
-            counts.add(token_counts(data.text.tokens, self.tokenizer.vocab_size))
-            if not saved.is_meta:
-                saved[: len(counts.counts)] = torch.from_numpy(counts.counts)
-        elif not counts.counts.any():
-            has_saved_counts = not saved.is_meta and bool(saved.any())
+            word_counts.add(token_counts(data.text.tokens, self.tokenizer.vocab_size))
+            if not saved_counts.is_meta:
+                saved_counts[: len(word_counts.counts)] = torch.from_numpy(word_counts.counts)
+        elif not word_counts.counts.any():
+            has_saved_counts = not saved_counts.is_meta and bool(saved_counts.any())
             size = self.tokenizer.vocab_size
-            counts = WordCounts(self.config, self.tokenizer)
-            counts.add(saved[:size].cpu().numpy() if has_saved_counts else token_counts(data.text.tokens, size))
-        return WordPairs(self.config, data.text, max_length, data.split, self.seed, counts)
+            word_counts = WordCounts(self.config, self.tokenizer)
+            word_counts.add(
+                saved_counts[:size].cpu().numpy() if has_saved_counts else token_counts(data.text.tokens, size)
+            )
+        return WordPairs(self.config, data.text, max_length, data.split, self.seed, word_counts)
 
     def inspector(self, examples: WordPairs, max_length: int) -> WordPairsInspector:
         return WordPairsInspector(self, examples, max_length)
@@ -80,26 +82,26 @@ class SkipGram(BaseLearner):
         """Returns the predictor that gives each word a constant score: the log of its frequency among context words
         divided by its frequency among negatives."""
         counts, negatives = examples.counts, self.config.negatives
-        text_V = counts.counts * counts.retention
-        odds_V = (text_V + 1) / (text_V + 1).sum() / (negatives * np.maximum(counts.noise, 1e-12))
+        context_V = counts.counts * counts.retention + 1  # 1 is added, so that no word has the frequency 0
+        odds_V = context_V / context_V.sum() / (negatives * np.maximum(counts.noise, 1e-12))
         return {
             "skip_gram": ConstantPredictor("unigram", np.log1p(1 / odds_V)),
             "negatives": ConstantPredictor("unigram", np.log1p(odds_V)),
         }
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {term: float(len(labels_of(batch, term))) for term in self.weights}
+        return {term: float(len(labels_of(batch, term))) for term in self.loss_weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        pairs_M, negatives_MJ = self._scores(batch)
-        sums = {"skip_gram": F.softplus(-pairs_M).sum(), "negatives": F.softplus(negatives_MJ).sum()}
-        return StepOutput(sums, self.weights)
+        pair_scores_M, negative_scores_MJ = self._scores(batch)
+        sums = {"skip_gram": F.softplus(-pair_scores_M).sum(), "negatives": F.softplus(negative_scores_MJ).sum()}
+        return StepOutput(sums, self.loss_weights)
 
     def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the scores (M,) of pairs, and the scores (M, J) of their negatives."""
         labels_M, negatives = labels_of(batch, "skip_gram"), self.config.negatives
-        words_MJ = torch.cat([labels_M[:, None], labels_of(batch, "negatives").view(-1, negatives)], 1)
-        scores = self._head(self.backbone(batch.inputs), indices_of(batch, "skip_gram"), words_MJ)
+        words = torch.cat([labels_M[:, None], labels_of(batch, "negatives").view(-1, negatives)], 1)  # (M, 1 + J)
+        scores = self._head(self.backbone(batch.inputs), indices_of(batch, "skip_gram"), words)
         return scores[:, 0], scores[:, 1:]
 
     @torch.no_grad()
@@ -109,25 +111,25 @@ class SkipGram(BaseLearner):
         A pair counts as correct if its score is above the scores of all of its negatives; a negative counts as correct
         if its score is below the score of its pair.
         """
-        pairs_M, negatives_MJ = self._scores(batch)
-        signed = {"skip_gram": pairs_M, "negatives": -negatives_MJ.reshape(-1)}
-        above_MJ = pairs_M[:, None] > negatives_MJ
+        pair_scores_M, negative_scores_MJ = self._scores(batch)
+        signed_scores = {"skip_gram": pair_scores_M, "negatives": -negative_scores_MJ.reshape(-1)}
+        above_MJ = pair_scores_M[:, None] > negative_scores_MJ
         correct = {"skip_gram": above_MJ.all(1), "negatives": above_MJ.reshape(-1)}
         scores = {}
-        for term, scores_M in signed.items():
+        for term, term_scores in signed_scores.items():
             labels, documents = labels_of(batch, term), batch.inputs.documents[indices_of(batch, term)]
             predictions = torch.where(correct[term], labels, -1)
-            scores[term] = Scores(F.softplus(-scores_M.float()), labels, predictions, documents)
+            scores[term] = Scores(F.softplus(-term_scores.float()), labels, predictions, documents)
         return scores
 
     @torch.no_grad()
     def _nearest_words(self, ids: Sequence[int]) -> list[list[object]]:
-        """Returns the words with the largest cosine between their vector and the mean vector of some words, and the
-        cosines. ids: the ids of the words."""
+        """Returns the words whose vectors have the largest cosines with the mean vector of some words, each with its
+        cosine. ids: the ids of these words, which are left out."""
         table_VH = self.backbone.embed.token.weight[: self.tokenizer.vocab_size].float()
         mean_H = F.normalize(table_VH[list(ids)].mean(0), dim=0)
         cosine_V = F.normalize(table_VH, dim=1) @ mean_H
-        cosine_V[[*self.tokenizer.special_ids, *ids]] = -2.0
+        cosine_V[[*self.tokenizer.special_ids, *ids]] = -2.0  # below every cosine
         values, best = cosine_V.topk(min(_NEIGHBORS, len(cosine_V)))
         return list(map(list, zip(self.tokenizer.pieces(best.tolist()), values.tolist(), strict=True)))
 

@@ -15,7 +15,7 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, resampled_rows
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.evaluations import between, is_significant, print_difference
+from lmtool.reporting.evaluations import interval_text, is_significant, print_difference
 from lmtool.reporting.run_files import RunFiles, as_object, read_predictions, read_run
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shorten, size, title
@@ -24,8 +24,8 @@ from lmtool.system.terminal import counted
 # Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
 _TOLERANCE = 1e-4
 _CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
-# Keys that differ between any two runs.
-_NAMES = ("name", "run_dir")
+# Keys that name or place a run: they differ between any two runs.
+_LOCATION_KEYS = ("name", "run_dir")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class LabeledRows:
 
 
 def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, float]] | str:
-    """Returns the first score minus second on the same rows, with a 95% bootstrap interval that resamples the rows of
-    both runs together: {"value", "low", "high"} by metric. A string says why the runs cannot be paired."""
+    """Returns the score of the first run minus that of the second on the same rows, with a 95% bootstrap interval that
+    resamples the rows of both runs together: {"value", "low", "high"} by metric. Returns the reason as a string if the
+    runs cannot be paired."""
     first_rows, second_rows = LabeledRows.of(first), LabeledRows.of(second)
     for run, rows in ((first, first_rows), (second, second_rows)):
         if not rows.ids:
@@ -60,18 +61,25 @@ def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, 
     columns = _columns(first_rows.gold, first_rows.predicted, second_rows.predicted)
     if columns is None:
         return "their predictions are neither single labels nor numbers; try lmtool evaluate A against=B"
-    gold, predicted, other = columns
-    shared = [metric for metric in _metrics(first, gold, predicted) if metric in list(_metrics(second, gold, other))]
+    gold, first_predicted, second_predicted = columns
+    shared = [
+        metric
+        for metric in _metrics(first, gold, first_predicted)
+        if metric in list(_metrics(second, gold, second_predicted))
+    ]
     if not shared:
         return "their scores do not follow from single labels; try lmtool evaluate A against=B"
     resamples = resample_count(len(gold), [metric.name for metric in shared])
-    paired: dict[str, list[float]] = {metric.name: [] for metric in shared}
+    differences: dict[str, list[float]] = {metric.name: [] for metric in shared}
     for rows_N in resampled_rows(len(gold), resamples):
-        first_N, second_N, gold_N = predicted[rows_N], other[rows_N], gold[rows_N]
+        first_N, second_N, gold_N = first_predicted[rows_N], second_predicted[rows_N], gold[rows_N]
         for metric in shared:
-            paired[metric.name].append(metric(gold_N, first_N) - metric(gold_N, second_N))
+            differences[metric.name].append(metric(gold_N, first_N) - metric(gold_N, second_N))
     return {
-        metric.name: {"value": metric(gold, predicted) - metric(gold, other), **interval(paired[metric.name])._asdict()}
+        metric.name: {
+            "value": metric(gold, first_predicted) - metric(gold, second_predicted),
+            **interval(differences[metric.name])._asdict(),
+        }
         for metric in shared
     }
 
@@ -98,18 +106,20 @@ def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator
             yield metric
 
 
-def flat(values: object, prefix: str = "") -> dict[str, object]:
+def flatten(values: object, prefix: str = "") -> dict[str, object]:
     """Flattens {'optimizer': {'lr': 1}} to {'optimizer.lr': 1}."""
     if not isinstance(values, Mapping):
         return {prefix: values}
     return {
-        key: leaf for name, value in values.items() for key, leaf in flat(value, f"{prefix}.{name}".strip(".")).items()
+        key: leaf
+        for name, value in values.items()
+        for key, leaf in flatten(value, f"{prefix}.{name}".strip(".")).items()
     }
 
 
 def _configuration(run: RunFiles) -> dict[str, object]:
     try:
-        return flat(yaml_files.load(run.config) or {})
+        return flatten(yaml_files.load(run.config) or {})
     except yaml.YAMLError as failure:
         run.problems.append(f"config.yaml is not valid YAML ({str(failure).splitlines()[0]}).")
         return {}
@@ -122,7 +132,8 @@ def changed_keys(configurations: Sequence[Mapping[str, object]]) -> list[str]:
     return [
         key
         for key in keys
-        if key not in _NAMES and len({repr(configuration.get(key, unset)) for configuration in configurations}) > 1
+        if key not in _LOCATION_KEYS
+        and len({repr(configuration.get(key, unset)) for configuration in configurations}) > 1
     ]
 
 
@@ -130,8 +141,8 @@ def changed_keys(configurations: Sequence[Mapping[str, object]]) -> list[str]:
 class RunComparison:
     """Compared runs.
 
-    names: unique names of the runs. configurations: flat configuration of each run. keys: the differing keys. paired:
-    `paired_difference` of each run but the first from the first.
+    names: unique names of the runs. configurations: flat configuration of each run. keys: the differing keys. metrics:
+    the main metrics of the runs. paired: `paired_difference` of each other run and the first.
     """
 
     runs: list[RunFiles]
@@ -142,8 +153,8 @@ class RunComparison:
     paired: list[dict[str, dict[str, float]] | str]
 
     def settings(self, limit: int, width: int | None = None) -> list[list[str | None]]:
-        """Returns the rows of the first `limit` differing keys: the key, and its value in each run. width: maximum
-        characters."""
+        """Returns a row for each of the first `limit` differing keys: the key, and its value in each run. width:
+        maximum characters of a value; None for no maximum."""
 
         def text(value: object) -> str | None:
             return None if value is None else str(value) if width is None else plain(value, width)
@@ -178,28 +189,28 @@ def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path
 
 def print_comparison(output: Output, comparison: RunComparison) -> None:
     """Prints scores, sizes, speed, differing keys and paired differences from the first run: one column per run."""
-    runs, names = comparison.runs, shorten(comparison.names, _COLUMN)
+    runs, names = comparison.runs, shorten(comparison.names, _COLUMN_CHARACTERS)
     rows: list[list[str | None]] = [
         [title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics
     ]
-    for key, (name, form) in _SUMMARY_ROWS.items():
+    for key, (name, formatter) in _SUMMARY_ROWS.items():
         values = [run.result.get(key) for run in runs]
-        cells = [form(value) if is_number(value) else "" for value in values]
+        cells = [formatter(value) if is_number(value) else "" for value in values]
         rows += [[name, *cells]] if any(cells) else []
     rows.append(["status", *(title(str(run.result.get("status", "no result yet"))) for run in runs)])
     print_table(output, ["", *names], rows)
     output.line()
     if comparison.keys:
-        print_table(output, ["what differs", *names], comparison.settings(_KEYS, _COLUMN))
+        print_table(output, ["what differs", *names], comparison.settings(_PRINTED_KEYS, _COLUMN_CHARACTERS))
     else:
         output.line("The configurations are equal.")
-    if len(comparison.keys) > _KEYS:
-        output.line(f"and {counted(len(comparison.keys) - _KEYS, 'more key')}")
-    for run, name, gap in zip(runs[1:], names[1:], comparison.paired, strict=True):
-        if isinstance(gap, str):
-            output.line(f"{name} minus {names[0]}: not paired, {gap}")
+    if len(comparison.keys) > _PRINTED_KEYS:
+        output.line(f"and {counted(len(comparison.keys) - _PRINTED_KEYS, 'more key')}")
+    for run, name, difference in zip(runs[1:], names[1:], comparison.paired, strict=True):
+        if isinstance(difference, str):
+            output.line(f"{name} minus {names[0]}: not paired, {difference}")
         else:
-            print_difference(output, name, names[0], run.result["metrics"], gap)
+            print_difference(output, name, names[0], run.result["metrics"], difference)
     for run in runs:
         for problem in run.problems[:5]:
             output.line(f"warning: {run.name}: {problem}", "yellow")
@@ -229,14 +240,14 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
 def _paired_html(comparison: RunComparison) -> str:
     """Returns each run's difference from the first run, by metric."""
     rows, sentences = [], []
-    for name, gap in zip(comparison.names[1:], comparison.paired, strict=True):
-        if isinstance(gap, str):
-            sentences.append(f"{name} minus {comparison.names[0]}: not paired, {gap}.")
+    for name, difference in zip(comparison.names[1:], comparison.paired, strict=True):
+        if isinstance(difference, str):
+            sentences.append(f"{name} minus {comparison.names[0]}: not paired, {difference}.")
             continue
         rows += [
             [f"{name} minus {comparison.names[0]}", title(metric), f"{statistics['value']:+.4f}"]
-            + [between(statistics, "+"), "yes" if is_significant(statistics) else "no"]
-            for metric, statistics in gap.items()
+            + [interval_text(statistics, "+"), "yes" if is_significant(statistics) else "no"]
+            for metric, statistics in difference.items()
         ]
     table = html.table(["runs", "metric", "difference", "95% interval", "significant"], rows) if rows else ""
     return table + "".join(map(html.paragraph, sentences))
@@ -250,8 +261,8 @@ def _with_error(run: RunFiles, metric: str) -> str | None:
     return number(score.value) + (f" ± {number(score.standard_error)}" if score.standard_error else "")
 
 
-_COLUMN, _KEYS = 40, 40
-# By key of result.json: the name of its row, and the format of its values.
+_COLUMN_CHARACTERS, _PRINTED_KEYS, _PAGE_KEYS = 40, 40, 100
+# By key of result.json: the name of the row, and the function that formats its values.
 _SUMMARY_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "baseline": ("baseline", number),
     "parameters": ("parameters", count),
@@ -265,14 +276,14 @@ _SUMMARY_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:
-    def order(run: RunFiles) -> tuple[bool, str, float]:
+    def sort_key(run: RunFiles) -> tuple[bool, str, float]:
         value, metric = run.result.get("value"), str(run.result.get("metric"))
         if not isinstance(value, (int, float)):
             return True, metric, 0.0
         return False, metric, value if lower_is_better(metric) else -value
 
     rows: list[list[object]] = []
-    for run in sorted(runs, key=order):
+    for run in sorted(runs, key=sort_key):
         result, rate = run.result, run.result.get("tokens_per_second")
         values = [result.get("value") if result.get("metric") == metric else None for metric in metrics]
         values += [run.baseline.get("value"), *(result.get(key) for key in ("steps", "tokens", "seconds"))]
@@ -285,4 +296,4 @@ def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:
 def _changed_html(comparison: RunComparison) -> str:
     if not comparison.keys:
         return html.paragraph("The configurations are equal.")
-    return html.table(["key", *(run.name for run in comparison.runs)], comparison.settings(100))
+    return html.table(["key", *(run.name for run in comparison.runs)], comparison.settings(_PAGE_KEYS))

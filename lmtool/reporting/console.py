@@ -19,15 +19,16 @@ from lmtool.reporting.text import cells, clock, duration, is_number, number, pla
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import safe_line
 
-_LINE_SECONDS = 30.0  # between plain lines
-_BAR_CELLS, _REDRAW_SECONDS = 24, 0.1
+# Minimum seconds between two plain lines, and between two drawings of the bar.
+_LINE_SECONDS, _REDRAW_SECONDS = 30.0, 0.1
+_BAR_CELLS = 24
 
 
 class StageProgress:
     """The progress of one stage at a time.
 
-    draw: replaces the bar's text, or clears it (None); None without a terminal. line: writes a line. now: a clock in
-    seconds.
+    draw: replaces the text of the bar, or clears the bar if the text is None; None without a terminal. line: writes a
+    line. now: a clock in seconds.
     """
 
     def __init__(
@@ -38,25 +39,27 @@ class StageProgress:
     ):
         self._draw, self._line, self._now = draw, line, now
         self._stage: str | None = None
-        self._began = self._shown = 0.0
-        self._first = 0
+        self._start_time = self._last_shown = 0.0
+        self._first_done = 0
 
     def show(self, stage: str, done: int, total: int, rate: str) -> None:
         """Shows that `done` of `total` units are finished. rate: the speed as text."""
         now = self._now()
         if stage != self._stage:
-            self._stage, self._began, self._shown, self._first = stage, now, now, done
+            self._stage, self._start_time, self._last_shown, self._first_done = stage, now, now, done
         seconds_left = (
-            (now - self._began) * (total - done) / max(done - self._first, 1) if done > self._first else float("nan")
+            (now - self._start_time) * (total - done) / max(done - self._first_done, 1)
+            if done > self._first_done
+            else float("nan")
         )
         if self._draw is None:
-            if now - self._shown >= _LINE_SECONDS and done < total:
-                self._shown = now
+            if now - self._last_shown >= _LINE_SECONDS and done < total:
+                self._last_shown = now
                 self._line(f"{stage}: {done / total:.0%}, {rate}, about {duration(seconds_left)} left")
         elif done >= total:
             self._draw(None)
-        elif now - self._shown >= _REDRAW_SECONDS or done == self._first:
-            self._shown = now
+        elif now - self._last_shown >= _REDRAW_SECONDS or done == self._first_done:
+            self._last_shown = now
             filled = round(_BAR_CELLS * done / total)
             columns = shutil.get_terminal_size((100, 24)).columns
             blocks = f"{'#' * filled:.<{_BAR_CELLS}}"
@@ -76,7 +79,7 @@ class SafeStream:
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        self.gone = False
+        self.closed = False
 
     @property
     def encoding(self) -> str:
@@ -89,28 +92,28 @@ class SafeStream:
         return self.stream.fileno()
 
     def write(self, text: str) -> int:
-        if self.gone:
+        if self.closed:
             return len(text)
         try:
             self.stream.write(text)
         except UnicodeEncodeError:
-            narrow = text.translate(_ASCII).encode(self.encoding, "replace").decode(self.encoding)
-            return self.write(narrow)
+            shown_text = text.translate(_ASCII).encode(self.encoding, "replace").decode(self.encoding)
+            return self.write(shown_text)
         except (OSError, ValueError):
-            self._lose()
+            self._drop_output()
         return len(text)
 
     def flush(self) -> None:
-        if self.gone:
+        if self.closed:
             return
         try:
             self.stream.flush()
         except (OSError, ValueError):
-            self._lose()
+            self._drop_output()
 
-    def _lose(self) -> None:
+    def _drop_output(self) -> None:
         """Drops all further output: after EPIPE, EIO of a closed terminal, a full disk or a closed file."""
-        self.gone = True
+        self.closed = True
         if self.stream is not sys.stdout:
             return
         try:
@@ -124,7 +127,8 @@ class SafeStream:
 class Output:
     """Writes lines to a stream, and the same lines without styles to a log file.
 
-    stream: None for standard output. log: receives each plain line; None for no log file.
+    stream: None for standard output. log: receives each plain line; None for no log file. live: whether the stream is
+    a terminal that can show styles and a bar.
     """
 
     def __init__(self, stream: TextIO | None = None, log: Callable[[str], object] | None = None):
@@ -134,7 +138,7 @@ class Output:
         self._console: Console | None = None
         self._stages: set[str] = set()
         self._progress = StageProgress(self._draw if self.live else None, self.line)
-        self._drawn = False
+        self._bar_is_drawn = False
 
     @property
     def console(self) -> Console:
@@ -148,7 +152,7 @@ class Output:
     def line(self, text: str = "", style: str | None = None) -> None:
         """Writes one line; control characters in the text are escaped."""
         text = safe_line(text)
-        if self._drawn:
+        if self._bar_is_drawn:
             self._draw(None)
         if self.live:
             from rich.text import Text
@@ -185,7 +189,7 @@ class Output:
         """Replaces the transient last line of the terminal; None clears it."""
         self.stream.write(f"\r\x1b[2K{safe_line(text or '')}\r")
         self.stream.flush()
-        self._drawn = text is not None
+        self._bar_is_drawn = text is not None
 
     @contextmanager
     def bar(self, stage: str) -> Iterator[Callable[[int, int], None]]:
@@ -219,14 +223,14 @@ class Output:
         indent = max((cells(label) for label, _ in rows), default=0) + 3
         width = max(self.columns, indent + 30) if self.live or highlights is not None else 10**6
         for label, text in rows:
-            for index, piece in enumerate(wrap(text, width - indent)):
-                first = label if index == 0 else ""
-                head = f" {first}{' ' * (indent - 1 - cells(first))}"
+            for index, line in enumerate(wrap(text, width - indent)):
+                shown_label = label if index == 0 else ""
+                padded_label = f" {shown_label}{' ' * (indent - 1 - cells(shown_label))}"
                 if self.live:
-                    self._styled_row(head, piece, highlights or {})
+                    self._styled_row(padded_label, line, highlights or {})
                 else:
-                    self.stream.write(f"{head}{piece}".rstrip() + "\n")
-                self._write_log(f"{head}{piece}".rstrip())
+                    self.stream.write(f"{padded_label}{line}".rstrip() + "\n")
+                self._write_log(f"{padded_label}{line}".rstrip())
         self.stream.flush()
 
     def table(
@@ -244,16 +248,16 @@ class Output:
             rich_table.add_row(*(Text(safe_line(cell)) for cell in row), style="bold green" if index == best else "")
         self.console.print(rich_table)
 
-    def _styled_row(self, head: str, piece: str, highlights: Mapping[str, str]) -> None:
+    def _styled_row(self, label: str, text: str, highlights: Mapping[str, str]) -> None:
         from rich.text import Text
 
-        body = Text(piece, style="not dim")
+        styled_text = Text(text, style="not dim")
         for pattern, style in highlights.items():
-            body.highlight_regex(pattern, style)
-        self.console.print(Text(head, style="dim").append_text(body))
+            styled_text.highlight_regex(pattern, style)
+        self.console.print(Text(label, style="dim").append_text(styled_text))
 
 
-_CELL = 120
+_CELL_CHARACTERS = 120
 _MIN_FIRST_COLUMN = 16
 
 
@@ -263,7 +267,7 @@ def cell(value: object) -> str:
         return ""
     if is_number(value):
         return number(value)
-    return plain(masked(str(value)), _CELL)
+    return plain(masked(str(value)), _CELL_CHARACTERS)
 
 
 def _numeric(column: Sequence[object]) -> bool:
@@ -282,28 +286,28 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns
         widths[0] = min(widths[0], max(columns - sum(widths[1:]) - 2 * len(widths[1:]), _MIN_FIRST_COLUMN))
     right = [_numeric([row[index] for row in rows]) for index in range(len(header))]
 
-    def line(cells: Sequence[str]) -> str:
+    def line(row: Sequence[str]) -> str:
         aligned = (
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(cells, widths, right, strict=True)
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(row, widths, right, strict=True)
         )
         return "  ".join(aligned).rstrip()
 
     return [
-        line([plain(name, _CELL) for name in header]),
+        line([plain(name, _CELL_CHARACTERS) for name in header]),
         "  ".join("-" * width for width in widths),
-        *(line(cells) for row in texts for cells in _wrapped_row(row, widths[0])),
+        *(line(wrapped) for row in texts for wrapped in _wrapped_row(row, widths[0])),
     ]
 
 
 def _wrapped_row(row: Sequence[str], width: int) -> list[list[str]]:
-    """Returns a row on as many lines as its wrapped first cell needs; continuations are indented."""
-    first, *rest_cells = row
+    """Returns the row as one row of cells per line of its wrapped first cell; continuation lines are indented."""
+    first, *other_cells = row
     if len(first) <= width:
         return [list(row)]
-    start, *rest = wrap(first, width)
-    rest = wrap(" ".join(rest), width - 2)
-    return [[start, *rest_cells], *([f"  {text}", *[""] * len(rest_cells)] for text in rest)]
+    first_line, *other_lines = wrap(first, width)
+    other_lines = wrap(" ".join(other_lines), width - 2)
+    return [[first_line, *other_cells], *([f"  {text}", *[""] * len(other_cells)] for text in other_lines)]
 
 
 def print_table(
@@ -322,6 +326,11 @@ def print_table(
             output.line(line)
         return
     right = [_numeric([row[index] for row in rows]) for index in range(len(header))]
-    output.table([plain(name, _CELL) for name in header], [[cell(value) for value in row] for row in rows], right, best)
+    output.table(
+        [plain(name, _CELL_CHARACTERS) for name in header],
+        [[cell(value) for value in row] for row in rows],
+        right,
+        best,
+    )
     for line in lines:
         output.log(line)

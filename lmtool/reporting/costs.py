@@ -20,7 +20,8 @@ _UNITS = {"max_steps": "step", "max_epochs": "epoch", "max_tokens": "token", "ma
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """A phase of a run. overrides: its changed keys. share: fraction of the budget. first, last: its steps."""
+    """A phase of a run. overrides: the keys that it changes. share: fraction of the budget. first, last: its first and
+    last step."""
 
     overrides: str
     share: float
@@ -41,11 +42,12 @@ class RunPlan:
     """The cost of a run. FLOPs count training (forward and backward); memory and time are estimates. For a run in
     phases, numbers per step are means, and the memory is the maximum over phases.
 
-    memory_bytes: per device, by part. capacity_bytes: memory of a device; None if unknown. step_seconds: lower and
-    upper estimate; None if unknown. time_source: source of that estimate. evaluations: number of evaluations, each of
-    evaluation_tokens (0 if unknown). budgets: the budgets by key. ends_by: the key of the budget that ends the run.
-    epochs: passes over the training data; None if unknown. epoch_text: explains an epoch. advice: overrides that make
-    the run fit, with the memory each needs. warnings: settings without effect.
+    memory_bytes: per device, by part. capacity_bytes: memory of a device; None if unknown. store_bytes: size of the
+    token store; None without one. shared_bytes: size of the plan of an epoch, on each machine. step_seconds: lower and
+    upper estimate; None if unknown. time_source: source of that estimate. evaluations: number of evaluations.
+    evaluation_tokens: the tokens of each; 0 if unknown. budgets: the budgets by key. ends_by: the key of the budget
+    that ends the run. epochs: passes over the training data; None if unknown. epoch_text: explains an epoch. advice:
+    overrides that make the run fit, with the memory each needs. warnings: settings without effect.
     """
 
     parameters: dict[str, int]
@@ -86,13 +88,13 @@ class RunPlan:
     @property
     def ends_text(self) -> str:
         """The budget that ends the run, and the budgets that would end it later."""
-        other_budgets = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
-        estimated = ", estimated" if other_budgets and "max_minutes" in self.budgets else ""
-        before = f"{estimated} before {', '.join(other_budgets)}" if other_budgets else ""
+        others = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
+        estimated = ", estimated" if others and "max_minutes" in self.budgets else ""
+        later_budgets = f"{estimated} before {', '.join(others)}" if others else ""
         amount = self.budgets[self.ends_by]
         unit = _UNITS.get(self.ends_by)
         amount_text = flops(amount) if unit is None else f"{count(amount)} {plural(amount, unit)}"
-        return f"after {amount_text} ({self.ends_by}){before}"
+        return f"after {amount_text} ({self.ends_by}){later_budgets}"
 
     @property
     def flops_per_step(self) -> float:
@@ -198,12 +200,12 @@ def _disk_text(plan: RunPlan) -> str:
 
 _HOST, _DATA = "host", "data"
 # The order of the rows; other parts come after these, before the optimizer.
-_FIRST = (
+_FIRST_PARTS = (
     "embedding", "attention: projections", "attention: scores", "cross-attention: projections",
     "cross-attention: scores", "feed-forward", "norms, dropout, residuals", "adapters and prefixes", "layers, compiled",
     "batch layout", "head", "loss",
 )  # fmt: skip
-_LAST = ("optimizer: clip", "optimizer: step", "optimizer: zeroing", _DATA, "other", _HOST)
+_LAST_PARTS = ("optimizer: clip", "optimizer: step", "optimizer: zeroing", _DATA, "other", _HOST)
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,8 @@ class StepProfile:
 
     milliseconds: the time per step with the profiler. unprofiled_milliseconds: the same steps without it, with data
     preloaded. parts: by name, milliseconds `forward`, `backward` and `host` (Python between the part's operators,
-    included in the row `host`), and operator `calls`. products_*: matrix products. product_rate: FLOP/s of the device.
+    included in the row `host`), and operator `calls`. products_milliseconds, products_flops: of the
+    matrix products. product_rate: FLOP/s of the device in large square matrix products.
     tokens, micro_batches: per step. metadata: the metadata of the run's configuration and data.
     """
 
@@ -251,7 +254,7 @@ def print_profile(output: Output, profile: StepProfile, heading: str) -> None:
             f"{row['host']:.2f}" if name != _HOST else "", f"{row['calls']:,.0f}",
         ]
         for name, row in sorted(profile.parts.items(), key=lambda item: _order(item[0]))
-        if row["forward"] + row["backward"] >= 0.005 or row["calls"] >= 1
+        if row["forward"] + row["backward"] >= 0.005 or row["calls"] >= 1  # others would show only zeros
     ]  # fmt: skip
     total = ["step", "", "", f"{profile.milliseconds:.2f}", "100.0%", "", f"{profile.calls:,.0f}"]
     header = ["part", "forward ms", "backward ms", "ms", "share", "host ms", "calls"]
@@ -274,9 +277,9 @@ def print_profile(output: Output, profile: StepProfile, heading: str) -> None:
 
 
 def _order(name: str) -> tuple[int, str]:
-    if name in _FIRST:
-        return _FIRST.index(name), ""
-    return (100 + _LAST.index(name), "") if name in _LAST else (50, name)
+    if name in _FIRST_PARTS:
+        return _FIRST_PARTS.index(name), ""
+    return (100 + _LAST_PARTS.index(name), "") if name in _LAST_PARTS else (50, name)
 
 
 def _products(profile: StepProfile) -> str:
@@ -287,16 +290,16 @@ def _products(profile: StepProfile) -> str:
         text += f", at {measured_rate / 1e9:,.0f} GFLOP/s"
         if profile.product_rate:
             step_rate = profile.products_flops / profile.unprofiled_milliseconds * 1000
-            fraction, of_step = (percent(rate / profile.product_rate) for rate in (measured_rate, step_rate))
+            products_share, step_share = (percent(rate / profile.product_rate) for rate in (measured_rate, step_rate))
             text += (
-                f" = {fraction} of the {profile.product_rate / 1e9:,.0f} of large square {profile.precision} products"
+                f" = {products_share} of the {profile.product_rate / 1e9:,.0f} GFLOP/s of large square "
+                f"{profile.precision} products on this device; the whole step, unprofiled, reaches {step_share}"
             )
-            text += f" here; the step, unprofiled, at {of_step}"
     return text
 
 
 def remarks(profile: StepProfile) -> Iterator[str]:
-    """Returns remarks about unusual times, each with the override that changes them if there is one."""
+    """Yields remarks about unusual times, each with the override that helps, if there is one."""
     metadata, cuda = profile.metadata, profile.device.startswith("cuda")
     scores, host, head = profile.share("attention: scores"), profile.share(_HOST), profile.share("head", "loss")
     if profile.precision == "fp32" and metadata.get("native_bf16"):
@@ -309,18 +312,22 @@ def remarks(profile: StepProfile) -> Iterator[str]:
             "the recipe"
         )
     if host > 0.15:
-        short = 1000 * (1 - host) * profile.milliseconds / max(profile.calls, 1)
-        more = ", or compile=true" if cuda and not metadata.get("compiled") else ""
-        waits = "the device waits for Python" if cuda else f"{count(round(profile.calls))} calls of {short:.0f} us"
+        call_microseconds = 1000 * (1 - host) * profile.milliseconds / max(profile.calls, 1)
+        compile_advice = ", or set compile=true" if cuda and not metadata.get("compiled") else ""
+        cause = (
+            "the device waits for Python"
+            if cuda
+            else f"{count(round(profile.calls))} calls of {call_microseconds:.0f} us"
+        )
         yield (
-            f"{percent(host)} is Python and operator launches, profiler overhead included ({waits}): "
-            f"{_larger(metadata)}{more}"
+            f"{percent(host)} is Python and operator launches, profiler overhead included ({cause}): "
+            f"{_larger_batch(metadata)}{compile_advice}"
         )
     optimizer = profile.share("optimizer:")
     if optimizer > 0.15:
         yield (
             f"the optimizer takes {percent(optimizer)}, whatever the number of tokens, and a step has "
-            f"{count(round(profile.tokens))}: {_larger(metadata)}, with a learning rate to match"
+            f"{count(round(profile.tokens))}: {_larger_batch(metadata)}, with a learning rate to match"
         )
     if head > 0.25:
         rows = f"{metadata['vocab_size']:,}"
@@ -329,16 +336,17 @@ def remarks(profile: StepProfile) -> Iterator[str]:
         yield f"waiting for data takes {percent(profile.share(_DATA))} of the step: the loader is too slow"
     if profile.micro_batches > 1:
         yield (
-            f"a step is {profile.micro_batches:.3g} micro-batches: a larger micro_batch_tokens="
-            f"{metadata.get('micro_batch_tokens')} has fewer and larger matrix products, but needs more memory"
+            f"a step is {profile.micro_batches:.3g} micro-batches: a micro_batch_tokens above "
+            f"{metadata.get('micro_batch_tokens')} gives fewer and larger matrix products, but needs more memory"
         )
     if metadata.get("gradient_checkpointing"):
         yield "layers are recomputed in the backward pass: set gradient_checkpointing=false if memory allows"
-    avoided = metadata.get("padding_avoided")
-    if avoided:
-        yield f"packing avoids {percent(avoided)} padding"
+    avoided_padding = metadata.get("padding_avoided")
+    if avoided_padding:
+        yield f"packing avoids {percent(avoided_padding)} padding"
 
 
-def _larger(metadata: JsonObject) -> str:
+def _larger_batch(metadata: JsonObject) -> str:
+    """Returns the advice to take larger steps."""
     key = "batch_tokens" if metadata.get("batch_tokens") else "batch_examples"
-    return f"larger steps are cheaper, {key}={metadata.get(key)} now"
+    return f"raise {key} above {metadata.get(key)}"

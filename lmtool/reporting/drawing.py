@@ -37,36 +37,37 @@ STYLE: dict[Any, object] = {
     "xtick.labelcolor": QUIET, "ytick.labelcolor": QUIET,
     "svg.fonttype": "none", "svg.hashsalt": "lmtool", "path.simplify": True, "text.parse_math": False,
 }  # fmt: skip
-POINTS = 1500
-FEW = 20
+MAX_POINTS = 1500
+"""Maximum number of points of a line."""
+MIN_LINE_POINTS = 20
 """Fewer logged steps than this are drawn as points, since a line would suggest values between them."""
 
-# Figure widths in inches, for the full page and for a phone.
+# Widths in inches: of a figure on a full page and on a phone, and the minimum of a small plot.
 WIDE, NARROW = 7.2, 3.7
-_PANEL = 1.8
+_SMALL_PLOT_WIDTH = 1.8
 
 
-def blank(width: float, height: float) -> Figure:
+def blank_figure(width: float, height: float) -> Figure:
     """Returns an empty transparent figure. width, height: the size in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
     return figure
 
 
-def single(width: float, height: float) -> tuple[Figure, Axes]:
+def single_plot(width: float, height: float) -> tuple[Figure, Axes]:
     """Returns a transparent figure with one plot. width, height: in inches."""
-    figure = blank(width, height)
+    figure = blank_figure(width, height)
     axes = figure.add_subplot()
     axes.patch.set_alpha(0)
     return figure, axes
 
 
-def step_plots(names: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
+def small_plots(names: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
     """Returns a figure of small plots over steps, as many in a row as fit. names: titles of the plots. width: in
     inches."""
-    columns = max(1, min(len(names), int(width / _PANEL)))
+    columns = max(1, min(len(names), int(width / _SMALL_PLOT_WIDTH)))
     rows = -(-len(names) // columns)
-    figure = blank(width, 1.75 * rows)
+    figure = blank_figure(width, 1.75 * rows)
     plots = [figure.add_subplot(rows, columns, index) for index in range(1, len(names) + 1)]
     for axes, name in zip(plots, names, strict=True):
         tidy(axes)
@@ -85,12 +86,12 @@ def tidy(axes: Axes, unit: str = "step") -> None:
     axes.margins(x=0.03)  # so that points at the ends are not clipped
 
 
-def baseline_line(axes: Axes, value: float) -> None:
+def draw_baseline(axes: Axes, value: float) -> None:
     """Draws a dashed horizontal line at the value of a baseline."""
     axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
 
 
-def mark(axes: Axes, steps: Sequence[int], name: str = "") -> None:
+def mark_steps(axes: Axes, steps: Sequence[int], name: str = "") -> None:
     """Draws a thin vertical line before each of these steps, numbered from 2 if `name` is given."""
     for number, step in enumerate(steps, 2):
         axes.axvline(step - 0.5, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
@@ -114,19 +115,19 @@ def smooth(values: Sequence[float]) -> list[float]:
     return smoothed
 
 
-def logged_steps(axes: Axes, steps: list[int], values: list[float], color: str, width: float) -> None:
-    """Plots the values of logged steps: a line, or points and their number if there are fewer than FEW."""
-    if len(steps) >= FEW:
+def plot_logged_steps(axes: Axes, steps: list[int], values: list[float], color: str, width: float) -> None:
+    """Plots the values of logged steps: a line, or points and their number if there are fewer than MIN_LINE_POINTS."""
+    if len(steps) >= MIN_LINE_POINTS:
         axes.plot(*thin(steps, values), color=color, linewidth=width)
         return
     axes.plot(steps, values, color=color, linewidth=0, marker="o", markersize=3, clip_on=False)
     axes.set_xlabel(f"step ({counted(len(steps), 'logged row')})")
 
 
-def smoothed_steps(axes: Axes, steps: list[int], values: list[float], width: float) -> None:
-    """Plots a training loss: each logged step and, unless there are few, the running mean."""
-    if len(steps) < FEW:
-        logged_steps(axes, steps, values, TRAIN, width)
+def plot_smoothed_steps(axes: Axes, steps: list[int], values: list[float], width: float) -> None:
+    """Plots a training loss: each logged step and, from MIN_LINE_POINTS steps on, the running mean."""
+    if len(steps) < MIN_LINE_POINTS:
+        plot_logged_steps(axes, steps, values, TRAIN, width)
         return
     axes.plot(*thin(steps, values), color=TRAIN, linewidth=0.7, alpha=0.55)
     axes.plot(*thin(steps, smooth(values)), color=TRAIN, linewidth=width)
@@ -151,14 +152,15 @@ def label_ends(axes: Axes, x: float, labels: Iterable[tuple[float, str, str]], g
 
 
 def thin(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
-    """Returns at most POINTS evenly spaced points of a line."""
-    stride = -(-len(steps) // POINTS)
+    """Returns at most MAX_POINTS evenly spaced points of a line."""
+    stride = -(-len(steps) // MAX_POINTS)
     return steps[::stride] if stride else steps, values[::stride] if stride else values
 
 
-def focus(axes: Axes, values: Sequence[float], loss: bool) -> None:
-    """Limits the y axis so that high first losses and outliers do not flatten the curve."""
-    if len(values) < 20 or not loss:
+def focus(axes: Axes, values: Sequence[float], *, cut_high: bool) -> None:
+    """Limits the y axis so that high first losses and outliers do not flatten the curve. cut_high: whether high values
+    may be cut off; if not, the axis is unchanged."""
+    if len(values) < 20 or not cut_high:
         return
     ordered = sorted(values)
     low, high = ordered[0], ordered[int(0.97 * (len(ordered) - 1))]
@@ -188,8 +190,8 @@ def svg(figure: Figure) -> str:
         text = text.replace(color, variable)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     width, height = (72 * inches for inches in figure.get_size_inches())
-    head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" style="max-width: {_SCALE * width:.0f}px">'
-    return head + text[text.index(">") + 1 :]
+    opening_tag = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" style="max-width: {_SCALE * width:.0f}px">'
+    return opening_tag + text[text.index(">") + 1 :]
 
 
 def svgs(figure: Figure) -> tuple[str, str]:

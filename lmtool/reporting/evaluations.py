@@ -20,32 +20,32 @@ from lmtool.system.terminal import counted
 
 # `lmtool evaluate` on a task: scores with intervals, classes, calibration, the hardest rows.
 
-_HARDEST, _CLASSES = 3, 40
-# Characters of a label's name.
-_NAME = 40
+_PRINTED_ROWS, _PRINTED_CLASSES = 3, 40
+# Maximum characters of a label.
+_LABEL_CHARACTERS = 40
 
 
-def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMapping, constant: JsonMapping) -> None:
+def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMapping, baseline: JsonMapping) -> None:
     """Prints the scores of one split.
 
     Args:
         output: where to print.
         title: the checkpoint and the task.
         split: name of the split.
-        evaluation: from `lmtool.tasks.analysis.analysis`.
-        constant: `name` and `metrics` of the baseline.
+        evaluation: the result of `lmtool.tasks.analysis.analysis`.
+        baseline: `name` and `metrics` of the baseline.
     """
-    baseline_metrics = constant.get("metrics", {})
+    baseline_metrics = baseline.get("metrics", {})
     rows: list[list[object]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
     for name, score in evaluation["metrics"].items():
-        baseline = f"{baseline_metrics[name]:.4f}" if name in baseline_metrics else ""
-        rows.append([name, f"{score['value']:.4f}", between(score), baseline])
+        baseline_value = f"{baseline_metrics[name]:.4f}" if name in baseline_metrics else ""
+        rows.append([name, f"{score['value']:.4f}", interval_text(score), baseline_value])
     if "calibration_error" in evaluation:
         rows.append(["calibration error", f"{evaluation['calibration_error']:.4f}", "", ""])
-    headings = ["metric", "value", "95% interval", str(constant.get("name", ""))]
+    headings = ["metric", "value", "95% interval", str(baseline.get("name", ""))]
     print_table(output, headings, rows, heading=f"{title} · {split} · n = {evaluation['n']:,}")
     classes = evaluation.get("classes", {})
-    if 0 < len(classes) <= _CLASSES:
+    if 0 < len(classes) <= _PRINTED_CLASSES:
         output.line()
         table = [
             [
@@ -55,24 +55,24 @@ def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMap
                 f"{class_scores['f1']:.4f}",
                 class_scores["support"],
             ]
-            for name, class_scores in zip(shorten(classes, _NAME), classes.values(), strict=True)
+            for name, class_scores in zip(shorten(classes, _LABEL_CHARACTERS), classes.values(), strict=True)
         ]
         print_table(output, ["class", "precision", "recall", "F1", "n"], table)
     elif classes:
         output.line(f"{len(classes)} classes: precision, recall and F1 of each with report=FOLDER")
-    hardest = evaluation["hardest"][:_HARDEST]
+    hardest = evaluation["hardest"][:_PRINTED_ROWS]
     if hardest:
         output.line()
         output.line("hardest:")
     for row in hardest:
-        text = " | ".join(plain(_join(row[name]), 100) for name in row if name not in _NOT_TEXT)
-        gold, prediction = shorten([_join(row.get("gold")), _join(row["prediction"])], _NAME)
+        text = " | ".join(plain(_join(row[name]), 100) for name in row if name not in _NOT_TEXT_KEYS)
+        gold, prediction = shorten([_join(row.get("gold")), _join(row["prediction"])], _LABEL_CHARACTERS)
         output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
     for warning in evaluation["warnings"]:
         output.line(f"warning: {split}: {warning}", "yellow")
 
 
-_NOT_TEXT = (
+_NOT_TEXT_KEYS = (
     "id", "gold", "prediction", "score", "loss", "probabilities", "start", "end", "null_difference", "n_best",
 )  # fmt: skip
 
@@ -84,7 +84,7 @@ def _join(value: object) -> object:
 
 
 def print_difference(
-    output: Output, first: str, second: str, scores: Mapping[str, float], gap: Mapping[str, Mapping[str, float]]
+    output: Output, first: str, second: str, scores: Mapping[str, float], differences: Mapping[str, Mapping[str, float]]
 ) -> None:
     """Prints the difference of two systems on the same rows.
 
@@ -93,46 +93,46 @@ def print_difference(
         first: name of the first system.
         second: name of the second system.
         scores: the first system's scores by metric.
-        gap: first minus second, with its interval, by metric.
+        differences: the first score minus the second, with its interval, by metric.
     """
     rows = [
         [
             name, f"{scores[name]:.4f}", f"{scores[name] - statistics['value']:.4f}", f"{statistics['value']:+.4f}",
-            between(statistics, "+"), "yes" if is_significant(statistics) else "no",
+            interval_text(statistics, "+"), "yes" if is_significant(statistics) else "no",
         ]
-        for name, statistics in gap.items()
+        for name, statistics in differences.items()
     ]  # fmt: skip
     output.line()
     headings = ["metric", "first", "second", "difference", "95% interval", "significant"]
     print_table(output, headings, rows, heading=f"{first} minus {second}, the same rows resampled for both")
 
 
-def between(score: Mapping[str, float], sign: str = "") -> str:
+def interval_text(score: Mapping[str, float], sign: str = "") -> str:
     """Returns the interval of a score as text. sign: "+" for an explicit sign of positive numbers."""
     return f"{score['low']:{sign}.4f} to {score['high']:{sign}.4f}"
 
 
-def is_significant(gap: Mapping[str, float]) -> bool:
+def is_significant(difference: Mapping[str, float]) -> bool:
     """Whether the interval of a difference excludes 0."""
-    return gap["low"] > 0 or gap["high"] < 0
+    return difference["low"] > 0 or difference["high"] < 0
 
 
 def write_evaluation(folder: Path, details: JsonMapping) -> None:
     """Writes evaluation.json and plots/SPLIT_*.png to a folder. Raises UserError if that fails."""
-    with _writing(folder, "report"):
+    with _output_folder(folder, "report"):
         replace_text(folder / "evaluation.json", to_json(masked_data(dict(details))) + "\n")
         for split, evaluation in details["splits"].items():
             _draw(folder / "plots", split, evaluation)
 
 
 @contextmanager
-def _writing(folder: Path, key: str) -> Iterator[None]:
-    """Creates the folder, and turns an OSError into a UserError. key: names the folder on the command line."""
+def _output_folder(folder: Path, key: str) -> Iterator[None]:
+    """Creates the folder, and turns an OSError of the body into a UserError. key: the key that sets the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise UserError(f"{key}={folder}: {error.strerror}", f"set another {key}=") from error
+        raise UserError(f"{key}={folder} cannot be written: {error.strerror}", f"set another {key}=") from error
 
 
 def _draw(folder: Path, split: str, evaluation: JsonMapping) -> None:
@@ -140,14 +140,14 @@ def _draw(folder: Path, split: str, evaluation: JsonMapping) -> None:
     from lmtool.reporting import drawing, heat_maps, plots
 
     if "confusion" in evaluation:
-        figure = heat_maps.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
+        figure = heat_maps.confusion_figure(*_most_frequent(evaluation["labels"], evaluation["confusion"]))
         drawing.write_png(figure, real_folder(folder) / f"{split}_confusion.png")
     if "bins" in evaluation:
         figure = plots.calibration_figure(evaluation["bins"])
         drawing.write_png(figure, real_folder(folder) / f"{split}_calibration.png")
 
 
-def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
+def _most_frequent(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
     """Returns the confusion matrix of the most frequent gold classes, in their original order."""
     indices = sorted(sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit])
     return [labels[row] for row in indices], [[counts[row][column] for column in indices] for row in indices]
@@ -155,7 +155,7 @@ def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> t
 
 # `lmtool evaluate shots=`: scores over several samples of demonstrations, and a constant baseline.
 
-_LINES, _WIDTH = 12, 100
+_PROMPT_LINES, _LINE_CHARACTERS = 12, 100
 
 
 def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping, prompt: str) -> None:
@@ -165,8 +165,8 @@ def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping,
         output: where to print.
         title: the checkpoint, the task and the split.
         shots: number of demonstrations.
-        summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings` from `lmtool.session.evaluation`.
-        prompt: the first prompt, of which the end is printed.
+        summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept` and `warnings` from `lmtool.session.evaluation`.
+        prompt: the first prompt; its last lines are printed.
     """
     metrics, baseline = summary["metrics"], summary["baseline"]
     sample_count = len(next(iter(metrics.values()))["draws"])
@@ -179,17 +179,17 @@ def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping,
     heading = f"{title} · {counted(shots, 'shot')} · n = {summary['n']:,} · {samples}"
     print_table(output, ["metric", "mean", "standard deviation", "draws", str(baseline["name"])], rows, heading=heading)
     lines = prompt.split("\n")
-    output.line("the first prompt ends:" if len(lines) > _LINES else "the first prompt:")
-    for line in lines[-_LINES:]:
-        output.line(f"  {plain(line, _WIDTH)}", "dim")
+    output.line("the first prompt ends:" if len(lines) > _PROMPT_LINES else "the first prompt:")
+    for line in lines[-_PROMPT_LINES:]:
+        output.line(f"  {plain(line, _LINE_CHARACTERS)}", "dim")
     if summary["cut"]:
         output.line(
             f"warning: {summary['cut']:,} of {summary['questions']:,} prompts are too long for {shots} demonstrations; "
-            f"the oldest were left out, {summary['kept']:.1f} remain on average; raise max_length=",
+            f"the first ones were left out, and {summary['kept']:.1f} remain on average; raise max_length=",
             "yellow",
         )
     for warning in summary["warnings"]:
-        output.line(f"warning: {plain(warning, 2 * _WIDTH)}", "yellow")
+        output.line(f"warning: {plain(warning, 2 * _LINE_CHARACTERS)}", "yellow")
 
 
 # `lmtool probe`: accuracy by layer, with random weights and the most frequent class as baselines.
@@ -207,18 +207,18 @@ def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[
     """Returns the heading and the rows of a checkpoint's table."""
 
     def text(score: Accuracy) -> str:
-        # The error is 0 if all predictions are right, or all wrong, which says nothing about other texts.
+        # An error of 0 means that all predictions are right, or all wrong; it says nothing about other texts.
         error = score["standard_error"]
         return f"{score['accuracy']:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) and error else "")
 
     # The error is unknown if all targets are in one text.
-    measured = (
+    measure = (
         "accuracy ± standard error"
         if math.isfinite(probes["majority"]["standard_error"])
-        else ("accuracy, without a standard error because the test set is a single text")
+        else "accuracy, without a standard error because the test set is a single text"
     )
     heading = (
-        f"{probes['checkpoint']} · {target} · {measured} · n = {probes['n']:,}, "
+        f"{probes['checkpoint']} · {target} · {measure} · n = {probes['n']:,}, "
         f"{probes['classes']:,} classes, trained on {probes['examples']:,}"
     )
     layers = [(str(row["layer"] or "0 (embedding)"), row["trained"], row["random"]) for row in probes["layers"]]
@@ -237,7 +237,7 @@ def write_probes(folder: Path, target: str, checkpoints: Sequence[CheckpointProb
     body = [f"<h1>{html.escape(target)}</h1>", html.figure(drawing.svg(figure))]
     body += [html.paragraph(heading) + html.table(_HEADER, rows) for heading, rows in tables]
     details = {"target": target, **settings, "checkpoints": list(checkpoints)}
-    with _writing(folder, "output"):
+    with _output_folder(folder, "output"):
         replace_text(folder / "probe.json", to_json(masked_data(details)) + "\n")
         drawing.write_png(figure, folder / "probe.png")
         html.write_page(folder / "probe.html", "probes", body)

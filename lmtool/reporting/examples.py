@@ -14,11 +14,11 @@ from lmtool.reporting.html import escape, escape_lines, table
 from lmtool.reporting.scores import as_number
 from lmtool.reporting.text import number, percent, plain, shorten
 
-EXAMPLES_EACH = 4
-SAMPLES = 6
-_TOKENS = 300
-_CHARACTERS = 1200
-_KNOWN = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
+_EXAMPLES_PER_GROUP = 4
+_SAMPLES_PER_GROUP = 6
+_MAX_TOKENS = 300
+_MAX_CHARACTERS = 1200
+_KNOWN_KEYS = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
 _MASKED_LEGEND = (
     "Green: right. Rust: the model's word, with the truth struck out. Below each text: the truth and the top guesses."
 )
@@ -26,15 +26,15 @@ _DETECTED_LEGEND = (
     "Green: replaced and detected. Rust: replaced and missed, or, with a question mark, an original token flagged as "
     "replaced. Struck out: the original token."
 )
-_CLOSING = set(".,;:!?)]}%'’”")
+_CLOSING_PUNCTUATION = set(".,;:!?)]}%'’”")
 
 
 @dataclass
 class PredictionSummary:
     """Counts and sampled rows from one pass over the predictions of a task.
 
-    rows: predictions by split. pairs: (gold, predicted) label counts. gold, predicted: the values of a regression.
-    right, wrong, surprising: chosen rows.
+    rows: number of predictions by split. pairs: counts of (gold, predicted) labels. gold, predicted: the values of a
+    regression. right, wrong, surprising: the rows to show.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -51,21 +51,21 @@ class PredictionSummary:
         return next(iter(self.rows.values()), None)
 
     @property
-    def regression(self) -> bool:
+    def is_regression(self) -> bool:
         return bool(self.gold)
 
     @property
-    def texts(self) -> bool:
+    def predicts_texts(self) -> bool:
         """Whether predictions are texts rather than labels: most gold values occur once."""
         return 2 * len({gold for gold, _ in self.pairs}) > sum(self.pairs.values())
 
     def has_labels(self, classes: Iterable[str]) -> bool:
-        """Whether a confusion matrix makes sense: not for texts, nor for sets of labels, which contain commas. classes:
-        names of the classes, if known."""
+        """Whether a confusion matrix makes sense: not for texts, and not for sets of labels, which contain commas.
+        classes: names of the classes, if known."""
         names = {name for pair in self.pairs for name in pair}
         if names <= {plain(name) for name in classes}:
             return True
-        return not self.texts and not any(name == "" or "," in name for name in names)
+        return not self.predicts_texts and not any(name == "" or "," in name for name in names)
 
     def confusion(self, limit: int = 20) -> tuple[list[str], list[list[int]]]:
         """Returns the most frequent labels and their counts, gold by predicted."""
@@ -78,16 +78,16 @@ class PredictionSummary:
 
 
 class _TopRows:
-    """The EXAMPLES_EACH rows with the largest keys, in constant memory."""
+    """The _EXAMPLES_PER_GROUP rows with the largest keys, in constant memory."""
 
     def __init__(self) -> None:
         self.heap: list[tuple[float, int, JsonObject]] = []
-        self.count = 0
+        self.offered = 0
 
     def offer(self, key: float, row: JsonObject) -> None:
-        self.count += 1  # makes entries with equal keys different, so that rows are never compared
-        entry = (key, -self.count, row)
-        if len(self.heap) < EXAMPLES_EACH:
+        self.offered += 1  # makes entries with equal keys different, so that rows are never compared
+        entry = (key, -self.offered, row)
+        if len(self.heap) < _EXAMPLES_PER_GROUP:
             heapq.heappush(self.heap, entry)
         else:
             heapq.heappushpop(self.heap, entry)
@@ -109,10 +109,10 @@ def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
             right.offer(-abs(gold - predicted), row)
             surprising.offer(abs(gold - predicted), row)
             continue
-        # Each label of a row with many labels counts separately.
-        lists = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
-        labels = zip(row["gold"], row["prediction"], strict=False) if lists else [(row["gold"], row["prediction"])]
-        if lists or not isinstance(row["gold"], list):  # alternative answers to a question are not labels
+        # Each label of a row with several labels counts separately.
+        is_list = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
+        labels = zip(row["gold"], row["prediction"], strict=False) if is_list else [(row["gold"], row["prediction"])]
+        if is_list or not isinstance(row["gold"], list):  # alternative answers to a question are not labels
             summary.pairs.update((plain(label), plain(guess)) for label, guess in labels)
         random_key = zlib.crc32(str(row.get("id", summary.rows)).encode())
         score = as_number(row.get("score"))
@@ -141,26 +141,26 @@ def _is_right(row: JsonMapping) -> bool:
 
 
 def prediction_html(row: JsonMapping) -> str:
-    """Returns one example: its text, gold label, prediction and confidence."""
+    """Returns one example: text, gold label, prediction and confidence."""
     gold, predicted = as_number(row["gold"]), as_number(row["prediction"])
-    regression = gold is not None and predicted is not None
-    right = _is_right(row)
-    kind = "" if regression else "right" if right else "wrong"
+    is_regression = gold is not None and predicted is not None
+    is_right = _is_right(row)
+    css_class = "" if is_regression else "right" if is_right else "wrong"
     if isinstance(row["prediction"], list) and (words := _words(row)) is not None:
-        return _tagged_html(words, row, kind)
-    texts = [value for key, value in row.items() if key not in _KNOWN and isinstance(value, str)]
+        return _tagged_html(words, row, css_class)
+    texts = [value for key, value in row.items() if key not in _KNOWN_KEYS and isinstance(value, str)]
     body = "<br>".join(escape(text, 600) for text in texts[:3])
-    if regression:
+    if is_regression:
         caption = f"gold {number(float(row['gold']))}, predicted {number(float(row['prediction']))}"
     else:
         score = as_number(row.get("score"))
-        sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
-        answers = isinstance(row["gold"], list)
-        answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if answers else row["gold"]
-        nothing = "no answer" if answers else "nothing"
-        gold_name, predicted_name = shorten([answers_text or nothing, row["prediction"] or nothing], 80)
-        caption = f"{predicted_name}{sure}" + ("" if right else f", gold: {gold_name}")
-    return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(caption)}</small></div>'
+        confidence_text = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
+        has_answers = isinstance(row["gold"], list)
+        answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if has_answers else row["gold"]
+        empty_text = "no answer" if has_answers else "nothing"
+        gold_name, predicted_name = shorten([answers_text or empty_text, row["prediction"] or empty_text], 80)
+        caption = f"{predicted_name}{confidence_text}" + ("" if is_right else f", gold: {gold_name}")
+    return f'<div class="example {css_class}">{body}<br><small class="quiet">{escape(caption)}</small></div>'
 
 
 def _words(row: JsonMapping) -> list[object] | None:
@@ -168,14 +168,14 @@ def _words(row: JsonMapping) -> list[object] | None:
     gold, count = row["gold"], len(row["prediction"])
     if not isinstance(gold, list) or len(gold) != count:
         return None
-    lists = (value for key, value in row.items() if key not in _KNOWN and isinstance(value, list))
+    lists = (value for key, value in row.items() if key not in _KNOWN_KEYS and isinstance(value, list))
     return next((value for value in lists if len(value) == count), None)
 
 
-def _tagged_html(words: list[object], row: JsonMapping, kind: str) -> str:
+def _tagged_html(words: list[object], row: JsonMapping, css_class: str) -> str:
     """Returns words followed by their labels; wrong labels have the truth struck out, correct O labels are omitted."""
     words_html = []
-    for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_TOKENS]:
+    for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_MAX_TOKENS]:
         label = f"<small>{escape(predicted, 40)}</small>"
         if gold != predicted:
             label = f"{label} <small><s>{escape(gold, 40)}</s></small>"
@@ -185,15 +185,17 @@ def _tagged_html(words: list[object], row: JsonMapping, kind: str) -> str:
         else:
             words_html.append(escape(word, 60))
     score = as_number(row.get("score"))
-    sure = "" if score is None else f'<br><small class="quiet">least confident word: {percent(score)}</small>'
-    return f'<div class="example {kind}">{" ".join(words_html)}{sure}</div>'
+    confidence_text = (
+        "" if score is None else f'<br><small class="quiet">least confident word: {percent(score)}</small>'
+    )
+    return f'<div class="example {css_class}">{" ".join(words_html)}{confidence_text}</div>'
 
 
 def predictions_html(summary: PredictionSummary) -> str:
     """Returns the selected predictions under their headings."""
     surprising = ("Surprising: confident and wrong", summary.surprising)
     groups = [("Right", summary.right), ("Wrong", summary.wrong), surprising]
-    if summary.regression:
+    if summary.is_regression:
         groups = [("Closest", summary.right), ("Furthest off", summary.surprising)]
     return "".join(
         f"<h3>{escape(name)}</h3>" + "".join(prediction_html(row) for row in rows) for name, rows in groups if rows
@@ -220,28 +222,30 @@ def _join(pieces: Sequence[str]) -> list[tuple[str, str]]:
         elif piece.startswith("##") and len(piece) > 2:
             texts.append(("", piece[2:]))
         else:
-            texts.append(("" if piece in _CLOSING else " ", piece))
+            texts.append(("" if piece in _CLOSING_PUNCTUATION else " ", piece))
     return texts
 
 
 def masked_html(sample: JsonMapping) -> str:
     """Returns a text with its masked words replaced by the model's; wrong ones are followed by the truth, struck
     out."""
-    pieces = [str(piece) for piece in sample["pieces"]][:_TOKENS]
+    pieces = [str(piece) for piece in sample["pieces"]][:_MAX_TOKENS]
     masked_positions = {masked["position"]: masked for masked in sample["masked"] if masked["guesses"]}
     words = []
     for position, (space, token) in enumerate(_join(pieces)):
         masked = masked_positions.get(position)
         if masked is None:
-            special = _is_special(pieces[position])
-            words.append(space + (f'<span class="quiet">{escape(token, 60)}</span>' if special else escape(token, 60)))
+            is_special = _is_special(pieces[position])
+            words.append(
+                space + (f'<span class="quiet">{escape(token, 60)}</span>' if is_special else escape(token, 60))
+            )
             continue
         guess, truth = str(masked["guesses"][0][0]), str(masked.get("truth"))
-        put = escape(_without_mark(guess), 60)
+        guess_html = escape(_without_mark(guess), 60)
         if guess == truth:
-            words.append(f'{space}<mark class="right">{put}</mark>')
+            words.append(f'{space}<mark class="right">{guess_html}</mark>')
         else:
-            words.append(f'{space}<mark class="wrong">{put} <s>{escape(_without_mark(truth), 60)}</s></mark>')
+            words.append(f'{space}<mark class="wrong">{guess_html} <s>{escape(_without_mark(truth), 60)}</s></mark>')
     rows = "".join(
         _guesses_row(masked) for position, masked in sorted(masked_positions.items())[:8] if position < len(pieces)
     )
@@ -259,11 +263,11 @@ def detected_html(sample: JsonMapping) -> str:
     filled_pieces = [replaced.get(position, piece) for position, piece in enumerate(pieces)]
     flagged = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
     words = []
-    for position, (space, token) in enumerate(_join(filled_pieces[:_TOKENS])):
+    for position, (space, token) in enumerate(_join(filled_pieces[:_MAX_TOKENS])):
         text = escape(token, 60)
         if position in replaced:
-            kind = "right" if position in flagged else "wrong"
-            text = f'<mark class="{kind}">{text} <s>{escape(_without_mark(pieces[position]), 60)}</s></mark>'
+            css_class = "right" if position in flagged else "wrong"
+            text = f'<mark class="{css_class}">{text} <s>{escape(_without_mark(pieces[position]), 60)}</s></mark>'
         elif position in flagged:
             text = f'<mark class="wrong">{text} ?</mark>'
         words.append(space + text)
@@ -290,8 +294,8 @@ def _guesses_row(target: JsonMapping) -> str:
     guesses = " · ".join(
         f"{plain(_without_mark(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in target["guesses"][:5]
     )
-    rank = "right" if str(target["guesses"][0][0]) == str(target.get("truth")) else "wrong"
-    truth = f'<mark class="{rank}">{escape(_without_mark(str(target.get("truth"))), 40)}</mark>'
+    css_class = "right" if str(target["guesses"][0][0]) == str(target.get("truth")) else "wrong"
+    truth = f'<mark class="{css_class}">{escape(_without_mark(str(target.get("truth"))), 40)}</mark>'
     return f'<tr><td>{truth}</td><td class="quiet">{escape(guesses)}</td></tr>'
 
 
@@ -299,7 +303,7 @@ def generated_html(sample: JsonMapping) -> str:
     """Returns a prompt and its continuation."""
     prompt = str(sample.get("prompt", ""))
     continuation = str(sample.get("text", "")).removeprefix(prompt)
-    parts = [escape_lines(text, _CHARACTERS).replace("\n", "<br>") for text in (prompt, continuation)]
+    parts = [escape_lines(text, _MAX_CHARACTERS).replace("\n", "<br>") for text in (prompt, continuation)]
     return f'<div class="example"><b>{parts[0]}</b>{parts[1]}</div>'
 
 
@@ -307,20 +311,20 @@ def neighbors_html(samples: Sequence[JsonMapping]) -> str:
     """Returns the words with their nearest neighbors."""
     rows = []
     for sample in samples:
-        near = " · ".join(
+        neighbors = " · ".join(
             f"{plain(_without_mark(str(word)), 40)} {number(float(cosine))}" for word, cosine in sample["neighbours"]
         )
-        rows.append([_without_mark(str(sample["text"])), near])
+        rows.append([_without_mark(str(sample["text"])), neighbors])
     return table(["word", "nearest words, with cosine similarity"], rows)
 
 
-def _is_near(sample: object) -> TypeGuard[JsonObject]:
+def _has_neighbors(sample: object) -> TypeGuard[JsonObject]:
     """Whether `neighbors_html` can read an entry of samples.json."""
-    near = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
-    return isinstance(near, list) and all(_is_scored(pair) and len(pair) == 2 for pair in near)
+    neighbors = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
+    return isinstance(neighbors, list) and all(_is_scored_token(pair) and len(pair) == 2 for pair in neighbors)
 
 
-def _is_scored(guess: object) -> bool:
+def _is_scored_token(guess: object) -> bool:
     """Whether a value is a list of a token, a number and possibly more."""
     return isinstance(guess, list) and len(guess) >= 2 and as_number(guess[1]) is not None
 
@@ -334,7 +338,7 @@ def _is_masked(sample: object) -> TypeGuard[JsonObject]:
         isinstance(target, dict)
         and isinstance(target.get("position"), int)
         and isinstance(target.get("guesses"), list)
-        and all(_is_scored(guess) for guess in target["guesses"])
+        and all(_is_scored_token(guess) for guess in target["guesses"])
         for target in masked
     )
 
@@ -344,18 +348,22 @@ def samples_html(samples: Sequence[object]) -> str:
     masked = [sample for sample in samples if _is_masked(sample)]
     texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
     detected = [sample for sample in samples if _is_detected(sample)]
-    near = [sample for sample in samples if _is_near(sample)][:SAMPLES]
+    with_neighbors = [sample for sample in samples if _has_neighbors(sample)][:_SAMPLES_PER_GROUP]
     generated = [sample for sample in texts if not sample.keys() & {"prediction", "neighbours"}]
     predicted = [sample for sample in texts if sample.keys() >= {"gold", "prediction"}]
 
-    def part(heading: str, examples: Sequence[JsonObject], form: Callable[[JsonObject], str], legend: str = "") -> str:
+    def part(
+        heading: str, examples: Sequence[JsonObject], render: Callable[[JsonObject], str], legend: str = ""
+    ) -> str:
         legend_html = f'<p class="quiet"><small>{escape(legend)}</small></p>' if legend else ""
-        return f"<h3>{heading}</h3>{legend_html}{''.join(map(form, examples[:SAMPLES]))}" if examples else ""
+        return (
+            f"<h3>{heading}</h3>{legend_html}{''.join(map(render, examples[:_SAMPLES_PER_GROUP]))}" if examples else ""
+        )
 
     return "".join([
         part("Masked words and the model's predictions", masked, masked_html, _MASKED_LEGEND),
         part("Detection of replaced tokens", detected, detected_html, _DETECTED_LEGEND),
-        f"<h3>Nearest words</h3>{neighbors_html(near)}" if near else "",
+        f"<h3>Nearest words</h3>{neighbors_html(with_neighbors)}" if with_neighbors else "",
         part("Generated text", generated, generated_html, "Bold: the prompt. After it: the generated text."),
         part("Predicted labels", predicted, prediction_html),
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Heat maps: attention, position scores, pairs of sentences, confusion, agreement of models, settings of a sweep."""
+"""Heat maps of attention, position scores, pairs of sentences, confusion, agreement of models, settings of a sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.reporting.drawing import BASELINE, INK, STYLE, VALIDATION, blank, single
+from lmtool.reporting.drawing import BASELINE, INK, STYLE, VALIDATION, blank_figure, single_plot
 from lmtool.reporting.sweep_groups import Block, SeedGroup
 from lmtool.reporting.text import lower_is_better, number, plain, shorten
 
@@ -24,23 +24,23 @@ from lmtool.reporting.text import lower_is_better, number, plain, shorten
 
 # From transparent to a color of the page, so that it is readable in light and in dark mode.
 _PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), to_rgba(VALIDATION)])
-_IN_A_ROW = 4
-_PIECE = 10
+_MAPS_PER_ROW = 4
+_TOKEN_CHARACTERS = 10
 
 
 def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
     """Draws attention maps of the heads of a layer. weights_ALL: (A, L, L)."""
-    count = len(weights_ALL)
-    columns = min(_IN_A_ROW, count)
-    lines = -(-count // columns)
-    names = [plain(piece, _PIECE) for piece in tokens]
+    heads = len(weights_ALL)
+    columns = min(_MAPS_PER_ROW, heads)
+    rows = -(-heads // columns)
+    names = [plain(piece, _TOKEN_CHARACTERS) for piece in tokens]
     with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 0.4 + lines * (7.2 / columns + 0.3))
-        for number, weights_LL in enumerate(weights_ALL, 1):
-            axes = figure.add_subplot(lines, columns, number)
-            _squares(axes, weights_LL, vmin=0, vmax=1)
-            axes.set_title(f"{layer}.{number}", fontsize=8.5)
-            _label_tokens(axes, names, columns, number % columns == 1 or columns == 1)
+        figure = blank_figure(7.2, 0.4 + rows * (7.2 / columns + 0.3))
+        for head, weights_LL in enumerate(weights_ALL, 1):
+            axes = figure.add_subplot(rows, columns, head)
+            _square_map(axes, weights_LL, vmin=0, vmax=1)
+            axes.set_title(f"{layer}.{head}", fontsize=8.5)
+            _label_tokens(axes, names, columns, head % columns == 1 or columns == 1)
     return figure
 
 
@@ -48,40 +48,40 @@ def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figu
     """Returns maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays
     blank."""
     count = len(terms)
-    names = [plain(piece, _PIECE) for piece in tokens]
+    names = [plain(piece, _TOKEN_CHARACTERS) for piece in tokens]
     with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 7.2 / max(count, 2) + 0.4)
-        for number, (name, scores_LL) in enumerate(terms.items(), 1):
-            axes = figure.add_subplot(1, count, number)
-            mesh = _squares(axes, scores_LL, rasterized=True)
+        figure = blank_figure(7.2, 7.2 / max(count, 2) + 0.4)
+        for column, (name, scores_LL) in enumerate(terms.items(), 1):
+            axes = figure.add_subplot(1, count, column)
+            mesh = _square_map(axes, scores_LL, rasterized=True)
             axes.set_title(name, fontsize=8.5)
-            _label_tokens(axes, names, max(count, 2), number == 1)
-            _scale(figure, axes, mesh, location="top", shrink=0.9)
+            _label_tokens(axes, names, max(count, 2), column == 1)
+            _add_color_bar(figure, axes, mesh, location="top", shrink=0.9)
     return figure
 
 
 def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
     """Returns maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
-    count = len(scores_ALL)
-    columns = min(_IN_A_ROW, count)
-    lines = -(-count // columns)
+    heads = len(scores_ALL)
+    columns = min(_MAPS_PER_ROW, heads)
+    rows = -(-heads // columns)
     with matplotlib.rc_context(STYLE):
-        figure = blank(1.8 * columns + 0.4, 0.2 + lines * 2.0)
-        for number, scores_LL in enumerate(scores_ALL, 1):
-            axes = figure.add_subplot(lines, columns, number)
-            mesh = _squares(axes, scores_LL, rasterized=True)
+        figure = blank_figure(1.8 * columns + 0.4, 0.2 + rows * 2.0)
+        for head, scores_LL in enumerate(scores_ALL, 1):
+            axes = figure.add_subplot(rows, columns, head)
+            mesh = _square_map(axes, scores_LL, rasterized=True)
             axes.tick_params(labelsize=6.5, length=2)
-            if number > count - columns:
+            if head > heads - columns:
                 axes.set_xlabel("key", fontsize=7.5)
-            if number % columns == 1 or columns == 1:
+            if head % columns == 1 or columns == 1:
                 axes.set_ylabel("query", fontsize=7.5)
-            if count > 1:
-                axes.set_title(f"head {number}", fontsize=8.5)
-            _scale(figure, axes, mesh)
+            if heads > 1:
+                axes.set_title(f"head {head}", fontsize=8.5)
+            _add_color_bar(figure, axes, mesh)
     return figure
 
 
-def _squares(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
+def _square_map(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
     """Returns a heat map of a square matrix, its first row at the top."""
     axes.patch.set_alpha(0)
     mesh = axes.pcolormesh(values_LL, cmap=_PAPER, edgecolors="none", **options)
@@ -99,7 +99,7 @@ def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool)
     axes.tick_params(length=0)
 
 
-def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
+def _add_color_bar(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
     """Adds the color bar."""
     ticks = MaxNLocator(nbins=4)  # more would overlap in a narrow figure
     bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, "ticks": ticks, **options})
@@ -112,23 +112,23 @@ def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
 
 def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
     """Returns the cosines of each pair of sentences, in the first and the last layer."""
-    indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
-    count = pairs_WSS.shape[-1]
-    names = [str(number) for number in range(1, count + 1)]
+    layer_indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
+    sentences = pairs_WSS.shape[-1]
+    names = [str(number) for number in range(1, sentences + 1)]
     low = min(0.9, float(pairs_WSS.min()))  # early layers have similar vectors
     with matplotlib.rc_context(STYLE):
-        figure = blank(2.6 * len(indices), 2.2)
-        for number, at in enumerate(indices, 1):
-            axes = figure.add_subplot(1, len(indices), number)
-            mesh = _squares(axes, pairs_WSS[at], vmin=low, vmax=1)
-            positions = [index + 0.5 for index in range(count)]
+        figure = blank_figure(2.6 * len(layer_indices), 2.2)
+        for column, layer_index in enumerate(layer_indices, 1):
+            axes = figure.add_subplot(1, len(layer_indices), column)
+            mesh = _square_map(axes, pairs_WSS[layer_index], vmin=low, vmax=1)
+            positions = [index + 0.5 for index in range(sentences)]
             axes.set_xticks(positions, names)
             axes.set_yticks(positions, names)
-            axes.set_title(f"layer {layers[at]}", fontsize=8.5)
+            axes.set_title(f"layer {layers[layer_index]}", fontsize=8.5)
             axes.set_xlabel("sentence", fontsize=7.5)
-            if number == 1:
+            if column == 1:
                 axes.set_ylabel("sentence", fontsize=7.5)
-            _scale(figure, axes, mesh)
+            _add_color_bar(figure, axes, mesh)
     return figure
 
 
@@ -159,12 +159,12 @@ def _label_cells(axes: Axes, columns: Sequence[str], rows: Sequence[str], x_labe
 
 
 def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
-    """Returns the confusion matrix, gold labels in rows: the shade is the fraction of the row, the number counts
-    examples."""
+    """Returns the confusion matrix, gold labels in rows. The shade of a cell is its fraction of the row; its number
+    counts examples."""
     size = len(labels)
     with matplotlib.rc_context(STYLE):
         edge = min(1.7 + 0.52 * size, 7.2)
-        figure, axes = single(edge + 0.6, edge)
+        figure, axes = single_plot(edge + 0.6, edge)
         for row, row_counts in enumerate(counts):
             for column, cell_count in enumerate(row_counts):
                 fraction = cell_count / max(sum(row_counts), 1)
@@ -178,28 +178,29 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
     return figure
 
 
+# By the side of an interchange measurement.
 _STACKS = {"inputs": "encoder", "outputs": "decoder"}
 
 
 def agreement_figure(accuracy: JsonMapping) -> Figure | None:
-    """Returns heat maps of interchange accuracy, one per stack: aligned layers in rows, start of the swapped span in
-    columns. accuracy: `interchange_accuracy` of result.json. None if nothing was measured."""
+    """Returns a heat map of interchange accuracy per stack, with aligned layers in rows and the start of the swapped
+    span in columns; None if nothing was measured. accuracy: `interchange_accuracy` of result.json."""
     cells = [cell for cell in accuracy.get("cells") or () if cell.get("n")]
     if not cells:
         return None
     by_stack = {name: [cell for cell in cells if cell["side"] == side] for side, name in _STACKS.items()}
-    by_stack = {name: of_stack for name, of_stack in by_stack.items() if of_stack}
-    layers = {name: sorted({_aligned_layers(cell) for cell in of_stack}) for name, of_stack in by_stack.items()}
+    by_stack = {name: stack_cells for name, stack_cells in by_stack.items() if stack_cells}
+    layers = {name: sorted({_aligned_layers(cell) for cell in stack_cells}) for name, stack_cells in by_stack.items()}
     regions = max(cell["region"] for cell in cells)
     spans = [f"{100 * part // regions}-{100 * (part + 1) // regions}%" for part in range(regions)]
     with matplotlib.rc_context(STYLE):
-        figure = blank(3.8 * len(by_stack), 1.1 + 0.36 * max(map(len, layers.values())))
-        for index, (name, of_stack) in enumerate(by_stack.items(), 1):
+        figure = blank_figure(3.8 * len(by_stack), 1.1 + 0.36 * max(map(len, layers.values())))
+        for index, (name, stack_cells) in enumerate(by_stack.items(), 1):
             axes = figure.add_subplot(1, len(by_stack), index)
             axes.patch.set_alpha(0)
             if len(by_stack) > 1:
                 axes.set_title(name)
-            for cell in of_stack:
+            for cell in stack_cells:
                 column, row, value = cell["region"] - 1, layers[name].index(_aligned_layers(cell)), float(cell["value"])
                 _cell(axes, column, row, 0.04 + 0.76 * value, height=0.92)
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=_text_color(value))
@@ -234,19 +235,20 @@ def settings_figure(
         values: the values of each key.
         scale: lowest and highest mean of all maps.
     """
-    down, across = keys
+    row_key, column_key = keys
     with matplotlib.rc_context(STYLE):
-        figure, axes = single(min(1.4 + 0.95 * len(values[across]), 7.2), 0.9 + 0.55 * len(values[down]))
+        figure, axes = single_plot(min(1.4 + 0.95 * len(values[column_key]), 7.2), 0.9 + 0.55 * len(values[row_key]))
         for group in groups:
-            column, row = values[across].index(group.settings[across]), values[down].index(group.settings[down])
+            column = values[column_key].index(group.settings[column_key])
+            row = values[row_key].index(group.settings[row_key])
             shade = _shade(block, group.mean, *scale)
             color = _text_color(shade)
             _cell(axes, column, row, 0.06 + 0.74 * shade)
             axes.text(column, row - 0.02, number(group.mean), ha="center", va="bottom", color=color)
-            below = f"n = {group.n}" if group.error is None else f"± {number(group.error)}"
-            axes.text(column, row + 0.06, below, ha="center", va="top", color=color, fontsize=7)
+            error_text = f"n = {group.n}" if group.error is None else f"± {number(group.error)}"
+            axes.text(column, row + 0.06, error_text, ha="center", va="top", color=color, fontsize=7)
         names = {key: [setting_text(value) for value in values[key]] for key in keys}
-        _label_cells(axes, names[across], names[down], plain(across, 40), plain(down, 40))
+        _label_cells(axes, names[column_key], names[row_key], plain(column_key, 40), plain(row_key, 40))
         axes.set_title(name)
     return figure
 

@@ -1,7 +1,8 @@
 """Elements of a self-contained page: one style sheet, no scripts, no external resources.
 
-Everything that comes from a file goes through `escape`. Functions escape the texts that they are given; only the body
-of `write_page`, the parts of `section` and `columns`, the SVG of `figure` and the table of `wide` are finished HTML.
+Everything that comes from a file goes through `escape`. Functions escape the texts that they are given. Only these
+arguments are finished HTML: the body of `write_page`, the parts of `section` and `columns`, the SVG of `figure` and the
+table of `scrolling_table`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmtool.errors import UserError, cannot_write
-from lmtool.reporting.text import fact, is_number, number, plain, title
+from lmtool.reporting.text import format_value, is_number, number, plain, title
 from lmtool.system.files import replace_bytes
 from lmtool.system.secrets import masked
 
@@ -77,10 +78,10 @@ def escape(value: object, limit: int = 2000) -> str:
 
 
 def escape_lines(value: object, limit: int) -> str:
-    """As `escape`, for several lines of text in a <pre>: line ends are preserved."""
+    """Returns the text for a <pre>: as by `escape`, but line ends are preserved."""
     text = str(value)
-    cut = text if len(text) <= limit else text[:limit] + "\n… (cut here)"
-    return "\n".join(html.escape(plain(line.replace("\t", "    "))) for line in cut.split("\n"))
+    shown_text = text if len(text) <= limit else text[:limit] + "\n… (cut here)"
+    return "\n".join(html.escape(plain(line.replace("\t", "    "))) for line in shown_text.split("\n"))
 
 
 def write_page(path: Path, heading: str, body: Iterable[str]) -> Path:
@@ -101,7 +102,7 @@ def write_page(path: Path, heading: str, body: Iterable[str]) -> Path:
         + "\n".join(filter(None, body))
         + "\n</main>\n</body>\n</html>\n"
     )
-    with writing(path.parent):
+    with report_write_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Lone surrogates of a damaged file name become question marks instead of an error.
         replace_bytes(path, masked(text).encode("utf-8", "replace"))
@@ -109,9 +110,8 @@ def write_page(path: Path, heading: str, body: Iterable[str]) -> Path:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turns an OSError into a UserError. Its hint is to copy the run, because a report is always in the folder of its
-    run."""
+def report_write_errors(folder: Path) -> Iterator[None]:
+    """Turns an OSError into a UserError, which advises to copy the run: a report is always in the folder of its run."""
     try:
         yield
     except OSError as error:
@@ -138,10 +138,9 @@ def paragraph(text: object, kind: str = "quiet") -> str:
     return f'<p class="{kind}">{escape(text)}</p>'
 
 
-def headline(value: float, label: str, margin: float | None = None, kind: str = "value") -> str:
-    """Returns a score in large digits above its label. margin: its standard error. kind: value, or baseline
-    (smaller)."""
-    error = f" <small>± {escape(number(margin))}</small>" if margin is not None else ""
+def headline(value: float, label: str, standard_error: float | None = None, kind: str = "value") -> str:
+    """Returns a score in large digits above its label. kind: `value`, or `baseline` for smaller digits."""
+    error = f" <small>± {escape(number(standard_error))}</small>" if standard_error is not None else ""
     return f'<div class="{kind}">{escape(number(value))}{error}<span class="label">{escape(label)}</span></div>'
 
 
@@ -168,7 +167,7 @@ def metadata(heading: str, values: Mapping[str, object], limit: int = 60) -> str
     """Returns the values as a two-column table, each nested mapping as a table below it."""
     flat = [(key, value) for key, value in values.items() if not isinstance(value, Mapping) and value is not None]
     rows = "".join(
-        f'<tr><th scope="row">{escape(title(str(key)))}</th><td>{escape(fact(str(key), value), 600)}</td></tr>'
+        f'<tr><th scope="row">{escape(title(str(key)))}</th><td>{escape(format_value(str(key), value), 600)}</td></tr>'
         for key, value in flat[:limit]
     )
     flat_table = f'<h3>{escape(title(heading))}</h3><table class="metadata">{rows}</table>' if rows else ""
@@ -182,23 +181,28 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Returns a table with right-aligned numbers. Columns named seconds, bytes or fraction have readable units."""
     rows = [list(row) for row in rows]
 
-    def right(index: int) -> str:
+    def number_class(index: int) -> str:
         cells = [row[index] for row in rows if row[index] not in (None, "")]
         numeric = bool(cells) and all(is_number(cell) for cell in cells)
         return ' class="number"' if numeric else ""
 
-    kinds = [right(index) for index in range(len(header))]
-    heads = "".join(f"<th{kind}>{escape(name, 80)}</th>" for name, kind in zip(header, kinds, strict=True))
+    classes = [number_class(index) for index in range(len(header))]
+    header_cells = "".join(
+        f"<th{number_attribute}>{escape(name, 80)}</th>" for name, number_attribute in zip(header, classes, strict=True)
+    )
     body = "".join(
         "<tr>"
-        + "".join(f"<td{kind}>{_cell(name, value)}</td>" for name, kind, value in zip(header, kinds, row, strict=True))
+        + "".join(
+            f"<td{number_attribute}>{_cell(name, value)}</td>"
+            for name, number_attribute, value in zip(header, classes, row, strict=True)
+        )
         + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{header_cells}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def wide(table_html: str) -> str:
+def scrolling_table(table_html: str) -> str:
     """Returns a table that scrolls horizontally on a narrow page."""
     return f'<div class="wide">{table_html}</div>'
 
@@ -206,4 +210,4 @@ def wide(table_html: str) -> str:
 def _cell(name: str, value: object) -> str:
     if isinstance(value, float) and not name.endswith(("seconds", "bytes", "fraction")):
         return escape(number(value))
-    return "" if value is None else escape(fact(name, value), 300)
+    return "" if value is None else escape(format_value(name, value), 300)

@@ -35,7 +35,7 @@ class InspectionScreen:
     """The inspection of one configuration, or of one phase of a run.
 
     fact: a line about the outcome, such as the measured fractions of masked tokens; may be empty. examples: from
-    `Inspector.described`. statistics: rows under `_HEADER`. broken: indices of statistics whose measured value
+    `Inspector.describe`. statistics: rows under `_HEADER`. broken: indices of statistics whose measured value
     contradicts the expected one. summary: one line, such as "all 7 checks hold". checks: the summary, followed by what
     was checked.
     definitions: the definitions of the expected values in words, without numbers.
@@ -208,7 +208,7 @@ def inspection_html(screen: InspectionScreen) -> str:
         f"<p><b>{html.escape(screen.fact)}</b></p>" if screen.fact else "",
         *examples,
         html.paragraph(words) if words else "",
-        html.wide(html.table([*_HEADER, ""], _statistics_rows(screen))),
+        html.scrolling_table(html.table([*_HEADER, ""], _statistics_rows(screen))),
         *map(html.paragraph, checks),
     ])  # fmt: skip
 

@@ -19,24 +19,25 @@ if TYPE_CHECKING:
 
 _SHADES = "·░▒▓█"
 _COLORS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
-_PIECE = 14
+_TOKEN_CHARACTERS = 14
 
 
 @dataclass(frozen=True)
 class Tokenization:
-    """The tokens of a text in one vocabulary. unknown: indices of unknown tokens. back: the decoded text."""
+    """The tokens of a text in one vocabulary. entries: size of the vocabulary. unknown: indices of unknown tokens.
+    decoded: the text decoded from the tokens."""
 
     name: str
     entries: int
     pieces: tuple[str, ...]
     unknown: tuple[int, ...]
-    back: str
+    decoded: str
 
     @property
     def row(self) -> JsonObject:
         return {
             "vocabulary": self.name, "entries": self.entries, "pieces": list(self.pieces), "count": len(self.pieces),
-            "unknown": len(self.unknown), "back": self.back,
+            "unknown": len(self.unknown), "back": self.decoded,
         }  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Token
     for tokenization in tokenizations:
         rows += [
             (tokenization.name, plain(" ".join(tokenization.pieces))),
-            ("", f"{_summary(tokenization)} · round trip: {_back(text, tokenization)}"),
+            ("", f"{_summary(tokenization)} · round trip: {_round_trip(text, tokenization)}"),
         ]
     output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colors})
     output.paragraph(_LEGEND, "dim")
@@ -63,16 +64,17 @@ def _summary(tokenization: Tokenization) -> str:
     return f"{counted(len(tokenization.pieces), 'piece')} of {tokenization.entries:,} entries{unknown}"
 
 
-def _back(text: str, tokenization: Tokenization) -> str:
-    """Returns the decoded text, compared with the original."""
+def _round_trip(text: str, tokenization: Tokenization) -> str:
+    """Returns how the decoded text compares with the original, or the decoded text if more than case and spaces
+    differ."""
 
     def letters(text: str) -> str:
         return "".join(text.split()).lower()
 
-    if tokenization.back == text:
+    if tokenization.decoded == text:
         return "identical"
-    same_letters = letters(tokenization.back) == letters(text)
-    return "identical but for case and spaces" if same_letters else plain(tokenization.back, 60)
+    same_letters = letters(tokenization.decoded) == letters(text)
+    return "identical but for case and spaces" if same_letters else plain(tokenization.decoded, 60)
 
 
 def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenization]) -> None:
@@ -83,9 +85,9 @@ def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenizat
             f'<mark class="{"wrong" if index in tokenization.unknown else ""}">{html.escape(piece, 60)}</mark> '
             for index, piece in enumerate(tokenization.pieces)
         )
-        back = html.paragraph(f"round trip: {_back(text, tokenization)}")
+        round_trip = html.paragraph(f"round trip: {_round_trip(text, tokenization)}")
         summary = html.paragraph(_summary(tokenization))
-        rows.append(f"<h3>{html.escape(tokenization.name)}</h3>{summary}<p>{marks}</p>{back}")
+        rows.append(f"<h3>{html.escape(tokenization.name)}</h3>{summary}<p>{marks}</p>{round_trip}")
     section = html.section("Tokens by vocabulary", *rows, html.paragraph(_LEGEND))
     html.write_page(path, "tokenizers", [f"<h1>{html.escape(text, 300)}</h1>", section])
 
@@ -109,7 +111,7 @@ def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
         heads = f", head 1 of {len(position_maps.scores)}" if len(position_maps.scores) > 1 else ""
         scale = f"{number(low)} ({_SHADES[0]}) to {number(high)} ({_SHADES[-1]})"
         output.paragraph(f"{plain(position_maps.name, 80)}{heads}: {scale}", "bold")
-        _print_picture(output, list(map(str, range(len(scores)))), (scores - low) / max(high - low, 1e-12))
+        _print_shades(output, list(map(str, range(len(scores)))), (scores - low) / max(high - low, 1e-12))
         output.line()
     output.paragraph(_MAPS_LEGEND, "dim")
 
@@ -120,9 +122,9 @@ _MAPS_LEGEND = (
 )
 
 
-def _print_picture(output: Output, names: Sequence[str], weights_LL: np.ndarray) -> None:
-    """Prints a row of shades per name, for weights between 0 and 1: two cells wide, or one if the line is too short;
-    columns that do not fit are left out."""
+def _print_shades(output: Output, names: Sequence[str], weights_LL: np.ndarray) -> None:
+    """Prints a row of shades per name, for weights between 0 and 1. A shade takes two cells, or one if the line is too
+    short; columns that do not fit are left out."""
     capacity = output.columns - max(map(len, names)) - 4
     count = min(len(names), capacity)
     cells = 2 if 2 * count <= capacity else 1
@@ -146,9 +148,12 @@ def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
 
 
 @dataclass(frozen=True)
-class Similar:
-    """A word in several sentences, in one checkpoint. same: mean cosine of the word's vectors, by layer. other_words:
-    mean cosine of different words, by layer. pairs: (W, S, S) cosines of pairs of sentences, by layer."""
+class SimilarityByLayer:
+    """The similarity of a word's vectors in several sentences, in one checkpoint.
+
+    same: mean cosine of the word's vectors, by layer. other_words: mean cosine of different words, by layer. pairs:
+    (W, S, S) cosines of the word's vectors in each pair of S sentences, for each of W layers.
+    """
 
     name: str
     layers: tuple[int, ...]
@@ -157,7 +162,9 @@ class Similar:
     pairs: np.ndarray
 
 
-def print_similar(output: Output, word: str, sentences: Sequence[str], similarities: Sequence[Similar]) -> None:
+def print_similarities(
+    output: Output, word: str, sentences: Sequence[str], similarities: Sequence[SimilarityByLayer]
+) -> None:
     """Prints a row per checkpoint and layer."""
     rows = [
         [similar.name if number == 0 else "", layer or "0 (embedding)", f"{similarity:.3f}", f"{other:.3f}"]
@@ -170,7 +177,9 @@ def print_similar(output: Output, word: str, sentences: Sequence[str], similarit
     print_table(output, ["checkpoint", "layer", "the same word", "different words"], rows, heading)
 
 
-def write_similar(path: Path, word: str, sentences: Sequence[str], similarities: Sequence[Similar]) -> None:
+def write_similarities(
+    path: Path, word: str, sentences: Sequence[str], similarities: Sequence[SimilarityByLayer]
+) -> None:
     """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps, plots
 
@@ -187,7 +196,7 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], similarities:
     body = [
         f"<h1>{html.escape(word, 100)}</h1>",
         *map(html.paragraph, numbered),
-        html.section("Similarity of its vectors by layer", curves),
+        html.section("Similarity of the word's vectors by layer", curves),
         html.section("Pairs of sentences in the first and last layer", *squares),
     ]
     html.write_page(path, word, body)
@@ -244,7 +253,7 @@ def print_heads(
     for head, weights in maps:
         output.line()
         output.paragraph(f"head {head.layer}.{head.number}, pattern: {head.pattern}", "bold")
-        _print_picture(output, [plain(token, _PIECE) for token in tokens], weights)
+        _print_shades(output, [plain(token, _TOKEN_CHARACTERS) for token in tokens], weights)
     if maps:
         legend = f"{_SHADES[0]}: no attention weight, {_SHADES[-1]}: most of it."
         output.paragraph(f"Rows: query tokens. Columns: key tokens. {legend}", "dim")
@@ -259,18 +268,20 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[
         html.figure(drawing.svg(heat_maps.heads_figure(layer, weights_ALL, tokens)), f"layer {layer}")
         for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
-    words = "Rows: query tokens. Columns: key tokens. Color: attention weight; rows sum to 1."
-    summands = [
-        html.figure(drawing.svg(heat_maps.terms_figure(of_layer, tokens)), f"layer {layer}, head 1")
+    legend = "Rows: query tokens. Columns: key tokens. Color: attention weight; rows sum to 1."
+    term_drawings = [
+        html.figure(drawing.svg(heat_maps.terms_figure(layer_terms, tokens)), f"layer {layer}, head 1")
         for layer in range(1, len(attention.weights) + 1)
-        if (of_layer := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
+        if (layer_terms := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
     ]
-    parts = html.paragraph("A score is the sum of these before the softmax. Each map has its own color scale.")
+    terms_legend = html.paragraph(
+        "A score, before the softmax, is the sum of these terms. Each map has its own color scale."
+    )
     body = [
         f"<h1>{html.escape(name)}</h1>",
         html.paragraph(" ".join(tokens)),
-        html.section("All heads", html.paragraph(words), *drawings),
-        *([html.section("Terms of the scores", parts, *summands)] if summands else []),
+        html.section("All heads", html.paragraph(legend), *drawings),
+        *([html.section("Terms of the scores", terms_legend, *term_drawings)] if term_drawings else []),
         html.section("Patterns of the heads", html.table(*_head_table(heads))),
     ]
     html.write_page(path, f"attention of {name}", body)

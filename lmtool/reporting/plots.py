@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
 from lmtool.reporting import drawing, heat_maps
-from lmtool.reporting.drawing import BASELINE, COLORS, FEW, INK, QUIET, STYLE, TRAIN, VALIDATION, WIDE, single, tidy
+from lmtool.reporting.drawing import BASELINE, COLORS, INK, QUIET, STYLE, TRAIN, VALIDATION, WIDE, single_plot, tidy
 from lmtool.reporting.run_files import (
     Baseline,
     CheckpointProbes,
@@ -34,46 +34,46 @@ _Series: TypeAlias = tuple[list[int], list[float]]
 
 def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Draws the training loss (each row, and smoothed), validation loss and baseline over steps; None without rows. A
-    loss with several terms is reduced to those of the validation loss (`comparable_loss`). width: in inches."""
-    headline, key = _headline(run), _training_loss(run)
+    loss with several terms is reduced to the terms of the validation loss (`comparable_loss`). width: in inches."""
+    term_metric, key = _term_metric(run), _training_loss(run)
     term = key.removeprefix("loss_") if key != "loss" else ""
     train = series(run.train, key)
-    validation = series(run.validation, headline or "loss")
+    validation = series(run.validation, term_metric or "loss")
     if not train[0] and not validation[0]:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, axes = single(width, 1.6 + width / 4)
+        figure, axes = single_plot(width, 1.6 + width / 4)
         tidy(axes)
         label = title(f"{term}_loss") if term else "loss"
         unit = "the weighted sum of its terms" if key == "loss" and len(loss_terms(run)) > 1 else "nats a prediction"
         axes.set_title(f"{label}, {unit}" if run.result.get("objective") else label)
         values = list(validation[1])
         if train[0]:
-            drawing.smoothed_steps(axes, *train, width=1.8)
+            drawing.plot_smoothed_steps(axes, *train, width=1.8)
             values += train[1]
-        baseline = run.baseline if run.baseline.get("metric") == (headline or "loss") else {}
+        baseline = run.baseline if run.baseline.get("metric") == (term_metric or "loss") else {}
         value = baseline.get("value")
         if isinstance(value, (int, float)):
-            drawing.baseline_line(axes, value)
+            drawing.draw_baseline(axes, value)
             values.append(float(value))
         if validation[0]:
             axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
-        drawing.focus(axes, values, True)
-        drawing.mark(axes, phase_starts(run), "phase")
-        _end_labels(axes, train, validation, baseline, narrow=width < WIDE)
+        drawing.focus(axes, values, cut_high=True)
+        drawing.mark_steps(axes, phase_starts(run), "phase")
+        _label_curves(axes, train, validation, baseline, narrow=width < WIDE)
     return figure
 
 
-def _headline(run: RunFiles) -> str:
+def _term_metric(run: RunFiles) -> str:
     """Returns the metric of the run if it is the loss of one term (rtd_loss), otherwise ""."""
     metric = str(run.result.get("metric") or run.baseline.get("metric") or "")
     return metric if metric.endswith("_loss") else ""
 
 
 def _training_loss(run: RunFiles) -> str:
-    """Returns the key of a training row that is comparable with held-out data; "" if none is."""
-    headline = _headline(run)
-    return f"loss_{headline.removesuffix('_loss')}" if headline else comparable_loss(run)
+    """Returns the key of the training loss that is comparable with held-out data; "" if there is none."""
+    term_metric = _term_metric(run)
+    return f"loss_{term_metric.removesuffix('_loss')}" if term_metric else comparable_loss(run)
 
 
 def loss_caption(run: RunFiles) -> str:
@@ -81,7 +81,7 @@ def loss_caption(run: RunFiles) -> str:
     key = _training_loss(run)
     rows = len(series(run.train, key)[0])
     sentences = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]
-    if rows < FEW:
+    if rows < drawing.MIN_LINE_POINTS:
         logged = f"Single dots: {counted(rows, 'logged step')} of training. " if rows else ""
         sentences = [f"{logged}Joined dots: held-out data."]
     if not key:
@@ -95,7 +95,7 @@ def loss_caption(run: RunFiles) -> str:
     return " ".join(sentences)
 
 
-def _end_labels(axes: Axes, train: _Series, validation: _Series, baseline: Baseline, narrow: bool) -> None:
+def _label_curves(axes: Axes, train: _Series, validation: _Series, baseline: Baseline, narrow: bool) -> None:
     """Labels the curves at their ends. narrow: whether labels are short."""
     labels = []
     if train[0]:
@@ -109,7 +109,7 @@ def _end_labels(axes: Axes, train: _Series, validation: _Series, baseline: Basel
     drawing.label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # the right end of the baseline
 
 
-def small_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
+def curves_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Draws small plots over steps: the main metric unless it is a loss, learning rate, gradient norm, speed. width: in
     inches."""
     metric = run.result.get("metric")
@@ -124,31 +124,31 @@ def small_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     if not plots:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, all_axes = drawing.step_plots([name for name, _, _ in plots], width)
+        figure, all_axes = drawing.small_plots([name for name, _, _ in plots], width)
         for axes, (name, (steps, values), color) in zip(all_axes, plots, strict=True):
             if color == VALIDATION:
                 axes.plot(*drawing.thin(steps, values), color=color, linewidth=1.2, marker="o", markersize=2.5)
             else:
-                drawing.logged_steps(axes, steps, values, QUIET, 1.2)
-            drawing.focus(axes, values, name == "gradient norm")
-            drawing.mark(axes, phase_starts(run))
+                drawing.plot_logged_steps(axes, steps, values, QUIET, 1.2)
+            drawing.focus(axes, values, cut_high=name == "gradient norm")
+            drawing.mark_steps(axes, phase_starts(run))
             value = run.baseline.get("value")
             if name in ("learning rate", "tokens per second"):
                 axes.set_ylim(bottom=0)
                 axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))
             elif color == VALIDATION and run.baseline.get("metric") == metric and isinstance(value, (int, float)):
-                drawing.baseline_line(axes, value)
+                drawing.draw_baseline(axes, value)
     return figure
 
 
 def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
-    """Draws accuracy against confidence, one dot per bin, its area proportional to the rows; the line is perfect
+    """Draws accuracy against confidence: a dot per bin, with an area proportional to the rows, and the line of perfect
     calibration.
 
-    bins: (rows, mean confidence, accuracy) each.
+    bins: (number of rows, mean confidence, accuracy) of each.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = single(3.8, 3.5)
+        figure, axes = single_plot(3.8, 3.5)
         total = sum(rows for rows, _, _ in bins)
         axes.plot([0, 1], [0, 1], color=drawing.FAINT, linewidth=1)
         confidences, accuracies = [row[1] for row in bins], [row[2] for row in bins]
@@ -163,10 +163,10 @@ def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
 
 
 def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
-    """Returns the predicted value against gold value of a regression, with the line of perfect agreement."""
+    """Draws the predicted values of a regression against the gold values, with the line of perfect agreement."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = single(3.8, 3.5)
-        stride = max(len(gold) // drawing.POINTS, 1)
+        figure, axes = single_plot(3.8, 3.5)
+        stride = max(len(gold) // drawing.MAX_POINTS, 1)
         low, high = min([*gold, *predicted]), max([*gold, *predicted])
         axes.plot([low, high], [low, high], color=drawing.FAINT, linewidth=1)
         axes.scatter(gold[::stride], predicted[::stride], s=8, color=VALIDATION, alpha=0.45, linewidths=0)
@@ -176,7 +176,7 @@ def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
 
 
 def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure | None:
-    """Returns one metric of several runs over steps. A training loss is reduced to the terms of the validation loss."""
+    """Draws one metric of several runs over steps. A training loss is reduced to the terms of the validation loss."""
 
     def points(run: RunFiles) -> _Series:
         if (split, metric) == ("train", "loss"):
@@ -187,27 +187,27 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
     if not any(steps for _, (steps, _) in lines):
         return None
     with matplotlib.rc_context(STYLE):
-        figure, axes = single(7.2, 3.4)
+        figure, axes = single_plot(7.2, 3.4)
         tidy(axes)
         axes.set_title(f"{split} {title(metric)}" if metric != "learning_rate" else "learning rate")
         if metric == "learning_rate":
             axes.yaxis.set_major_formatter(_RATE)
         values: list[float] = []
-        for index, (name, (steps, values_of_run)) in enumerate(lines):
+        for index, (name, (steps, run_values)) in enumerate(lines):
             if steps:
-                line = drawing.smooth(values_of_run) if (split, metric) == ("train", "loss") else values_of_run
-                few = split == "train" and len(steps) < FEW
+                line = drawing.smooth(run_values) if (split, metric) == ("train", "loss") else run_values
+                as_points = split == "train" and len(steps) < drawing.MIN_LINE_POINTS
                 axes.plot(
                     *drawing.thin(steps, line),
                     color=COLORS[index % len(COLORS)],
-                    linewidth=0 if few else 1.4,
-                    marker="o" if few or split == "validation" else None,
+                    linewidth=0 if as_points else 1.4,
+                    marker="o" if as_points or split == "validation" else None,
                     markersize=3,
-                    label=f"{plain(name, 40)} ({counted(len(steps), 'logged row')})" if few else plain(name, 40),
+                    label=f"{plain(name, 40)} ({counted(len(steps), 'logged row')})" if as_points else plain(name, 40),
                     linestyle=("-", "--", ":")[index // len(COLORS) % 3],
                 )
                 values += line
-        drawing.focus(axes, values, lower_is_better(metric))
+        drawing.focus(axes, values, cut_high=lower_is_better(metric))
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
     return figure
 
@@ -216,7 +216,7 @@ def layers_figure(target: str, checkpoints: Sequence[CheckpointProbes]) -> Figur
     """Draws the accuracy of probes by layer, one line per checkpoint with standard errors; dashed for random weights,
     dotted for the most frequent class. checkpoints: as in probe.json."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = single(7.2, 3.8)
+        figure, axes = single_plot(7.2, 3.8)
         tidy(axes, "layer (0: embedding)")
         axes.set_title(
             f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: most frequent class)"
@@ -252,22 +252,22 @@ def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     if len(plots) < 2:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, all_axes = drawing.step_plots([plain(name, 30) for name, _ in plots], width)
+        figure, all_axes = drawing.small_plots([plain(name, 30) for name, _ in plots], width)
         for axes, (name, (steps, values)) in zip(all_axes, plots, strict=True):
-            drawing.smoothed_steps(axes, steps, values, width=1.6)
+            drawing.plot_smoothed_steps(axes, steps, values, width=1.6)
             validation = series(run.validation, f"{name}_loss")
             if validation[0]:
                 axes.plot(*validation, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
             baseline = series(run.validation, f"{name}_baseline")[1][-1:]
             for value in baseline:
-                drawing.baseline_line(axes, value)
-            drawing.focus(axes, [*values, *validation[1], *baseline], True)
-            drawing.mark(axes, phase_starts(run))
+                drawing.draw_baseline(axes, value)
+            drawing.focus(axes, [*values, *validation[1], *baseline], cut_high=True)
+            drawing.mark_steps(axes, phase_starts(run))
     return figure
 
 
-class _Similar(Protocol):
-    """The fields of `looks.Similar` that are drawn."""
+class _SimilarityByLayer(Protocol):
+    """The fields of `looks.SimilarityByLayer` that are drawn."""
 
     @property
     def name(self) -> str: ...
@@ -279,10 +279,10 @@ class _Similar(Protocol):
     def other_words(self) -> list[float]: ...
 
 
-def similarity_figure(similarities: Sequence[_Similar]) -> Figure:
-    """Returns the cosines by layer, of the same word in other sentences (lines) and of different words (dots)."""
+def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
+    """Draws mean cosines by layer: of the same word in different sentences (lines), and of different words (dots)."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = single(7.2, 3.2)
+        figure, axes = single_plot(7.2, 3.2)
         tidy(axes, "layer")
         ends: dict[int, list[tuple[float, str, str]]] = {}
         for similar, color in zip(similarities, itertools.cycle(COLORS), strict=False):
@@ -308,55 +308,59 @@ def similarity_figure(similarities: Sequence[_Similar]) -> Figure:
 
 # Values that span this factor get a logarithmic axis.
 _LOGARITHMIC = 8
-_CELLS, _PANELS, _POINTS = 12, 6, 40
+# Settings with more values, maps or points get no figure.
+_MAX_VALUES, _MAX_MAPS, _MAX_SETTINGS = 12, 6, 40
 
 
 def settings_figures(block: Block) -> tuple[list[Figure], str]:
-    """Returns the figures for the varying keys, and their caption; none if there are too few or too many values."""
-    with_score = [group for group in block.groups if group.n]
-    values = {key: _order([group.settings[key] for group in with_score]) for key in block.keys}
+    """Returns the figures of the varying keys, and their caption; no figures for too few or too many values."""
+    scored_groups = [group for group in block.groups if group.n]
+    values = {key: _unique_values([group.settings[key] for group in scored_groups]) for key in block.keys}
     # A key needs two values with scores.
     keys = [key for key in block.keys if len(values[key]) > 1]
-    if len(keys) == 1 and len(keys) == len(block.keys) and len(with_score) <= _POINTS:
-        return [_curve(block, keys[0], with_score)], _CURVE
+    if len(keys) == 1 and len(keys) == len(block.keys) and len(scored_groups) <= _MAX_SETTINGS:
+        return [_curve_figure(block, keys[0], scored_groups)], _CURVE_CAPTION
     if not 2 <= len(keys) <= 3 or len(keys) != len(block.keys):
         return [], ""
-    *panel, down, across = sorted(keys, key=lambda key: len(values[key]))
-    if max(len(values[down]), len(values[across])) > _CELLS:
+    *map_keys, row_key, column_key = sorted(keys, key=lambda key: len(values[key]))
+    if max(len(values[row_key]), len(values[column_key])) > _MAX_VALUES:
         return [], ""
-    means = [group.mean for group in with_score]
+    means = [group.mean for group in scored_groups]
     maps: dict[str, list[SeedGroup]] = {}
-    for value in values[panel[0]] if panel else []:
-        of_value = [group for group in with_score if group.settings[panel[0]] == value]
-        maps[f"{plain(panel[0], 40)} = {heat_maps.setting_text(value)}"] = of_value
-    maps = maps or {title(block.metric): with_score}
-    if len(maps) > _PANELS:
+    for value in values[map_keys[0]] if map_keys else []:
+        value_groups = [group for group in scored_groups if group.settings[map_keys[0]] == value]
+        maps[f"{plain(map_keys[0], 40)} = {heat_maps.setting_text(value)}"] = value_groups
+    maps = maps or {title(block.metric): scored_groups}
+    if len(maps) > _MAX_MAPS:
         return [], ""
     scale = min(means), max(means)
     return [
-        heat_maps.settings_figure(block, groups, name, (down, across), values, scale) for name, groups in maps.items()
-    ], _HEAT
+        heat_maps.settings_figure(block, groups, name, (row_key, column_key), values, scale)
+        for name, groups in maps.items()
+    ], _MAP_CAPTION
 
 
-_CURVE = "Dots: single jobs. Line: their mean, with its standard error over seeds."
-_HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the color, the better."
+_CURVE_CAPTION = "Dots: single jobs. Line: their mean, with its standard error over seeds."
+_MAP_CAPTION = "Mean over seeds; below it the standard error of the mean. The stronger the color, the better."
 
 
-def _order(values: Sequence[str | None]) -> list[str | None]:
-    """Returns unique values: numbers sorted, others in order of appearance."""
-    once = list(dict.fromkeys(values))
-    numbers = [number_of(value) for value in once]
-    return once if None in numbers else [once[index] for index in sorted(range(len(once)), key=numbers.__getitem__)]  # type: ignore[arg-type]
+def _unique_values(values: Sequence[str | None]) -> list[str | None]:
+    """Returns the unique values: sorted if all are numbers, otherwise in order of appearance."""
+    unique = list(dict.fromkeys(values))
+    numbers = [number_of(value) for value in unique]
+    if None in numbers:
+        return unique
+    return [unique[index] for index in sorted(range(len(unique)), key=numbers.__getitem__)]  # type: ignore[arg-type]
 
 
-def _curve(block: Block, key: str, with_score: Sequence[SeedGroup]) -> Figure:
-    names = _order([group.settings[key] for group in with_score])
-    group_by_value = {group.settings[key]: group for group in with_score}
+def _curve_figure(block: Block, key: str, scored_groups: Sequence[SeedGroup]) -> Figure:
+    names = _unique_values([group.settings[key] for group in scored_groups])
+    group_by_value = {group.settings[key]: group for group in scored_groups}
     numbers = [number_of(name) for name in names]
     numeric = [value for value in numbers if value is not None]
     positions = numeric if len(numeric) == len(names) else [float(index) for index in range(len(names))]
     with matplotlib.rc_context(STYLE):
-        figure, axes = single(7.2, 3.2)
+        figure, axes = single_plot(7.2, 3.2)
         axes.set_title(title(block.metric))
         axes.set_xlabel(plain(key, 60))
         for position, name in zip(positions, names, strict=True):

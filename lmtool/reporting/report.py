@@ -21,12 +21,12 @@ from lmtool.reporting.run_files import (
     read_predictions,
     read_run,
 )
-from lmtool.reporting.scores import Score, score_of, selected_on, stopped_by, test_scores
+from lmtool.reporting.scores import Score, score_of, selection_note, stop_reason, test_scores
 from lmtool.reporting.screens import parameter_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
 from lmtool.system.files import real_folder
 
-_CELL = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
+_CELL_KEYS = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
 _COLUMNS = {"standard_error": "±", "parameters": "parameters", "weight_bytes": "bytes", "tokens_per_second": "tokens/s"}
 
 
@@ -52,10 +52,10 @@ def _cell(value: object) -> object:
 
 
 def interchange_of(run: RunFiles) -> JsonObject:
-    """Returns the measurements under interchange interventions; empty if there were none."""
+    """Returns the measurements under interchange interventions; {} if there were none."""
     accuracy = as_object(as_object(run.result.get("distillation")).get("interchange_accuracy"))
     cells = accuracy.get("cells")
-    return accuracy if as_objects(cells) == cells and all(cell.keys() >= _CELL for cell in cells) else {}
+    return accuracy if as_objects(cells) == cells and all(cell.keys() >= _CELL_KEYS for cell in cells) else {}
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
@@ -64,29 +64,29 @@ def _agreement(run: RunFiles) -> Iterator[str]:
         yield html.paragraph(f"Student layers and their teacher layers: {layers}.")
     distillation: JsonObject = run.result["distillation"]
     fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
-    if _known(fidelity):
-        yield html.paragraph(f"Student and teacher agree on {_share(fidelity)}.")
-    if _known(accuracy):
+    if _is_share(fidelity):
+        yield html.paragraph(f"Student and teacher agree on {_share_text(fidelity)}.")
+    if _is_share(accuracy):
         changed_share = accuracy.get("changed")
-        more = ""
-        if _known(changed_share):
-            more = f"; where the swap changes the teacher's prediction, on {_share(changed_share)}"
+        changed_text = ""
+        if _is_share(changed_share):
+            changed_text = f"; where the swap changes the teacher's prediction, on {_share_text(changed_share)}"
         swapped = "With states of another text swapped into both models (interchange accuracy)"
-        yield html.paragraph(f"{swapped}, they agree on {_share(accuracy)}{more}.")
+        yield html.paragraph(f"{swapped}, they agree on {_share_text(accuracy)}{changed_text}.")
     elif distillation.get("interchange_accuracy_reason"):
         reason = plain(str(distillation["interchange_accuracy_reason"]), 300)
         yield html.paragraph(f"Agreement under interchange interventions was not measured: {reason}.")
 
 
-def _known(share: object) -> TypeGuard[JsonObject]:
+def _is_share(share: object) -> TypeGuard[JsonObject]:
     return isinstance(share, dict) and isinstance(share.get("value"), float) and isinstance(share.get("n"), int)
 
 
-def _share(share: JsonMapping) -> str:
+def _share_text(share: JsonMapping) -> str:
     return f"{percent(share['value'])} of {count(share['n'])} targets"
 
 
-_CLASSES = 40
+_MAX_CLASSES = 40
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -97,9 +97,9 @@ def write_report(run_dir: str | Path) -> Path:
     """
     run = read_run(run_dir)
     predictions = summarize(read_predictions(run))
-    with html.writing(run.run_dir):
+    with html.report_write_errors(run.run_dir):
         figures = _draw(run, predictions)
-    curves = (figures.get("loss", ""), figures.get("terms", ""), _terms(run), figures.get("small", ""))
+    curves = (figures.get("loss", ""), figures.get("terms", ""), _terms(run), figures.get("curves", ""))
     body = [
         _headline(run, predictions),
         html.section("Curves", *curves),
@@ -110,7 +110,7 @@ def write_report(run_dir: str | Path) -> Path:
         html.section("Classes", _classes(run)),
         html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
         html.section("Facts", _metadata(run)),
-        html.section("Learning rates", _rates(run)),
+        html.section("Learning rates", _learning_rates(run)),
         html.section("Lineage", _lineage(run)),
         html.section("Forgetting", _forgetting(run)),
         html.section("Repeat it", html.commands(repeat_commands(run))),
@@ -130,7 +130,7 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
     from lmtool.reporting import drawing, heat_maps, plots
 
-    over_steps = {"loss": plots.loss_figure, "terms": plots.terms_figure, "small": plots.small_figure}
+    over_steps = {"loss": plots.loss_figure, "terms": plots.terms_figure, "curves": plots.curves_figure}
     figures = {name: draw(run, drawing.WIDE) for name, draw in over_steps.items()}
     figures["agreement"] = heat_maps.agreement_figure(interchange_of(run))
     captions = {
@@ -143,7 +143,7 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     mixed = isinstance(run.result.get("mixture"), dict)  # labels of several tasks do not fit into one plot
     if mixed:
         figures |= {"scatter": None, "confusion": None}
-    elif predictions.regression:
+    elif predictions.is_regression:
         figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
     elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
         figures["confusion"] = heat_maps.confusion_figure(*predictions.confusion())
@@ -151,10 +151,10 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     for name, figure in figures.items():
         if figure is None:
             continue
-        drawing.write_png(figure, real_folder(run.run_dir / "plots") / f"{'curves' if name == 'small' else name}.png")
-        narrow = over_steps[name](run, drawing.NARROW) if name in over_steps else None
-        small = "" if narrow is None else drawing.svg(narrow)
-        figures_html[name] = html.figure(drawing.svg(figure), captions.get(name, ""), small)
+        drawing.write_png(figure, real_folder(run.run_dir / "plots") / f"{name}.png")
+        narrow_figure = over_steps[name](run, drawing.NARROW) if name in over_steps else None
+        narrow_svg = "" if narrow_figure is None else drawing.svg(narrow_figure)
+        figures_html[name] = html.figure(drawing.svg(figure), captions.get(name, ""), narrow_svg)
     return figures_html
 
 
@@ -163,9 +163,9 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
     score = score_of(result, run.baseline, predictions.examples)
     seed = f"seed {result['seed']}" if result.get("seed") is not None else None
     learned_name = result.get("objective") or result.get("task")
-    about = (result.get("command"), result.get("model"), learned_name, seed, stopped_by(result))
-    words = " · ".join(plain(part, 80) for part in about if part)
-    lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(words)]
+    parts = (result.get("command"), result.get("model"), learned_name, seed, stop_reason(result))
+    subtitle = " · ".join(plain(part, 80) for part in parts if part)
+    lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(subtitle)]
     status = result.get("status")
     if status is None:
         lines.append(html.paragraph("This run has no result yet: it is running or was stopped.", "unclear"))
@@ -173,10 +173,10 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
         lines.append(html.paragraph(f"This run's status: {title(str(status))}.", "unclear"))
     if score is not None:
         lines.append(_score_html(score, as_object(result.get("metrics"))))
-        selected = selected_on(result)
-        lines += [html.paragraph(f"The score is {selected}.")] if selected else []
+        note = selection_note(result)
+        lines += [html.paragraph(f"The score is {note}.")] if note else []
         lines += [html.paragraph(sentence) for sentence in test_scores(result)]
-    lines.append(_strip(run))
+    lines.append(_key_numbers(run))
     return "\n".join(line for line in lines if line)
 
 
@@ -194,7 +194,7 @@ def _score_html(score: Score, metrics: JsonMapping) -> str:
     return f'<div class="head">{head}</div>{html.paragraph(sentence, kind)}'
 
 
-def _strip(run: RunFiles) -> str:
+def _key_numbers(run: RunFiles) -> str:
     """Returns the key numbers of the run."""
     result = run.result
     numbers: list[tuple[str, Callable[[float], str]]] = [
@@ -217,8 +217,8 @@ def _strip(run: RunFiles) -> str:
         "trainable_parameters": "trainable",
     }
     items = [
-        f"<div>{html.escape(form(result[key]))}<span>{html.escape(names.get(key, title(key)))}</span></div>"
-        for key, form in numbers
+        f"<div>{html.escape(formatter(result[key]))}<span>{html.escape(names.get(key, title(key)))}</span></div>"
+        for key, formatter in numbers
         if isinstance(result.get(key), (int, float))
     ]
     return f'<div class="strip">{"".join(items)}</div>' if items else ""
@@ -297,12 +297,14 @@ def _forgetting(run: RunFiles) -> str:
         return ""
     before, after = forgetting["before"], forgetting["after"]
     scores = html.table(["score", "before", "after"], [[name, before[name], after.get(name)] for name in before])
-    moved = html.table(["weights", "relative distance"], [[*pair] for pair in forgetting["distance"].items()])
-    return html.paragraph(f"{forgetting.get('objective')} on {forgetting.get('text')}") + html.columns(scores, moved)
+    distances = html.table(["weights", "relative distance"], [[*pair] for pair in forgetting["distance"].items()])
+    return html.paragraph(f"{forgetting.get('objective')} on {forgetting.get('text')}") + html.columns(
+        scores, distances
+    )
 
 
-def _rates(run: RunFiles) -> str:
-    """Returns the peak learning rate of each part of the model, and its first training step."""
+def _learning_rates(run: RunFiles) -> str:
+    """Returns the peak learning rate of each part of the model, and the first step that trains it."""
     columns = ("group", "parameters", "learning_rate", "weight_decay", "without_decay", "from_step")
     # Three digits, since 0.0015 must not become 0.002.
     rows = [
@@ -318,8 +320,8 @@ def _classes(run: RunFiles) -> str:
     rows = [{**as_object(scores), "class": name} for name, scores in classes.items()]
     rows.sort(key=lambda row: -(row.get("support") or 0))
     names = {"class": "class", "precision": "precision", "recall": "recall", "f1": "F1", "support": "n"}
-    more = html.paragraph(f"{len(rows) - _CLASSES} more are in result.json.") if len(rows) > _CLASSES else ""
-    return _table(rows[:_CLASSES], names) + more
+    more = html.paragraph(f"{len(rows) - _MAX_CLASSES} more are in result.json.") if len(rows) > _MAX_CLASSES else ""
+    return _table(rows[:_MAX_CLASSES], names) + more
 
 
 def _environment_text(environment: JsonMapping) -> str:

@@ -19,13 +19,13 @@ from lmtool.errors import UserError
 from lmtool.runs.files import bounded_lines
 from lmtool.system.terminal import counted
 
-LONGEST = 100_000_000
+MAX_FILE_BYTES = 100_000_000
 """Maximum size in bytes of a file that is read at once."""
 
 
 class Baseline(TypedDict, total=False):
-    """The score of a constant prediction, as in facts.json. value: None if unknown. members: baseline of each member of
-    a mixture."""
+    """The score of a constant prediction, as in facts.json. value: None if unknown. members: the baselines of the
+    members of a mixture."""
 
     name: str
     metric: str
@@ -146,8 +146,8 @@ def _read_text(run: RunFiles, name: str, required: bool = True) -> str:
             run.problems.append(f"{name} is missing.")
         return ""
     try:
-        if path.stat().st_size > LONGEST:
-            run.problems.append(f"{name} has more than {LONGEST} bytes and is left out.")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            run.problems.append(f"{name} has more than {MAX_FILE_BYTES} bytes and is left out.")
             return ""
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as failure:
@@ -206,15 +206,15 @@ def _row(line: bytes) -> JsonObject | None:
 
 def read_predictions(run: RunFiles) -> Iterator[JsonObject]:
     """Yields the rows of predictions.jsonl that have a gold label and a prediction."""
-    broken = 0
+    broken_lines = 0
     for line in _lines(run, "predictions.jsonl"):
         row = _row(line)
         if row is None:
-            broken += 1
+            broken_lines += 1
         elif row.get("gold") is not None and row.get("prediction") is not None:
             yield row
-    if broken:
-        run.problems.append(f"predictions.jsonl: left out {counted(broken, 'line')} without a JSON object.")
+    if broken_lines:
+        run.problems.append(f"predictions.jsonl: left out {counted(broken_lines, 'line')} without a JSON object.")
 
 
 def series(rows: list[JsonObject], key: str) -> tuple[list[int], list[float]]:
@@ -233,30 +233,32 @@ def loss_terms(run: RunFiles) -> list[str]:
 
 
 def comparable_loss(run: RunFiles) -> str:
-    """Returns the training key that is comparable with the `loss` of held-out data: `loss` if all terms or none are
-    scored on held-out data, the key of the term if only one is (others are auxiliary, or of a teacher), otherwise
-    ""."""
+    """Returns the key of the training loss that is comparable with the `loss` of held-out data.
+
+    It is `loss` if held-out data is scored on all terms or on none. If held-out data is scored on a single one of
+    several terms (the others are auxiliary, or of a teacher), it is the key of this term; otherwise "".
+    """
     terms = [key.removeprefix("loss_") for key in loss_terms(run)]
-    validated = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
-    if not validated and run.result.get("task") in terms:
-        validated = [str(run.result["task"])]
-    if len(terms) < 2 or not validated or len(validated) == len(terms):
+    validated_terms = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
+    if not validated_terms and run.result.get("task") in terms:
+        validated_terms = [str(run.result["task"])]
+    if len(terms) < 2 or not validated_terms or len(validated_terms) == len(terms):
         return "loss"
-    return f"loss_{validated[0]}" if len(validated) == 1 else ""
+    return f"loss_{validated_terms[0]}" if len(validated_terms) == 1 else ""
 
 
 def phase_starts(run: RunFiles) -> list[int]:
-    """Returns the first steps of all phases but the first; for a running run, taken from its rows."""
+    """Returns the first step of each phase but the first one; without a result, from the rows of metrics.jsonl."""
     if phases := as_objects(run.result.get("phases")):
         starts = [phase.get("first_step") for phase in phases[1:]]
         return [step for step in starts if isinstance(step, int)]
-    steps, phase_of = series(run.train, "phase")
-    changes = zip(steps[1:], phase_of, phase_of[1:], strict=False)
+    steps, phase_numbers = series(run.train, "phase")
+    changes = zip(steps[1:], phase_numbers, phase_numbers[1:], strict=False)
     return [step for step, before, phase in changes if phase != before]
 
 
 UNDISTILLED = "student without a teacher"
-# Configuration keys in which the same student without a teacher differs.
+# Configuration keys in which the run of the same student without a teacher may differ.
 _IGNORED_KEYS = ("distill", "name", "run_dir", "checkpoint_every")
 
 

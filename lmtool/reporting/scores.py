@@ -12,9 +12,10 @@ from lmtool.system.terminal import plural
 
 # A difference below this many standard errors counts as chance.
 CLEAR_ERRORS = 2.0
-_FRACTIONS = ("accuracy",)
+# Suffixes of metrics that are a fraction of the examples.
+_FRACTION_SUFFIXES = ("accuracy",)
 # Suffixes of values that do not change during training.
-CONSTANTS = ("_count", "_standard_error", "_baseline")
+CONSTANT_SUFFIXES = ("_count", "_standard_error", "_baseline")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Score:
 
     @property
     def verdict(self) -> str:
-        """One of better, worse, unclear (within CLEAR_ERRORS standard errors), unknown (no baseline)."""
+        """`better` or `worse` than the baseline, `unclear` (within CLEAR_ERRORS standard errors) or `unknown`."""
         if self.gain is None:
             return "unknown"
         if self.standard_error and abs(self.gain) < CLEAR_ERRORS * self.standard_error:
@@ -46,8 +47,8 @@ class Score:
     @property
     def text(self) -> str:
         """'accuracy 0.812 ± 0.009'."""
-        margin = f" ± {number(self.standard_error)}" if self.standard_error else ""
-        return f"{title(self.metric)} {number(self.value)}{margin}"
+        error_text = f" ± {number(self.standard_error)}" if self.standard_error else ""
+        return f"{title(self.metric)} {number(self.value)}{error_text}"
 
     @property
     def sentence(self) -> str:
@@ -65,7 +66,7 @@ class Score:
         return f"{self.verdict} than {baseline_text}, by {amount}"
 
 
-def stopped_by(result: JsonMapping) -> str | None:
+def stop_reason(result: JsonMapping) -> str | None:
     """Returns the reason why a run stopped, in words: a budget, or patience."""
     reason = result.get("ended")
     if reason == "patience":
@@ -73,7 +74,7 @@ def stopped_by(result: JsonMapping) -> str | None:
     return f"stopped: {plain(reason)} reached" if reason else None
 
 
-def selected_on(result: JsonMapping) -> str | None:
+def selection_note(result: JsonMapping) -> str | None:
     """Returns a note that the checkpoint was selected on the scored rows; None for a run without a task."""
     examples = result.get("validation_examples")
     return f"selected on these {count(examples)} {plural(examples, 'row')}" if isinstance(examples, int) else None
@@ -102,7 +103,7 @@ def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | Non
     Args:
         result: result.json ("metric", "value", optionally "standard_error" and "validation_examples").
         baseline: the score's baseline.
-        examples: number of scored examples, for the binomial standard error of an accuracy; None: the result's
+        examples: number of scored examples, for the binomial standard error of an accuracy; None for the result's
             `validation_examples`.
     """
     metric, value = result.get("metric"), as_number(result.get("value"))
@@ -111,7 +112,7 @@ def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | Non
     error = as_number(result.get("standard_error"))
     if examples is None and isinstance(result.get("validation_examples"), int):
         examples = result["validation_examples"]
-    if error is None and examples and metric.endswith(_FRACTIONS) and 0 <= value <= 1:
+    if error is None and examples and metric.endswith(_FRACTION_SUFFIXES) and 0 <= value <= 1:
         error = math.sqrt(value * (1 - value) / examples)
     baseline_values = baseline or {}
     is_same_metric = baseline_values.get("metric") in (None, metric)

@@ -11,18 +11,19 @@ from lmtool.config.saved import JsonMapping
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.run_files import Baseline
-from lmtool.reporting.scores import CONSTANTS, score_of, selected_on, stopped_by, test_scores
-from lmtool.reporting.text import count, duration, fact, number, percent, plain, shorten, size, title
+from lmtool.reporting.scores import CONSTANT_SUFFIXES, score_of, selection_note, stop_reason, test_scores
+from lmtool.reporting.text import count, duration, format_value, number, percent, plain, shorten, size, title
 from lmtool.system.terminal import plural
 
-# Maximum number of labels that are listed with their counts.
-_LABELS = 20
+# Labels that are listed with their counts; of more labels, only two are.
+_MAX_LABELS = 20
 _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
 
 
 def metadata_text(metadata: Mapping[str, object]) -> str:
     """Returns metadata on one line: 'documents 1 234 · tokens 1.2 M'."""
-    return " · ".join(f"{title(key)} {fact(key, value)}" for key, value in metadata.items() if value is not None)
+    known = {key: value for key, value in metadata.items() if value is not None}
+    return " · ".join(f"{title(key)} {format_value(key, value)}" for key, value in known.items())
 
 
 def _sections(label: str, metadata: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -43,7 +44,7 @@ def _rows_under_label(label: str, texts: Iterable[str]) -> list[tuple[str, str]]
 def _label_counts(metadata: Mapping[str, int]) -> str:
     """Returns the counts of labels; of many labels, only the rarest and the most frequent one."""
     counts = [f"{name} {count(rows)}" for name, rows in zip(shorten(metadata, 40), metadata.values(), strict=True)]
-    if len(counts) <= _LABELS:
+    if len(counts) <= _MAX_LABELS:
         return " · ".join(counts)
     order = sorted(range(len(counts)), key=list(metadata.values()).__getitem__)
     return f"{count(len(counts))}, from {counts[order[0]]} to {counts[order[-1]]}"
@@ -51,7 +52,7 @@ def _label_counts(metadata: Mapping[str, int]) -> str:
 
 def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     parts = " · ".join(f"{title(part)} {count(number)}" for part, number in plan.parameters.items())
-    passes = f" = {fact('', float(plan.epochs))} epochs" if plan.epochs is not None else ""
+    passes = f" = {format_value('', float(plan.epochs))} epochs" if plan.epochs is not None else ""
     time = "time unknown" if plan.seconds is None else plan.time_text
     return [
         ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} trainable · {parts}"),
@@ -82,7 +83,7 @@ def _parameter_text(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tup
         return []
     rows = parameter_rows(counts_by_role)
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    texts = (f"{role:{widths[0]}}  {part:>{widths[1]}} of {total:>{widths[2]}}" for role, part, total in rows)
+    texts = (f"{role:{widths[0]}}  {trainable:>{widths[1]}} of {total:>{widths[2]}}" for role, trainable, total in rows)
     return _rows_under_label("learns", texts)
 
 
@@ -163,9 +164,9 @@ def _forgetting_rows(forgetting: JsonMapping) -> list[tuple[str, str]]:
     """Returns the pretraining loss before and after finetuning, and the change of the weights."""
     before, after = (float(forgetting[moment]["loss"]) for moment in ("before", "after"))
     sentence = f"{plain(forgetting['objective'])} loss {number(before)} before, {number(after)} after"
-    moved = " · ".join(f"{plain(level)} {percent(share)}" for level, share in forgetting["distance"].items())
+    distances = " · ".join(f"{plain(level)} {percent(share)}" for level, share in forgetting["distance"].items())
     added_parameters = f" · {count(forgetting['added'])} parameters added" if forgetting["added"] else ""
-    return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{moved}{added_parameters}")]
+    return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{distances}{added_parameters}")]
 
 
 def _headline(result: JsonMapping) -> str:
@@ -178,7 +179,7 @@ def _headline(result: JsonMapping) -> str:
         text += f", {duration(seconds)} of it training" if evaluation_seconds > 0.05 * seconds else ""
     if result.get("steps") is not None:
         text += f" · {count(result['steps'])} {plural(result['steps'], 'step')}"
-    return " · ".join(filter(None, (text, stopped_by(result))))
+    return " · ".join(filter(None, (text, stop_reason(result))))
 
 
 def _speed_text(result: JsonMapping) -> str:
@@ -188,11 +189,11 @@ def _speed_text(result: JsonMapping) -> str:
         "padding_fraction": lambda fraction: f"padding {percent(fraction)}",
         "peak_memory_bytes": lambda memory: f"peak memory {size(memory)}" if memory else "",
     }
-    parts = [form(result[key]) for key, form in formats.items() if result.get(key) is not None]
+    parts = [formatter(result[key]) for key, formatter in formats.items() if result.get(key) is not None]
     return " · ".join(filter(None, parts))
 
 
-def end_screen(
+def print_end(
     output: Output,
     *,
     result: JsonMapping,
@@ -215,7 +216,7 @@ def end_screen(
     output.line(_headline(result), _STYLES[score.verdict] if score else "bold")
     rows = []
     if score:
-        rows.append(("score", " · ".join(filter(None, (score.text, score.sentence, selected_on(result))))))
+        rows.append(("score", " · ".join(filter(None, (score.text, score.sentence, selection_note(result))))))
     rows += _rows_under_label("test", test_scores(result))
     if mixture := result.get("mixture"):
         members = [f"{plain(name)} {count(row['examples'])} ({percent(row['share'])})" for name, row in mixture.items()]
@@ -225,7 +226,7 @@ def end_screen(
         for key, value in (result.get("metrics") or {}).items()
         if isinstance(value, (int, float))
         and (score is None or (key != score.metric and (value != score.value or not key.endswith("_loss"))))
-        and not key.endswith((*CONSTANTS, "standard_error"))
+        and not key.endswith((*CONSTANT_SUFFIXES, "standard_error"))
     }
     if other_metrics:
         rows.append(("also", metadata_text(other_metrics)))

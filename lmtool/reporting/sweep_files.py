@@ -1,5 +1,5 @@
-"""Reads the folder of a sweep as plain data: one subfolder per job. The sweep may be running: a missing or damaged file
-is reported as the reason of its job.
+"""Reads the folder of a sweep as plain data: one subfolder per job. The sweep may still be running. A missing or
+damaged file is reported as the reason of its job.
 
 runs/NAME/sweep.json                 the requested jobs: their overrides, if known, and the time
 runs/NAME/3_lr-0.001/submitted.json  the job; it has not started if there is no job.json
@@ -29,8 +29,9 @@ JOB = "job.json"
 DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
     "done", "no score", "running", "stopped", "failed", "not started", "damaged",
 )  # fmt: skip
-_STOPPED = (REQUEUE, INTERRUPTED, TERMINATED)
-_TAIL = 4096
+_STOP_STATUSES = (REQUEUE, INTERRUPTED, TERMINATED)
+# Bytes at the end of metrics.jsonl in which the last step is looked for.
+_TAIL_BYTES = 4096
 # Keys that do not affect training.
 _LOCATION_KEYS = ("name", "run_dir")
 
@@ -39,8 +40,8 @@ _LOCATION_KEYS = ("name", "run_dir")
 class ReportedJob:
     """A job of a sweep.
 
-    status: done, no score, running, stopped, failed, not started or damaged; reason explains it. value: the finite
-    score of a job that is done, otherwise None. result: result.json, or {}."""
+    status: done, no score, running, stopped, failed, not started or damaged. reason: explains the status. value: the
+    finite score of a job that is done, otherwise None. result: result.json, or {}."""
 
     number: int
     folder: Path
@@ -61,7 +62,7 @@ class ReportedJob:
 
     @property
     def task(self) -> str:
-        """The task or objective. Only scores on the same one are compared."""
+        """The task or objective. Only scores on the same task or objective are compared."""
         sources = [(values, key) for key in ("task", "objective") for values in (self.result, self.overrides)]
         return next((str(values[key]) for values, key in sources if values.get(key)), "")
 
@@ -111,7 +112,7 @@ def is_finished(record: JsonMapping) -> bool:
 
 def final_status(exit_status: object) -> str:
     """Returns the status of a finished job."""
-    return DONE_JOB if exit_status == DONE else STOPPED if exit_status in _STOPPED else FAILED
+    return DONE_JOB if exit_status == DONE else STOPPED if exit_status in _STOP_STATUSES else FAILED
 
 
 def _job(path: Path) -> ReportedJob:
@@ -154,8 +155,8 @@ def last_step_text(folder: Path) -> str:
     """Returns 'at step N', from the last complete rows of metrics.jsonl; "" if there are none."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
-            lines = file.read(_TAIL).splitlines()
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
+            lines = file.read(_TAIL_BYTES).splitlines()
     except OSError:
         return ""
     for line in reversed(lines):

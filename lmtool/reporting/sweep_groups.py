@@ -2,8 +2,8 @@
 
 The jobs of a group differ only in their seed. Scores of different tasks, objectives or metrics are never combined: each
 has a block. Differences are paired by seed (Student 1908: the mean difference of the pairs, its standard error, and the
-95% interval of Student's t with one degree of freedom less than pairs). The error is unknown if all pairs differ by the
-same amount: scores on few rows are multiples of one row, so that equal differences occur by chance.
+95% interval of Student's t, whose degrees of freedom are the number of pairs minus one). The error is unknown if all
+pairs differ by the same amount: scores on few rows are multiples of one row, so that equal differences occur by chance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmtool.reporting.sweep_files import ReportedJob, SweepFiles
 from lmtool.reporting.text import lower_is_better, plain
 
 SEED = "seed"
-# A sampler's values cover little of the grid that they span; below this fraction, no cell counts as missing.
+# Values drawn by a sampler cover little of the grid that they span. Below this fraction, no cell counts as missing.
 _GRID_SHARE = 0.5
 # Relative rounding error of a score.
 _ROUNDING = 1e-9
@@ -36,7 +36,7 @@ class SeedGroup:
 
     @property
     def scores(self) -> dict[tuple[str, int], float]:
-        """The jobs' scores by seed and, for repeated seeds, a counter."""
+        """The jobs' scores by seed and a number that counts the jobs with the same seed from 0."""
         scores: dict[tuple[str, int], float] = {}
         for job in self.jobs:
             if job.value is not None:
@@ -75,8 +75,8 @@ class SeedGroup:
 class Difference:
     """The mean difference of two groups' scores over their common seeds.
 
-    error, low, high: standard error and 95% interval; None for fewer than two pairs, or if all pairs differ by the same
-    amount.
+    value: the mean difference; None without pairs. error, low, high: standard error and 95% interval; None for fewer
+    than two pairs, or if all pairs differ by the same amount.
     """
 
     value: float | None
@@ -101,17 +101,17 @@ class Difference:
 
 def difference(group: SeedGroup, other: SeedGroup) -> Difference:
     """Returns the scores of `group` minus those of `other`, paired by seed."""
-    mine, other_scores = group.scores, other.scores
-    pairs = [mine[seed] - other_scores[seed] for seed in mine if seed in other_scores]
+    group_scores, other_scores = group.scores, other.scores
+    pairs = [group_scores[seed] - other_scores[seed] for seed in group_scores if seed in other_scores]
     if not pairs:
         return Difference(None, 0)
     mean, error = mean_and_error(pairs)
-    rounding = _ROUNDING * max(map(abs, (*mine.values(), *other_scores.values())))
+    rounding = _ROUNDING * max(map(abs, (*group_scores.values(), *other_scores.values())))
     mean = mean if abs(mean) > rounding else 0.0
     if error is None or error <= rounding:
         return Difference(mean, len(pairs))
-    reach = t_quantile(len(pairs) - 1) * error
-    return Difference(mean, len(pairs), error, mean - reach, mean + reach)
+    half_width = t_quantile(len(pairs) - 1) * error
+    return Difference(mean, len(pairs), error, mean - half_width, mean + half_width)
 
 
 @dataclass
@@ -144,9 +144,16 @@ class Block:
 
 
 def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
-    """Returns the blocks of a sweep that have a score, in the order of their first jobs. sweep: the jobs. against: the
-    reference group: a job in it (number or folder) or its setting ('optimizer.lr=0.001'). None for the best group of
-    each block. Raises UserError if `against` does not match exactly one group."""
+    """Returns the blocks of a sweep that have a score, in the order of their first jobs.
+
+    Args:
+        sweep: the jobs.
+        against: the reference group, named by a job in it (number or folder) or by its setting
+            ('optimizer.lr=0.001'); None for the best group of each block.
+
+    Raises:
+        UserError: `against` does not match exactly one group.
+    """
     # Damaged jobs have no overrides.
     usable = [job for job in sweep.jobs if job.overrides or job.value is not None]
     tasks = dict.fromkeys((job.task, job.metric) for job in sweep.jobs if job.value is not None)
@@ -156,7 +163,7 @@ def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
         jobs = [job for job in usable if job.task == task and job.metric in metrics]
         blocks.append(_block(task, str(metric), jobs))
     if against is not None:
-        _refer(sweep, blocks, against)
+        _set_reference(sweep, blocks, against)
     return blocks
 
 
@@ -165,7 +172,7 @@ def _block(task: str, metric: str, jobs: Sequence[ReportedJob]) -> Block:
     grouped: dict[tuple[str | None, ...], list[ReportedJob]] = {}
     for job in jobs:
         grouped.setdefault(tuple(job.overrides.get(key) for key in keys), []).append(job)
-    groups = [SeedGroup(dict(zip(keys, values, strict=True)), of_group) for values, of_group in grouped.items()]
+    groups = [SeedGroup(dict(zip(keys, values, strict=True)), group_jobs) for values, group_jobs in grouped.items()]
     sign = 1 if lower_is_better(metric) else -1
     groups.sort(key=lambda group: (group.n == 0, sign * group.mean if group.n else 0.0))
     return Block(task, metric, keys, groups, groups[0], list(_missing(keys, groups)))
@@ -182,12 +189,12 @@ def varying_keys(jobs: Sequence[ReportedJob]) -> list[str]:
 
 def _is_none(settings: Mapping[str, str | None], key: str) -> bool:
     """Whether a key belongs to a group that is set to none."""
-    group, below, _ = key.partition(".")
-    return bool(below) and settings.get(group) == "none"
+    group, key_in_group, _ = key.partition(".")
+    return bool(key_in_group) and settings.get(group) == "none"
 
 
 def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[str, str]]:
-    """Yields the cells of the grid without a group; nothing if the settings are not a grid."""
+    """Yields the settings of the grid without a group; nothing if the settings do not form a grid."""
     values = [list(dict.fromkeys(group.settings[key] for group in groups)) for key in keys]
     cells = math.prod(map(len, values))
     if len(groups) == cells or len(groups) < _GRID_SHARE * cells:
@@ -200,21 +207,24 @@ def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[
             yield {key: value for key, value in settings.items() if value is not None}
 
 
-def _refer(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> None:
+def _set_reference(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> None:
     """Sets the reference of the blocks that contain the named job or setting."""
-    settings, hint = _settings(against), "against=3 names a job, against='optimizer.lr=0.001' a setting"
+    settings = _settings(against)
     matched = False
     for block in blocks:
         matching = [group for group in block.groups if _matches(group, settings, against)]
         if len(matching) > 1:
             more = ", ".join(key for key in block.keys if key not in settings)
-            raise UserError(f"against={against} matches {len(matching)} settings of the sweep", f"add {more}")
+            raise UserError(f"against={against} matches {len(matching)} settings of the sweep", f"add values of {more}")
         if matching and not matching[0].n:
-            raise UserError(f"against={against}: none of its jobs has a score", "name another job or setting")
+            raise UserError(f"no job of against={against} has a score", "name another job or setting")
         if matching:
             block.reference, matched = matching[0], True
     if not matched:
-        raise UserError(f"against={against} is neither a job nor a setting of {sweep.folder}", hint)
+        raise UserError(
+            f"against={against} is neither a job nor a setting of {sweep.folder}",
+            "use the number of a job (against=3) or a setting (against='optimizer.lr=0.001')",
+        )
 
 
 def _settings(against: str) -> dict[str, str]:
@@ -226,12 +236,14 @@ def _settings(against: str) -> dict[str, str]:
 def _matches(group: SeedGroup, settings: Mapping[str, str], against: str) -> bool:
     """Whether a group has the settings, or without settings a job that `against` names."""
     if settings:
-        return all(key in group.settings and same(group.settings[key], value) for key, value in settings.items())
+        return all(
+            key in group.settings and equal_values(group.settings[key], value) for key, value in settings.items()
+        )
     name = against.rstrip("/")
     return any(name in (str(job.number), str(job.folder), job.folder.name) for job in group.jobs)
 
 
-def same(first: str | None, second: str | None) -> bool:
+def equal_values(first: str | None, second: str | None) -> bool:
     """Whether two values are equal, as numbers (1e-3, 0.001) or as text."""
     numbers = number_of(first), number_of(second)
     return first == second or (None not in numbers and numbers[0] == numbers[1])

@@ -20,22 +20,22 @@ from lmtool.system.terminal import counted
 
 # Sentences to quote, and rows that the screen and the page share.
 
-_NAMED = 3
+_MAX_NAMES = 3
 _INTERVAL = f"{LEVEL:.0%} interval"
-_LABEL = 200
-_SAME = "every pair of seeds differs by the same amount, which gives no interval"
-# Keys that change the prediction targets: losses over different targets do not compare.
-_OTHER_TARGETS = ("tokenizer", "data")
-# Keys that select the scored rows: scores on different rows do not compare.
-_OTHER_ROWS = ("task.path", "task.hub", "task.files", "task.validation", "task.label")
+_SETTING_CHARACTERS = 200
+_SAME_IN_EVERY_PAIR = "every pair of seeds differs by the same amount, which gives no interval"
+# Keys that change the prediction targets: losses over different targets are not comparable.
+_TARGET_KEYS = ("tokenizer", "data")
+# Keys that select the scored rows: scores on different rows are not comparable.
+_ROW_KEYS = ("task.path", "task.hub", "task.files", "task.validation", "task.label")
 
 
 def setting(group: SeedGroup) -> str:
-    return plain(group.label, _LABEL)
+    return plain(group.label, _SETTING_CHARACTERS)
 
 
 def score(block: Block, group: SeedGroup) -> str:
-    """Returns 'accuracy 0.712 ± 0.010 (mean and standard error of 3 seeds)'."""
+    """Returns 'accuracy 0.712 ± 0.010 (mean and standard error, n = 3)'."""
     if not group.n:
         return f"no {title(block.metric)}"
     value = f"{title(block.metric)} {number(group.mean)}"
@@ -44,9 +44,11 @@ def score(block: Block, group: SeedGroup) -> str:
     return f"{value} ± {number(group.error)} (mean and standard error, n = {group.n})"
 
 
-def between(gap: Difference) -> str:
-    """Returns '−0.02 to 0.01', empty where no interval is known."""
-    return "" if gap.low is None or gap.high is None else f"{with_sign(gap.low)} to {with_sign(gap.high)}"
+def interval_text(difference: Difference) -> str:
+    """Returns '-0.020 to +0.010', empty where no interval is known."""
+    if difference.low is None or difference.high is None:
+        return ""
+    return f"{with_sign(difference.low)} to {with_sign(difference.high)}"
 
 
 def with_sign(value: float) -> str:
@@ -75,8 +77,8 @@ def headline(block: Block) -> str:
 def sentences(block: Block) -> list[str]:
     """Returns the sentences below the headline: ties, the named reference, missing cells, and cautions."""
     notes = [_ties(block)] if block.reference is block.best else [_difference_from_reference(block)]
-    contrasts = [gap for _, gap in block.contrasts()]
-    known_intervals = sum(gap.significant is not None for gap in contrasts)
+    contrasts = [difference for _, difference in block.contrasts()]
+    known_intervals = sum(difference.significant is not None for difference in contrasts)
     if known_intervals >= 10:
         notes.append(
             f"{known_intervals} intervals of {LEVEL:.0%} each: without any true difference, about "
@@ -84,20 +86,22 @@ def sentences(block: Block) -> list[str]:
         )
     if block.missing:
         cells = [" ".join(f"{key}={value}" for key, value in cell.items()) for cell in block.missing]
-        notes.append(f"Missing of the grid: {_first_names([plain(cell, 120) for cell in cells])}.")
-    other = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in _OTHER_TARGETS]
-    if other and lower_is_better(block.metric):
-        notes.append(f"{plain(other[0], 80)} varies: {title(block.metric)} over different targets is not comparable.")
-    rows = [key for key in block.keys if ".".join(key.split(".")[:2]) in _OTHER_ROWS]
-    if rows:
-        notes.append(f"{plain(rows[0], 80)} varies: scores on different rows or labels are not comparable.")
+        notes.append(f"Missing from the grid: {_first_names([plain(cell, 120) for cell in cells])}.")
+    target_keys = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in _TARGET_KEYS]
+    if target_keys and lower_is_better(block.metric):
+        notes.append(
+            f"{plain(target_keys[0], 80)} varies: {title(block.metric)} over different targets is not comparable."
+        )
+    row_keys = [key for key in block.keys if ".".join(key.split(".")[:2]) in _ROW_KEYS]
+    if row_keys:
+        notes.append(f"{plain(row_keys[0], 80)} varies: scores on different rows or labels are not comparable.")
     return [sentence for sentence in notes if sentence]
 
 
 def _first_names(names: Sequence[str]) -> str:
     """Returns the first names, and the number of the others."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return "; ".join(names[:_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return "; ".join(names[:_MAX_NAMES]) + more
 
 
 def _ties(block: Block) -> str:
@@ -105,10 +109,10 @@ def _ties(block: Block) -> str:
     contrasts = block.contrasts()
     if not contrasts:
         return ""
-    tied = [group for group, gap in contrasts if gap.significant is False]
-    unknown = [(group, gap) for group, gap in contrasts if gap.significant is None]
+    tied = [group for group, difference in contrasts if difference.significant is False]
+    unknown = [(group, difference) for group, difference in contrasts if difference.significant is None]
     notes = []
-    if not any(gap.pairs > 1 for _, gap in contrasts):
+    if not any(difference.pairs > 1 for _, difference in contrasts):
         return (
             "Whether the others differ significantly is unknown: no two of their seeds can be paired. "
             "Add seeds: seed=1,2,3."
@@ -117,12 +121,12 @@ def _ties(block: Block) -> str:
         notes.append(f"Not significantly different from it: {_first_names([setting(group) for group in tied])}.")
     elif not unknown:
         notes.append("All others differ significantly.")
-    few = [group for group, gap in unknown if not gap.same_in_every_pair]
-    if few:
-        notes.append(f"Unknown for {counted(len(few), 'setting')}: fewer than two seeds can be paired.")
-    if len(unknown) > len(few):
-        settings = counted(len(unknown) - len(few), "setting")
-        notes.append(f"Unknown for {settings}: {_SAME}. {_one_more_pair(block)}")
+    unpaired = [group for group, difference in unknown if not difference.same_in_every_pair]
+    if unpaired:
+        notes.append(f"Unknown for {counted(len(unpaired), 'setting')}: fewer than two seeds can be paired.")
+    if len(unknown) > len(unpaired):
+        settings = counted(len(unknown) - len(unpaired), "setting")
+        notes.append(f"Unknown for {settings}: {_SAME_IN_EVERY_PAIR}. {_one_more_pair(block)}")
     return " ".join(notes)
 
 
@@ -134,15 +138,18 @@ def _one_more_pair(block: Block) -> str:
 
 def _difference_from_reference(block: Block) -> str:
     """Returns the difference between the best and the named setting."""
-    gap = next((gap for group, gap in block.contrasts() if group is block.best), None)
-    if gap is None or gap.value is None:
+    difference = next((difference for group, difference in block.contrasts() if group is block.best), None)
+    if difference is None or difference.value is None:
         return f"The best shares no seed with {setting(block.reference)}."
-    interval = f", {_INTERVAL} {between(gap)}" if gap.low is not None else ""
-    significance = {True: ", significant", False: ", not significant", None: ", significance unknown"}[gap.significant]
-    pairs = counted(gap.pairs, "pair")
-    note = f": {_SAME}. {_one_more_pair(block)}" if gap.same_in_every_pair else "."
+    interval = f", {_INTERVAL} {interval_text(difference)}" if difference.low is not None else ""
+    significance = {True: ", significant", False: ", not significant", None: ", significance unknown"}[
+        difference.significant
+    ]
+    pairs = counted(difference.pairs, "pair")
+    note = f": {_SAME_IN_EVERY_PAIR}. {_one_more_pair(block)}" if difference.same_in_every_pair else "."
     return (
-        f"Best minus {setting(block.reference)}: {with_sign(gap.value)}{interval}, {pairs} of seeds{significance}{note}"
+        f"Best minus {setting(block.reference)}: {with_sign(difference.value)}{interval}, {pairs} of seeds"
+        f"{significance}{note}"
     )
 
 
@@ -151,7 +158,7 @@ def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
     seeded = any(group.error is not None for group in block.groups)
     rows_known = any(group.rows_error is not None for group in block.groups)
     keys = block.keys or ["setting"]
-    contrasts = {id(group): gap for group, gap in block.contrasts()}
+    contrasts = {id(group): difference for group, difference in block.contrasts()}
     header = [*keys, title(block.metric)]
     header += (["± seeds"] if seeded else []) + (["± rows"] if rows_known else []) + ["n"]
     compared = bool(contrasts)
@@ -163,7 +170,7 @@ def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
         settings = [group.settings[key] for key in block.keys] or [group.label]
         row: list[object] = [*settings, group.mean if group.n else None]
         row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_score_count(group)]
-        row += _gap_cells(contrasts.get(id(group)), group is block.reference, seeded) if compared else []
+        row += _difference_cells(contrasts.get(id(group)), group is block.reference, seeded) if compared else []
         row += [values[index] for values in extra_columns.values()]
         rows.append([*row, _time(group.jobs), _job_numbers(group.jobs)])
     return header, rows
@@ -196,12 +203,12 @@ def _mean_of(group: SeedGroup, value: Callable[[JsonMapping], float]) -> float |
     return sum(values) / len(values) if values else None
 
 
-def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[object]:
-    if gap is None:
+def _difference_cells(difference: Difference | None, reference: bool, seeded: bool) -> list[object]:
+    if difference is None:
         return ["reference" if reference else "", *(["", None, ""] if seeded else [])]
-    value = "" if gap.value is None else with_sign(gap.value)
-    significance = {True: "yes", False: "no", None: "unknown"}[gap.significant]
-    return [value, *([between(gap), gap.pairs, significance] if seeded else [])]
+    value = "" if difference.value is None else with_sign(difference.value)
+    significance = {True: "yes", False: "no", None: "unknown"}[difference.significant]
+    return [value, *([interval_text(difference), difference.pairs, significance] if seeded else [])]
 
 
 def _score_count(group: SeedGroup) -> int | str:
@@ -248,13 +255,13 @@ def end_line(record: JsonMapping, finished: int, total: int | None, seconds_left
 
 # sweep.html and sweep.csv in the folder of a sweep.
 
-_GROUPS, _JOBS, _UNSCORED = 300, 1000, 300
+_PAGE_GROUPS, _PAGE_JOBS, _PAGE_UNSCORED = 300, 1000, 300
 
 
 def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]:
     """Writes both files and returns their paths. Raises UserError if that fails."""
     page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
-    with html.writing(sweep.folder):
+    with html.report_write_errors(sweep.folder):
         write_delimited(table, csv_rows(sweep), ",", named_by_user=False)
     html.write_page(page, sweep.name, _body(sweep, blocks))
     return page, table
@@ -264,18 +271,18 @@ def _body(sweep: SweepFiles, blocks: Sequence[Block]) -> Iterator[str]:
     yield f"<h1>{html.escape(sweep.name)}</h1>"
     yield html.paragraph(" · ".join(part for part in (sweep.command, status_line(sweep)) if part))
     for block in blocks:
-        yield _head(block)
+        yield _block_head(block)
     if not blocks:
         yield html.paragraph("No job has a score yet.", "unclear")
     for block in blocks:
         name = f"{block.task}: {title(block.metric)}" if len(blocks) > 1 else title(block.metric)
-        yield html.section(name, _figures(block), _groups(block))
-    yield html.section("Without a score", _unscored(sweep))
-    yield html.section("Jobs", _jobs(sweep))
+        yield html.section(name, _figures(block), _group_section(block))
+    yield html.section("Without a score", _unscored_section(sweep))
+    yield html.section("Jobs", _job_section(sweep))
     yield html.section("Left out", *(html.paragraph(problem) for problem in sweep.problems))
 
 
-def _head(block: Block) -> str:
+def _block_head(block: Block) -> str:
     errors = "mean and standard error over seeds" if block.best.error is not None else "no error over seeds is known"
     label = " · ".join(part for part in (block.task, title(block.metric), f"n = {block.best.n}", errors) if part)
     head = html.headline(block.best.mean, label, block.best.error)
@@ -295,7 +302,7 @@ def _figures(block: Block) -> str:
     return layout + (html.paragraph(caption) if figures_html else "")
 
 
-def _groups(block: Block) -> str:
+def _group_section(block: Block) -> str:
     header, rows = group_table(block)
     reference = "the best" if block.reference is block.best else setting(block.reference)
     legend = {
@@ -306,31 +313,34 @@ def _groups(block: Block) -> str:
     }
     notes = [text for column, text in legend.items() if column in header]
     if sum(group.n > 0 for group in block.groups) > 1:
-        notes.append("The best of several is optimistic: it was selected on these rows. Report its score on others.")
-    table = html.wide(html.table(header, rows[:_GROUPS]))
-    return f"{table}{_more(len(rows), _GROUPS)}{html.paragraph(' '.join(notes))}"
+        notes.append(
+            "The score of the best setting is optimistic, because the setting was selected on these rows. Report its "
+            "score on other rows."
+        )
+    table = html.scrolling_table(html.table(header, rows[:_PAGE_GROUPS]))
+    return f"{table}{_more_rows(len(rows), _PAGE_GROUPS)}{html.paragraph(' '.join(notes))}"
 
 
-def _unscored(sweep: SweepFiles) -> str:
+def _unscored_section(sweep: SweepFiles) -> str:
     header, rows = unscored_table(sweep)
-    return html.table(header, rows[:_UNSCORED]) + _more(len(rows), _UNSCORED) if rows else ""
+    return html.table(header, rows[:_PAGE_UNSCORED]) + _more_rows(len(rows), _PAGE_UNSCORED) if rows else ""
 
 
-def _jobs(sweep: SweepFiles) -> str:
+def _job_section(sweep: SweepFiles) -> str:
     keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(job.metric for job in sweep.jobs if job.metric))
     rows = [
         [str(job.number), *(job.overrides.get(key) for key in keys)]
         + [job.value if job.metric == metric else None for metric in metrics]
         + [job.seconds, job.status]
-        for job in sweep.jobs[:_JOBS]
+        for job in sweep.jobs[:_PAGE_JOBS]
     ]
     table = html.table(["job", *keys, *map(title, metrics), "seconds", "status"], rows)
-    return html.wide(table) + _more(len(sweep.jobs), _JOBS)
+    return html.scrolling_table(table) + _more_rows(len(sweep.jobs), _PAGE_JOBS)
 
 
-def _more(count: int, limit: int) -> str:
-    return html.paragraph(f"{count - limit} more rows are in sweep.csv.") if count > limit else ""
+def _more_rows(count: int, limit: int) -> str:
+    return html.paragraph(f"sweep.csv has {counted(count - limit, 'more row')}.") if count > limit else ""
 
 
 # The table printed at the end of a sweep.

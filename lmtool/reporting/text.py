@@ -60,20 +60,20 @@ def plain(text: object, limit: int | None = None) -> str:
 
 
 def shorten(names: Iterable[object], limit: int) -> list[str]:
-    """Returns the names with their middle elided if longer than `limit` characters. Different names stay different:
-    they keep as many more characters as needed."""
+    """Returns the names, each with its middle elided if it is longer than `limit` characters. Different names stay
+    different: they keep as many more characters as needed."""
     texts = [plain(masked(str(name))) for name in names]
     limits = [limit] * len(texts)
     while True:
-        candidates = [_without_middle(text, most) for text, most in zip(texts, limits, strict=True)]
+        candidates = [_without_middle(text, maximum) for text, maximum in zip(texts, limits, strict=True)]
         texts_by_short: dict[str, set[str]] = {}
-        for short, text in zip(candidates, texts, strict=True):
-            texts_by_short.setdefault(short, set()).add(text)
-        twins = [number for number, short in enumerate(candidates) if len(texts_by_short[short]) > 1]
-        if not twins:
+        for shortened, text in zip(candidates, texts, strict=True):
+            texts_by_short.setdefault(shortened, set()).add(text)
+        ambiguous = [index for index, shortened in enumerate(candidates) if len(texts_by_short[shortened]) > 1]
+        if not ambiguous:
             return candidates
-        for number in twins:
-            limits[number] += 4
+        for index in ambiguous:
+            limits[index] += 4
 
 
 def _without_middle(text: str, limit: int) -> str:
@@ -127,7 +127,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Returns the seconds as 0:09, 3:20 or 2:30:00."""
+    """Formats seconds as 0:09, 3:20 or 2:30:00."""
     if not math.isfinite(seconds):
         return "-:--"
     total = max(round(seconds), 0)
@@ -136,7 +136,7 @@ def clock(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Returns a score or loss: four significant digits, exponents only where a decimal would be unreadable."""
+    """Formats a score or loss with about four significant digits, and an exponent only if a decimal is unreadable."""
     if not is_number(value):
         return plain(value, 200)
     if not math.isfinite(value):
@@ -151,13 +151,13 @@ def number(value: float) -> str:
 
 
 def exponent(value: float) -> str:
-    """Returns a learning rate: 0.00045 -> '4.5e-4'."""
+    """Formats a learning rate: 0.00045 as '4.5e-4'."""
     mantissa, _, power = f"{value:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(power)}" if value else "0"
 
 
 def percent(fraction: float) -> str:
-    """Returns a fraction: 0.153 -> '15.3%', 0.00012 -> '0.012%', 1.48e-9 -> '< 0.001%'."""
+    """Formats a fraction: 0.153 as '15.3%', 0.00012 as '0.012%', 1.48e-9 as '< 0.001%'."""
     if 0.0005 <= abs(fraction) <= 0.9995 or fraction in (0, 1):
         return f"{100 * fraction:.1f}%".replace(".0%", "%")
     if abs(fraction) < 0.00001:
@@ -165,7 +165,7 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.3g}%"
 
 
-def fact(key: str, value: object) -> str:
+def format_value(key: str, value: object) -> str:
     """Formats a value by the suffix of its key (`_bytes`, `bytes_per_second`, `seconds`, `_fraction`, ...); also lists
     and mappings of values."""
     if isinstance(value, bool):
@@ -189,9 +189,9 @@ def fact(key: str, value: object) -> str:
         return text.rstrip("0").rstrip(".") if isinstance(value, float) and "." in text and text[-1] == "0" else text
     if isinstance(value, dict):
         items = zip(shorten(value, 60), value.items(), strict=True)
-        return ", ".join(f"{label} {fact(str(name), item)}" for label, (name, item) in items)
+        return ", ".join(f"{label} {format_value(str(name), item)}" for label, (name, item) in items)
     if isinstance(value, (list, tuple)):
-        return ", ".join(fact(key, item) for item in value)
+        return ", ".join(format_value(key, item) for item in value)
     return plain(value, 500)
 
 

@@ -1,5 +1,8 @@
-"""From a command line to a decoded configuration, in three steps: expand shorthands; compose with Hydra, read a saved
-configuration, or continue that of the run that a branch starts from; replace `auto`, decode, and apply the rules.
+"""From a command line to a decoded configuration, in three steps.
+
+1. Expand the shorthands.
+2. Compose with Hydra, read a saved configuration, or update the configuration of the run that a branch starts from.
+3. Replace `auto`, decode, and apply the rules.
 """
 
 from __future__ import annotations

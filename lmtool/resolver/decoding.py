@@ -33,10 +33,10 @@ def decode_config(
     Args:
         verb: the command.
         data: composed plain data, or the body of a saved configuration.
-        earlier: problems to report together with the others.
+        earlier: problems found before, reported together with the others.
         running: whether the command runs on this machine, rather than only being planned.
-        reads_checkpoint: False for a complete configuration, whose sections are independent of its checkpoint; its
-            teachers are read only if it runs.
+        reads_checkpoint: False for a complete configuration: no section has to be taken from its checkpoint, and
+            its teachers are read only if it runs.
 
     Raises:
         ConfigError: all errors.
@@ -64,7 +64,7 @@ def decode_config(
             running=running,
         )
     except ConfigError as error:
-        problems = [_missing_device(verb, data, _suggest_other_commands(verb, problem)) for problem in error.problems]
+        problems = [_suggest_plan(verb, data, _suggest_other_commands(verb, problem)) for problem in error.problems]
         raise ConfigError(problems) from error
 
 
@@ -84,7 +84,7 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
         return None
     except OSError as error:  # a name too long for the file system, or a folder without permission
         message = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
-        problems.append(Problem("checkpoint", message, "use a folder that may be read"))
+        problems.append(Problem("checkpoint", message, "use a folder that you can read"))
         return None
     missing = [plugin for plugin in config.get("plugins") or () if plugin not in plugins.typed_plugins()]
     if missing:
@@ -94,9 +94,9 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
     return config
 
 
-def _missing_device(verb: str, data: JsonMapping, problem: Problem) -> Problem:
-    """Returns the error for a type of device (`h100`) given to a command that runs: only `lmtool plan` accepts it.
-    Other problems are returned unchanged."""
+def _suggest_plan(verb: str, data: JsonMapping, problem: Problem) -> Problem:
+    """Returns the problem of a type of device (`h100`) that was given to a command that runs, reworded: only
+    `lmtool plan` accepts types. Other problems are returned unchanged."""
     name = data.get("device")
     if problem.key != "device" or name not in DEVICES:
         return problem
@@ -108,15 +108,15 @@ def _missing_device(verb: str, data: JsonMapping, problem: Problem) -> Problem:
 def _suggest_other_commands(verb: str, problem: Problem) -> Problem:
     """Returns a problem with an unknown key, with a hint that names the commands that have the key. Other problems are
     returned unchanged."""
-    having = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
-    if not problem.message.startswith("unknown key") or problem.meant or not having:
+    others = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
+    if not problem.message.startswith("unknown key") or problem.meant or not others:
         return problem
-    return replace(problem, hint=f"omit it: {problem.key} is a key of lmtool {', '.join(having)}")
+    return replace(problem, hint=f"omit it: {problem.key} is a key of lmtool {', '.join(others)}")
 
 
 def with_defaults(config: JsonMapping) -> JsonMapping:
-    """Returns a saved configuration with default values for keys that are newer than it; unchanged if it does not
-    decode."""
+    """Returns a saved configuration with default values for keys that are newer than it. A configuration that cannot be
+    decoded is returned unchanged."""
     verb = str(config.get("command"))
     if verb not in COMMANDS:
         return config

@@ -28,8 +28,8 @@ from lmtool.system.terminal import say
 from lmtool.tasks.files import canonical
 from lmtool.tasks.guessing import TABLES, guess, headless, is_path, is_text, quote_value
 
-_HEAD = 100  # rows from which the text column is inferred
-_LETTERS = re.compile(r"[A-Za-z]+")
+_SAMPLE = 100  # rows from which the text column is inferred
+_FIRST_WORD = re.compile(r"[A-Za-z]+")
 
 
 def with_keys(line: CommandLine) -> list[str]:
@@ -41,33 +41,32 @@ def with_keys(line: CommandLine) -> list[str]:
 
 
 def with_task(line: CommandLine) -> list[str]:
-    """Returns the overrides with `task=FILE` expanded, which is printed too; unchanged if there is none. Raises
-    UserError if the kind of task cannot be inferred from the file."""
+    """Returns the overrides with `task=FILE` expanded, if it is among them, and prints the expansion. Raises UserError
+    if the kind of task cannot be inferred from the file."""
     values = line.values
 
     def expand(file: str) -> list[str]:
         if line.verb == "evaluate":
-            return [f"task.path={file}"]  # all that it needs, because its checkpoint has the task
+            return [f"task.path={file}"]  # the rest of the task is in the checkpoint
         typed_keys = {key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.")}
         # `check` lists the rows with errors instead of stopping.
         with collect_errors() if line.verb == "check" else contextlib.nullcontext():
             return guess(file, typed_keys).words(file)
 
     names = options("task", line.config_dirs)
-    return _expand(line, "task", "data", lambda file: is_path(file, names), expand)
+    return _expand(line, "task", lambda file: is_path(file, names), expand)
 
 
 def with_text(line: CommandLine) -> list[str]:
-    """Returns the overrides with `data=FILE` expanded, which is printed too; unchanged if there is none. Raises
-    UserError if the file type cannot be inferred."""
+    """Returns the overrides with `data=FILE` expanded, if it is among them, and prints the expansion. Raises UserError
+    if the file type cannot be inferred."""
     names = options("data", line.config_dirs)
-    return _expand(line, "data", "text", lambda file: _is_path(file, names), lambda file: _full(file, line.values))
+    return _expand(line, "data", lambda file: _is_path(file, names), lambda file: _text_overrides(file, line.values))
 
 
 def _expand(
     line: CommandLine,
     section: str,
-    content: str,
     is_file: Callable[[str], bool],
     expand: Callable[[str], list[str]],
 ) -> list[str]:
@@ -77,7 +76,6 @@ def _expand(
     Args:
         line: The command line.
         section: "task" or "data".
-        content: What the file contains, for messages.
         is_file: Whether a value is a file or folder rather than a name.
         expand: Returns the overrides for a file.
 
@@ -91,7 +89,7 @@ def _expand(
     path = f"{section}.path"
     if path in line.values:
         raise UserError(
-            f"{section}={value} and {path}={line.values[path]} both name {content}",
+            f"{section}={value} and {path}={line.values[path]} both set {path}",
             f"set {section}=NAME {path}={line.values[path]}, or only {section}={value}",
         )
     if not all(map(is_file, files)):
@@ -103,11 +101,11 @@ def _expand(
             "repeat the command for each file",
         )
     merged = expansions[0] | {path: ",".join(expansion[path] for expansion in expansions)}
-    full = [f"{key}={item}" for key, item in merged.items() if key == section or key not in line.values]
+    expanded = [f"{key}={item}" for key, item in merged.items() if key == section or key not in line.values]
     typed_keys = [word for word in line.words if word.startswith(f"{section}.")]
-    say(f"{section}={value} is read as: {shlex.join([*full, *typed_keys])}", sys.stderr)
-    number = line.words.index(f"{section}={value}")
-    return [*line.words[:number], *full, *line.words[number + 1 :]]
+    say(f"{section}={value} is read as: {shlex.join([*expanded, *typed_keys])}", sys.stderr)
+    index = line.words.index(f"{section}={value}")
+    return [*line.words[:index], *expanded, *line.words[index + 1 :]]
 
 
 def _is_path(value: str, names: Sequence[str]) -> bool:
@@ -125,11 +123,12 @@ def _is_path(value: str, names: Sequence[str]) -> bool:
     return kind_of(value) is not None or path.is_dir()
 
 
-def _full(value: str, values: Mapping[str, str]) -> list[str]:
+def _text_overrides(value: str, values: Mapping[str, str]) -> list[str]:
+    """Returns the overrides that `data=VALUE` stands for, if the value is a path. values: all overrides by key."""
     path = Path(value).expanduser()
-    paths = {"data.path": value} if not path.is_dir() else _of_folder(value, path)
+    paths = {"data.path": value} if not path.is_dir() else _paths_in_folder(value, path)
     kind = kind_of(paths["data.path"]) or _only_kind(value, path)
-    words = [f"data={kind}", *(f"{key}={quote_value(of)}" for key, of in paths.items())]
+    words = [f"data={kind}", *(f"{key}={quote_value(file)}" for key, file in paths.items())]
     if kind != "text" and "data.text" not in values:
         file = find("data", paths["data.path"], SUFFIXES[kind] + packed_suffixes(*SUFFIXES[kind]))[0]
         column = _column(value, _rows(file, kind, values), shlex.join(words), kind == "csv")
@@ -137,23 +136,24 @@ def _full(value: str, values: Mapping[str, str]) -> list[str]:
     return words
 
 
-def _of_folder(value: str, folder: Path) -> dict[str, str]:
-    """Returns the paths in a folder: the folder itself; or, if files are named after splits, those for training and for
-    development, but none for testing. Raises UserError if the files of a split have several types."""
-    by_split: dict[str, set[str]] = {}
+def _paths_in_folder(value: str, folder: Path) -> dict[str, str]:
+    """Returns the keys that `data=FOLDER` sets: `data.path` to the folder; or, if its files are named after splits,
+    `data.path` to the training files and `data.validation` to the development files. Test files are left out. Raises
+    UserError if the files of a split have several types."""
+    patterns: dict[str, set[str]] = {}  # by split
     for name in sorted(os.listdir(folder)):
-        plain, begins = without_packing(name), _LETTERS.match(name)
-        if kind_of(name) is not None and begins is not None:
-            end = Path(plain).suffix + name[len(plain) :]
-            by_split.setdefault(canonical(begins[0]), set()).add(f"{begins[0]}*{end}")
-    if "train" not in by_split or not by_split.keys() & {"dev", "test"}:
+        unpacked, first_word = without_packing(name), _FIRST_WORD.match(name)
+        if kind_of(name) is not None and first_word is not None:
+            suffixes = Path(unpacked).suffix + name[len(unpacked) :]
+            patterns.setdefault(canonical(first_word[0]), set()).add(f"{first_word[0]}*{suffixes}")
+    if "train" not in patterns or not patterns.keys() & {"dev", "test"}:
         return {"data.path": value}
     paths: dict[str, str] = {}
     for split, key in (("train", "data.path"), ("dev", "data.validation")):
-        for pattern in by_split.get(split, ()):
+        for pattern in patterns.get(split, ()):
             if key in paths:
                 raise UserError(
-                    f"data={value}: its {split} files have several types: {', '.join(sorted(by_split[split]))}",
+                    f"data={value}: its {split} files have several types: {', '.join(sorted(patterns[split]))}",
                     f"choose one type: data=KIND data.path='{folder / pattern}'",
                 )
             paths[key] = str(folder / pattern)
@@ -180,12 +180,14 @@ def _only_kind(value: str, folder: Path) -> str:
 
 
 def _column(value: str, rows: Iterator[JsonMapping], words: str, has_header: bool) -> str:
-    """Returns the text column: `text`, or the only text column in the first rows. has_header: the first line contains
+    """Returns the text column: `text`, or the only text column in the first rows.
+
+    value: the value of `data=`. words: its expansion, for hints. has_header: whether the first line should contain
     column names. Raises UserError if that line is a row, or if the column is ambiguous."""
     columns: dict[str, list[Any]] = {}
     # Errors in rows, or in the rest of the file, are reported when the text is read.
     with collect_errors(), contextlib.suppress(UserError):
-        for row in itertools.islice(rows, _HEAD):
+        for row in itertools.islice(rows, _SAMPLE):
             for name, cell in row.items():
                 columns.setdefault(name, []).append(cell)
     if "text" in columns or not columns:
@@ -198,10 +200,11 @@ def _column(value: str, rows: Iterator[JsonMapping], words: str, has_header: boo
     texts = [name for name, cells in columns.items() if is_text(cells)]
     if len(texts) == 1:
         return texts[0]
-    names = texts or list(columns)
-    problem = "several columns contain text" if texts else "no column contains text"
-    forms = "   or ".join(f"{words} data.text={quote_value(name)}" for name in names[:2])
-    raise UserError(f"data={value}: {problem}: {', '.join(names)}", f"use {forms}")
+    message = f"several columns contain text: {', '.join(texts)}"
+    if not texts:
+        message = f"no column contains text; the columns are {', '.join(columns)}"
+    forms = "   or ".join(f"{words} data.text={quote_value(name)}" for name in (texts or [*columns])[:2])
+    raise UserError(f"data={value}: {message}", f"use {forms}")
 
 
 def _rows(file: Path, kind: str, values: Mapping[str, str]) -> Iterator[JsonMapping]:

@@ -25,38 +25,37 @@ from lmtool.resolver.schema.phases import EPOCH_KEYS, words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
-from lmtool.tuning.configs.base import offered
+from lmtool.tuning.configs.base import components_by_section
 
 Roles = frozenset[str] | None
 """The roles of a vocabulary's special tokens; None if they are not known yet."""
 
 
-def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterator[Requirement]:
-    """Yields the special tokens that the model's text format needs. text_format: replaces the model's own format."""
-    layout, start = FORMATS.get(text_format or model.text_format), model.start_role
-    for role in (*(layout.roles if layout is not None else ()), *([start] if start else [])):
+def text_format_needs(model: ModelConfig, text_format: str | None = None) -> Iterator[Requirement]:
+    """Yields a requirement for each special token that the model adds to its texts. text_format: the name of a format
+    that replaces the model's own."""
+    definition, start = FORMATS.get(text_format or model.text_format), model.start_role
+    for role in (*(definition.roles if definition is not None else ()), *([start] if start else [])):
         yield Requirement(
             special_token(role), "tokenizer", f"model={model.name} adds to its texts", "set tokenizer=auto"
         )
 
 
 def missing_token(needs: Iterable[Requirement], roles: Iterable[str]) -> str | None:
-    """Returns a predicate about the first missing token, such as "has no mask token, which objective=mlm needs"; None
-    if no token is missing. roles: the special tokens of the vocabulary."""
+    """Returns what a vocabulary lacks, as the predicate of a sentence: "has no mask token, which objective=mlm needs".
+    None if it has all tokens. roles: the special tokens of the vocabulary."""
     tokens = frozenset(roles)
-    lacking = (need for need in needs if need.offer.section == "roles" and not need.offer.holds(tokens))
-    return next((need.problem(tokens).message for need in lacking), None)
+    unmet_needs = (need for need in needs if need.offer.section == "roles" and not need.offer.holds(tokens))
+    return next((need.problem(tokens).message for need in unmet_needs), None)
 
 
 def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
-    """Whether an objective or a task is compatible with a model and with a vocabulary. roles: its special tokens; None:
-    unknown, so they are not compared."""
-    if roles is not None and missing_token(tokens_around(model), roles) is not None:
+    """Whether an objective or a task is compatible with a model and with a vocabulary. roles: its special tokens; None
+    if they are not known, and then not compared."""
+    if roles is not None and missing_token(text_format_needs(model), roles) is not None:
         return False
     return not any(True for member in learned.member_configs() for _ in unmet(member, model=model, roles=roles))
 
-
-# The pairs of sections that are compared. Only the first problem of a pair is reported.
 
 Phases = tuple[JsonObject, ...]
 SectionsOf = Callable[..., dict[str, Any]]
@@ -64,9 +63,10 @@ SectionsOf = Callable[..., dict[str, Any]]
 
 def match(command: type[Config], section: str, *keys: str, others: SectionsOf | None = None) -> None:
     """Registers a rule that compares the requirements of a section, or of every member of a mixture, with other keys.
+    The rule reports only the first unmet requirement of each.
 
     Args:
-        command: The commands that the rule applies to.
+        command: The class of the commands that the rule applies to.
         section: The section whose requirements are compared.
         keys: The keys that it is compared with.
         others: Builds the sections by name from the values of `keys`; None: each key is a section.
@@ -81,15 +81,17 @@ def match(command: type[Config], section: str, *keys: str, others: SectionsOf | 
 
 
 def _incompatibilities(section: str, component: Component, others: JsonObject) -> Iterator[Problem]:
+    """Yields the first unmet requirement of a component and of each member of a mixture. If the requirement names no
+    remedy, or is one of an objective in a mixture, the hint is the nearest legal override."""
     parts = component.member_configs() if isinstance(component, LearnedConfig) else (component,)
     for part in (component, *(part for part in parts if part is not component)):
         for need, other in unmet(part, **others):
             problem = _reword(section, component, part, need.problem(other))
-            replaced = part is not component and isinstance(component, ObjectiveConfig)
-            if need.instead is not None and not replaced:
+            in_objective_mixture = part is not component and isinstance(component, ObjectiveConfig)
+            if need.instead is not None and not in_objective_mixture:
                 yield problem
                 break
-            yield replace(problem, hint=_nearest(component, part, others))
+            yield replace(problem, hint=_nearest_hint(component, part, others))
             if isinstance(component, ObjectiveConfig):
                 return  # the hint replaces every incompatible member
             break
@@ -107,9 +109,8 @@ def _reword(section: str, component: Component, part: Component, problem: Proble
     return Problem(f"{section}.members", message, with_member(problem.hint))
 
 
-def _nearest(component: Component, part: Component, others: JsonObject) -> str | None:
-    """Returns the hint with the nearest legal override, for requirements that do not name one; None if there is
-    none."""
+def _nearest_hint(component: Component, part: Component, others: JsonObject) -> str | None:
+    """Returns a hint that names the nearest legal override; None if there is none."""
     overrides: list[str] = []
     if isinstance(component, ObjectiveConfig):
         overrides = [*_other_objective(component, others["model"], None), *_other_model(component, None)]
@@ -130,18 +131,21 @@ def _conflicts(section: str, command: type[Config]) -> None:
     rule(command, section)(check)
 
 
-def _learned(learned: LearnedConfig, model: ModelConfig) -> JsonObject:
+def _learned_and_model(learned: LearnedConfig, model: ModelConfig) -> JsonObject:
+    """Names the sections that a distillation method is compared with: `learned` is the objective or the task."""
     return {"learned": learned, "model": model}
 
+
+# The sections that are compared.
 
 match(PretrainConfig, "objective", "model")
 match(PretrainConfig, "objective", "parallel")
 match(FinetuneConfig, "task", "model")
 match(FinetuneConfig, "task", "parallel")
-match(FinetuneConfig, "tuning", "model", "task", others=offered)
+match(FinetuneConfig, "tuning", "model", "task", others=components_by_section)
 match(FinetuneConfig, "tuning", "parallel")
-match(PretrainConfig, "distill", "objective", "model", others=_learned)
-match(FinetuneConfig, "distill", "task", "model", others=_learned)
+match(PretrainConfig, "distill", "objective", "model", others=_learned_and_model)
+match(FinetuneConfig, "distill", "task", "model", others=_learned_and_model)
 match(PretrainConfig, "distill", "phases")
 match(RunConfig, "distill", "parallel")
 for _section, _command in (("task", FinetuneConfig), ("tuning", FinetuneConfig), ("distill", RunConfig)):
@@ -151,7 +155,7 @@ for _section, _command in (("task", FinetuneConfig), ("tuning", FinetuneConfig),
 @rule(RunConfig, "model", "tokenizer")
 def require_tokens_of_text_format(model: ModelConfig, tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """The vocabulary has the special tokens of the model's text format."""
-    missing = None if tokenizer.roles is None else missing_token(tokens_around(model), tokenizer.roles)
+    missing = None if tokenizer.roles is None else missing_token(text_format_needs(model), tokenizer.roles)
     if missing is not None:
         yield Problem("tokenizer", f"tokenizer={tokenizer.name} {missing}", "set tokenizer=auto")
 
@@ -162,7 +166,7 @@ def require_tokens_of_objective(
 ) -> Iterator[Problem]:
     """The vocabulary has the special tokens that the objective inserts."""
     roles = tokenizer.roles
-    if roles is None or missing_token(tokens_around(model), roles) is not None:
+    if roles is None or missing_token(text_format_needs(model), roles) is not None:
         return  # reported by require_tokens_of_text_format
     if any(True for member in objective.member_configs() for _ in unmet(member, model=model)):
         return
@@ -214,17 +218,17 @@ def fitting_objectives(model: ModelConfig, roles: Roles) -> list[ObjectiveConfig
 
 def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> list[str]:
     """Returns the nearest objective that is compatible with a model, as an override; for a mixture, its compatible
-    members with replacements for the incompatible ones. Empty if there is none."""
+    members, and replacements for the others. Empty if there is none."""
     fitting = [other.name for other in fitting_objectives(model, _suggested_roles(model) if roles is None else roles)]
     if not isinstance(objective, MixtureConfig):
         return [f"objective={name}" for name in fitting[:1]]
-    legal = [
+    compatible = [
         (_to_override(member), part.name)
         for member, part in zip(objective.members, objective.member_configs(), strict=True)
         if fits(part, model, roles)
     ]
-    names = {name for _, name in legal}
-    members = [*(member for member, _ in legal), *(name for name in fitting if name not in names)]
+    names = {name for _, name in compatible}
+    members = [*(member for member, _ in compatible), *(name for name in fitting if name not in names)]
     members = members[: len(objective.members)]
     weights = " objective.weights=null" if objective.weights and len(members) < len(objective.weights) else ""
     return [f"'objective.members=[{','.join(members)}]'{weights}"] if members else []
@@ -236,9 +240,10 @@ def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
     candidates: list[tuple[bool, bool, str]] = []
     for model in _defaults("model"):
         if fits(objective, model, _suggested_roles(model)):
-            more = "" if roles is None or fits(objective, model, roles) else " tokenizer=auto"
+            tokenizer = "" if roles is None or fits(objective, model, roles) else " tokenizer=auto"
             recipe = _published_objective(model)
-            candidates.append((recipe.get("name") != objective.name, len(recipe) > 2, f"model={model.name}{more}"))
+            changed = len(recipe) > 2  # more than `name` and one value
+            candidates.append((recipe.get("name") != objective.name, changed, f"model={model.name}{tokenizer}"))
     return [override for *_, override in sorted(candidates, key=lambda candidate: candidate[:2])[:1]]
 
 
@@ -268,12 +273,12 @@ def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, dat
     if objective.reuses_nothing and fits(objective, model, None) and reads_lanes(model, objective, data):
         yield Problem(
             "model.memory_length",
-            f"model.memory_length={model.remembers} caches the states of reused tokens, but objective.reuse=0",
+            f"model.memory_length={model.max_memory_length} caches the states of reused tokens, but objective.reuse=0",
             "set objective.reuse=256 for windows of 512, or model.memory_length=0",
         )
 
 
-def _phase_that_cuts(phases: Phases) -> str | None:
+def _interrupting_phase(phases: Phases) -> str | None:
     """Returns a sentence about the first phase that changes the streams or their number, which would lose their state;
     None if no phase does."""
     for number, phase in enumerate(phases):
@@ -283,7 +288,7 @@ def _phase_that_cuts(phases: Phases) -> str | None:
     return None
 
 
-_WORDING = "{lacking}: {reason}"
+_WORDING = "{lacking}: {reason}"  # unlike the default of Offer, the typed value comes first
 ONE_PROCESS: Offer[int] = Offer(
     "devices", lambda processes: processes == 1, lambda processes: f"devices={processes}", _SEPARATE, _WORDING
 )
@@ -292,8 +297,8 @@ ONE_MODEL: Offer[DistillConfig] = Offer(
 )
 SAME_STREAMS: Offer[Phases] = Offer(
     "phases",
-    lambda phases: _phase_that_cuts(phases) is None,
-    lambda phases: _phase_that_cuts(phases) or "",
+    lambda phases: _interrupting_phase(phases) is None,
+    lambda phases: _interrupting_phase(phases) or "",
     _SEPARATE,
     _WORDING,
 )
@@ -309,6 +314,8 @@ def _needs_of_state(model: ModelConfig) -> Iterator[Requirement]:
 
 
 def _match_state(key: str) -> None:
+    """Registers a rule that compares the requirements of carried state with a key."""
+
     def check(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig, value: object) -> Iterator[Problem]:
         if not reads_lanes(model, objective, data):
             return
@@ -335,12 +342,14 @@ def refuse_epochs_of_unequal_phases(
     """max_epochs is refused if the length of an epoch differs between phases."""
     differing = [key for key in EPOCH_KEYS if len({json.dumps(phase.get(key), sort_keys=True) for phase in phases}) > 1]
     if max_epochs is not None and differing:
-        other = f"max_steps={max_steps} is a budget" if max_steps is not None else "with max_steps=10000 or max_tokens="
+        hint = "set max_epochs=null max_steps=10000"
+        if max_steps is not None:
+            hint = f"set max_epochs=null; max_steps={max_steps} ends the run"
         yield Problem(
             "max_epochs",
             f"max_epochs={max_epochs:g}: the length of an epoch changes between phases, which differ in "
             f"{', '.join(differing)}",
-            f"set max_epochs=null: {other}" if max_steps is not None else f"set max_epochs=null {other}",
+            hint,
         )
 
 

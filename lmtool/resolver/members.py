@@ -36,10 +36,9 @@ def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObj
             continue
         section = dict(section)
         if isinstance(section.get("members"), list):
-            forms: dict[str, Callable[[Any, Sequence[Path]], Any]]
-            forms = {"task": partial(_task, "task.members"), "objective": _objective, "data": _text}
-            form = forms[key]
-            section["members"] = [form(member, config_dirs) for member in section["members"]]
+            expanders: dict[str, Callable[[Any, Sequence[Path]], Any]]
+            expanders = {"task": partial(_task, "task.members"), "objective": _objective, "data": _text}
+            section["members"] = [expanders[key](member, config_dirs) for member in section["members"]]
         if key != "task" and section.get("name") == "task" and "task" in section:
             section["task"] = _task(f"{key}.task", section["task"], config_dirs)
         completed[key] = section
@@ -49,8 +48,8 @@ def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObj
 
 
 def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
-    """Returns a phase whose text source, given by name, is replaced by the source's section with the keys of the phase
-    applied."""
+    """Returns a phase with the name of its text source replaced by the section of the source, updated with the keys of
+    the phase."""
     nested = nested_keys(phase) if isinstance(phase, dict) else {}
     text = nested.get("data")
     if not isinstance(text, dict) or not isinstance(text.get("name"), str):
@@ -65,8 +64,8 @@ def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
 
 
 def _task(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
-    """Returns the section of a task. member: the task's name, or a section with this name and keys to change; anything
-    else is returned unchanged. key: the key that errors name."""
+    """Returns the section of a task. member: the task's name, or a section with this name and keys to change; any
+    other member is returned unchanged. key: the key that errors name."""
     name = member if isinstance(member, str) else None
     if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
         name = member["name"]
@@ -102,7 +101,7 @@ def _text(member: object, config_dirs: Sequence[Path]) -> Any:
         if lookup("data", name) is not None:
             return member
         raise ConfigError([unknown_choice("data", "data.members", name, offered)])
-    # Without required values (???), which the member may set; otherwise the decoder reports them.
+    # Required values (???) are left out: the member may set them, and the decoder reports them if it does not.
     section = {key: value for key, value in compose.option("data", name, config_dirs).items() if value != "???"}
     title = {} if section.get("name") == name else {"title": name}
     changes = {key: value for key, value in member.items() if key != "name"} if isinstance(member, dict) else {}

@@ -35,13 +35,13 @@ from lmtool.tuning.configs import TuningConfig
 
 @rule(PretrainConfig, "objective", "max_steps")
 def require_steps_after_generator(objective: ObjectiveConfig, max_steps: int | None) -> Iterator[Problem]:
-    """Two-stage training leaves steps for the model after those of the generator."""
-    first = objective.steps_without_model
-    if first and max_steps is not None and first >= max_steps:
+    """If the generator is trained alone first, steps for the model must remain."""
+    generator_steps = objective.steps_without_model
+    if generator_steps and max_steps is not None and generator_steps >= max_steps:
         yield Problem(
             "objective.generator_steps",
-            f"objective.generator_steps={first} leaves the model no step of max_steps={max_steps}",
-            f"set objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * first}",
+            f"objective.generator_steps={generator_steps} leaves the model no step of max_steps={max_steps}",
+            f"set objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * generator_steps}",
         )
 
 
@@ -51,8 +51,8 @@ def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None)
     if batch_examples is not None and batch_tokens is not None:
         yield Problem(
             "batch_tokens",
-            f"batch_examples={batch_examples} and batch_tokens={batch_tokens}: a batch has one size",
-            "set the other to null: batch_tokens=null or batch_examples=null",
+            f"batch_examples={batch_examples} and batch_tokens={batch_tokens} both set the batch size",
+            "set one of them to null: batch_tokens=null or batch_examples=null",
         )
     if batch_examples is None and batch_tokens is None:
         yield Problem("batch_tokens", "missing batch size", "set batch_examples=32 or batch_tokens=2048")
@@ -86,12 +86,12 @@ def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterato
 @rule(PretrainConfig, "model", "max_length")
 def require_positions_for_memory(model: ModelConfig, max_length: int) -> Iterator[Problem]:
     """The model has positions for a segment together with the memory before it."""
-    if max_length <= model.max_positions < max_length + model.remembers and model.remembers:
+    if max_length <= model.max_positions < max_length + model.max_memory_length and model.max_memory_length:
         yield Problem(
             "model.max_positions",
-            f"max_length={max_length} after a memory of {model.remembers} tokens is more than "
+            f"max_length={max_length} after a memory of {model.max_memory_length} tokens is more than "
             f"model.max_positions={model.max_positions}",
-            f"set model.max_positions={max_length + model.remembers}, or smaller memory lengths",
+            f"set model.max_positions={max_length + model.max_memory_length}, or smaller memory lengths",
         )
 
 
@@ -287,7 +287,7 @@ def require_text_or_input(text: str | None, pair: str | None, source: str | None
     """`lmtool predict` reads either one text or one file."""
     if (text is None) == (source is None):
         message = "neither text nor input is set" if text is None else "both text and input are set"
-        yield Problem("text", f"{message}", 'set text="..." or input=FILE (- reads standard input)')
+        yield Problem("text", message, 'set text="..." or input=FILE (- reads standard input)')
     if pair is not None and text is None:
         yield Problem("pair", "pair, the second text, is set without text, the first", 'set text="..." too')
 
@@ -305,20 +305,20 @@ def require_prompt_or_input(prompt: str | None, source: str | None) -> Iterator[
     """`lmtool generate` reads either one prompt or one file."""
     if (prompt is None) == (source is None):
         message = "neither prompt nor input is set" if prompt is None else "both prompt and input are set"
-        yield Problem("prompt", f"{message}", 'set prompt="..." or input=FILE (- reads lines)')
+        yield Problem("prompt", message, 'set prompt="..." or input=FILE (- reads lines)')
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
 def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]:
-    """`lmtool tokenizer` trains a tokenizer, so it must not exist yet."""
+    """`lmtool tokenizer` trains a tokenizer, so it accepts only tokenizers that are trained on text."""
     if not tokenizer.reads_text:
-        kinds = [
+        trainable = [
             entry.name
             for entry in entries("tokenizer")
             if issubclass(entry.config, TokenizerConfig) and entry.config.reads_text
         ]
         message = f"tokenizer={tokenizer.name} is trained already, but this command trains a tokenizer"
-        yield Problem("tokenizer", message, f"set tokenizer={' or '.join(kinds)}")
+        yield Problem("tokenizer", message, f"set tokenizer={' or '.join(trainable)}")
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
@@ -333,8 +333,8 @@ def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
 @rule(FinetuneConfig, "tuning", "checkpoint", running=True)
 def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:
     """Regularization towards pretrained weights needs a checkpoint to start from."""
-    if tuning.needs_start and checkpoint in (None, "none"):
-        scheme_name = next((scheme.name for scheme in tuning.schemes if scheme.needs_start), tuning.name)
+    if tuning.needs_initial_weights and checkpoint in (None, "none"):
+        scheme_name = next((scheme.name for scheme in tuning.schemes if scheme.needs_initial_weights), tuning.name)
         yield Problem(
             "tuning.regularization",
             f"tuning/regularization={scheme_name} pulls the weights towards pretrained ones, but "

@@ -74,6 +74,7 @@ _DOMAIN = (".domain", "/domain")
 
 
 def _sets(*keys: str) -> Callable[[str], bool]:
+    """Returns a test whether an override sets one of the keys."""
     return lambda word: word.startswith(tuple(f"{key}=" for key in keys))
 
 
@@ -142,8 +143,8 @@ def with_target(line: CommandLine) -> list[str]:
     words: list[str] = []
     for word in line.words:
         key, _, value = word.partition("=")
-        of_task = key == "target" and value not in ("token", "previous", "next", "task")
-        words += ["target=task", f"task={value}"] if of_task else [word]
+        is_task = key == "target" and value not in ("token", "previous", "next", "task")
+        words += ["target=task", f"task={value}"] if is_task else [word]
     return words
 
 
@@ -153,8 +154,8 @@ def with_task_of_text(line: CommandLine) -> list[str]:
     for word in line.words:
         key, _, value = word.partition("=")
         group, _, name = value.partition(":")
-        of_task = key in _NAMED_SECTIONS.values() and group == "task" and name
-        words += [f"{key}=task", f"{key}.task.name={name}"] if of_task else [word]
+        is_task = key in _NAMED_SECTIONS.values() and group == "task" and name
+        words += [f"{key}=task", f"{key}.task.name={name}"] if is_task else [word]
     return words
 
 
@@ -191,7 +192,8 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
         return data
     if len(runs) > 1:
         raise UserError(
-            f"checkpoint={checkpoints}: none means random weights of the other checkpoint, but there are {len(runs)}",
+            f"checkpoint={checkpoints}: none means random weights in the model of the other checkpoint, but there are "
+            f"{len(runs)} others",
             f"run one sweep for each: -m checkpoint={runs[0]},{_NONE}",
         )
     if data.get("checkpoint") != _NONE:
@@ -204,11 +206,11 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
 # --- runs/latest ---------------------------------------------------------------------------------------------------
 
 _LINK = "latest"
-_FOLDER_KEYS = ("name", "run_dir")  # the folder of this run, not a path that is read
+_FOLDER_KEYS = ("name", "run_dir")  # they set the folder of this run, which is not read
 
 
 def started_config(config: JsonMapping) -> Data:
-    """Returns the configuration with which the run of this folder was started; empty if there is no such run."""
+    """Returns the configuration with which the run in the folder of `config` was started; empty if there is no run."""
     folder = _folder(config)
     if folder is None or not (folder / "config.yaml").is_file():
         return {}
@@ -217,7 +219,7 @@ def started_config(config: JsonMapping) -> Data:
 
 def with_latest_run(data: Data, line: CommandLine) -> Data:
     """Replaces `runs/latest` in paths by the run that it points to now, because the new run becomes `runs/latest` when
-    it starts. If it points to this very run, which is being resumed, use the path with which the run was started."""
+    it starts. If it points to this very run, which is being resumed, the path that the run was started with is used."""
     if _LINK not in repr(data):
         return data
     try:
@@ -242,8 +244,9 @@ def _resolve(value: object, before: object, current: Path | None) -> Any:
         earlier = before if isinstance(before, dict) else {}
         return {key: _resolve(inner, earlier.get(key), current) for key, inner in value.items()}
     if isinstance(value, list):
-        each: Sequence[Any] = before if isinstance(before, list) and len(before) == len(value) else [None] * len(value)
-        return [_resolve(inner, was, current) for inner, was in zip(value, each, strict=True)]
+        unknown: Sequence[Any] = [None] * len(value)
+        items_before = before if isinstance(before, list) and len(before) == len(value) else unknown
+        return [_resolve(inner, old, current) for inner, old in zip(value, items_before, strict=True)]
     if not isinstance(value, str) or _LINK not in value or "://" in value or _LINK not in Path(value).parts:
         return value
     parts = Path(value).parts

@@ -42,9 +42,9 @@ def read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonO
     be read are appended to `problems`."""
     section = data.get("distill")
     section = section if isinstance(section, dict) else {}
-    several = section.get("teachers")
+    paths = section.get("teachers")
     key_of_teacher = {section.get("teacher"): "distill.teacher"}
-    key_of_teacher |= dict.fromkeys(several if isinstance(several, list | tuple) else (), "distill.teachers")
+    key_of_teacher |= dict.fromkeys(paths if isinstance(paths, list | tuple) else (), "distill.teachers")
     saved: dict[str, JsonObject] = {}
     for path, key in key_of_teacher.items():
         if not isinstance(path, str) or path in ("", "???"):
@@ -87,23 +87,24 @@ class TeacherSpec:
 
     @property
     def published(self) -> bool:
-        """Whether it is a Hugging Face folder, or was imported from one: the tasks of its heads are then unknown."""
+        """Whether the teacher is a Hugging Face folder, or was imported from one. The tasks of its heads are then
+        unknown."""
         return not {"task", "objective"} & set(self.saved)
 
     def tasks(self) -> dict[str, JsonObject]:
-        """Returns the configuration sections of its tasks, by name: the finetuned task, tasks used as pretraining
-        objectives, and the task of a published classifier."""
-        among = [part.task for part in self.objectives() if isinstance(part, TaskObjectiveConfig)]
-        return {**{task.name: task.model_dump(mode="json") for task in among}, **sections_of(self.saved)}
+        """Returns the configuration sections of the teacher's tasks, by name: the finetuned task, tasks used as
+        pretraining objectives, and the task of a published classifier."""
+        pretraining_tasks = [part.task for part in self.objectives() if isinstance(part, TaskObjectiveConfig)]
+        return {**{task.name: task.model_dump(mode="json") for task in pretraining_tasks}, **sections_of(self.saved)}
 
     def objectives(self) -> tuple[ObjectiveConfig, ...]:
-        """Returns the objectives of its pretraining."""
+        """Returns the objectives that the teacher was pretrained with."""
         objective = _decode(Choice("objective"), self.saved.get("objective"))
         return () if objective is None else objective.member_configs()
 
     def head_for(self, task: TaskConfig) -> LoadedHead | None:
-        """Returns the teacher's head for a task, if its labels are the task's; otherwise None. A task whose labels are
-        unknown takes those of the head."""
+        """Returns the teacher's head for a task, or None if its labels are not those of the task. A task whose labels
+        are unknown takes the labels of the head."""
         section = self.section_for(task)
         if section is None:
             return None
@@ -112,8 +113,8 @@ class TeacherSpec:
         return load_head(section, task)
 
     def section_for(self, task: TaskConfig) -> JsonObject | None:
-        """Returns the teacher's section for the task of this name; otherwise its section for a published head, whose
-        task has no name of its own."""
+        """Returns the teacher's section for the task of this name, or else for a published head, whose task has no
+        name of its own; None if it has neither."""
         tasks = self.tasks()
         return next((tasks[name] for name in (task.name, *HEADS) if name in tasks), None)
 
@@ -128,7 +129,7 @@ class TeacherSpec:
     def without_auxiliaries(self, task: TaskConfig) -> TaskConfig:
         """Returns the student's task without the auxiliary losses that the teacher was not trained with."""
         section, changes = self.section_for(task) or {}, dict[str, Any]()
-        if task.adapts is not None:
+        if task.domain_adaptation is not None:
             changes["domain"] = None
         if task.language_model_weight and not section.get("auxiliary_lm"):
             changes["auxiliary_lm"] = 0.0
@@ -169,7 +170,7 @@ def _decode(choice: Choice, section: object) -> Any:
 
 # The rules of distillation.
 
-_ANOTHER = "use another teacher"
+_OTHER_TEACHER = "use another teacher"
 
 
 @rule(PretrainConfig, "distill", "model", "objective")
@@ -179,14 +180,14 @@ def refuse_generated_inputs(distill: DistillConfig, model: ModelConfig, learned:
     if refusal(distill, learned=learned, model=model) is not None:
         return  # reported by the matcher
     for member in learned.member_configs() if _same_texts(distill, learned) else ():
-        learns = task_of(member) or member
-        if learns.makes_inputs:
+        part = task_of(member) or member
+        if part.makes_inputs:
             setting, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
-            if isinstance(learns, ObjectiveConfig):
+            if isinstance(part, ObjectiveConfig):
                 fitting = (
                     objective.name for objective in fitting_objectives(model, None) if not objective.makes_inputs
                 )
-                setting, instead = f"objective={learns.name}", f"objective={next(fitting, 'mlm')}"
+                setting, instead = f"objective={part.name}", f"objective={next(fitting, 'mlm')}"
             yield Problem(
                 "distill",
                 f"distill={distill.name}: with {setting} the student generates part of its inputs, so its teacher "
@@ -254,7 +255,7 @@ def require_objective_of_teachers(
             yield Problem(
                 distill.teacher_key,
                 f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, but the student learns {names}",
-                f"set objective={objectives[0]}, or use another teacher" if objectives else _ANOTHER,
+                f"set objective={objectives[0]}, or use another teacher" if objectives else _OTHER_TEACHER,
             )
 
 
@@ -278,7 +279,7 @@ def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers:
         for member in shared:
             section = teacher.section_for(member)
             if section is not None and teacher.head_for(member) is None:
-                yield Problem(distill.teacher_key, f"{subject}: {_other_head(section, member)}", _ANOTHER)
+                yield Problem(distill.teacher_key, f"{subject}: {_other_head(section, member)}", _OTHER_TEACHER)
 
 
 @rule(PretrainConfig, "distill", "objective", "model", "max_length", "teachers")
@@ -291,7 +292,7 @@ def require_text_format_of_teachers(
         other, subject = teacher.model, f"{distill.teacher_key}={teacher.path}"
         if other is None:
             message = f"{subject}: its config.json describes a model that lmtool does not have"
-            yield Problem(distill.teacher_key, message, _ANOTHER)
+            yield Problem(distill.teacher_key, message, _OTHER_TEACHER)
         elif _text_format(other) != _text_format(model):
             yield Problem(
                 distill.teacher_key,
@@ -328,20 +329,20 @@ def require_vocabulary_of_teachers(
     """A teacher that reads the student's tokens must have the student's vocabulary."""
     random_weights = checkpoint in (None, "none")
     for teacher in _token_teachers(distill, learned, teachers):
-        other, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
+        other, vocab_size = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
         subject = f"{distill.teacher_key}={teacher.path}"
         field = differing_tokenizer(tokenizer, other)
         if field is not None:
             actual, required = (f"tokenizer.{field}={getattr(section, field)}" for section in (tokenizer, other))
-            free = "set tokenizer=auto, which uses the teacher's tokenizer"
+            hint = "set tokenizer=auto, which uses the teacher's tokenizer"
             message = f"{actual}, but {subject} has {required}: the teacher reads the student's tokens"
-            yield Problem("tokenizer", message, free if random_weights else _ANOTHER)
-        elif rows not in (None, model.vocab_size):
+            yield Problem("tokenizer", message, hint if random_weights else _OTHER_TEACHER)
+        elif vocab_size not in (None, model.vocab_size):
             yield Problem(
                 "model.vocab_size",
-                f"model.vocab_size={model.vocab_size}, but {subject} has model.vocab_size={rows}: teacher and student "
-                "share one vocabulary",
-                f"set model.vocab_size={rows}" if random_weights else _ANOTHER,
+                f"model.vocab_size={model.vocab_size}, but {subject} has model.vocab_size={vocab_size}: teacher and "
+                "student share one vocabulary",
+                f"set model.vocab_size={vocab_size}" if random_weights else _OTHER_TEACHER,
             )
 
 
@@ -352,8 +353,8 @@ def _specs(distill: DistillConfig, teachers: Saved) -> list[TeacherSpec]:
 def _token_teachers(distill: DistillConfig, learned: LearnedConfig, teachers: Saved) -> list[TeacherSpec]:
     """Returns the teachers that depend on the student's token ids. A teacher that predicts whole rows of a task may
     have another tokenizer."""
-    of_tokens = isinstance(learned, ObjectiveConfig) or _same_texts(distill, learned)
-    return _specs(distill, teachers) if of_tokens else []
+    read_tokens = isinstance(learned, ObjectiveConfig) or _same_texts(distill, learned)
+    return _specs(distill, teachers) if read_tokens else []
 
 
 def _text_format(model: ModelConfig) -> tuple[str, str, str | None]:
@@ -369,8 +370,10 @@ def _trained_for(teacher: TeacherSpec) -> str:
 
 
 def _other_head(section: JsonMapping, task: TaskConfig) -> str:
-    """Returns a sentence on how a teacher's head differs from the head of the student's task of the same name."""
+    """Returns a sentence about the difference between a teacher's head and the head of the student's task."""
     if section.get("kind") != task.kind:
-        return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
+        return (
+            f"its task {section.get('name')} is of kind {section.get('kind')}, but the student's is of kind {task.kind}"
+        )
     labels, expected = section.get("labels") or (), task.class_names or ()
-    return f"its labels are {', '.join(map(str, labels))}, the student's {', '.join(expected)}"
+    return f"its labels are {', '.join(map(str, labels))}, but the student's are {', '.join(expected)}"

@@ -38,7 +38,7 @@ from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
 from lmtool.system.files import Damaged
 
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
-_LISTED = 12
+_LISTED = 12  # steps in an error, at most
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Trunk:
     def of(cls, value: str) -> Trunk:
         """Returns the trunk of RUN@STEP, RUN@last, RUN@best or RUN, which means RUN@last. Raises UserError if there is
         no such checkpoint."""
-        name, position = _parts(value)
+        name, position = _split(value)
         run = run_folder(name)
         checkpoints = run / "checkpoints"
         steps = saved_steps(checkpoints)
         if not steps:
-            exists = RUNS / name
-            hint = f"set branch={exists}@{position}" if saved_steps(exists / "checkpoints") else f"use {_FORM}"
+            by_name = RUNS / name
+            hint = f"set branch={by_name}@{position}" if saved_steps(by_name / "checkpoints") else f"use {_FORM}"
             raise UserError(f"branch={value}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
         if position == "last":
             return cls(run, steps[0])
@@ -69,13 +69,13 @@ class Trunk:
             raise UserError(
                 f"branch={value}: {run} has no checkpoint of step {int(position)}; it has "
                 f"{', '.join(map(str, step_numbers[-_LISTED:]))}{more}",
-                f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to have more",
+                f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to keep more",
             )
         return cls(run, point)
 
     @classmethod
-    def gone(cls, name: str) -> Trunk:
-        """Returns the trunk RUN@STEP without reading it: its checkpoint may have been deleted."""
+    def without_reading(cls, name: str) -> Trunk:
+        """Returns the trunk RUN@STEP, whose checkpoint may have been deleted."""
         run, _, step = name.rpartition("@")
         return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
 
@@ -95,7 +95,7 @@ class Trunk:
             manifest.verify([CONFIG, STATE])
         except Damaged as damage:
             raise self.refusal(damage) from damage
-        return saved.of_this_version(read_config(self.point), self.point / CONFIG)
+        return saved.require_version(read_config(self.point), self.point / CONFIG)
 
     def complete(self) -> JsonObject:
         """Returns `config` with default values for keys that are newer than the run. Raises UserError if it is not a
@@ -131,14 +131,14 @@ def phases_ended(state: JsonObject) -> int:
 
 
 def _step(folder: Path) -> int:
-    return int(folder.name[5:])
+    return int(folder.name.removeprefix("step_"))
 
 
 def _nearest(step: int, folders: Sequence[Path]) -> int:
     return min(map(_step, folders), key=lambda other: abs(other - step))
 
 
-def _parts(value: str) -> tuple[str, str]:
+def _split(value: str) -> tuple[str, str]:
     """Splits RUN@CHECKPOINT into the run and the checkpoint: a step, `last` (the default) or `best`."""
     name, _, place = value.rpartition("@")
     if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
@@ -149,7 +149,7 @@ def _parts(value: str) -> tuple[str, str]:
     if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
         raise UserError(
             f"branch={value}: a branch starts from a run at a step",
-            f"set branch={folder.parent.parent}@{int(folder.name[5:])}",
+            f"set branch={folder.parent.parent}@{_step(folder)}",
         )
     return value, "last"
 
@@ -184,23 +184,23 @@ def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool)
     words = [word for word in line.words if not word.lstrip("+").startswith("branch=")]
     keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
     before = started_config(keyed)
-    branch = _as_before(branch, before)
+    branch = _started_branch(branch, before)
     try:
         trunk = Trunk.of(branch)
         base = trunk.config()
     except UserError:
-        if before.get("branch") != branch or not _parts(branch)[1].isdigit():
+        if before.get("branch") != branch or not _split(branch)[1].isdigit():
             raise
-        trunk, base = Trunk.gone(branch), before  # a branch that has started no longer needs its trunk
-    exists = base is not before
+        trunk, base = Trunk.without_reading(branch), before  # a branch that has started no longer needs its trunk
+    trunk_exists = base is not before
     command = base.get("command")
     if command != line.verb:
         raise UserError(
             f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"use lmtool {command} branch={trunk} name=NEW"
         )
     sections, words, problems = _choices(replace(line, words=tuple(words)), saved.body(base), accepted, trunk)
-    values, more = overrides.as_values(words, accepted)
-    problems += [*more, *_folder_problems(trunk, keyed)]
+    values, override_problems = overrides.as_values(words, accepted)
+    problems += [*override_problems, *_folder_problems(trunk, keyed)]
     data = saved.body(base) | {"name": None, "run_dir": None} | sections
     config = decode_config(
         line.verb,
@@ -210,16 +210,16 @@ def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool)
         reads_checkpoint=False,  # the configuration is complete, and the checkpoint of the trunk may be deleted
     )
     assert isinstance(config, RunConfig)
-    problems = [*_changes(trunk, saved.save(config, line.verb)), *_spent_budgets(trunk, config)] if exists else []
+    problems = [*_changes(trunk, saved.save(config, line.verb)), *_spent_budgets(trunk, config)] if trunk_exists else []
     if problems:
         raise ConfigError(problems)
     return config
 
 
-def _as_before(value: str, before: JsonObject) -> str:
-    """Replaces `RUN@last` by the step at which a branch has started, if it has: its trunk may have trained further
-    since."""
-    name, place = _parts(value)
+def _started_branch(value: str, before: JsonObject) -> str:
+    """Returns the value of branch=, with `last` or `best` replaced by the step if the branch has started already: its
+    trunk may have trained further since. before: the configuration with which the branch was started."""
+    name, place = _split(value)
     branch = str(before.get("branch") or "")
     return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else value
 
@@ -229,19 +229,19 @@ def _choices(
 ) -> tuple[JsonObject, list[str], list[Problem]]:
     """Sorts the arguments of a branch. Returns the selected sections that may differ from the trunk's, the arguments
     that do not select a section, and the errors of selections that would change what is learned."""
-    free, others, problems = list[str](), list[str](), list[Problem]()
+    changeable, others, problems = list[str](), list[str](), list[Problem]()
     for word in line.words:
         group, _, name = word.lstrip("+~").partition("=")
         if group not in accepted.groups and "/" not in group:
             others.append(word)
         elif group in BRANCH_KEYS:
-            free.append(word)
+            changeable.append(word)
         elif not _equals_trunk(group, name, base, line.config_dirs):
-            problems.append(_learned(group, word, trunk))
-    overrides_by_key = overrides.read(free, accepted)
+            problems.append(_forbidden_change(group, word, trunk))
+    overrides_by_key = overrides.read(changeable, accepted)
     problems += overrides_by_key.problems
     composed = compose.compose(line.verb, overrides_by_key, line.config_dirs) if overrides_by_key.choices else {}
-    groups = {word.lstrip("+~").partition("=")[0] for word in free}
+    groups = {word.lstrip("+~").partition("=")[0] for word in changeable}
     return {group: composed[group] for group in groups if group in composed}, others, problems
 
 
@@ -253,7 +253,7 @@ def _equals_trunk(group: str, name: str, base: JsonObject, config_dirs: Sequence
     return name == AUTO or all(base[group].get(key) == value for key, value in option.items() if value != MISSING)
 
 
-def _learned(key: str, message: str, trunk: Trunk) -> Problem:
+def _forbidden_change(key: str, message: str, trunk: Trunk) -> Problem:
     return Problem(
         key,
         f"{message}: branch={trunk} cannot change what its trunk learns",
@@ -262,7 +262,7 @@ def _learned(key: str, message: str, trunk: Trunk) -> Problem:
 
 
 def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
-    """Yields the errors of a branch without a name, in the folder of its trunk, or with a second start."""
+    """Yields the errors of a branch that has no name, has the folder of its trunk, or also sets checkpoint=."""
     name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
     if not name and not folder:
         yield Problem("name", f"branch={trunk}: a branch is a new run and needs a name", "set name=NEW")
@@ -280,7 +280,7 @@ def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
 def _changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
     base = trunk.complete()
     for change in changed_values(base, now, BRANCH_KEYS):
-        yield _learned(change.split()[0], change, trunk)
+        yield _forbidden_change(change.split()[0], change, trunk)
     if budgets(base) != budgets(now) and trunk.phase():
         message = f"branch={trunk}: phase {trunk.phase() + 1} had started there, and phases are fractions of the budget"
         yield Problem("phases", message, "omit the new budget, or branch from a step of the first phase")
@@ -301,10 +301,10 @@ def _spent_budgets(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 key,
                 f"{key}={limit:g} is used up at {trunk}: budgets include the trunk, which used {amount:g}",
-                f"set {key}={_more(key, amount)}, for example, or an earlier step",
+                f"set {key}={_larger_budget(key, amount)}, for example, or branch from an earlier step",
             )
 
 
-def _more(key: str, amount: float) -> str:
+def _larger_budget(key: str, amount: float) -> str:
     """Returns a budget 10% above the spent amount, rounded."""
     return f"{amount * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(amount + max(amount // 10, 1)))

@@ -70,7 +70,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     learner, max_length = trained.learner(), config.max_length or before.max_length
     if config.memory_length is not None:
         set_memory_length(config, learner, max_length)
-    if config.stride is not None and not learner.slides:
+    if config.stride is not None and not learner.supports_stride:
         raise UserError(
             f"stride={config.stride} needs a causal language model; {config.checkpoint} was trained on "
             f"{learner.config.name}",
@@ -87,7 +87,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     metadata = held_out.first.loader.metadata()
     streams = "lanes" in metadata
     policy = _stream_policy(metadata, max_length, learner.backbone) if streams else _policy(config, max_length)
-    if learner.slides:
+    if learner.supports_stride:
         output.line(f"{policy}; {_ENDS}")
     elif streams:
         output.line(policy)

@@ -115,7 +115,7 @@ def result_rows(session: Session, training: TrainingResult, baseline: Baseline) 
     rows: JsonObject = {"baseline": baseline["value"], "compiled": session.compilation.on}
     rows |= {name: loader.metadata()[name] for name in screens.WASTE if name in loader.metadata()}
     term = learner.metric.name.removesuffix("_loss")
-    error = f"{term}_gain_standard_error" if term in learner.weights else "standard_error"
+    error = f"{term}_gain_standard_error" if term in learner.loss_weights else "standard_error"
     rows |= {"standard_error": training.metrics[error]} if error in training.metrics else {}
     return rows | {name: session.metadata[name] for name in ("few_shot",) if name in session.metadata}
 

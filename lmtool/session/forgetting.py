@@ -83,7 +83,7 @@ def compare_with_start(start: StartScores, learner: BaseLearner) -> JsonObject:
         "before": dict(start.scores),
         "after": after,
         "distance": distances(start_weights, weights),
-        "added": sum(weights[name].numel() for name in learner.added if name in weights),
+        "added": sum(weights[name].numel() for name in learner.added_names if name in weights),
     }
 
 

@@ -27,7 +27,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
 from lmtool.resolver.decoding import with_defaults
-from lmtool.resolver.matcher import missing_token, tokens_around
+from lmtool.resolver.matcher import missing_token, text_format_needs
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import TeacherSpec, differing_tokenizer
 from lmtool.resolver.trunks import phases_ended
@@ -48,7 +48,7 @@ from lmtool.weights.assemble import LoadReport
 from lmtool.weights.base import Base, base_tensor_names, saved_base
 from lmtool.weights.folders import hf_folder, tokenizer_folder
 from lmtool.weights.reading import Weights, base_of_weights, read, read_base
-from lmtool.weights.saved_model import merged, saved_config
+from lmtool.weights.saved_model import merge_tuned, saved_config
 
 _COMPARED_STEPS = 10_000  # maximum number of past steps, evenly spaced, whose learning rates are compared
 
@@ -293,7 +293,7 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     parts = config.objective.member_configs() if isinstance(config, PretrainConfig) else ()
     tasks = config.task.member_configs() if isinstance(config, FinetuneConfig) else ()
     layouts: list[str | None] = [task.text_format(model) for task in tasks]
-    layout_problems = [missing_token(tokens_around(model, layout), roles) for layout in layouts or [None]]
+    layout_problems = [missing_token(text_format_needs(model, layout), roles) for layout in layouts or [None]]
     for problem in (*layout_problems, *(missing_token(part.needs(), roles) for part in parts)):
         if problem is not None:
             known_roles = ", ".join(sorted(roles)) or "none"
@@ -328,9 +328,9 @@ def start_weights(
         weights = read_base(base, tensor_names(resumed_from), str(resumed_from), config.offline)
     else:
         try:
-            weights = merged(read(origin, config.offline), saved_config(origin, config.offline))
+            weights = merge_tuned(read(origin, config.offline), saved_config(origin, config.offline))
         except UserError:
-            if resumed_from is None or (isinstance(config, FinetuneConfig) and config.tuning.needs_start):
+            if resumed_from is None or (isinstance(config, FinetuneConfig) and config.tuning.needs_initial_weights):
                 raise
             return None
     for task, head in (heads or {}).items():
@@ -367,7 +367,7 @@ def prior_weights(config: FinetuneConfig) -> list[Weights]:
 
     A resumed run does not need them: its own checkpoints contain a copy.
     """
-    return [read(path, config.offline) for path in config.tuning.builds_on]
+    return [read(path, config.offline) for path in config.tuning.earlier_runs]
 
 
 def _versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:

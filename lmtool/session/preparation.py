@@ -237,13 +237,13 @@ class FinetunePreparation:
 def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
     """Yields warnings about parts of the model that stay random: neither the checkpoint nor this run trains them."""
     backbone = {name: tensor for name, tensor in learner.named_parameters() if part_of(name) == "backbone"}
-    frozen_count = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.learning)
+    frozen_count = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.trainable_names)
     if loaded is None and frozen_count:
         yield (
             f"checkpoint=none: {frozen_count:,} parameters of the backbone are random and frozen; set checkpoint= to a "
             "pretrained model, or tuning=full"
         )
-    for name in learner.pretrained:
+    for name in learner.pretrained_heads:
         if loaded is None or f"heads.{name}" in loaded.new:
             yield (
                 f"heads.{name} is new and predicts random words; set checkpoint= to a checkpoint with a language "

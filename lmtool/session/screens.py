@@ -20,7 +20,7 @@ from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import Baseline
-from lmtool.reporting.screens import RateRow, StartScreen, end_screen, print_start
+from lmtool.reporting.screens import RateRow, StartScreen, print_end, print_start
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.session import Session
@@ -329,7 +329,7 @@ def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: 
     run.folder.write_result(result)
     run.trackers.finish(result)
     report = write_report(run.folder.path)
-    end_screen(
+    print_end(
         run.output,
         result=result,
         baseline=baseline,

@@ -53,7 +53,7 @@ def with_teacher_texts(
         return splits, {}
     assert isinstance(config, FinetuneConfig)
     (teacher,) = distilled.teachers
-    generation, rows = student.writes(), splits["train"].rows[config.task.name]
+    generation, rows = student.generation_settings(), splits["train"].rows[config.task.name]
     identity = {
         **outputs_depend_on(config, teacher, contents),
         "longest": teacher.longest,

@@ -16,7 +16,7 @@ from lmtool.distillation.configs.base import requires_same_inputs
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import Teacher
 from lmtool.distillation.store.folder import StoreLocation
-from lmtool.distillation.store.outputs import Format, temperatures_of
+from lmtool.distillation.store.outputs import StoreFormat, temperatures_of
 from lmtool.distillation.teachers import HardLabels, StoredTeacher, TopWordsTeacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -91,7 +91,7 @@ def with_output_settings(
     return StoredTeacher(
         *fields,
         location=store_location(config, "outputs"),
-        layout=Format(section.store_dtype, top_k, temperatures),
+        store_format=StoreFormat(section.store_dtype, top_k, temperatures),
         identity={
             **outputs_depend_on(config, teacher, contents),
             "states": states,
@@ -99,7 +99,7 @@ def with_output_settings(
             "targets": {"targets": section.targets, "generation": plain_generation},
         },
         states=states,
-        fixed=isinstance(config, FinetuneConfig),
+        fixed_examples=isinstance(config, FinetuneConfig),
         seed=config.seed,
         tokenizers=describe_tokenizers(teacher, tokenizer, config.model),
     )

@@ -32,7 +32,7 @@ from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.exporting import IMPORT_COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.reading import Weights, layout_warnings, notes, read
-from lmtool.weights.saved_model import saved_config, section
+from lmtool.weights.saved_model import decode_section, saved_config
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
 
@@ -90,7 +90,9 @@ class Trained:
         """The configuration to build the learner from. An imported language model may have a tuning method."""
         if isinstance(self.config, FinetuneConfig):
             return self.config
-        return _TunedBlueprint(self.config, section(self.checkpoint, self.saved, Choice("tuning", optional=True)))
+        return _TunedBlueprint(
+            self.config, decode_section(self.checkpoint, self.saved, Choice("tuning", optional=True))
+        )
 
     @property
     def tasks(self) -> dict[str, TaskConfig]:

@@ -173,7 +173,7 @@ def with_early_exit(learner: Any, checkpoint: str, depth: int | None, entropy: f
                 f"set exit={near}, or omit it for all layers",
             )
         view = at_exit(learner, depth)
-        view.scored_by = partial(EarlyExitScorer, views={depth: view})
+        view.scorer_class = partial(EarlyExitScorer, views={depth: view})
         return view
     if type(learner).uncertainty is TaskLearner.uncertainty:
         raise UserError(
@@ -185,5 +185,5 @@ def with_early_exit(learner: Any, checkpoint: str, depth: int | None, entropy: f
     views = {number: at_exit(learner, number) for number in exits}
     views[learner.backbone.config.num_layers] = at_exit(learner, None)
     last = views[learner.backbone.config.num_layers]
-    last.scored_by = partial(EarlyExitScorer, views=views, entropy=entropy)
+    last.scorer_class = partial(EarlyExitScorer, views=views, entropy=entropy)
     return last

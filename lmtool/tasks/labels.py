@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmtool.config.saved import JsonMapping
-from lmtool.models.published import unnamed
+from lmtool.models.published import default_label
 from lmtool.tasks.configs import TaskConfig
 
 if TYPE_CHECKING:
@@ -106,4 +106,4 @@ def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] |
 
 
 def _has_default_names(labels: Sequence[str]) -> bool:
-    return list(labels) == [unnamed(number) for number in range(len(labels))]
+    return list(labels) == [default_label(number) for number in range(len(labels))]

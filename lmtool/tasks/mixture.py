@@ -159,7 +159,7 @@ class TaskMixture(Mixture):
         members = {
             name: member.baseline(train, held_out, parts[name], predictors)
             for name, member in self.tasks
-            if member.is_in(held_out)
+            if member.has_data_in(held_out)
         }
         values = {name: {entry["metric"]: entry["value"]} for name, entry in members.items()}
         return {
@@ -197,7 +197,8 @@ class MixedTaskScorer(MixedScorer):
         }
         first = {AVERAGE.name: average(scores)} if scores else {}
         first |= {f"{name}_{metric}": values[metric] for name, (metric, values) in scores.items()}
-        return MixedEvaluation(merged.terms, merged.weights, {**first, **merged.scores}, merged.warnings, {}, entry)
+        all_scores = {**first, **merged.scores}
+        return MixedEvaluation(merged.terms, merged.loss_weights, all_scores, merged.warnings, {}, entry)
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class Tokenizer:
         """How the entries mark word boundaries."""
         return marks_of(self._backend)
 
-    def spelled(self, ids: Iterable[int]) -> list[bytes]:
+    def spellings(self, ids: Iterable[int]) -> list[bytes]:
         """Returns the UTF-8 bytes that each entry adds to a word, without marks. Special tokens are unchanged."""
         numbers = list(ids)
         entries = zip(numbers, self.pieces(numbers), strict=True)

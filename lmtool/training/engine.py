@@ -144,7 +144,7 @@ def part_of_loss(
     means = {name: total.float() / counts[name] for name, total in output.sums.items() if counts[name]}
     if not means:
         return ForwardLoss(None, {})
-    loss = torch.stack([output.weights[name] * mean for name, mean in means.items()]).sum()
+    loss = torch.stack([output.loss_weights[name] * mean for name, mean in means.items()]).sum()
     return ForwardLoss(loss, {name: mean.detach() for name, mean in means.items()})
 
 

@@ -13,7 +13,7 @@ from lmtool.models.base import Backbone
 from lmtool.nn.feedforward import AdapterSlot, BottleneckAdapter, FusedAdapters, StackedAdapters
 from lmtool.nn.initialization import Draw, initialize_each, materialize, normal, truncated_normal
 from lmtool.tuning.base import BACKBONE, TuningMethod, freeze, layers, norms, replace_module
-from lmtool.tuning.configs.adapter import HF_FORMAT, AdapterConfig, AdapterFusionConfig, TrainedAdapter
+from lmtool.tuning.configs.adapter import PUBLISHED_SETTINGS, AdapterConfig, AdapterFusionConfig, TrainedAdapter
 
 
 class AdapterTuning(TuningMethod):
@@ -34,23 +34,22 @@ class AdapterTuning(TuningMethod):
             below = [empty_adapter(trained) for trained in config.stack_on]
             return StackedAdapters(below, top) if below else top
 
-        for name in slots(learner.backbone, published.slots):
+        for name in empty_slots(learner.backbone, published.slots):
             with torch.device(learner.device):
                 module = materialize(new_adapter)
             initialize_each(module, seed, self._initializer, f"{name}.")
             if isinstance(module, StackedAdapters):
                 module.below.requires_grad_(False)
             replace_module(learner, name, module)
-        if config.tunes_norms:
+        if config.trains_norms:
             for norm in norms(learner.backbone):
                 norm.requires_grad_(True)
 
     def _initializer(self, name: str, module: nn.Module) -> Draw:
         """Returns the initialization of a projection: truncated normal with `init_std` if it is set.
 
-        Otherwise the up projection is zero, so that the adapter does not change the model at first. The down projection
-        then has the standard deviation of torch's default for a linear layer, which depends on its input width (the
-        code of He et al. 2022).
+        Otherwise the up projection is zero, so that the adapter does not change the model at first, and the down
+        projection has the standard deviation of torch's default for a linear layer, as in the code of He et al. (2022).
         """
         std = self.config.init_std
         if std is not None:
@@ -74,19 +73,19 @@ class AdapterTuning(TuningMethod):
 def empty_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
     """Builds a module with the shape of an earlier run's adapter; `load_adapters` fills in the trained weights."""
     scale = None if trained.scale == "learned" else trained.scale
-    reads = HF_FORMAT[trained.placement].reads
+    reads = PUBLISHED_SETTINGS[trained.placement].reads
     return BottleneckAdapter(trained.hidden_size, trained.bottleneck, trained.activation, reads, scale)
 
 
-def slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
-    """Yields the checkpoint name of each empty adapter slot, layer by layer. backbone: the backbone that receives
-    adapters. names: attributes of a layer that hold an `AdapterSlot`, such as "ffn_adapter". Raises UserError if a
-    layer has no slot of this name, or if the slot already holds an adapter."""
+def empty_slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
+    """Yields the checkpoint names of the empty adapter slots, layer by layer. backbone: the backbone that receives
+    adapters. names: the attributes of a layer that are slots, such as "ffn_adapter". Raises UserError if a layer has no
+    slot of this name, or if the slot already holds an adapter."""
     for named_layer in layers(backbone):
         for name in names:
             if type(getattr(named_layer.layer, name, None)) is not AdapterSlot:
                 raise UserError(
-                    f"tuning: {type(backbone).__name__} has no empty slot for an adapter at {named_layer.name}.{name}",
+                    f"{type(backbone).__name__} has no empty slot for an adapter at {named_layer.name}.{name}",
                     "set tuning=full or tuning=head",
                 )
             yield f"{named_layer.name}.{name}"
@@ -102,8 +101,8 @@ def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], submodule
         origin: The earlier run, for error messages.
 
     Raises:
-        UserError: If the adapters were trained on another model, which shows in any other tensor of the backbone that
-            differs from the learner's; or if the names or shapes of the adapters differ from the expected ones.
+        UserError: If the adapters were trained on another model, so that another tensor of the backbone differs from
+            the learner's; or if the names or shapes of the adapters' tensors differ from the expected ones.
     """
     expected = dict(learner.state_dict())
     adapters = {name: tensor for name, tensor in tensors.items() if "_adapter." in name}
@@ -128,15 +127,15 @@ def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], submodule
 
 
 def _equal(expected: Tensor | None, tensor: Tensor) -> bool:
-    """Whether two tensors have the same shape and values, on whatever devices; False if the first is missing."""
+    """Whether two tensors have the same shape and values, also on different devices; False if the first is None."""
     return expected is not None and expected.shape == tensor.shape and torch.equal(expected.cpu(), tensor.cpu())
 
 
-# Fusion: trained adapters are frozen; an attention over them is trained with the head (Pfeiffer et al. 2021,
+# Fusion: an attention over frozen adapters of earlier runs is trained with the head (Pfeiffer et al. 2021,
 # "AdapterFusion").
 
 
-PENALTY = "value_penalty"
+PENALTY_NAME = "value_penalty"
 """Name of the fusion's loss term in logs."""
 
 
@@ -150,12 +149,12 @@ class AdapterFusionTuning(TuningMethod):
         freeze(learner, new)
         trained, size = self.config.adapters, learner.backbone.hidden_size
 
-        def fused() -> FusedAdapters:
+        def new_fusion() -> FusedAdapters:
             return FusedAdapters(size, [empty_adapter(adapter) for adapter in trained])
 
-        for name in slots(learner.backbone, HF_FORMAT[trained[0].placement].slots):
+        for name in empty_slots(learner.backbone, PUBLISHED_SETTINGS[trained[0].placement].slots):
             with torch.device(learner.device):
-                module = materialize(fused)
+                module = materialize(new_fusion)
             initialize_each(module, seed, _fusion_initializer, f"{name}.")
             module.adapters.requires_grad_(False)
             replace_module(learner, name, module)
@@ -165,12 +164,12 @@ class AdapterFusionTuning(TuningMethod):
             load_adapters(learner, tensors, f"adapters.{number}.", origin)
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
-        """Returns the weighted distance of the value projections from the identity (`FusedAdapters.distance`), summed
-        over all slots; {} if its weight is 0."""
+        """Returns the weighted sum over all slots of the distance between the value projection and the identity
+        (`FusedAdapters.distance`); {} if the weight is 0."""
         fusions = [module for module in learner.modules() if isinstance(module, FusedAdapters)]
         if not self.config.value_penalty:
             return {}
-        return {PENALTY: self.config.value_penalty * torch.stack([fusion.distance() for fusion in fusions]).sum()}
+        return {PENALTY_NAME: self.config.value_penalty * torch.stack([fusion.distance() for fusion in fusions]).sum()}
 
 
 def _identity(tensor: Tensor, generator: torch.Generator) -> None:

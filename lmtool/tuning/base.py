@@ -142,7 +142,7 @@ class TuningMethod(ABC):
     def build_on(  # noqa: B027 most methods do not build on earlier runs
         self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]
     ) -> None:
-        """Loads the parameters that earlier runs (`builds_on` in the configuration) added to the model.
+        """Loads the parameters that earlier runs (`earlier_runs` in the configuration) added to the model.
 
         Called once, before training. A learner that is rebuilt from a checkpoint gets these parameters from the
         checkpoint. learner: the edited learner. earlier: the name of each earlier run for messages, and all its
@@ -172,7 +172,7 @@ class TuningMethod(ABC):
     def delta(self, learner: BaseLearner) -> set[str]:
         """Returns the names of the tensors that distinguish the tuned learner from its base: trained or added
         tensors."""
-        return {*learner.learning, *learner.added}
+        return {*learner.trainable_names, *learner.added_names}
 
 
 def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
@@ -199,4 +199,4 @@ def learn_biases(learner: BaseLearner, modules: Collection[str] | None = None) -
 
 def _is_trained_head(part: str, learner: BaseLearner) -> bool:
     """Whether a part is an early exit, or the head of one of the learner's loss terms."""
-    return is_exit(part) or part.removeprefix("heads.") in learner.weights
+    return is_exit(part) or part.removeprefix("heads.") in learner.loss_weights

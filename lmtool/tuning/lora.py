@@ -42,19 +42,19 @@ class EditedLinear(nn.Linear):
 
 
 def edit_linears(
-    learner: BaseLearner, names: Collection[str], edited: Callable[[str, nn.Linear], EditedLinear]
+    learner: BaseLearner, names: Collection[str], build: Callable[[str, nn.Linear], EditedLinear]
 ) -> dict[str, EditedLinear]:
     """Replaces linear maps in all layers of the backbone.
 
     Args:
         learner: The learner, which is edited in place.
         names: Attribute names of the maps to replace, such as "q_proj".
-        edited: Builds the new map from the checkpoint name of a map and the map.
+        build: Builds the new map from the checkpoint name of a map and the map.
 
     Returns:
         The new maps by checkpoint name.
     """
-    maps = {name: edited(name, linear) for name, linear in linears(learner.backbone, names)}
+    maps = {name: build(name, linear) for name, linear in linears(learner.backbone, names)}
     for name, linear in maps.items():
         replace_module(learner, name, linear)
     return maps
@@ -105,7 +105,7 @@ class LoraLinear(EditedLinear):
 
 
 class DoraLinear(LoraLinear):
-    """Computes m / |W| W x + b, where W = W0 + scale B A, and |W| are the norms of the rows of W.
+    """Computes m / |W| W x + b, where W = W0 + scale B A, and |W| contains the norms of the rows of W.
 
     m is the trainable parameter `lora_magnitude`, (O,). Its initial values are the norms of the rows of W0.
     """
@@ -140,27 +140,28 @@ class DoraLinear(LoraLinear):
 
 
 class LoraTuning(TuningMethod):
-    """Trains A and B of every edited map, the head, and biases if `bias` is set. All other parameters are frozen."""
+    """Trains A and B of every edited map, the head, and the biases that `bias` selects. All other parameters are
+    frozen."""
 
     config: LoraConfig
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
         config = self.config
-        kind = DoraLinear if config.dora else LoraLinear
+        linear_class = DoraLinear if config.dora else LoraLinear
 
-        def edited(name: str, linear: nn.Linear) -> LoraLinear:
-            lora = kind(linear, config.rank, config.scale, config.dropout)
+        def build(name: str, linear: nn.Linear) -> LoraLinear:
+            lora = linear_class(linear, config.rank, config.scale, config.dropout)
             _initialize(lora.lora_a, seed, f"{name}.lora_a")
             name_dropouts(lora, f"{name}.")
             return lora
 
-        maps = edit_linears(learner, config.projections, edited)
+        maps = edit_linears(learner, config.projections, build)
         if config.bias != "none":
             learn_biases(learner, None if config.bias == "all" else maps)
         if config.dropout:
-            for position in layers(learner.backbone):
-                position.layer.register_forward_pre_hook(set_dropout_rng)
+            for named_layer in layers(learner.backbone):
+                named_layer.layer.register_forward_pre_hook(set_dropout_rng)
 
     def merge(self, learner: BaseLearner) -> None:
         merge_linears(learner)
@@ -179,9 +180,9 @@ def set_dropout_rng(layer: nn.Module, arguments: tuple[object, ...]) -> None:
     """Sets the dropout generator of each LoRA map before a layer runs (a forward pre-hook).
 
     A generator belongs to the tokens that a map reads. Keys and values of cross-attention read the encoder's tokens.
-    The output projection of the last attention, and the feed-forward part, read only the tokens whose states are still
-    needed above. All other maps read all tokens of the layer. layer: the layer. arguments: the arguments of the layer's
-    forward; the second is the `Context`.
+    The output projection of the last attention, and the feed-forward part, read only the tokens whose states later
+    layers or heads need. All other maps read all tokens of the layer. layer: the layer. arguments: the arguments of the
+    layer's forward; the second is the `Context`.
     """
     context = cast(Context, arguments[1])
     last_attention = "cross_attn" if isinstance(layer, CrossLayer) else "self_attn"

@@ -55,7 +55,7 @@ class HeadTuning(TuningMethod):
 
     def prepare(self, backbone: Backbone) -> None:
         if self.config.layers != "last":
-            backbone.states_read = _FEATURES[self.config.layers].states
+            backbone.concatenated_layers = _FEATURES[self.config.layers].states
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         reads_several_layers = self.config.layers != "last"

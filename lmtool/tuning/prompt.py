@@ -30,11 +30,11 @@ from lmtool.types import ParameterGroup
 # Shape letters: P virtual tokens, E width of the token vectors.
 
 
-NAME = "backbone.embed.virtual."
+PROMPT_PREFIX = "backbone.embed.virtual."
 """Prefix of the checkpoint names of virtual tokens."""
 POPULATION = 5000
-"""Number of vocabulary entries from which initial values are sampled: the first ones, as in the published code. T5's
-vocabulary is sorted by frequency; vocabularies that lmtool trains are almost sorted, because frequent pieces are merged
+"""Initial values are sampled from this many vocabulary entries, the first ones, as in the published code. T5's
+vocabulary is sorted by frequency. Vocabularies that lmtool trains are almost sorted, because frequent pieces are merged
 first."""
 # Vocabulary entries that stand for no text: [unused7], <extra_id_0>, <0x0A>.
 _PLACEHOLDER = re.compile(r"[\[<].+[\]>]")
@@ -60,7 +60,9 @@ class PromptTuning(TuningMethod):
         backbone, count = learner.backbone, self.config.length
         width, tokenizer = backbone.embed.token.weight.shape[1], learner.tokenizer
         if self.config.init == "random":
-            return torch.empty(count, width).uniform_(-0.5, 0.5, generator=generator_for(seed, f"{NAME}weight"))
+            return torch.empty(count, width).uniform_(
+                -0.5, 0.5, generator=generator_for(seed, f"{PROMPT_PREFIX}weight")
+            )
         if tokenizer is None:
             return torch.zeros(count, width)
         labels = label_vectors(learner)[:count] if self.config.init == "class_labels" else []
@@ -71,10 +73,10 @@ class PromptTuning(TuningMethod):
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
         """Returns a group for the prompt, whose learning rate is scaled by the size of the token vectors, and the
         groups of the heads, whose learning rate is scaled by `head_scale`."""
-        groups, scale = decayed_groups(learner), vector_size(learner.backbone)
-        prompt = [pair for group in groups for pair in group.parameters if pair[0].startswith(NAME)]
+        groups, scale = decayed_groups(learner), token_vector_rms(learner.backbone)
+        prompt = [pair for group in groups for pair in group.parameters if pair[0].startswith(PROMPT_PREFIX)]
         for group in groups:
-            group.parameters = [pair for pair in group.parameters if not pair[0].startswith(NAME)]
+            group.parameters = [pair for pair in group.parameters if not pair[0].startswith(PROMPT_PREFIX)]
             group.learning_rate_scale = self.config.head_scale
         return [ParameterGroup("prompt", prompt, scale), *(group for group in groups if group.parameters)]
 
@@ -85,7 +87,7 @@ def tokens_before_prompt(backbone: Backbone) -> int:
     return 1 if backbone.config.architecture == "encoder" else 0
 
 
-def vector_size(backbone: Backbone) -> float:
+def token_vector_rms(backbone: Backbone) -> float:
     """Returns the root mean square of the token vectors, at most 1, as a factor of the prompt's learning rate.
 
     The published learning rate is for T5, whose root mean square is above 1. BERT's is about twenty times smaller: with
@@ -132,7 +134,7 @@ def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
     labels = learner.config.class_names if isinstance(learner.config, LearnedConfig) else None
     if not labels:
         raise UserError(
-            "tuning.init=class_labels: the task has no labels from which to initialize the prompt",
+            "tuning.init=class_labels initializes the prompt from labels, but the task has no labels",
             "set tuning.init=vocabulary",
         )
     embed = learner.backbone.embed
@@ -165,14 +167,14 @@ class MappedPrefix(KeyPrefix):
         self.output = nn.Linear(inner_size, depth * 2 * width)
 
     def rows(self) -> Tensor:
-        # In full precision, so that the prefix does not change when it is folded, which happens without autocast.
+        # In full precision, so that folding, which happens without autocast, does not change the prefix.
         with torch.autocast(self.weight.device.type, enabled=False):
             return self.output(torch.tanh(self.inner(self.weight)))
 
 
 class PrefixTuning(TuningMethod):
-    """Trains the heads, and prefixes for every stack: one for its self-attention, and one for its cross-attention, if
-    any. The backbone is frozen."""
+    """Trains the heads and, for every stack, a prefix for self-attention and, in the decoder of an encoder-decoder, one
+    for cross-attention. The backbone is frozen."""
 
     config: PrefixConfig
 
@@ -201,7 +203,7 @@ class PrefixSlot(NamedTuple):
 
 
 def prefix_slots(learner: BaseLearner) -> Iterator[PrefixSlot]:
-    """Yields the slot for the self-attention of every stack, and the slot for its cross-attention, if any."""
+    """Yields the slot for the self-attention of every stack, and the slot for its cross-attention if there is one."""
     for name, stack in stacks(learner.backbone):
         yield PrefixSlot(f"{name}.prefix", stack, "prefix")
         if any(isinstance(layer, CrossLayer) for layer in stack.layers):
@@ -240,7 +242,7 @@ def fold_prefixes(learner: BaseLearner) -> None:
         folded = new_module(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
         folded.weight.copy_(rows)
         setattr(slot.stack, slot.attribute, folded)
-    learner.added = frozenset(f"{slot.name}.weight" for slot in prefix_slots(learner))
+    learner.added_names = frozenset(f"{slot.name}.weight" for slot in prefix_slots(learner))
 
 
 # P-tuning: virtual tokens with a trainable encoder (Liu et al. 2021), or prompts in every layer (Liu et al. 2022).
@@ -262,9 +264,11 @@ class EncodedTokens(VirtualTokens):
         super().__init__(count, width, after)
         half = width // 2
         # An odd width loses one state to rounding.
-        first = 2 * half if lstm else width
+        input_width = 2 * half if lstm else width
         self.lstm = nn.LSTM(width, half, num_layers=2, bidirectional=True) if lstm else None
-        self.maps = nn.ModuleList(nn.Linear(first if number == 0 else width, width) for number in range(3 - lstm))
+        self.maps = nn.ModuleList(
+            nn.Linear(input_width if number == 0 else width, width) for number in range(2 if lstm else 3)
+        )
 
     def vectors(self) -> Tensor:
         # In full precision, as in `MappedPrefix.rows`.
@@ -288,12 +292,11 @@ class PTuning(TuningMethod):
             return
         width, after = embed.token.weight.shape[1], tokens_before_prompt(learner.backbone)
         embed.virtual = new_module(learner, EncodedTokens, config.length, width, after, config.encoder == "lstm")
-        draw_as_torch(embed.virtual, seed, NAME)
+        draw_as_torch(embed.virtual, seed, PROMPT_PREFIX)
 
     @torch.no_grad()
     def fold(self, learner: BaseLearner) -> TuningConfig:
-        """Replaces the encoder by the virtual tokens that it computes. The returned configuration is that of soft
-        prompts."""
+        """Replaces the encoder by the virtual tokens that it computes. Returns the configuration of soft prompts."""
         embed = learner.backbone.embed
         if self.config.deep or embed.virtual is None:
             return self.config
@@ -301,5 +304,5 @@ class PTuning(TuningMethod):
         folded = new_module(learner, VirtualTokens, *vectors_PE.shape, after)
         folded.weight.copy_(vectors_PE)
         embed.virtual = folded
-        learner.added = frozenset({f"{NAME}weight"})
+        learner.added_names = frozenset({f"{PROMPT_PREFIX}weight"})
         return SoftPromptConfig(length=len(vectors_PE))

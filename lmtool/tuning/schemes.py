@@ -22,16 +22,16 @@ from lmtool.types import ParameterGroup, part_of, send
 
 
 class Scheme:
-    """Base class of the schemes, which itself has no effect (`none`). The effects of a scheme in a step depend only on
-    the number of the step and on weights, so that a run can resume at any step."""
+    """Base class of the schemes. It has no effect itself and is the scheme `none`. The effects of a scheme in a step
+    depend only on the number of the step and on weights, so that a run can resume at any step."""
 
     def __init__(self, config: SchemeConfig):
         self.config = config
 
-    def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
+    def attach(self, learner: BaseLearner, new_parts: Collection[str] | None) -> None:
         """Called after the tuning method has edited the learner, with the initial weights of the run. learner: the
-        edited learner. new: names of the parts that were not loaded from a checkpoint; None if the learner is built
-        for inference, on which most schemes have no effect."""
+        edited learner. new_parts: names of the parts that were not loaded from a checkpoint; None if the learner is
+        built for inference, on which most schemes have no effect."""
 
     def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
         """Called before training. steps_in_epoch: returns the number of optimizer steps of an epoch, given the number
@@ -72,13 +72,13 @@ class L2Sp(Scheme):
         self._starts: list[Tensor] = []
         self._new: list[nn.Parameter] = []
 
-    def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
-        if new is None:
+    def attach(self, learner: BaseLearner, new_parts: Collection[str] | None) -> None:
+        if new_parts is None:
             return
         for name, parameter in learner.named_parameters():
-            if name not in learner.learning:
+            if name not in learner.trainable_names:
                 continue
-            if part_of(name) in new or name in learner.added:
+            if part_of(name) in new_parts or name in learner.added_names:
                 self._new.append(parameter)
             else:
                 self._pretrained.append(parameter)
@@ -105,7 +105,7 @@ class L2Sp(Scheme):
 # Shape letters: T tokens, R rows of a weight (outputs), C its columns (inputs).
 
 
-def mixed(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: int) -> Tensor:
+def mix_weights(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: int) -> Tensor:
     """Resets random weights to their initial values.
 
     Args:
@@ -147,35 +147,37 @@ class MixedLinear(nn.Linear):
     def forward(self, x_TC: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x_TC)
-        return F.linear(x_TC, mixed(self.weight, self.start_RC, self.probability, self.draw), self.bias)
+        return F.linear(x_TC, mix_weights(self.weight, self.start_RC, self.probability, self.draw), self.bias)
 
 
 class Mixout(Scheme):
     """Replaces every trainable linear map that was loaded from a checkpoint by a `MixedLinear`. Biases, norms,
-    embeddings and new weights are not mixed. The random selection depends only on the seed, the step and the name of
+    embeddings and new weights stay unmixed. The random selection depends only on the seed, the step and the name of
     the map.
 
-    The published code uses no dropout in addition (model.dropout=0 model.attention_dropout=0).
+    The published code disables dropout (model.dropout=0 model.attention_dropout=0).
     """
 
     config: MixoutConfig
 
     def __init__(self, config: MixoutConfig):
         super().__init__(config)
-        # By a hash of the map's name in checkpoints, which selects its random stream.
+        # The maps by the hash of their names in checkpoints, which selects their random streams.
         self._mixed: dict[int, MixedLinear] = {}
 
-    def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
-        if new is None:
+    def attach(self, learner: BaseLearner, new_parts: Collection[str] | None) -> None:
+        if new_parts is None:
             return
         # The output of a head that predicts tokens may be tied to the embedding, which is not mixed.
         lm_output_ids = {id(head.output) for head in learner.modules() if isinstance(head, LMHead)}
         for name, module in list(learner.named_modules()):
-            pretrained = type(module) is nn.Linear and part_of(name) not in new and id(module) not in lm_output_ids
-            if pretrained and f"{name}.weight" in learner.learning:
-                mixed_module = MixedLinear(module, self.config.probability)
-                replace_module(learner, name, mixed_module)
-                self._mixed[zlib.crc32(name.encode())] = mixed_module
+            pretrained = (
+                type(module) is nn.Linear and part_of(name) not in new_parts and id(module) not in lm_output_ids
+            )
+            if pretrained and f"{name}.weight" in learner.trainable_names:
+                mixed_linear = MixedLinear(module, self.config.probability)
+                replace_module(learner, name, mixed_linear)
+                self._mixed[zlib.crc32(name.encode())] = mixed_linear
 
     def on_step(self, learner: BaseLearner, step: int) -> None:
         for name_hash, module in self._mixed.items():
@@ -204,9 +206,9 @@ class GradualUnfreezing(Scheme):
         self._starts = [1]
         self._steps_in_epoch: Callable[[int], int] | None = None
 
-    def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
+    def attach(self, learner: BaseLearner, new_parts: Collection[str] | None) -> None:
         named = dict(learner.named_parameters())
-        trainable = {name: tensor for name, tensor in named.items() if name in learner.learning}
+        trainable = {name: tensor for name, tensor in named.items() if name in learner.trainable_names}
         by_level = [{name: trainable[name] for name in names if name in trainable} for names in levels(named).values()]
         self._levels = [parameters for parameters in by_level if parameters]
 
@@ -222,8 +224,8 @@ class GradualUnfreezing(Scheme):
     def on_step(self, learner: BaseLearner, step: int) -> None:
         unfrozen = True
         for number, parameters in enumerate(self._levels):
-            # If this level is frozen, so are all lower levels. Their first steps are then not computed, because that
-            # would plan epochs that the run may never reach.
+            # If this level is frozen, so are all lower levels. Their first steps are not computed, because this would
+            # plan epochs that the run may never reach.
             unfrozen = unfrozen and self._start(number) <= step
             for parameter in parameters.values():
                 parameter.requires_grad_(unfrozen)

@@ -18,7 +18,7 @@ from lmtool.runs.checkpoints import mismatches
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tuning.configs.base import TuningConfig
 from lmtool.types import part_of
-from lmtool.weights.reading import Weights, by_part
+from lmtool.weights.reading import Weights, group_by_part
 
 # The names of tensors start with `backbone.`, `heads.NAME.` or `objective.`. The backbone must be loaded completely. A
 # head is loaded if the checkpoint has one of the same name and shapes; otherwise it stays as initialized, which is
@@ -68,7 +68,7 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
         table = tensors.get(f"{name}.output.weight")
         if isinstance(module, LMHead) and module.output is None and table is not None:
             module.untie(*table.shape)
-    expected, available = by_part(learner.state_dict()), by_part(tensors)
+    expected, available = group_by_part(learner.state_dict()), group_by_part(tensors)
     trainable_parts = {part_of(name) for name, _ in learner.named_parameters()}
     loaded: dict[str, Tensor] = {}
     new: dict[str, int] = {}

@@ -113,7 +113,7 @@ def base_tensor_names(learner: BaseLearner, loaded_parts: Collection[str]) -> fr
     # A trained parameter may have further names, such as those of a tied output layer.
     trained = {id(parameters[name]) for name in changed_names if name in parameters}
     changed_names |= {name for name, parameter in parameters.items() if id(parameter) in trained}
-    parts = set(loaded_parts) - {f"heads.{term}" for term in learner.weights}
+    parts = set(loaded_parts) - {f"heads.{term}" for term in learner.loss_weights}
     frozen = {name for name in learner.state_dict() if name not in changed_names and part_of(name) in parts}
     # A method that freezes no parameter has no base, even if the model has constants.
     return frozenset(frozen) if frozen & parameters.keys() else frozenset()

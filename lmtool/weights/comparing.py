@@ -39,10 +39,10 @@ ADVERSARIAL = (
 """Strings on which tokenizers are known to differ."""
 
 
-ROUNDING = 1e-5
+ROUNDING_TOLERANCE = 1e-5
 """Tolerance between two computations by lmtool. They may round differently, because the last layer computes only the
-tokens whose states are needed."""
-OTHER_CODE = 1e-3
+tokens whose states are read."""
+LIBRARY_TOLERANCE = 1e-3
 """Tolerance, relative to the largest value, for outputs of another library, which computes in another order."""
 
 
@@ -51,61 +51,72 @@ class CheckpointComparison:
     """Differences between an original checkpoint and a copy.
 
     Attributes:
-        tensors: Largest difference of each tensor that both checkpoints have, by name.
+        tensor_differences: Largest difference of each tensor that both checkpoints have, by name.
         missing: Names of the original's tensors that the copy does not have.
         unused: Names of tensors in the copy's file that were not read.
         tied: Names of tensors that are shared, as "name = other name".
-        layers: Largest difference of the hidden states after each layer, on a sample of random tokens.
-        logits: Largest difference of the logits on this sample, or None without logits.
-        pair_logits: Largest difference of the logits of a head over text pairs, or None without such a head.
-        texts: Largest relative difference of the predictions for "texts" and for "pairs"; infinite if a text is encoded
-            to other tokens or segments.
-        strings: The strings of `ADVERSARIAL` that are encoded to other token ids.
+        layer_differences: Largest difference of the hidden states after each layer, on a sample of random tokens.
+        logits_difference: Largest difference of the logits on this sample, or None without logits.
+        pair_logits_difference: Largest difference of the logits of a head over text pairs, or None without such a head.
+        prediction_differences: Largest relative difference of the predictions for "texts" and for "pairs"; infinite if
+            a text is encoded to other tokens or segments.
+        differing_strings: The strings of `ADVERSARIAL` that are encoded to other token ids.
         strings_compared: Number of strings that were compared.
     """
 
-    tensors: dict[str, float]
+    tensor_differences: dict[str, float]
     missing: list[str]
     unused: list[str]
     tied: list[str] = field(default_factory=list)
-    layers: dict[str, float] = field(default_factory=dict)
-    logits: float | None = None
-    pair_logits: float | None = None
-    texts: dict[str, float] = field(default_factory=dict)
-    strings: list[str] = field(default_factory=list)
+    layer_differences: dict[str, float] = field(default_factory=dict)
+    logits_difference: float | None = None
+    pair_logits_difference: float | None = None
+    prediction_differences: dict[str, float] = field(default_factory=dict)
+    differing_strings: list[str] = field(default_factory=list)
     strings_compared: int = 0
 
     @property
     def same(self) -> bool:
-        """Whether tensors, hidden states, logits and token ids are equal, and predictions equal within `ROUNDING`."""
-        numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0, self.pair_logits or 0.0]
+        """Whether tensors, hidden states, logits and token ids are equal, and predictions equal within
+        `ROUNDING_TOLERANCE`."""
+        numbers = [
+            *self.tensor_differences.values(),
+            *self.layer_differences.values(),
+            self.logits_difference or 0.0,
+            self.pair_logits_difference or 0.0,
+        ]
         # NaN counts as a difference.
-        equal = all(number == 0.0 for number in numbers) and all(number < ROUNDING for number in self.texts.values())
-        return equal and not self.missing and not self.strings
+        equal = all(number == 0.0 for number in numbers) and all(
+            number < ROUNDING_TOLERANCE for number in self.prediction_differences.values()
+        )
+        return equal and not self.missing and not self.differing_strings
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns labels and values for the screen."""
-        worst = sorted(self.tensors.items(), key=lambda item: -item[1])[:3]
+        largest = max(self.tensor_differences.values(), default=0.0)
+        worst = sorted(self.tensor_differences.items(), key=lambda item: -item[1])[:3]
         changed = [f"{name} {value:.2g}" for name, value in worst if value > 0]
         rows = [
-            ("tensors", f"{len(self.tensors)} · largest difference {max(self.tensors.values(), default=0.0):.3g}"),
+            ("tensors", f"{len(self.tensor_differences)} · largest difference {largest:.3g}"),
             *(("changed", change) for change in changed),
             ("missing keys", _count_and_names(self.missing)),
             ("unused keys", _count_and_names(self.unused)),
             ("tied weights", _count_and_names(self.tied)),
         ]
-        if self.layers:
-            differences = " · ".join(f"{name} {value:.3g}" for name, value in self.layers.items())
+        if self.layer_differences:
+            differences = " · ".join(f"{name} {value:.3g}" for name, value in self.layer_differences.items())
             rows.append(("layers", f"largest differences on a sample: {differences}"))
-        rows.append(("logits", "none" if self.logits is None else f"largest difference {self.logits:.3g}"))
-        if self.pair_logits is not None:
-            rows.append(("pair logits", f"largest difference {self.pair_logits:.3g}"))
-        if self.texts:
-            differences = " · ".join(f"{kind} {value:.3g}" for kind, value in self.texts.items())
+        rows.append(
+            ("logits", "none" if self.logits_difference is None else f"largest difference {self.logits_difference:.3g}")
+        )
+        if self.pair_logits_difference is not None:
+            rows.append(("pair logits", f"largest difference {self.pair_logits_difference:.3g}"))
+        if self.prediction_differences:
+            differences = " · ".join(f"{kind} {value:.3g}" for kind, value in self.prediction_differences.items())
             rows.append(("as read", f"largest differences, tokenized by the folder's files: {differences}"))
         if self.strings_compared:
-            text = f"{len(self.strings)} of {self.strings_compared} adversarial strings get other ids"
-            rows.append(("tokenizer", text + (f": {self.strings[0]!r}" if self.strings else "")))
+            text = f"{len(self.differing_strings)} of {self.strings_compared} adversarial strings get other ids"
+            rows.append(("tokenizer", text + (f": {self.differing_strings[0]!r}" if self.differing_strings else "")))
         return rows
 
 
@@ -127,34 +138,34 @@ def compare_tensors(
 
 @torch.no_grad()
 def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel, copy: CheckpointModel) -> None:
-    """Computes both models on a sample of random tokens, with two segments if the model has segments, and records the
-    differences of the hidden states of each layer and of the logits in `comparison`."""
+    """Runs both models on a sample of random tokens, with two segments if the model has segments. Records the
+    differences of each layer's hidden states and of the logits in `comparison`."""
     backbone = original.backbone
-    rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
+    vocab_size, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
     # Multiples of a prime, so that tokens are spread over the vocabulary; two documents of different length.
-    tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
-    pairs = backbone.config.segment_types > 1
-    columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if pairs else {}
+    tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % vocab_size
+    has_segments = backbone.config.segment_types > 1
+    columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if has_segments else {}
     sample = Packed(tokens, (longest, longest - 5), columns)
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None
-    last_stack = sample if outputs is None else outputs
+    read_by_heads = sample if outputs is None else outputs
     results: list[tuple[dict[str, Tensor], Tensor | None, Tensor | None]] = []
     for model in (original.eval(), copy.eval()):
-        layers = _Layers()
+        layers = _LayerStates()
         hidden_TH = model.hidden(sample, outputs, tap=layers)
-        logits = model.logits(hidden_TH, last_stack), model.pair_logits(hidden_TH, last_stack)
+        logits = model.logits(hidden_TH, read_by_heads), model.pair_logits(hidden_TH, read_by_heads)
         results.append((layers.states | {"hidden": hidden_TH}, *logits))
-    (states, *logits_before), (copied_states, *logits_after) = results
-    comparison.layers = {name: difference(tensor, copied_states[name]) for name, tensor in states.items()}
-    comparison.logits, comparison.pair_logits = (
-        difference(before, after) if before is not None and after is not None else None
-        for before, after in zip(logits_before, logits_after, strict=True)
+    (states, *original_logits), (copied_states, *copied_logits) = results
+    comparison.layer_differences = {name: difference(tensor, copied_states[name]) for name, tensor in states.items()}
+    comparison.logits_difference, comparison.pair_logits_difference = (
+        difference(logits, copied) if logits is not None and copied is not None else None
+        for logits, copied in zip(original_logits, copied_logits, strict=True)
     )
 
 
 def compare_tokenizers(comparison: CheckpointComparison, original: Tokenizer, copy: Tokenizer) -> None:
     """Records in `comparison` which strings of `ADVERSARIAL` the two tokenizers encode differently."""
-    comparison.strings = different_ids(original, copy)
+    comparison.differing_strings = different_ids(original, copy)
     comparison.strings_compared = len(ADVERSARIAL)
 
 
@@ -168,7 +179,7 @@ def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
     return [
         text
         for number, text in enumerate(ADVERSARIAL)
-        if any(before[number].tolist() != after[number].tolist() for before, after in zip(*ids, strict=True))
+        if any(expected[number].tolist() != actual[number].tolist() for expected, actual in zip(*ids, strict=True))
     ]
 
 
@@ -187,7 +198,7 @@ def tied_names(model: CheckpointModel) -> list[str]:
     return tied
 
 
-class _Layers(Tap):
+class _LayerStates(Tap):
     """Records the hidden states (T, H) after the embedding and after each layer, by name."""
 
     def __init__(self) -> None:
@@ -213,7 +224,7 @@ def relative_difference(tensor: Tensor, other: Tensor) -> float:
 
 
 def same_tensors(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> bool:
-    """Whether two checkpoints have equal tensors under the same names."""
+    """Returns whether two checkpoints have equal tensors under the same names."""
     return expected.keys() == actual.keys() and all(tensor.equal(actual[name]) for name, tensor in expected.items())
 
 
@@ -235,7 +246,9 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def tokenized(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Tensor]:
+def tokenize_as_transformers(
+    folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None
+) -> dict[str, Tensor]:
     """Encodes texts as transformers does, without importing transformers.
 
     The result is that of `AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True,
@@ -272,7 +285,7 @@ def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
     from transformers import AutoTokenizer
 
     try:
-        with quiet_transformers():  # which warns if a text exceeds the model's length
+        with quiet_transformers():  # transformers warns if a text exceeds the model's length
             reference = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             special = tokenizer.pieces(sorted(tokenizer.special_ids))
             texts = [*ADVERSARIAL, *(f"a {token} b{token}c  {token}" for token in special)]
@@ -280,7 +293,7 @@ def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
             ids = [row.tolist() for row in tokenizer.with_parsing(parses_special).encode_batch(texts)]
             results = {"strings": (ids, reference(texts, add_special_tokens=False)["input_ids"])}
             for kind, columns in (("texts", (texts,)), ("pairs", (texts, texts[::-1]))):
-                rows = tokenized(folder, *columns)
+                rows = tokenize_as_transformers(folder, *columns)
                 real = rows["attention_mask"].bool()
                 for name, expected in reference(*columns, truncation=True).items():
                     actual = [row[mask].tolist() for row, mask in zip(rows[name], real, strict=True)]

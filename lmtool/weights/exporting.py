@@ -28,9 +28,18 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.base import BASE, Base
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
-from lmtool.weights.reading import their_names
-from lmtool.weights.saved_model import FoldedCheckpoint, form_of
-from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
+from lmtool.weights.reading import to_hf_names
+from lmtool.weights.saved_model import FoldedCheckpoint, sequence_form_of
+from lmtool.weights.task_heads import (
+    CLASSIFIER,
+    DECISIONS,
+    HEADS,
+    MULTIPLE_CHOICE,
+    TOKEN_CLASSIFIER,
+    TaskHead,
+    head_of_task,
+    labels_of,
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ def export_of(
     if not set(required_heads) & set(HEADS):
         part_names.add("heads.lm")
     lmtool_tensors = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
-    hf_tensors = their_names(model, lmtool_tensors)
+    hf_tensors = to_hf_names(model, lmtool_tensors)
     # Tensors that still have our names do not exist in transformers.
     lmtool_tensors = {name: tensor for name, tensor in lmtool_tensors.items() if name not in hf_tensors}
     hf_tensors = {name: tensor for name, tensor in hf_tensors.items() if not name.startswith(("heads.", "backbone."))}
@@ -108,7 +117,7 @@ def export_of(
         **({"tie_word_embeddings": False} if untied else {}),
         **special_ids(model, tokenizer),
     }
-    if task is not None and {CLASSIFIER, WORDS, CHOICES} & set(required_heads):
+    if task is not None and {CLASSIFIER, TOKEN_CLASSIFIER, MULTIPLE_CHOICE} & set(required_heads):
         config |= labels_of(task)
     return Export(model_class.name, config, hf_tensors, lmtool_tensors, tuple(sorted(left_out)))
 
@@ -117,7 +126,7 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
     """Returns the kind of head in transformers that corresponds to a task's head. model: the model's configuration.
     task: the `task` section. declared: the family's classes in transformers. Raises UserError if the family has no such
     head in transformers, or if its architecture there is different (for example, the pooling)."""
-    name, form, head = task["name"], form_of(model, task), head_of_task(task)
+    name, form, head = task["name"], sequence_form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"
         if head is not None:
@@ -128,7 +137,7 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
             f"heads.{name} cannot be exported for model={model.name}: {reason}",
             "use the run with lmtool: lmtool predict, or lmtool.load in Python",
         )
-    if head.tokens:
+    if head.scores_tokens:
         return head
     hf_form = model.sequence_form("transformers")
     if form != hf_form:

@@ -94,16 +94,16 @@ class Address:
         file = f"{self.typed}: {name} of {self.repository}@{revision}"
         hint = "run the command once with network access, not offline, or use a local folder"
         if offline or constants.HF_HUB_OFFLINE:
-            raise MissingFile(f"{file}: not in the hub's cache, and offline=true or HF_HUB_OFFLINE is set", hint)
+            raise MissingFile(f"{file} is not in the hub's cache, and offline=true or HF_HUB_OFFLINE is set", hint)
         if not self._reachable:
             # Without a network, the library would retry for half a minute.
-            raise MissingFile(f"{file}: not in the hub's cache, and no network", hint)
+            raise MissingFile(f"{file} is not in the hub's cache, and there is no network", hint)
         try:
             return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
         except errors.LocalEntryNotFoundError as problem:
             raise MissingFile(f"{file}: {_short(problem)}", hint) from problem
         except errors.EntryNotFoundError as problem:
-            raise MissingFile(f"{file}: no such file in the repository", hint) from problem
+            raise MissingFile(f"{file} does not exist", hint) from problem
         except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
             raise UserError(
                 f"{self.typed}: {name}: {_short(problem)}",
@@ -132,7 +132,7 @@ TOKENIZER = (
 """Files that define a tokenizer. config.json is among them because it may name the tokenizer's class."""
 _USE_CHECKPOINT = "use a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 _MAX_JSON_BYTES = 10_000_000
-Read = TypeVar("Read")
+Decoded = TypeVar("Decoded")
 
 
 def families() -> dict[str, str]:
@@ -167,8 +167,7 @@ class HFFolder:
         if not hasattr(module, "from_hf_config"):
             known = ", ".join(sorted(families()))
             raise UserError(
-                f"checkpoint={self.checkpoint}: unsupported model_type={model_type!r} in config.json; lmtool supports "
-                f"{known}",
+                f"checkpoint={self.checkpoint}: config.json has model_type={model_type!r}; lmtool supports {known}",
                 _USE_CHECKPOINT,
             )
         return module
@@ -179,9 +178,9 @@ class HFFolder:
         family = self.family()
         return self._decode(lambda: dict(family.from_hf_config(self.config)))
 
-    def _decode(self, read: Callable[[], Read]) -> Read:
-        """Calls a function that reads config.json. Raises UserError, with the checkpoint's name, if the function
-        fails."""
+    def _decode(self, read: Callable[[], Decoded]) -> Decoded:
+        """Returns the result of a function that reads config.json. Raises UserError, with the checkpoint's name, if the
+        function fails."""
         try:
             return read()
         except UserError as error:
@@ -237,7 +236,8 @@ class HFFolder:
             )
 
     def _unsupported_head(self) -> str | None:
-        """Returns the folder's class with the reason why lmtool does not support its head, or None."""
+        """Returns the name of the folder's class and the reason why lmtool does not support its head, as text; None if
+        lmtool supports it."""
         names, reasons = self.config.get("architectures"), self.family().HF_FORMAT.unsupported
         unsupported = [name for name in names if name in reasons] if isinstance(names, list) else []
         if not unsupported:
@@ -271,7 +271,7 @@ def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
     if (path / ADAPTER).is_file() and not any((path / name).is_file() for name in WEIGHTS):
         return None
     for name in TOKENIZER:
-        if os.path.lexists(path / name) and not (path / name).is_file():  # which would be ignored without an error
+        if os.path.lexists(path / name) and not (path / name).is_file():  # it would be ignored without an error
             raise UserError(f"checkpoint={checkpoint}: {path / name} is not a regular file", "copy the folder again")
     config = read_object(checkpoint, path / CONFIG)
     return None if isinstance(config.get("model"), dict) else HFFolder(checkpoint, path, HFConfig(config))
@@ -281,7 +281,7 @@ def weight_file(folder: HFFolder, offline: bool = False) -> Path:
     """Returns the path of the weight file, or of the index of several weight files, after downloading it if necessary.
     Raises UserError if there is none."""
     for name in WEIGHTS:
-        path = fetched(folder, name, offline, required=False)
+        path = fetch_file(folder, name, offline, required=False)
         if path is not None:
             return path
     raise UserError(
@@ -295,7 +295,7 @@ def _location(folder: HFFolder, offline: bool) -> str:
     return "the hub's cache (offline=true)" if folder.revision is not None and offline else str(folder.path)
 
 
-def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
+def fetch_file(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
     """Returns the path of a file in a folder or in one of its subfolders. Downloads the file if necessary.
 
     Args:
@@ -368,7 +368,7 @@ def read_settings(folder: Path) -> JsonObject:
 
 def tokenizer_length(settings: JsonMapping) -> int | None:
     """Returns the maximum number of tokens that a tokenizer_config.json sets; None if there is no limit. transformers
-    writes 10^30 for no limit, so that very large numbers count as none."""
+    writes 10^30 for no limit, so very large numbers count as no limit."""
     length = settings.get("model_max_length")
     return int(length) if isinstance(length, int | float) and 1 <= length <= 10**9 else None
 
@@ -377,7 +377,7 @@ def read_object(checkpoint: str, path: Path) -> JsonMapping:
     """Reads a JSON object from a file of a checkpoint's folder. Raises UserError if the file contains anything else."""
     data = read_json_file(checkpoint, path)
     if not isinstance(data, dict):
-        raise UserError(f"{path}: not a JSON object", "copy the folder again")
+        raise UserError(f"{path} is not a JSON object", "copy the folder again")
     return data
 
 

@@ -21,6 +21,7 @@ from lmtool.learners.writing import writer_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shift_right
 from lmtool.models.heads.lm import LMHead
+from lmtool.system.terminal import counted
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
@@ -35,9 +36,8 @@ class ModelOutput:
     """The output of `PaddedModel`.
 
     Attributes:
-        hidden: Hidden states of the last layer, (B, L, H); zero at padding. In an encoder-decoder, those of the
-            decoder,
-            or of the encoder if a task's head reads the encoder.
+        hidden: Hidden states of the last layer, (B, L, H); zero at padding. In an encoder-decoder, the states
+            of the decoder, or of the encoder if a task's head reads the encoder.
         logits: Logits of the main head; None without such a head. (B, C) for a task that scores texts, (B, L, C) for a
             task that scores tokens, (B, L, V) for a language model, (B, L) for replaced token detection.
         pair_logits: Logits of a head that classifies text pairs, (B, 2); None without such a head. The classes are:
@@ -85,8 +85,8 @@ class LoadedCheckpoint:
         writer = writer_of(self.model.parts.backbone, head, self.tokenizer, self.task)
         ids = writer.prompts(prompts, [("prompts", number) for number in range(len(prompts))])
         config = GenerationConfig(**settings).with_published(self.saved.get("generation", {}))
-        new = writer.write(ids, config, seed)
-        return [writer.text(*pair) for pair in zip(ids, new, strict=True)]
+        new_ids = writer.write(ids, config, seed)
+        return [writer.text(*pair) for pair in zip(ids, new_ids, strict=True)]
 
 
 class PaddedModel(nn.Module):
@@ -135,7 +135,7 @@ class PaddedModel(nn.Module):
         hidden_TH = self.parts.hidden(inputs, outputs)
         texts = inputs if outputs is None else outputs
         logits = self.parts.logits(hidden_TH, texts)
-        if logits is not None and (self.parts.task is None or self.parts.of_tokens):
+        if logits is not None and (self.parts.task is None or self.parts.scores_tokens):
             logits = _pad(logits, real_BL)
         return ModelOutput(_pad(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, texts))
 
@@ -149,7 +149,10 @@ class PaddedModel(nn.Module):
             )
         segment_types = max(self.parts.backbone.config.segment_types, 1)
         if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < segment_types:
-            raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {segment_types} segments")
+            raise ValueError(
+                f"token_type_ids are {int(segments_BL.min())} to {int(segments_BL.max())}, but the model has "
+                f"{counted(segment_types, 'segment')}, numbered from 0"
+            )
         return segments_BL.to(ids_BL.device)
 
 
@@ -163,8 +166,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
 
     Raises:
         UserError: If the checkpoint cannot be read, if a tensor of the backbone is missing, or if lmtool does not
-            support
-            the checkpoint's head.
+            support the checkpoint's head.
     """
     checkpoint = str(checkpoint)
     folder = hf_folder(checkpoint, offline)
@@ -182,7 +184,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
         report = replace(report, ignored=(*report.ignored, *layout_warnings(tokenizer, saved.model)))
     special_ids = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
-        tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)
+        tokenizer = tokenizer.with_tokens(FORMATS[parts.sequence_form.text_format].new, parts.first_token)
     model = PaddedModel(parts, special_ids.get(saved.model.start_role or "")).to(device).eval()
     return LoadedCheckpoint(model, tokenizer, saved.model, report, config)
 

@@ -32,13 +32,13 @@ from lmtool.weights.folders import (
     TOKENIZER,
     WEIGHTS,
     HFFolder,
-    fetched,
+    fetch_file,
     hf_folder,
     read_object,
     read_settings,
     weight_file,
 )
-from lmtool.weights.sentence_encoders import MODULES, PROMPTS, TOKENIZING_FILES
+from lmtool.weights.sentence_encoders import MODULES, PROMPTS, TRANSFORMER_FILES
 from lmtool.weights.task_heads import CLASSIFIER, head_of_class, is_multi_label
 
 
@@ -50,11 +50,11 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     except Exception as reason:  # torch.load raises many kinds of errors
         text = " ".join(str(reason).split())[:160]
         raise UserError(
-            f"{path}: not a file with only tensors: {text}",
+            f"{path} is not a file with only tensors: {text}",
             "use a folder with model.safetensors, or copy the file again",
         ) from reason
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{path}: is not a dictionary from names to tensors", "use a folder with model.safetensors")
+        raise UserError(f"{path} is not a dictionary from names to tensors", "use a folder with model.safetensors")
     return {str(name): tensor for name, tensor in content.items()}
 
 
@@ -99,8 +99,8 @@ _GENERATION_DEFAULTS: JsonObject = {
 }  # fmt: skip
 """Defaults of transformers' GenerationConfig. Older folders have these keys in config.json. `lmtool generate` has
 separate settings."""
-_FILES = (
-    CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *TOKENIZING_FILES,
+_KNOWN_FILES = (
+    CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *TRANSFORMER_FILES,
     # Weights in other formats.
     "*.safetensors", "pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx",
     "onnx", "openvino", "coreml", "original",
@@ -144,7 +144,7 @@ def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]
 
 def notes(checkpoint: str, ignored: Sequence[str]) -> list[str]:
     """Returns a warning that lists the ignored keys and files of a checkpoint, if there are any."""
-    return [f"checkpoint={checkpoint}: not read: {'; '.join(ignored)}"] if ignored else []
+    return [f"checkpoint={checkpoint} has parts that lmtool does not read: {'; '.join(ignored)}"] if ignored else []
 
 
 def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:
@@ -162,12 +162,12 @@ def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:
 
 def _ignored_generation_keys(settings: Mapping[str, object], folder: HFFolder) -> list[str]:
     """Returns the keys of generation_config.json that are not read and may have an effect."""
-    rows = folder.config.get("vocab_size")
+    vocab_size = folder.config.get("vocab_size")
     set_keys = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
     names = [key for key in set_keys if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
     names += _multiple_end_tokens(settings)
     changed_settings = _changed_settings(settings)
-    return names + [name for name in changed_settings if not _suppresses_unused_rows(name, settings, rows)]
+    return names + [name for name in changed_settings if not _suppresses_unused_rows(name, settings, vocab_size)]
 
 
 def _multiple_end_tokens(settings: Mapping[str, object]) -> list[str]:
@@ -176,12 +176,12 @@ def _multiple_end_tokens(settings: Mapping[str, object]) -> list[str]:
     return [] if end is None or isinstance(end, int) else [f"eos_token_id={end}"]
 
 
-def _suppresses_unused_rows(name: str, settings: Mapping[str, object], rows: object) -> bool:
-    """Whether a setting suppresses exactly the last rows of the embedding, which lmtool never generates."""
+def _suppresses_unused_rows(name: str, settings: Mapping[str, object], vocab_size: object) -> bool:
+    """Returns whether a setting suppresses exactly the last rows of the embedding, which lmtool never generates."""
     tokens = settings.get("suppress_tokens")
-    if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(rows, int):
+    if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(vocab_size, int):
         return False
-    return tokens == list(range(rows - len(tokens), rows))
+    return tokens == list(range(vocab_size - len(tokens), vocab_size))
 
 
 def _changed_settings(settings: Mapping[str, object]) -> list[str]:
@@ -196,7 +196,7 @@ def _changed_settings(settings: Mapping[str, object]) -> list[str]:
 def _ignored_files(folder: HFFolder, generates_text: bool) -> list[str]:
     """Returns the names of the files that are not read. The module folders of a sentence encoder are read."""
     modules = folder.path / MODULES
-    patterns = [*_FILES, *(["[0-9]*_*"] if modules.is_file() or (folder.path / "1_Pooling").is_dir() else [])]
+    patterns = [*_KNOWN_FILES, *(["[0-9]*_*"] if modules.is_file() or (folder.path / "1_Pooling").is_dir() else [])]
     patterns += [] if generates_text else ["chat_template*"]
     names = sorted(path.name for path in folder.path.iterdir())
     return [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
@@ -223,7 +223,7 @@ class Weights:
     merged: bool = False
 
 
-def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def group_by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Groups tensors by the part of the model to which they belong. The order of the tensors does not change."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -231,14 +231,14 @@ def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return parts
 
 
-def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -> Weights:
+def read(checkpoint: str, offline: bool = False, tuned_folders: tuple[Path, ...] = ()) -> Weights:
     """Reads the weights of a checkpoint, on the CPU. For a tuned checkpoint, they include those of its base.
 
     Args:
         checkpoint: A run or checkpoint of lmtool, a folder in Hugging Face's format, or hf://org/name.
         offline: Whether to use only files that are already downloaded.
-        tuned: Folders of the tuned checkpoints of which this checkpoint is the base, directly or not; used to detect a
-            checkpoint that is its own base.
+        tuned_folders: Folders of the tuned checkpoints whose base is this checkpoint, directly or through other tuned
+            checkpoints; a checkpoint that is its own base is an error.
 
     Raises:
         UserError: If the weights are missing, damaged or unsupported.
@@ -249,13 +249,13 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
         tensors, base = read_weights(folder), saved_base(folder)
         if base is None:
             return Weights(tensors, folder, checkpoint)
-        if folder.resolve() in tuned:
+        if folder.resolve() in tuned_folders:
             raise UserError(f"checkpoint={checkpoint} is its own base", "copy the checkpoint again")
-        base_weights = read_base(base, tensors, checkpoint, offline, (*tuned, folder.resolve()))
+        base_weights = read_base(base, tensors, checkpoint, offline, (*tuned_folders, folder.resolve()))
         return Weights({**base.base_tensors(base_weights.tensors, tensors), **tensors}, folder, checkpoint)
     section = hugging_face.model_section()  # raises for unsupported variants, and marks its keys as read
     try:
-        tensors = our_names(hugging_face, read_hf(hugging_face, offline))
+        tensors = to_lmtool_names(hugging_face, read_hf(hugging_face, offline))
     except UserError as error:
         raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
     output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
@@ -265,11 +265,15 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
     entry = lookup("model", section["name"])
     encoder = entry is None or not issubclass(entry.config, ModelConfig) or entry.config.architecture == "encoder"
     ignored = ignored_keys(hugging_face, not encoder and head_of_class(hugging_face.config) is None)
-    return Weights(wide(tensors), hugging_face.path, checkpoint, ignored, hugging_face.revision)
+    return Weights(to_fp32(tensors), hugging_face.path, checkpoint, ignored, hugging_face.revision)
 
 
 def read_base(
-    base: Base, tuned_names: Collection[str], checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()
+    base: Base,
+    tuned_names: Collection[str],
+    checkpoint: str,
+    offline: bool = False,
+    tuned_folders: tuple[Path, ...] = (),
 ) -> Weights:
     """Reads the complete weights of the base of a tuned checkpoint.
 
@@ -278,7 +282,7 @@ def read_base(
         tuned_names: Names of the tensors that the tuned checkpoint stores itself.
         checkpoint: Name of the tuned checkpoint in error messages.
         offline: Whether to use only files that are already downloaded.
-        tuned: As in `read`.
+        tuned_folders: See `read`.
 
     Raises:
         UserError: If the base does not exist or has changed.
@@ -291,7 +295,7 @@ def read_base(
             f"restore the folder, or link to its new location: ln -s FOLDER {base.checkpoint}",
         )
     try:
-        weights = read(address, offline, tuned)
+        weights = read(address, offline, tuned_folders)
     except UserError as error:
         message = f"checkpoint={checkpoint} needs the weights that it was tuned on: {error.message}"
         raise UserError(message, error.hint) from error
@@ -315,14 +319,14 @@ def base_of_weights(address: str, weights: Weights, names: Collection[str], toke
     return Base(address, path, weights.revision, parts, sha256, fingerprint, frozenset(names))
 
 
-def our_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_lmtool_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames the tensors of a Hugging Face folder to lmtool's names. Tensors that the family does not know keep their
     names."""
     renamed: dict[str, Tensor] = folder.family().from_hf(tensors, folder.config)
     return renamed
 
 
-def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_hf_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames lmtool's tensors to transformers' names. Tensors that transformers does not have keep their names."""
     renamed: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
     return renamed
@@ -330,18 +334,18 @@ def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str,
 
 def read_hf(folder: HFFolder, offline: bool = False) -> dict[str, Tensor]:
     """Reads the tensors of a Hugging Face folder, under transformers' names, from one file or from several shards."""
-    first = weight_file(folder, offline)
-    if not first.name.endswith(".index.json"):
-        return read_file(first)
-    names = shards_of_index(first)
+    file_or_index = weight_file(folder, offline)
+    if not file_or_index.name.endswith(".index.json"):
+        return read_file(file_or_index)
+    shard_by_tensor = shards_of_index(file_or_index)
     tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(names.values())):
-        path = fetched(folder, shard, offline)
+    for shard in sorted(set(shard_by_tensor.values())):
+        path = fetch_file(folder, shard, offline)
         assert path is not None
         tensors.update(read_file(path))
-    missing = sorted(set(names) - set(tensors))
+    missing = sorted(set(shard_by_tensor) - set(tensors))
     if missing:
-        raise UserError(f"{first}: none of its files contains {listing(missing, 1)}", "copy the folder again")
+        raise UserError(f"{file_or_index}: none of its files contains {listing(missing, 1)}", "copy the folder again")
     return tensors
 
 
@@ -355,17 +359,17 @@ def read_file(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{path}: not a complete safetensors file: {error}", "copy the file again from its source"
+            f"{path} is not a complete safetensors file: {error}", "copy the file again from its source"
         ) from error
     except MemoryError as error:  # the file is mapped into memory, which may be limited
         size = path.stat().st_size / 2**30
         raise UserError(
-            f"{path}: the file has {size:.1f} GiB, which exceeds the memory limit of this process",
+            f"{path} has {size:.1f} GiB, which exceeds the memory limit of this process",
             "raise the limit (`ulimit -v`), or, if the model is smaller than this, copy the file again",
         ) from error
 
 
-def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_fp32(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Converts tensors in half precision to fp32, the precision of weights in training."""
     return {
         name: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
@@ -374,11 +378,11 @@ def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shards_of_index(path: Path) -> dict[str, str]:
-    """Reads the index of a sharded checkpoint: the name of the file that contains each tensor."""
+    """Reads the index of a sharded checkpoint. Returns the name of the file that contains each tensor."""
     try:
         names: object = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{path}: not an index of weight files: {error!r}", "copy the file again") from error
+        raise UserError(f"{path} is not an index of weight files: {error!r}", "copy the file again") from error
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UserError(f"{path}: its weight_map does not name files", "copy the file again")
+        raise UserError(f"{path} has a weight_map that does not name files", "copy the file again")
     return names

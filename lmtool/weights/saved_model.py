@@ -32,8 +32,8 @@ from lmtool.tuning.configs.base import TuningConfig
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.reading import Weights, by_part
-from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
+from lmtool.weights.reading import Weights, group_by_part
+from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, TOKEN_CLASSIFIER, TaskHead, head_of_task
 
 PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order", "swapped")}
 """Heads that classify text pairs from the pooler's output, each with the names of its two classes. The classes say
@@ -50,12 +50,12 @@ class CheckpointModel(ModelWithHeads):
         seed: Seed for the initialization of the parameters.
 
     Attributes:
-        form: The architecture of the task's head: pooling, hidden layers and text format.
+        sequence_form: The architecture of the task's head: pooling, hidden layers and text format.
         task: Name of the task's head; None if the checkpoint has no complete head of a task.
-        of_tokens: Whether the task's head scores every token, and not whole texts.
-        of_inputs: Whether the task's head reads the states of the encoder in an encoder-decoder.
-        pooled: Whether the pooler is applied before the task's head.
-        pair: Name of the head that classifies text pairs, or None.
+        scores_tokens: Whether the task's head scores every token, and not whole texts.
+        reads_inputs: Whether the task's head reads the encoder's states in an encoder-decoder.
+        applies_pooler: Whether the pooler is applied before the task's head.
+        pair_head: Name of the head that classifies text pairs, or None.
         first_token: First id of the special tokens that the task's head adds to the vocabulary, or None.
     """
 
@@ -65,26 +65,26 @@ class CheckpointModel(ModelWithHeads):
         super().__init__(backbone, seed)
         parts = {
             part.removeprefix("heads."): head_tensors
-            for part, head_tensors in by_part(tensors).items()
+            for part, head_tensors in group_by_part(tensors).items()
             if part.startswith("heads.")
         }
         if backbone.config.architecture != "encoder":
             parts.setdefault("lm", {})
         heads = {name: _head(backbone, name, head_tensors) for name, head_tensors in parts.items()}
         self.heads = nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
-        self.form = form_of(backbone.config, task or {})
+        self.sequence_form = sequence_form_of(backbone.config, task or {})
         name = str((task or {}).get("name"))
         task_head = self._task_head(task)
-        head_name, self.of_tokens = name if name in self.heads else task_head.name, task_head.tokens
-        self.of_inputs = task_head.name == WORDS and backbone.config.token_states == "inputs"
-        self.pooled = backbone.pooler_on_tokens if self.of_tokens else self.form.pooled
-        has_heads = head_name in self.heads and (not self.pooled or "pooler" in self.heads)
+        head_name, self.scores_tokens = name if name in self.heads else task_head.name, task_head.scores_tokens
+        self.reads_inputs = task_head.name == TOKEN_CLASSIFIER and backbone.config.token_states == "inputs"
+        self.applies_pooler = backbone.pooler_on_tokens if self.scores_tokens else self.sequence_form.pooled
+        has_heads = head_name in self.heads and (not self.applies_pooler or "pooler" in self.heads)
         self.task = head_name if has_heads else None
         head = self.heads[head_name] if has_heads else None
         new_tokens = head.tokens if isinstance(head, SequenceHead) else None
         self.first_token = None if new_tokens is None else backbone.embed.extend(new_tokens)
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
-        self.pair = pairs[0] if pairs else None
+        self.pair_head = pairs[0] if pairs else None
 
     def _task_head(self, task: JsonMapping | None) -> TaskHead:
         """Returns the kind of the task's head. Without a `task` section, it is the first kind in `HEADS` with a head of
@@ -94,7 +94,7 @@ class CheckpointModel(ModelWithHeads):
 
     @property
     def head_side(self) -> Side:
-        return "inputs" if self.of_inputs else super().head_side
+        return "inputs" if self.reads_inputs else super().head_side
 
     def hidden(
         self,
@@ -106,17 +106,17 @@ class CheckpointModel(ModelWithHeads):
     ) -> Tensor:
         """Returns the hidden states that the heads read, (T, H): those of the encoder if the task classifies its
         tokens, otherwise those of the last stack. `ModelWithHeads.hidden` describes the parameters."""
-        return super().hidden(inputs, None if self.of_inputs else outputs, rng, read_M, tap)
+        return super().hidden(inputs, None if self.reads_inputs else outputs, rng, read_M, tap)
 
     def logits(self, hidden_TH: Tensor, packed: Packed) -> Tensor | None:
         """Returns the logits of the checkpoint's main head, or None without such a head. hidden_TH: the hidden states
         that the heads read. packed: the tokens of these hidden states. Returns (N, C) for a task that scores texts, (T,
         C) for a task that scores tokens. Without a task: (T, V) for a language model, (T,) for replaced token
         detection."""
-        if self.task is not None and self.of_tokens:
-            return self.heads[self.task](self.heads["pooler"](hidden_TH) if self.pooled else hidden_TH)
+        if self.task is not None and self.scores_tokens:
+            return self.heads[self.task](self.heads["pooler"](hidden_TH) if self.applies_pooler else hidden_TH)
         if self.task is not None:
-            return self._text_logits(self.task, hidden_TH, packed, self.form.pooling)
+            return self._text_logits(self.task, hidden_TH, packed, self.sequence_form.pooling)
         for name in ("masked_lm", "lm"):
             if name in self.heads:
                 return self.heads[name](hidden_TH, self.backbone.embed.token.weight)
@@ -125,7 +125,7 @@ class CheckpointModel(ModelWithHeads):
     def pair_logits(self, hidden_TH: Tensor, packed: Packed) -> Tensor | None:
         """Returns the logits of the head that classifies text pairs, (N, 2), or None without such a head. `PAIR_HEADS`
         names the two classes."""
-        return None if self.pair is None else self._text_logits(self.pair, hidden_TH, packed, "first")
+        return None if self.pair_head is None else self._text_logits(self.pair_head, hidden_TH, packed, "first")
 
     def _text_logits(self, head: str, hidden_TH: Tensor, packed: Packed, pooling: Pooling) -> Tensor:
         """Returns the logits of a head that scores texts, (N, C). The pooler, if the checkpoint has one, is applied
@@ -138,13 +138,13 @@ class CheckpointModel(ModelWithHeads):
 
 def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> nn.Module | None:
     """Builds a head of the checkpoint. backbone: the backbone. name: name of the head, without "heads.". head_tensors:
-    the tensors of the head by full name. Returns the module; None for a head that only pretraining uses, or whose
-    tensors do not have a known form."""
+    the tensors of the head by full name. Returns the module; None for a head that only pretraining uses, or that has
+    unknown tensors."""
     width, feature_size = backbone.hidden_size, backbone.feature_size
     if name == "masked_lm":
         return masked_lm_head(backbone)
     if name == "lm" and backbone.config.architecture == "bidirectional_lm":
-        return None  # its two directions predict separately, so it has no logits for the whole text
+        return None  # the two directions predict separately, so there are no logits for the whole text
     if name == "lm":
         head = lm_head(backbone)
         parameters = dict(head.named_parameters())
@@ -168,17 +168,17 @@ def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> 
     return linear
 
 
-def form_of(model: ModelConfig, task: JsonMapping) -> SequenceForm:
+def sequence_form_of(model: ModelConfig, task: JsonMapping) -> SequenceForm:
     """Returns the architecture of the head for a `task` section, in which fields may be missing (older checkpoints)."""
     return model.sequence_form(task.get("head"), task.get("pooling"), task.get("head_layers"))
 
 
-def format_of(model: ModelConfig, task: JsonMapping) -> str:
+def task_text_format(model: ModelConfig, task: JsonMapping) -> str:
     """Returns the name of the format in which a task's texts are read. Token classification always uses the format of
     transformers, if the family exists there."""
     head = head_of_task(task)
-    scores_tokens = head is not None and head.name == WORDS and model.transformers_form is not None
-    return (model.sequence_form("transformers") if scores_tokens else form_of(model, task)).text_format
+    scores_tokens = head is not None and head.name == TOKEN_CLASSIFIER and model.transformers_form is not None
+    return (model.sequence_form("transformers") if scores_tokens else sequence_form_of(model, task)).text_format
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,10 @@ def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tenso
     """
     task = saved.get("task")
     return SavedModel(
-        section(checkpoint, saved, Choice("model")),
+        decode_section(checkpoint, saved, Choice("model")),
         tensors,
         task if isinstance(task, dict) else None,
-        section(checkpoint, saved, Choice("tuning", optional=True)),
+        decode_section(checkpoint, saved, Choice("tuning", optional=True)),
         saved.get("seed") or 0,
     )
 
@@ -242,7 +242,7 @@ def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
     return saved
 
 
-def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
+def decode_section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
     """Decodes the section of one component strictly. Raises UserError if the section is invalid.
 
     Args:
@@ -260,14 +260,14 @@ def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any
 
 @dataclass(frozen=True)
 class FoldedCheckpoint:
-    """The tensors and the configuration of a tuned checkpoint after modules that only training needs were replaced by
-    their results."""
+    """A tuned checkpoint in which the modules that only training needs are replaced by what they compute. tensors: its
+    tensors. config: its configuration."""
 
     tensors: dict[str, Tensor]
     config: JsonObject
 
 
-def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
+def merge_tuned(weights: Weights, saved: Mapping[str, object]) -> Weights:
     """Merges the tensors that a tuning method added into the model's weights. weights: the complete weights of a
     checkpoint, tuned or not. saved: the checkpoint's configuration. Returns the merged weights; the same object if
     there is nothing to merge. Raises UserError if the weights of the tuning method cannot be merged."""
@@ -276,8 +276,8 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
         return weights
     with torch.device("meta"):
         planned, _ = assemble(model, None)
-    if not planned.added:
-        # There is nothing to merge, but the method may still refuse.
+    if not planned.added_names:
+        # There is nothing to merge, but the method may still raise an error.
         _merge(planned, weights.origin)
         return weights
     parts, _ = assemble(model, None, trained=weights)
@@ -285,11 +285,11 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
     unread_tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
     _merge(parts, weights.origin)
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
-    unmerged = [name for name in tensors if name in planned.added]
+    unmerged = [name for name in tensors if name in planned.added_names]
     if unmerged:
-        more = f" and {counted(len(unmerged) - 1, 'more tensor')}" if len(unmerged) > 1 else ""
+        others = f" and {counted(len(unmerged) - 1, 'more tensor')}" if len(unmerged) > 1 else ""
         raise UserError(
-            f"checkpoint={weights.origin}: the tuning method added {unmerged[0]}{more}, which cannot be merged into "
+            f"checkpoint={weights.origin}: the tuning method added {unmerged[0]}{others}, which cannot be merged into "
             f"model={model.model.name}",
             "use format=delta to export only the added tensors, or set checkpoint= to the base model or to a run "
             "whose tuning method can be merged (tuning=lora)",
@@ -309,7 +309,7 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
 def fold_checkpoint(
     weights: Weights, checkpoint_tensors: Mapping[str, Tensor], saved: Mapping[str, object]
 ) -> FoldedCheckpoint | None:
-    """Replaces modules that only training needs, such as the encoder of a prefix, by their results.
+    """Replaces modules that only training needs, such as the encoder of a prefix, by what they compute.
 
     Args:
         weights: The complete weights of the tuned checkpoint, including those of its base.
@@ -324,10 +324,10 @@ def fold_checkpoint(
         return None
     parts, _ = assemble(model, None, trained=weights)
     assert parts.tuning is not None
-    added_before, config = parts.added, parts.tuning.fold(parts)
+    added_before, config = parts.added_names, parts.tuning.fold(parts)
     if config == model.tuned_by:
         return None
     state = parts.state_dict()
     tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in added_before}
-    tensors |= {name: state[name] for name in sorted(parts.added)}
+    tensors |= {name: state[name] for name in sorted(parts.added_names)}
     return FoldedCheckpoint(tensors, {**saved, "tuning": config.model_dump(mode="json")})

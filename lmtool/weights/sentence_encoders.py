@@ -11,10 +11,10 @@ from typing import Any
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.weights.folders import HFFolder, fetched, read_json_file, read_object, read_settings, tokenizer_length
+from lmtool.weights.folders import HFFolder, fetch_file, read_json_file, read_object, read_settings, tokenizer_length
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-TOKENIZING_FILES = tuple(
+TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlnet")
 )
 """Names of the file with the Transformer module's settings, the current name first."""
@@ -141,22 +141,22 @@ class _Settings(JsonObject):
     missing file is an error."""
 
     def __init__(self, folder: HFFolder, name: str, offline: bool, required: bool = False):
-        self.path = fetched(folder, name, offline, required)
+        self.path = fetch_file(folder, name, offline, required)
         super().__init__({} if self.path is None else read_object(folder.checkpoint, self.path))
         self.folder, self.name = folder, name
 
-    def refused(self, key: str) -> UserError:
+    def unsupported_value(self, key: str) -> UserError:
         """Returns the error for the value of a key that lmtool does not support."""
-        return refused(self.folder, f"{self.name} has {key}={self[key]!r}")
+        return unsupported_error(self.folder, f"{self.name} has {key}={self[key]!r}")
 
     def require(self, neutral: Collection[str], **values: object) -> None:
         """Raises UserError if a key has a value that lmtool does not support. neutral: keys that may have any value.
         values: the only supported value of each other key, apart from null."""
         for key, value in self.items():
             if key not in neutral and (key not in values or value not in (values[key], None)):
-                raise self.refused(key)
+                raise self.unsupported_value(key)
 
-    def typed(self, key: str, kind: type, default: Any = None) -> Any:
+    def get_typed(self, key: str, kind: type, default: Any = None) -> Any:
         """Returns the value of a key, or the default if it is missing or null. Raises UserError if it has another
         type."""
         value = self.get(key)
@@ -166,9 +166,9 @@ class _Settings(JsonObject):
             raise UserError(f"{self.path}: {key}={value!r} is not of type {kind.__name__}", "copy the file again")
         return value
 
-    def size(self, key: str) -> int | None:
+    def get_positive(self, key: str) -> int | None:
         """Returns a positive integer, or None if it is missing or null. Raises UserError for any other value."""
-        value = self.typed(key, int)
+        value = self.get_typed(key, int)
         if value is not None and (isinstance(value, bool) or value < 1):
             raise UserError(f"{self.path}: {key}={value!r} is not a positive integer", "copy the file again")
         return value
@@ -188,37 +188,37 @@ def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
     pooling = _Settings(folder, f"{pooling_folder}/config.json", offline, required=True)
     modes, prompts = _modes(pooling), _Settings(folder, PROMPTS, offline)
     prompts.require((*_NEUTRAL, "prompts", "default_prompt_name", "truncate_dim"), model_type="SentenceTransformer")
-    texts, default = prompts.typed("prompts", dict, {}), prompts.typed("default_prompt_name", str)
+    texts, default = prompts.get_typed("prompts", dict, {}), prompts.get_typed("default_prompt_name", str)
     if not all(isinstance(text, str) for text in texts.values()) or (default is not None and default not in texts):
-        raise prompts.refused("prompts" if default is None else "default_prompt_name")
+        raise prompts.unsupported_value("prompts" if default is None else "default_prompt_name")
     prompt = "" if default is None else texts[default]
-    if prompt and not pooling.typed("include_prompt", bool, True):
-        raise pooling.refused("include_prompt")
-    files = (_Settings(folder, name, offline) for name in TOKENIZING_FILES)
-    reading = next((file for file in files if file.path is not None), None)
-    reading = reading or _Settings(folder, TOKENIZING_FILES[0], offline)
-    reading.require((*_NEUTRAL, "max_seq_length", "do_lower_case"), **_SUPPORTED)
+    if prompt and not pooling.get_typed("include_prompt", bool, True):
+        raise pooling.unsupported_value("include_prompt")
+    files = (_Settings(folder, name, offline) for name in TRANSFORMER_FILES)
+    transformer = next((file for file in files if file.path is not None), None)
+    transformer = transformer or _Settings(folder, TRANSFORMER_FILES[0], offline)
+    transformer.require((*_NEUTRAL, "max_seq_length", "do_lower_case"), **_SUPPORTED)
     return SentenceEncoder(
         pooling.name,
         modes,
         tuple(_module(folder, kind, subfolder, offline) for kind, subfolder in rest),
         prompt,
         tuple(name for name, text in texts.items() if text and name != default),
-        reading.size("max_seq_length") or tokenizer_length(read_settings(folder.path)),
-        prompts.size("truncate_dim"),
-        reading.typed("do_lower_case", bool, False),
+        transformer.get_positive("max_seq_length") or tokenizer_length(read_settings(folder.path)),
+        prompts.get_positive("truncate_dim"),
+        transformer.get_typed("do_lower_case", bool, False),
     )
 
 
 def dense_file(folder: HFFolder, module: Dense, offline: bool) -> Path:
     """Returns the path of the weight file of a Dense module. Raises UserError if there is none."""
-    path = fetched(folder, f"{module.folder}/model.safetensors", offline, required=False)
-    path = path or fetched(folder, f"{module.folder}/pytorch_model.bin", offline)
+    path = fetch_file(folder, f"{module.folder}/model.safetensors", offline, required=False)
+    path = path or fetch_file(folder, f"{module.folder}/pytorch_model.bin", offline)
     assert path is not None
     return path
 
 
-def refused(folder: HFFolder, problem: str) -> UserError:
+def unsupported_error(folder: HFFolder, problem: str) -> UserError:
     """Returns the error for a setting of a sentence encoder that lmtool does not support."""
     return UserError(
         f"checkpoint={folder.checkpoint}: {problem}, which lmtool does not support",
@@ -227,39 +227,40 @@ def refused(folder: HFFolder, problem: str) -> UserError:
 
 
 def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
-    """Returns the kind and the subfolder of each module after the Transformer; the first is the pooling.
+    """Returns the kind and the subfolder of each module after the Transformer; the first of these is the Pooling.
 
     The list is empty if there is only a Transformer. None means that the folder has no modules.json. Raises UserError
     if lmtool does not support a module.
     """
-    path = fetched(folder, MODULES, offline, required=False)
+    path = fetch_file(folder, MODULES, offline, required=False)
     if path is None:
         return None
     modules = read_json_file(folder.checkpoint, path)
     if not isinstance(modules, list):
-        raise UserError(f"{path}: not a JSON list", "copy the folder again")
+        raise UserError(f"{path} is not a JSON list", "copy the folder again")
     pairs: list[tuple[str, str]] = []
     for number, module in enumerate(modules):
         class_name, subfolder = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
         if not isinstance(class_name, str) or not isinstance(subfolder, str):
-            raise UserError(f"{path}: module {number} has no type and path", "copy the folder again")
+            raise UserError(f"{path}: module {number} has no type or no path", "copy the folder again")
         kind = class_name.rpartition(".")[2] if class_name.startswith("sentence_transformers.") else class_name
-        if kind not in (("Transformer",), ("Pooling",), ("Dense", "Normalize"))[min(number, 2)] or module.get("kwargs"):
+        allowed_kinds = (("Transformer",), ("Pooling",), ("Dense", "Normalize"))[min(number, 2)]
+        if kind not in allowed_kinds or module.get("kwargs"):
             supported = "supported: Transformer, Pooling, then any of Dense and Normalize"
-            raise refused(folder, f"{MODULES} has {class_name} as module {number} ({supported})")
+            raise unsupported_error(folder, f"{MODULES} has {class_name} as module {number} ({supported})")
         pairs.append((kind, subfolder))
     if pairs and pairs[0][1] not in ("", "."):
-        raise refused(folder, f"{MODULES} has the model in {pairs[0][1]}")
+        raise unsupported_error(folder, f"{MODULES} has the model in {pairs[0][1]}")
     return pairs[1:]
 
 
 def _modes(pooling: _Settings) -> tuple[str, ...]:
     """Returns the pooling modes that the settings of a Pooling module select."""
     flags = {f"pooling_mode_{flag}": mode for flag, mode in _FLAGS.items()}
-    modes = pooling.get("pooling_mode", [mode for flag, mode in flags.items() if pooling.typed(flag, bool, False)])
+    modes = pooling.get("pooling_mode", [mode for flag, mode in flags.items() if pooling.get_typed(flag, bool, False)])
     modes = [modes] if isinstance(modes, str) else modes or ["mean"]
     if not isinstance(modes, list) or not all(isinstance(mode, str) and mode in MODES for mode in modes):
-        raise pooling.refused("pooling_mode")
+        raise pooling.unsupported_value("pooling_mode")
     pooling.require((*flags, "pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"))
     return tuple(modes)
 
@@ -272,11 +273,11 @@ def _module(folder: HFFolder, kind: str, subfolder: str, offline: bool) -> Dense
         settings.require((), **names)
         return Normalize(subfolder)
     settings.require(("in_features", "out_features", "bias", "activation_function", "use_residual"), **names)
-    activation = settings.typed("activation_function", str, "torch.nn.modules.activation.Tanh")
+    activation = settings.get_typed("activation_function", str, "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
-        raise settings.refused("activation_function")
-    inputs, outputs = settings.size("in_features"), settings.size("out_features")
+        raise settings.unsupported_value("activation_function")
+    inputs, outputs = settings.get_positive("in_features"), settings.get_positive("out_features")
     if inputs is None or outputs is None:
         raise UserError(f"{settings.path}: in_features or out_features is missing", "copy the file again")
-    bias, residual = settings.typed("bias", bool, True), settings.typed("use_residual", bool, False)
+    bias, residual = settings.get_typed("bias", bool, True), settings.get_typed("use_residual", bool, False)
     return Dense(subfolder, inputs, outputs, bias, _ACTIVATIONS[activation], residual)

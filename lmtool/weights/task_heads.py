@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.models.published import unnamed
+from lmtool.models.published import default_label
 from lmtool.system.terminal import counted
 
-CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
-CHOICES = "multiple_choice"
+CLASSIFIER, QUESTION_ANSWERING, TOKEN_CLASSIFIER = "classifier", "question_answering", "token_classifier"
+MULTIPLE_CHOICE = "multiple_choice"
 DECISIONS = {"thresholds": "transformers decides at .5", "null_threshold": "transformers compares with 0"}
 """Tensors of a head that turn scores into decisions, with the rule that transformers uses instead. They do not change
 logits, and are not exported."""
@@ -29,22 +29,22 @@ class TaskHead:
         name: Name of the head in lmtool's tensors, if the checkpoint has no `task` section with another name.
         suffix: Suffix of the transformers class. XLNet's class for question answering appends "Simple".
         kinds: Kinds of tasks whose heads are exported as this head.
-        tokens: Whether the head scores each token, and not the whole text.
+        scores_tokens: Whether the head scores each token, and not the whole text.
     """
 
     name: str
     suffix: str
     kinds: tuple[str, ...]
-    tokens: bool = False
+    scores_tokens: bool = False
 
 
 HEADS: dict[str, TaskHead] = {
     head.name: head
     for head in (
         TaskHead(CLASSIFIER, "ForSequenceClassification", ("classification", "multi_label", "regression")),
-        TaskHead(QUESTION_ANSWERING, "ForQuestionAnswering", ("extractive_qa",), tokens=True),
-        TaskHead(WORDS, "ForTokenClassification", ("token_classification",), tokens=True),
-        TaskHead(CHOICES, "ForMultipleChoice", ("multiple_choice",)),
+        TaskHead(QUESTION_ANSWERING, "ForQuestionAnswering", ("extractive_qa",), scores_tokens=True),
+        TaskHead(TOKEN_CLASSIFIER, "ForTokenClassification", ("token_classification",), scores_tokens=True),
+        TaskHead(MULTIPLE_CHOICE, "ForMultipleChoice", ("multiple_choice",)),
     )
 }
 """The heads by name."""
@@ -91,18 +91,19 @@ def task_of(config: JsonMapping) -> JsonObject | None:
     head = head_of_class(config)
     if head is not None and head.name == QUESTION_ANSWERING:
         return {"kind": "extractive_qa", "name": QUESTION_ANSWERING}
-    if head is not None and head.name == CHOICES:
+    if head is not None and head.name == MULTIPLE_CHOICE:
         count = config.get(NUM_CHOICES) or 2
         columns = ["text", *(f"choice{number + 1}" for number in range(count))]
         return {
-            "kind": "multiple_choice", "name": CHOICES, "head": "transformers", "text": columns, "choices": count,
+            "kind": "multiple_choice", "name": MULTIPLE_CHOICE, "head": "transformers", "text": columns,
+            "choices": count,
         }  # fmt: skip
     names = label_names(config)
-    if head is not None and head.name == WORDS:
-        words = {"kind": "token_classification", "name": WORDS, "labels": names}
+    if head is not None and head.name == TOKEN_CLASSIFIER:
+        token_section = {"kind": "token_classification", "name": TOKEN_CLASSIFIER, "labels": names}
         if all(name == "O" or name[:2] in ("B-", "I-") for name in names):
-            return {**words, "scheme": "bio"}
-        return {**words, "scheme": "none", "metrics": ["accuracy"], "metric": "accuracy"}
+            return {**token_section, "scheme": "bio"}
+        return {**token_section, "scheme": "none", "metrics": ["accuracy"], "metric": "accuracy"}
     section = {"name": CLASSIFIER, "head": "transformers"}
     if config.get("problem_type") == _MULTI_LABEL:
         return {"kind": "multi_label", **section, "labels": names, "thresholds": None}
@@ -114,10 +115,10 @@ def task_of(config: JsonMapping) -> JsonObject | None:
 def refusal(config: JsonMapping) -> str | None:
     """Returns the reason why lmtool does not support the task of a finetuned model, or None if it does."""
     head = head_of_class(config)
-    if head is not None and head.name in (QUESTION_ANSWERING, CHOICES):
+    if head is not None and head.name in (QUESTION_ANSWERING, MULTIPLE_CHOICE):
         return None
     count, problem_type = len(label_names(config)), config.get("problem_type")
-    if head is not None and head.name == WORDS:
+    if head is not None and head.name == TOKEN_CLASSIFIER:
         return (
             None if count > 1 else f"config.json has {counted(count, 'label')}; token classification needs two or more"
         )
@@ -129,7 +130,7 @@ def refusal(config: JsonMapping) -> str | None:
 
 
 def is_multi_label(config: JsonMapping) -> bool:
-    """Whether config.json describes a classifier that may assign several classes to a text."""
+    """Returns whether config.json describes a classifier that may assign several classes to a text."""
     head = head_of_class(config)
     return head is not None and head.name == CLASSIFIER and config.get("problem_type") == _MULTI_LABEL
 
@@ -140,7 +141,7 @@ def label_names(config: JsonMapping) -> list[str]:
     names = config.get("id2label")
     if not names:
         count = config.get("num_labels")
-        return [unnamed(number) for number in range(2 if count is None else count)]
+        return [default_label(number) for number in range(2 if count is None else count)]
     numbers = {str(number) for number in names} if isinstance(names, Mapping) else set()
     if not numbers or numbers != {str(number) for number in range(len(numbers))}:
         raise UserError(f"config.json: id2label={names!r} does not number the labels 0, 1, ...", "copy the file again")
@@ -152,7 +153,7 @@ def labels_of(task: JsonMapping) -> JsonObject:
     """Returns the keys of config.json for the labels or choices in a `task` section."""
     if task.get("kind") == "multiple_choice":
         return {NUM_CHOICES: task["choices"]}
-    names = task.get("labels") or [task.get("label") or unnamed(0)]
+    names = task.get("labels") or [task.get("label") or default_label(0)]
     if task.get("kind") == "token_classification":
         return _label_keys(names)
     kind = _CLASSIFICATION if task.get("labels") else _REGRESSION

@@ -29,15 +29,15 @@ class Witness:
         self.row: dict[str, Any] = {}
         self.theirs: dict[str, float] = {}
 
-    def take(self, learner: Any, tokenizer: Any) -> None:
-        """lmtool's weights under transformers' names."""
+    def take_weights(self, learner: Any, tokenizer: Any) -> None:
+        """Stores lmtool's weights under transformers' names."""
         model, task = learner.backbone.config, getattr(learner, "kind", None)
         section = None if task is None else task.config.model_dump()
         tensors = {name: tensor.detach().clone() for name, tensor in learner.state_dict().items()}
         self.tensors = export_of(model, tensors, section, tokenizer).tensors
 
-    def give(self, model: Any) -> None:
-        """Loads the weights into the Trainer's model. RuntimeError if the parameters differ."""
+    def give_weights(self, model: Any) -> None:
+        """Loads the weights into the Trainer's model. Raises RuntimeError if the parameters differ."""
         missing, unexpected = model.load_state_dict(self.tensors, strict=False)
         tied = {name for name, _ in model.named_parameters()}
         lost = [name for name in missing if name in tied] + list(unexpected)
@@ -46,7 +46,8 @@ class Witness:
         assert all(torch.equal(tensor, self.tensors[name]) for name, tensor in model.named_parameters())
 
     def batch_for(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The Trainer's batch, with lmtool's masks for masked LM. RuntimeError if its tokens differ from lmtool's."""
+        """Returns the Trainer's batch, with lmtool's masks for masked LM. Raises RuntimeError if the tokens differ from
+        lmtool's."""
         (batch,) = self.batches
         real = inputs["attention_mask"].bool()
         if not self.masked:
@@ -68,8 +69,8 @@ class Witness:
         tokens[real], wanted[real] = given, labels
         return {**inputs, "input_ids": tokens, "labels": wanted}
 
-    def stepped(self, model: Any, loss: Any) -> None:
-        """The loss and the norm of the gradients of the Trainer's first step."""
+    def record_step(self, model: Any, loss: Any) -> None:
+        """Records the loss and the norm of the gradients of the Trainer's first step."""
         if not self.theirs:
             # lmtool uses torch's norm too, which rounds in the fourth digit for a table of millions of values.
             grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -78,8 +79,8 @@ class Witness:
 
 
 def one_step(folder: Path, settings: dict[str, Any], own: dict[str, Any], rival: dict[str, Any]) -> dict[str, float]:
-    """Loss and gradient norm of one step of both sides' training loops from the same weights, in fp32, without
-    dropout."""
+    """Returns the loss and the gradient norm of one step of both sides' training loops, from the same weights, in fp32,
+    without dropout."""
     model = {**settings["model"], "dropout": 0.0, "attention_dropout": 0.0}
     # The Trainer's softmax over a span's scores includes padding, which a single window lacks.
     batch = 1 if settings["task"] is not None and settings["task"]["kind"] == "extractive_qa" else BATCH
@@ -95,5 +96,5 @@ def one_step(folder: Path, settings: dict[str, Any], own: dict[str, Any], rival:
 
 
 def check(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """One step for each of `settings["pairs"]`, pairs of the options of lmtool's variant and of its rival."""
+    """Compares one step for each of `settings["pairs"]`: the options of lmtool's variant and of its rival."""
     return {"steps": [one_step(folder, settings, own, rival) for own, rival in settings["pairs"]]}

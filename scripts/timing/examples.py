@@ -36,12 +36,12 @@ LEAST_CONTEXT = 16
 
 
 def cache_of(folder: Path) -> Path:
-    """Corpus, tokenizers and token stores, by content: the examples of several sizes share them."""
+    """Returns the folder of the corpus, tokenizers and token stores, which the examples of several sizes share."""
     return folder.parent / "cache"
 
 
 def task_data(folder: Path, settings: dict[str, Any]) -> Any:
-    """The rows as `task=custom` reads them."""
+    """Returns the rows as `task=custom` reads them."""
     path = str(folder / "rows")
     if settings["task"]["kind"] == "extractive_qa":
         config: Any = ExtractiveQaConfig(name="bench", path=path)
@@ -51,8 +51,8 @@ def task_data(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any, joining: str) -> Any:
-    """The documents as `data=text` reads them, made into examples as `objective=mlm` or `clm` does. joining: separate
-    or joined."""
+    """Returns the documents as `data=text` reads them, made into examples as `objective=mlm` or `clm` does. joining:
+    `separate` or `joined`."""
     source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), cache_of(folder))
     store, length = open_store(source, "train", tokenizer, cache_of(folder)), settings["max_length"]
     if settings["family"] == "gpt":
@@ -62,70 +62,76 @@ def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any, joinin
 
 
 def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
-    """The training examples of the task, without a model."""
+    """Returns the training examples of the task, without a model."""
     data, length = task_data(folder, settings), settings["task"]["max_length"]
     if settings["task"]["kind"] == "extractive_qa":
-        layout = InputFormat(tokenizer, "bert", length, stride=data.config.stride)
-        return QuestionWindows(data.config, data.train, layout, "train")
+        input_format = InputFormat(tokenizer, "bert", length, stride=data.config.stride)
+        return QuestionWindows(data.config, data.train, input_format, "train")
     return SequenceExamples(data.train, InputFormat(tokenizer, "bert", length), "bench", "train")
 
 
 def draw_lengths(shape: Mapping[str, float], count: int, seed: int) -> Any:
-    """(count,) lengths in tokens, including special tokens."""
+    """Returns (count,) random lengths in tokens, including special tokens."""
     drawn = shape["median"] * numpy.exp(shape["sigma"] * numpy.random.default_rng(seed).standard_normal(count))
     return numpy.clip(numpy.rint(drawn), shape["smallest"], shape["largest"]).astype(int)
 
 
 def cut(words: Sequence[tuple[str, int]], lengths: Sequence[int]) -> Iterator[str]:
-    """Texts of consecutive words with at most `lengths` tokens, until the words or the lengths end. Skips words longer
-    than a text. words: each with its number of tokens."""
-    at = 0
+    """Yields texts of consecutive words, each with at most as many tokens as the next of `lengths` says, until the
+    words or the lengths end. Skips words longer than a text. words: each with its number of tokens."""
+    index = 0
     for length in lengths:
-        run: list[str] = []
-        while at < len(words) and (words[at][1] <= length or not run):
-            if words[at][1] <= length:
-                run.append(words[at][0])
-                length -= words[at][1]
-            at += 1
-        if run:
-            yield " ".join(run)
+        text: list[str] = []
+        while index < len(words) and (words[index][1] <= length or not text):
+            if words[index][1] <= length:
+                text.append(words[index][0])
+                length -= words[index][1]
+            index += 1
+        if text:
+            yield " ".join(text)
 
 
 def labeled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the task: a text and a random class, or a question, a context and an answer of one to three words."""
+    """Returns the rows of the task: a text and a random class, or a question, a context and an answer of one to three
+    words."""
     task, seed = settings["task"], settings["seed"]
-    lengths, drawn = draw_lengths(task["lengths"], settings["rows"], seed), numpy.random.default_rng(seed)
+    lengths, generator = draw_lengths(task["lengths"], settings["rows"], seed), numpy.random.default_rng(seed)
     if task["kind"] == "classification":
         texts = list(cut(words, (lengths - 2).tolist()))  # [CLS] and [SEP]
-        labels = drawn.integers(0, len(LABELS), len(texts))
+        labels = generator.integers(0, len(LABELS), len(texts))
         return [{"text": text, "label": LABELS[label]} for text, label in zip(texts, labels, strict=True)]
-    asked = numpy.minimum(draw_lengths(QUESTION_LENGTHS, len(lengths), seed + 1), lengths - 3 - LEAST_CONTEXT)
-    pairs = zip(cut(words, asked.tolist()), cut(words, (lengths - 3 - asked).tolist()), strict=False)
+    question_lengths = numpy.minimum(
+        draw_lengths(QUESTION_LENGTHS, len(lengths), seed + 1), lengths - 3 - LEAST_CONTEXT
+    )
+    pairs = zip(
+        cut(words, question_lengths.tolist()), cut(words, (lengths - 3 - question_lengths).tolist()), strict=False
+    )
     rows = []
     for number, (question, context) in enumerate(pairs):
         parts = context.split()
-        first = int(drawn.integers(0, len(parts)))
-        answer = " ".join(parts[first : first + int(drawn.integers(1, 4))])
+        first = int(generator.integers(0, len(parts)))
+        answer = " ".join(parts[first : first + int(generator.integers(1, 4))])
         answers = {"text": [answer], "answer_start": [len(" ".join([*parts[:first], ""]))]}
         rows.append({"id": number, "question": question, "context": context, "answers": answers})
     return rows
 
 
 def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
-    """Writes the documents, the labeled rows and a tokenizer trained on the corpus."""
+    """Writes the documents, the labeled rows and a tokenizer trained on the corpus. Returns the tokenizer and a
+    description of the corpus."""
     source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), cache_of(folder))
     gpt, size = settings["family"] == "gpt", settings["model"]["vocab_size"]
     # The Trainer's collator needs a token for padding that GPT does not have.
-    kind, size = (ByteBpeConfig(), size - 1) if gpt else (WordPieceConfig(), size)
-    tokenizer = trained_tokenizer(kind, source, size, cache_of(folder))
+    tokenizer_config, size = (ByteBpeConfig(), size - 1) if gpt else (WordPieceConfig(), size)
+    tokenizer = trained_tokenizer(tokenizer_config, source, size, cache_of(folder))
     tokenizer.save(folder / "tokenizer")
-    flat = [word for text in documents(source.parts("train")) for word in text.split()]
-    kinds = sorted(set(flat))
-    tokens = {word: len(ids) for word, ids in zip(kinds, tokenizer.encode_batch(kinds), strict=True)}
-    words = [(word, tokens[word]) for word in flat if tokens[word]]
+    all_words = [word for text in documents(source.parts("train")) for word in text.split()]
+    unique_words = sorted(set(all_words))
+    tokens = {word: len(ids) for word, ids in zip(unique_words, tokenizer.encode_batch(unique_words), strict=True)}
+    words = [(word, tokens[word]) for word in all_words if tokens[word]]
     shape = {**DOCUMENT_LENGTHS, "largest": settings["max_length"]}
-    drawn = draw_lengths(shape, len(words), settings["seed"]) - 2  # [CLS] and [SEP]
-    (folder / "documents.txt").write_text("\n".join(cut(words, drawn.tolist())), encoding="utf-8")
+    lengths = draw_lengths(shape, len(words), settings["seed"]) - 2  # [CLS] and [SEP]
+    (folder / "documents.txt").write_text("\n".join(cut(words, lengths.tolist())), encoding="utf-8")
     if settings["task"] is not None:
         lines = [json.dumps(row) for row in labeled_rows(words, settings)]
         (folder / "rows").mkdir(exist_ok=True)
@@ -134,8 +140,8 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     return tokenizer, f"{source.metadata()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
 
 
-def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """An epoch of examples as arrays in lmtool's order, and their description."""
+def arrays_of(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Returns an epoch of examples as arrays in lmtool's order, and their description."""
     plan = examples.plan(0)
     order = Permutation(len(plan), settings["seed"], "order", 0)(numpy.arange(len(plan)))
     arrays, lengths = {}, plan.lengths
@@ -157,15 +163,15 @@ def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Builds the examples with lmtool and stores them for the Trainer. Returns their description and the machine's
     rates."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer, text = write_texts(folder, settings)
+    tokenizer, descriptions = write_texts(folder, settings)
     named = {name: text_examples(folder, settings, tokenizer, name) for name in settings["texts"]}
     if settings["task"] is not None:
         named["task"] = task_examples(folder, settings, tokenizer)
     arrays: dict[str, Any] = {"special_ids": numpy.array(sorted(tokenizer.special_ids))}
     for name, examples in named.items():
-        more, words = stored(name, examples, settings)
-        arrays |= more
-        text += f"; {words}"
+        example_arrays, description = arrays_of(name, examples, settings)
+        arrays |= example_arrays
+        descriptions += f"; {description}"
     numpy.savez(folder / "examples.npz", **arrays)
     kinds = ("fp32", "bf16") if settings["device"] == "cpu" else ("bf16",)
-    return {"text": text, "gflops": {kind: product_rate(kind, settings["device"]) for kind in kinds}}
+    return {"text": descriptions, "gflops": {kind: product_rate(kind, settings["device"]) for kind in kinds}}

@@ -17,8 +17,8 @@ PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
 def peak_bytes(device: str) -> int:
-    """Peak resident set of this process (`ru_maxrss` starts at the parent's size on Linux); on CUDA the peak of
-    allocated memory."""
+    """Returns the peak resident set of this process (`ru_maxrss` starts at the parent's size on Linux); on CUDA, the
+    peak of allocated memory."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     with suppress(OSError):  # not Linux
@@ -34,7 +34,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.count = 0
-        self.others = warnings.showwarning
+        self.original_showwarning = warnings.showwarning
 
     def start(self) -> None:
         warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
@@ -43,18 +43,18 @@ class Waits:
 
     def stop(self) -> int:
         torch.cuda.set_sync_debug_mode("default")
-        warnings.showwarning = self.others
+        warnings.showwarning = self.original_showwarning
         return self.count
 
     def show(self, message: Warning | str, *rest: Any) -> None:
         if "synchronizing CUDA operation" in str(message):
             self.count += 1
         else:
-            self.others(message, *rest)
+            self.original_showwarning(message, *rest)
 
 
 def compiled_graphs() -> int:
-    """Number of graphs that torch.compile has built in this process."""
+    """Returns the number of graphs that torch.compile has built in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
 
@@ -64,7 +64,7 @@ class Gate:
 
     def __init__(self, commands: TextIO, answers: TextIO, device: str):
         self.commands, self.answers, self.device = commands, answers, device
-        self.left, self.started, self.graphs = 0, 0.0, 0
+        self.steps_left, self.started, self.graphs = 0, 0.0, 0
         self.turn: dict[str, Any] | None = None
         self.waits: Waits | None = None
 
@@ -73,30 +73,30 @@ class Gate:
 
     def open(self) -> bool:
         """Waits, before each step, for a command if none is left to run. Returns False at the end of the commands."""
-        if self.left == 0:
+        if self.steps_left == 0:
             if self.turn is not None:
                 self.say(self.close_turn(self.turn))
             line = self.commands.readline()
             if not line.strip():
                 return False
             command = json.loads(line)
-            self.left = command["steps"]
-            self.turn, self.graphs, self.started = {"steps": self.left}, compiled_graphs(), self.now()
+            self.steps_left = command["steps"]
+            self.turn, self.graphs, self.started = {"steps": self.steps_left}, compiled_graphs(), self.now()
             if command.get("count") and self.device == "cuda":
                 self.waits = Waits()
                 self.waits.start()
-        self.left -= 1
+        self.steps_left -= 1
         return True
 
     def close_turn(self, turn: dict[str, Any]) -> dict[str, Any]:
-        """The finished turn with its measurements."""
+        """Returns the finished turn with its measurements."""
         waits = {} if self.waits is None else {"waits": self.waits.stop()}
         self.waits = None
         seconds, graphs = self.now() - self.started, compiled_graphs() - self.graphs
         return {**turn, **waits, "seconds": seconds, "graphs": graphs, "peak_bytes": peak_bytes(self.device)}
 
     def now(self) -> float:
-        """The time at which the device has finished all work."""
+        """Returns the time at which the device has finished all work."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
@@ -109,7 +109,7 @@ class Gate:
 
 
 def products(precision: str, device: str) -> Any:
-    """A function that multiplies two square matrices, and its FLOPs."""
+    """Returns a function that multiplies two square matrices, and its FLOPs."""
     kind, size = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision], PRODUCT_SIZE[device]
     matrix = torch.full((size, size), 0.01, dtype=kind, device=device)
     out = torch.empty_like(matrix)
@@ -117,7 +117,7 @@ def products(precision: str, device: str) -> Any:
 
 
 def product_rate(precision: str, device: str, seconds: float = 0.5) -> float:
-    """GFLOP/s of products of square matrices."""
+    """Returns the GFLOP/s of products of square matrices."""
     multiply, flops = products(precision, device)
     for _ in range(3):
         multiply()

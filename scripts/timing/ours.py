@@ -32,14 +32,14 @@ from timing.gate import Gate, peak_bytes
 from timing.trainer import trainer_model
 
 NEVER = 1_000_000
-TEXTS = 128  # predicted in a step, like a file for `lmtool predict`
+TEXTS_PER_STEP = 128  # predicted in a step, like a file for `lmtool predict`
 
 
-class Closed(Exception):
+class GateClosed(Exception):
     """The gate has closed."""
 
 
-class HeldLoader:
+class GatedLoader:
     """lmtool's loader behind the gate: the loop reads a step when it has finished the previous one."""
 
     def __init__(self, loader: Any, gate: Gate, witness: Any):
@@ -54,7 +54,7 @@ class HeldLoader:
             if self.witness is not None:
                 self.witness.batches = step.batches
             yield step
-        raise Closed
+        raise GateClosed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
@@ -91,9 +91,9 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
     tokenizer = Tokenizer.load(folder / "tokenizer")
     learner, loader = learner_of(folder, settings, tokenizer)
     if witness is not None:
-        witness.take(learner, tokenizer)
+        witness.take_weights(learner, tokenizer)
     precision = select_precision(settings["precision"], select_device(settings["device"]))
-    wanted = TrainingSettings(
+    training_settings = TrainingSettings(
         settings["seed"], "loss", False,
         AdamWConfig(weight_decay=settings["weight_decay"], clip_norm=settings["clip_norm"], lr=settings["lr"]),
         LinearConfig(warmup_fraction=0.0), settings["device"], settings["precision"],
@@ -104,9 +104,9 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
     metadata = {"imports_bytes": imports_bytes, "parameters": parameters, "flops_per_token": flops(learner, loader)}
     gate.say({"ready": "lmtool", **metadata, "attention": attention_path(learner, precision.device, precision.dtype)})
     with tempfile.TemporaryDirectory() as runs, RunFolder(Path(runs) / "bench", {}, "{}") as run:
-        held = HeldLoader(loader, gate, witness)
-        with suppress(Closed):
-            train(learner, held, lambda step: {"loss": 0.0}, run, wanted)
+        gated_loader = GatedLoader(loader, gate, witness)
+        with suppress(GateClosed):
+            train(learner, gated_loader, lambda step: {"loss": 0.0}, run, training_settings)
         if witness is not None:
             witness.row = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
 
@@ -114,12 +114,12 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
 # --- prediction -------------------------------------------------------------------------------------------------------
 
 
-def portions(folder: Path) -> Iterator[list[str]]:
-    """The documents of the corpus in lists of `TEXTS`, repeated without end."""
+def text_batches(folder: Path) -> Iterator[list[str]]:
+    """The documents of the corpus in lists of `TEXTS_PER_STEP`, repeated without end."""
     lines = [line for line in (folder / "documents.txt").read_text(encoding="utf-8").splitlines() if line]
     cycle = itertools.cycle(lines)
     while True:
-        yield list(itertools.islice(cycle, TEXTS))
+        yield list(itertools.islice(cycle, TEXTS_PER_STEP))
 
 
 def run_prediction(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
@@ -130,7 +130,7 @@ def run_prediction(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     predict, parameters = (lmtool_predictor if batch is None else pipeline)(folder, settings, tokenizer)
     batch = batch or 1  # lmtool computes no padding
     gate.say({"ready": "prediction", "imports_bytes": imports_bytes, "parameters": parameters})
-    for texts in portions(folder):
+    for texts in text_batches(folder):
         if not gate.open():
             return
         assert predict(texts) == len(texts)

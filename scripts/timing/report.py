@@ -13,10 +13,11 @@ from timing.works import MEMORY_AIM, PRODUCTS, Comparison, Variant, Work
 Row = dict[str, Any]
 STEP_TOLERANCE = 1e-4
 DIFFERENT, DIFFERENT_STEP = "NOT THE SAME EXAMPLES", "ANOTHER STEP"
-STEADY = 1.25
+STEADY_RATIO = 1.25
 """The table mentions the speed of the machine if the ratio of its fastest to its slowest round exceeds this."""
-BUSY = 0.5
-FOREIGN = 0.05
+MAX_LOAD = 0.5
+"""The table warns if the load of the machine was above this before the measurements."""
+MAX_FOREIGN = 0.05
 """The table warns if others used more than this fraction of the processors."""
 
 
@@ -67,7 +68,7 @@ def rates(rows: Sequence[Row], variant: str, unit: str) -> dict[int, float]:
     return {row["round"]: row[unit] / row["seconds"] for row in turns(rows, variant)}
 
 
-def within_rounds(ours: dict[int, float], theirs: dict[int, float]) -> list[float]:
+def ratios_within_rounds(ours: dict[int, float], theirs: dict[int, float]) -> list[float]:
     """Ratios in the rounds that both finished."""
     return [ours[number] / theirs[number] for number in ours if number in theirs]
 
@@ -79,17 +80,17 @@ def memory(rows: Sequence[Row], variant: str) -> tuple[int, int]:
     return peak, peak - own[0]["imports_bytes"]
 
 
-def of_work(work: Work, rows: Sequence[Row]) -> list[Row]:
+def rows_of_work(work: Work, rows: Sequence[Row]) -> list[Row]:
     """The rows of a work."""
     return [row for row in rows if row.get("work") == work.name]
 
 
 def ratios(work: Work, rows: Sequence[Row]) -> list[Ratio]:
     """Speed within rounds, and memory, for each comparison with a round that both variants finished."""
-    rows, table = of_work(work, rows), []
+    rows, table = rows_of_work(work, rows), []
     for comparison in work.comparisons:
         names = comparison.own, comparison.rival
-        if pairs := within_rounds(*(rates(rows, name, work.unit) for name in names)):
+        if pairs := ratios_within_rounds(*(rates(rows, name, work.unit) for name in names)):
             (own, _), (other, _) = (memory(rows, name) for name in names)
             table.append(Ratio(comparison, Spread.of(pairs), len(pairs), own / other))
     return table
@@ -98,13 +99,13 @@ def ratios(work: Work, rows: Sequence[Row]) -> list[Ratio]:
 def shares(work: Work, rows: Sequence[Row], variant: str) -> Spread | None:
     """FLOP/s of a variant's real tokens over those of the machine's matrix products in the same round; None if unknown.
     lmtool counts the FLOPs: the head only at predicted positions, causal attention at half."""
-    rows = of_work(work, rows)
+    rows = rows_of_work(work, rows)
     counted = [row["flops_per_token"] for row in rows if row["kind"] == "worker" and row.get("flops_per_token")]
-    parts = within_rounds(rates(rows, variant, "tokens"), rates(rows, PRODUCTS, "flops"))
+    parts = ratios_within_rounds(rates(rows, variant, "tokens"), rates(rows, PRODUCTS, "flops"))
     return Spread.of(part * counted[0] for part in parts) if counted and parts else None
 
 
-def apart(row: Row) -> tuple[float, float]:
+def relative_differences(row: Row) -> tuple[float, float]:
     """The relative differences of the losses and of the gradient norms of a check."""
     pairs = (row["loss"], row["rival_loss"]), (row["norm"], row["rival_norm"])
     loss, norm = (abs(own - rival) / abs(rival) for own, rival in pairs)
@@ -113,15 +114,15 @@ def apart(row: Row) -> tuple[float, float]:
 
 def step_line(row: Row) -> str:
     """Compares one step of both sides from the same weights, without dropout, in fp32."""
-    same = "the same step" if max(apart(row)) <= STEP_TOLERANCE else DIFFERENT_STEP
+    same = "the same step" if max(relative_differences(row)) <= STEP_TOLERANCE else DIFFERENT_STEP
     losses = f"losses {row['loss']:.5f} and {row['rival_loss']:.5f}"
-    return f"{same} ({losses}, gradient norms {apart(row)[1]:.0e} apart)"
+    return f"{same} ({losses}, gradient norms {relative_differences(row)[1]:.0e} apart)"
 
 
 def checks(work: Work, rows: Sequence[Row]) -> list[str]:
     """A line for each comparison that claims the same work: whether both sides read as many tokens in each turn, and
     the comparison of one step."""
-    rows, lines = of_work(work, rows), []
+    rows, lines = rows_of_work(work, rows), []
     for comparison in (comparison for comparison in work.comparisons if comparison.same):
         names = comparison.own, comparison.rival
         ours, theirs = ({row["round"]: row["tokens"] for row in turns(rows, name)} for name in names)
@@ -132,10 +133,10 @@ def checks(work: Work, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def unsteady(rows: Sequence[Row]) -> str | None:
+def speed_note(rows: Sequence[Row]) -> str | None:
     """Returns a remark if the speed of the machine's matrix products changed between rounds."""
     speeds = [row["flops"] / row["seconds"] / 1e9 for row in rows if row["kind"] == "turn" and "flops" in row]
-    if not speeds or max(speeds) <= STEADY * min(speeds):
+    if not speeds or max(speeds) <= STEADY_RATIO * min(speeds):
         return None
     return (
         f"the machine's own products ran at {min(speeds):.0f} to {max(speeds):.0f} GFLOP/s, so speeds of different "
@@ -148,7 +149,9 @@ def foreign_line(rows: Sequence[Row]) -> str | None:
     fractions = [row["foreign"] for row in rows if row["kind"] == "finished" and "foreign" in row]
     if not fractions:
         return None
-    used = f"{max(fractions):.1%} of the processors{': do not trust the figures' if max(fractions) > FOREIGN else ''}"
+    used = (
+        f"{max(fractions):.1%} of the processors{': do not trust the figures' if max(fractions) > MAX_FOREIGN else ''}"
+    )
     return f"other processes, the system and other machines of the host used {used}"
 
 
@@ -174,7 +177,7 @@ def machine_line(rows: Sequence[Row]) -> str:
     if speeds:
         products = ", ".join(f"{name} {value:.0f}" for name, value in speeds.items())
         parts.append(f"matrix products {products} GFLOP/s")
-    busy = " (others were at work: do not trust the figures)" if machine["load_before"] > BUSY else ""
+    busy = " (others were at work: do not trust the figures)" if machine["load_before"] > MAX_LOAD else ""
     return "Machine: " + "; ".join([*parts, f"load before {machine['load_before']:g}{busy}"])
 
 
@@ -209,7 +212,7 @@ def variant_line(work: Work, variant: Variant, rows: Sequence[Row]) -> str:
 
 def compose(work: Work, rows: Sequence[Row]) -> str:
     """The table of a work, from the rows of its turns."""
-    rows = of_work(work, rows)
+    rows = rows_of_work(work, rows)
     width = max(len(variant.label) for variant in work.variants)
     head = (
         f"  {'':{width}}  {work.unit + '/s':>8}  {'(min-max)':>15}  padding  products  peak MB  above imports  ms/step"
@@ -228,7 +231,7 @@ def compose(work: Work, rows: Sequence[Row]) -> str:
             f"  {ratio.speed.median:.2f}x as fast ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f} in {rounds};"
             f" {ratio.verdict}), {held}: {own} over {rival}"
         )
-    notes = [share_line(work, rows), *checks(work, rows), *(work.notes if table else ()), unsteady(rows)]
+    notes = [share_line(work, rows), *checks(work, rows), *(work.notes if table else ()), speed_note(rows)]
     notes.append(foreign_line(rows))
     return "\n".join([*lines, *(f"  {note}" for note in notes if note)])
 
@@ -251,8 +254,8 @@ def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
             aim = "" if comparison.aim is None else f"{comparison.aim:g}x"
             aim = ratio.verdict.removeprefix("aim ").lower() if ratio and aim else aim
             lines.append(markdown_row(title if not number else "", own, rival, speed, aim, share))
-    steps = [max(apart(row)) <= STEP_TOLERANCE for row in rows if row["kind"] == "check"]
-    about = [share_line(work, rows) for work in works] + [unsteady(rows), foreign_line(rows)]
+    steps = [max(relative_differences(row)) <= STEP_TOLERANCE for row in rows if row["kind"] == "check"]
+    about = [share_line(work, rows) for work in works] + [speed_note(rows), foreign_line(rows)]
     about.append(f"one step of both sides was the same in {sum(steps)} of {len(steps)} comparisons that claim it")
     lines += ["", f"{machine_line(rows)}. {settings_line(rows[1])}."]
     lines.append(

@@ -155,7 +155,7 @@ def run_trainer(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any
     if tokenizer.pad_token in (None, tokenizer.eos_token):  # otherwise the collator treats ends of texts as padding
         tokenizer.add_special_tokens({"pad_token": "<pad>"})
 
-    class HeldSteps(TrainerCallback):
+    class GatedSteps(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             gate.open()
 
@@ -163,22 +163,22 @@ def run_trainer(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any
             if not gate.open():
                 control.should_training_stop = True
 
-    class Counted(Trainer):
+    class CountingTrainer(Trainer):
         def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
             gate.count(**inputs.pop("counts"))
             if witness is not None:
                 inputs = witness.batch_for(inputs)
             loss = super().training_step(model, inputs, *rest, **named)
             if witness is not None:
-                witness.stepped(model, loss)
+                witness.record_step(model, loss)
             return loss
 
     model = trainer_model(settings, settings["task"] and settings["task"]["kind"])
     if witness is not None:
-        witness.give(model)
+        witness.give_weights(model)
     rows, collate = Rows(folder, settings), Collator(tokenizer, settings)
-    trainer = Counted(
-        model, arguments_of(folder, settings), collate, rows, processing_class=tokenizer, callbacks=[HeldSteps()]
+    trainer = CountingTrainer(
+        model, arguments_of(folder, settings), collate, rows, processing_class=tokenizer, callbacks=[GatedSteps()]
     )
     trainer.remove_callback(PrinterCallback)
     gate.say({"ready": "trainer", "imports_bytes": imports_bytes, "parameters": model.num_parameters()})

@@ -22,7 +22,7 @@ COUNTED_STEPS = 3
 Record = Callable[[dict[str, Any]], None]
 
 
-class Failed(Exception):
+class TimingError(Exception):
     """An error for the user, with a hint. variant: the one whose process ended."""
 
     def __init__(self, message: str, hint: str, status: int = 2, variant: Variant | None = None):
@@ -49,7 +49,7 @@ class Worker:
         if not line.strip():
             self.close()
             last = (self.log.read_text().strip().splitlines() or ["it printed nothing"])[-1]
-            raise Failed(f"{self.variant.name} ended: {last}", f"read {self.log}", 1, self.variant)
+            raise TimingError(f"{self.variant.name} ended: {last}", f"read {self.log}", 1, self.variant)
         return json.loads(line)
 
     def run(self, steps: int, count: bool = False) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def ask(job: str, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     command = [sys.executable, str(WORKERS), job, str(folder), json.dumps(settings)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise Failed(f"{folder}: {job} failed", "read the lines above", status=1)
+        raise TimingError(f"{folder}: {job} failed", "read the lines above", status=1)
     return json.loads(done.stdout)
 
 
@@ -88,16 +88,16 @@ def order_of(work: Work, round_number: int) -> tuple[Variant, ...]:
 
 
 def measure(
-    work: Work, folder: Path, settings: dict[str, Any], deadline: float, record: Record, begin: int = 0,
+    work: Work, folder: Path, settings: dict[str, Any], deadline: float, record: Record, first_round: int = 0,
     required: bool = True,
 ) -> None:  # fmt: skip
-    """Runs rounds of turns from number `begin` until the deadline or `settings["rounds"]`, at least one. `record`
+    """Runs rounds of turns from number `first_round` until the deadline or `settings["rounds"]`, at least one. `record`
     receives each row. If a rival ends, a row records the reason and the other variants continue; likewise for lmtool
     unless it is required. On CUDA further, untimed steps count how often the host waits."""
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
 
-        def without(failure: Failed) -> None:
+        def drop_variant(failure: TimingError) -> None:
             assert failure.variant is not None
             if failure.variant not in work.rivals and required:
                 raise failure
@@ -111,20 +111,25 @@ def measure(
                 workers[variant.name] = Worker(variant, folder, settings)
                 stack.callback(workers[variant.name].close)
                 workers[variant.name].run(2)  # the first steps choose kernels and allocate memory
-            except Failed as failure:
-                without(failure)
+            except TimingError as failure:
+                drop_variant(failure)
         while len(workers) > 1:
             try:
-                begin = take_turns(work, workers, settings, deadline, record, begin)
+                first_round = take_turns(work, workers, settings, deadline, record, first_round)
                 for worker in workers.values() if settings["device"] == "cuda" else ():
                     record({"kind": "counted", "work": work.name, **worker.run(COUNTED_STEPS, count=True)})
                 return
-            except Failed as failure:
-                without(failure)
+            except TimingError as failure:
+                drop_variant(failure)
 
 
 def take_turns(
-    work: Work, workers: Mapping[str, Worker], settings: Mapping[str, Any], deadline: float, record: Record, begin: int
+    work: Work,
+    workers: Mapping[str, Worker],
+    settings: Mapping[str, Any],
+    deadline: float,
+    record: Record,
+    first_round: int,
 ) -> int:
     """Runs the rounds of `measure` with the remaining workers; returns the number of the next round."""
     probes = []
@@ -134,14 +139,14 @@ def take_turns(
         if worker.variant.name != PRODUCTS:
             probes.append(probe["seconds"])
     steps = min(max(math.ceil(settings["turn_seconds"] / max(probes)), 3), settings["most_steps"])
-    round_number, longest = begin, 0.0
-    while round_number < settings["rounds"] and (round_number == begin or time.monotonic() + longest < deadline):
-        begun = time.monotonic()
+    round_number, longest = first_round, 0.0
+    while round_number < settings["rounds"] and (round_number == first_round or time.monotonic() + longest < deadline):
+        round_started = time.monotonic()
         for variant in (MULTIPLY, *order_of(work, round_number)):
             if variant.name in workers:
                 row = workers[variant.name].run(variant.steps or steps)
                 record({"kind": "turn", "work": work.name, "round": round_number, **row})
-        longest = max(longest, time.monotonic() - begun)
+        longest = max(longest, time.monotonic() - round_started)
         round_number += 1
         record({"kind": "round", "work": work.name, "rounds": round_number})
         print(f"  {work.name}: round {round_number}, {longest:.0f} s", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from typing import Any
 MEMORY_AIM = 0.7
 PRODUCTS = "products"
 """The variant that multiplies matrices, to measure the machine in each round."""
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 # The sampler sorts 50 batches at a time by length: fewer steps would time only long batches or only short ones.
 GROUPED_STEPS = 50
 
@@ -29,7 +29,7 @@ class Variant:
 
     name: str
     label: str
-    options: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    options: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS)
     steps: int | None = None
     every: int = 1
 
@@ -60,7 +60,7 @@ class Work:
     unit: str
     variants: tuple[Variant, ...]
     comparisons: tuple[Comparison, ...]
-    settings: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    settings: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS)
     share_aim: float | None = None
     notes: tuple[str, ...] = ()
 

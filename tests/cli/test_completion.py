@@ -15,7 +15,7 @@ import pytest
 from lmtool.cli import completion as completing
 from lmtool.cli import completion_keys as keys
 from lmtool.cli import main as cli
-from lmtool.cli.completion import SCRIPTS, candidates, for_shell
+from lmtool.cli.completion import SCRIPTS, candidates, format_for_shell
 from tests.reporting.trackers import odd
 
 
@@ -148,7 +148,7 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ],
 )
 def test_each_shell_has_its_form(shell: str, expected: list[str]) -> None:
-    assert list(for_shell(["data.path=my texts/a&b ", "data.path=x", "a\nb"], "data.path=", shell)) == expected
+    assert list(format_for_shell(["data.path=my texts/a&b ", "data.path=x", "a\nb"], "data.path=", shell)) == expected
 
 
 def test_errors_are_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

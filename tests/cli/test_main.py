@@ -76,7 +76,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain model.num_layers=100000", ["model.num_layers: given 100000", "at most 1000"]),
     ("pretrain model.vocab_size=2147483647", ["model.vocab_size: given 2147483647", "at most 10000000"]),
     ("tokenizer output=x tokenizer.vocab_size=2147483647", ["tokenizer.vocab_size: given 2147483647", "at most 1000"]),
-    (f"pretrain seed={'9' * 30}", ["seed: a number of more than 64 bits"]),
+    (f"pretrain seed={'9' * 30}", ["seed: the number has more than 64 bits"]),
     (f"pretrain seed={'9' * 5000}", ["seed: the value is too long for a number"]),
     ("pretrain name=latest", ["runs/latest is a link to the newest run", "lmtool resume runs/latest"]),
     ("pretrain run_dir=/dev/null", ["run_dir=/dev/null: /dev/null is a file, but a run needs a folder"]),
@@ -94,7 +94,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("predict text=a checkpoint=hf://a/b@../../c", ["../../c is not a branch, tag or commit"]),
     (
         "pretrain --plugin ./my.py",
-        ["--plugin ./my.py: a path", "--plugin my, which Python can import"],
+        ["--plugin ./my.py is a path", "--plugin my, which Python can import"],
     ),
     ("pretrain --plugin mine/my.py", ["--plugin mine.my, which Python can import from this folder"]),
     ("pretrain --plugin /mine/my.py", ["PYTHONPATH=/mine lmtool ... --plugin my"]),
@@ -159,7 +159,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain optimizer=null", ["missing required value: optimizer"]),
     ("pretrain ~seed", ["~seed: a value cannot be removed"]),
     ("pretrain objective=[mlm,clm]", ["takes one objective", "-m objective=mlm,clm"]),
-    ("pretrain optimizer.lr=1e-3,1e-4", ["several values for one run", "-m"]),
+    ("pretrain optimizer.lr=1e-3,1e-4", ["has several values, but a run takes one", "-m"]),
     (
         "pretrain model=gpt_tiny objective=mlm",
         ["objective=mlm trains an encoder; model=gpt", "objective=clm or model=bert"],
@@ -183,8 +183,14 @@ ERRORS: list[tuple[str, list[str]]] = [
         "pretrain objective=mixture objective.members=[mlm,mlmm]",
         ["mlmm is not one of bilm, clm, denoising, mixture, mlm,"],
     ),
-    ("pretrain objective=mixture objective.members=[{whole_word:true}]", ["a section has no name, one of"]),
-    ("pretrain objective=mixture objective.members=[mlm,mlm]", ["members=[mlm, mlm]: name each objective once"]),
+    (
+        "pretrain objective=mixture objective.members=[{whole_word:true}]",
+        ["a section has no name, which must be one of"],
+    ),
+    (
+        "pretrain objective=mixture objective.members=[mlm,mlm]",
+        ["members=[mlm, mlm] repeats a name or has a mixture: name each objective once"],
+    ),
     ("pretrain objective=mixture objective.members=[span,clm]", ["set 'objective.members=[span,mlm]'"]),
     ("pretrain model=bert_tiny tokenizer=bytebpe", ["has no cls token", "set tokenizer=auto"]),
     ("pretrain model=roberta_tiny tokenizer=bytebpe", ["tokenizer=bytebpe has no cls token"]),
@@ -392,7 +398,7 @@ def test_none_beside_a_checkpoint_is_its_shape_with_random_weights(
     assert (random["tokenizer"]["name"], random["tokenizer"]["path"]) == ("folder", str(run))
     assert {key for key in random if random[key] != pretrained[key]} == {"checkpoint", "tokenizer"}
     assert cli.main([*words, f"checkpoint={run},other,none"]) == 2
-    assert "but there are 2" in capsys.readouterr().err
+    assert "but there are 2 others" in capsys.readouterr().err
 
 
 def test_a_checkpoint_with_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,4 +199,4 @@ def test_runs_lists_runs_and_sweeps(place: Path, capsys: pytest.CaptureFixture[s
     assert "finetune bert on sst2, lora accuracy 0.750 ± 0.062 0.500 done 1 min 1 s" in lines["first"]
     assert "pretrain gpt on clm stopped at step 7" in lines["second"] and "latest" not in lines
     assert "sweep 1 of 2 done, 1 failed" in lines["grid"]
-    assert any(line.startswith("3 in runs, ") for line in lines)
+    assert any(line.startswith("3 runs in runs, ") for line in lines)

@@ -143,7 +143,7 @@ def test_checkpoints_of_others(place: Path, capsys: pytest.CaptureFixture[str]) 
     words = ["pretrain", "model=auto", "checkpoint=bert", "objective=mlm", "data=text", "data.path=text.txt"]
     words += ["cache_dir=cache", "max_length=32", "batch_tokens=256", "max_steps=1", "device=cpu", "precision=fp32"]
     assert cli.main(words) == 2
-    assert "bert/model.safetensors: not a complete safetensors file" in capsys.readouterr().err
+    assert "bert/model.safetensors is not a complete safetensors file" in capsys.readouterr().err
     weights.write_bytes(whole)
     config = Path("bert/config.json")
     strange = {"auto_map": {"AutoModel": "stranger.Model"}, "foo": 1}

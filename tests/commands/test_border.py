@@ -322,7 +322,7 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
     require_equal("folder", predicted("runs/run", pairs, "sentence"), pairs, False)
     run("inspect", "finetune", "task=sst2", "task.path=rows", "checkpoint=folder", "n=1", "tokens=500")
     finetune("none", "model=transformer_tiny", "checkpoint=none", *TINY, "task.head=transformers", status=2)
-    assert "transformers has no text classifier of model=transformer" in capsys.readouterr().err
+    assert "transformers has no text classifier for model=transformer" in capsys.readouterr().err
 
 
 def test_what_is_no_classifier_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,7 +399,7 @@ def test_a_classifier_that_is_read_otherwise_is_refused(
 def test_texts_and_tasks_that_do_not_fit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finetune("run", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=1")
     run("predict", "checkpoint=runs/run", "text=a", "pair=b", "device=cpu", status=2)
-    assert "task=sst2 reads one text, sentence; pair is a second one" in capsys.readouterr().err
+    assert "task=sst2 reads one text, sentence, but pair= is a second one" in capsys.readouterr().err
     run("predict", "checkpoint=runs/run", f"text={'a ' * 99}", "device=cpu")
     assert "warning: 1 of 1 texts are truncated to 32 tokens" in capsys.readouterr().out
     make_classifier("gpt", place / "gpt")

@@ -121,7 +121,7 @@ def learns(config: PretrainConfig, place: Path) -> None:
     for step in (1, 2):
         before = {name: parameter.detach().clone() for name, parameter in named.items()}
         outcome = gradients(Plain(learner), next(steps), step, 0, precision)
-        assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == set(learner.weights)
+        assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == set(learner.loss_weights)
         untouched &= {
             name for name, parameter in named.items() if parameter.grad is None or not parameter.grad.abs().sum() > 0
         }
@@ -131,7 +131,7 @@ def learns(config: PretrainConfig, place: Path) -> None:
     batches = list(PackedLoader(examples["validation"], 0, None, 512, shuffle=False).epoch_batches())[:1]
     predictors = learner.predictors(data["train"], examples["train"])
     scored = evaluate(learner, TermScorer(learner, predictors), batches)
-    assert math.isfinite(scored.loss) and set(scored.terms) == set(learner.weights)
+    assert math.isfinite(scored.loss) and set(scored.terms) == set(learner.loss_weights)
     learner.eval()
     assert len(learner.samples(batches[0], 1)) == (type(learner).samples is not BaseLearner.samples)
 

@@ -32,7 +32,7 @@ def test_what_is_broken_fails(place: Path, capsys, monkeypatch) -> None:
     Path("file").write_text("")
     assert cli.main(["doctor", "trains=false", "offline=true", "cache_dir=file/cache", "device=cpu"]) == 3
     shown = capsys.readouterr()
-    assert "✘ cache_dir" in shown.out and "error: cache_dir: see above" in shown.err
+    assert "✘ cache_dir" in shown.out and "error: 1 problem found: cache_dir" in shown.err
     monkeypatch.setattr(doctor.torch, "__version__", "2.9.0")
     assert doctor._torch().state == "problem" and "2.11" in str(doctor._torch().hint)
 

@@ -77,7 +77,10 @@ def test_inspect_draws_characters_and_both_directions(runs, monkeypatch, capsys)
         (["pretrain", "model=bert_tiny", "objective=bilm"], "objective=bilm trains a bidirectional-lm"),
         (["pretrain", "model=elmo_tiny", "model.filters=[[60,4]]"], "a width of 60 exceeds model.word_length=20"),
         (["export", "checkpoint=runs/whole", "output=out"], "model=elmo has no counterpart in transformers"),
-        (["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "tuning=lora"], "model=elmo is none"),
+        (
+            ["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "tuning=lora"],
+            "model=elmo is not a transformer",
+        ),
         (
             ["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "task.head=prompt"],
             "one side of the context",

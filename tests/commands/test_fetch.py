@@ -126,7 +126,9 @@ def test_what_cannot_be_had_is_named(hub: Hub, capsys: pytest.CaptureFixture[str
         captured = capsys.readouterr()
         assert state_of(captured.out, "task=sst2 (nyu-mll/glue:sst2)") == "was there"
         assert state_of(captured.out, "task=cola (nyu-mll/glue:cola)") == "missing"
-        assert f"task=cola: task.hub=nyu-mll/glue:cola cannot be read: {reason} (1 of 2 are missing)" in captured.err
+        assert (
+            f"task=cola: task.hub=nyu-mll/glue:cola cannot be read: {reason} (missing: 1 of 2 sources)" in captured.err
+        )
         assert ("fetching task=cola" in captured.out) == (offline == "offline=false")
 
 

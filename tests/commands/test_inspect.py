@@ -138,7 +138,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=span"], "words of a span, as sampled",
     ),
     "replaced": (
-        f"{OBJECTIVES}.rtd.GeneratedTextLearner.filled",
+        f"{OBJECTIVES}.rtd.GeneratedTextLearner.fill_masks",
         lambda self, batch, *_: replace(batch.inputs, tokens=self.original(batch)), ["objective=rtd"],
         "replaced fraction of tokens",
     ),

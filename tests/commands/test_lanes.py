@@ -41,7 +41,7 @@ def test_what_a_memory_keeps_is_reused(place: Path, capsys: pytest.CaptureFixtur
     assert cli.main([*words, "model.memory_length=24", "data.documents=separate"]) == 0
     assert cli.main([*words, "model.memory_length=24", "objective.reuse=8", "devices=2"]) == 2
     assert cli.main([*(word.replace("xlnet", "bert") for word in words), "objective=plm"]) == 2
-    assert "plm trains a model with a query stream; model=bert has none" in capsys.readouterr().err
+    assert "plm trains a model with a query stream; model=bert has no query stream" in capsys.readouterr().err
 
 
 def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(

@@ -30,7 +30,7 @@ def test_the_heads_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "layer.head" in out and "1.1 " in out and page.count("<svg") == 2
     assert ">content</text>" in page and ">places</text>" in page
     assert cli.main(["inspect", "attention", "runs/run", f"text={'cat ' * 80}"]) == 2
-    assert "use a sentence" in capsys.readouterr().err
+    assert "use a shorter text" in capsys.readouterr().err
     learned = ["inspect", "positions", "kinds=[alibi,shaw,none]", "length=8", "checkpoint=[runs/run]"]
     assert cli.main(learned) == 0
     out, page = capsys.readouterr().out, Path("positions.html").read_text()

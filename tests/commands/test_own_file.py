@@ -38,7 +38,7 @@ def test_other_words_stay_as_they_are(reviews: str) -> None:
         "task.label=mood", "task.name=mine",
     ]  # fmt: skip
     assert words_of("evaluate", [f"task={reviews}"]) == ["task.path=reviews.csv"]
-    with pytest.raises(UserError, match="both name data"):
+    with pytest.raises(UserError, match="both set task.path"):
         words_of("finetune", [f"task={reviews}", "task.path=x"])
 
 

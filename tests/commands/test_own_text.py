@@ -83,11 +83,11 @@ def test_what_was_typed_stays() -> None:
     [
         ("data=two.csv", "several columns contain text: headline, body"),
         ("data=nohead.csv", "its first line is a row, not the names of its columns: 'good'"),
-        ("data=ids.tsv", "no column contains text: a, b"),
+        ("data=ids.tsv", "no column contains text; the columns are a, b"),
         ("data=mixed", "files of several types: 1 of "),
         ("data=empty", "the folder has no .txt"),
         ("data=notes.md", "its type cannot be inferred from its name"),
-        ("data=my.txt data.path=x", "both name text"),
+        ("data=my.txt data.path=x", "both set data.path"),
     ],
 )
 def test_refusals(typed: str, message: str) -> None:

@@ -150,4 +150,7 @@ def test_a_tuned_language_model_is_imported_and_used(place: Path, capsys: pytest
     make("bert", place / "other")
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "other"}))
     run("import", "checkpoint=adapter", "output=x", status=2)
-    assert "it updates transformer.h.0.attn.c_proj, which is not a linear layer of its base" in capsys.readouterr().err
+    assert (
+        "the adapter updates transformer.h.0.attn.c_proj, which is not a linear layer of its base"
+        in capsys.readouterr().err
+    )

@@ -288,7 +288,7 @@ def tuned_checkpoint(folder: Path, section: dict[str, Any], output: Path) -> Non
     """A checkpoint as a run leaves it: what a method adds and what learns of a published model, its head too."""
     described, loaded = hf_folder(str(folder)), load(folder)
     method, parts = Choice("tuning").validate(section), loaded.model.parts
-    parts.weights = dict.fromkeys(["classifier"], 1.0) if parts.task else {}
+    parts.loss_weights = dict.fromkeys(["classifier"], 1.0) if parts.task else {}
     parts.tune(build(method), frozenset())
     randomized(parts)
     own = {name: parts.state_dict()[name] for name in parts.tuning.delta(parts)}

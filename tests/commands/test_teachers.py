@@ -41,7 +41,7 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (STUDENT, "distill.terms.soft learns from a teacher; no teacher is set", "set distill.teacher=RUN"),
+        (STUDENT, "distill.terms.soft learns from a teacher, but no teacher is set", "set distill.teacher=RUN"),
         ([*STUDENT, "distill.teacher=runs/nobody"], "distill.teacher=runs/nobody: no such folder", "use a run"),
         ([*STUDENT, "distill.teachers=[runs/sst2,runs/no]"], "distill.teachers=runs/no: no such folder", "use a run"),
         (
@@ -66,12 +66,12 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ),
         (
             [*ROWS, "task=custom", "task.kind=regression", "task.name=sst2", "distill=soft", _OF_SST2],
-            "its task sst2 is of kind classification, the student's of kind regression",
+            "its task sst2 is of kind classification, but the student's is of kind regression",
             "use another teacher",
         ),
         (
             [*STUDENT, "distill.teacher=runs/sst2", "task.labels=['0', good]"],
-            "its labels are negative, positive, the student's 0, good",
+            "its labels are negative, positive, but the student's are 0, good",
             "use another teacher",
         ),
         (
@@ -101,7 +101,7 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ),
         (
             [*STUDENT, "distill.teachers=[runs/sst2]", "distill.teacher_weights=[1,2]"],
-            "teacher_weights=[1.0, 2.0] must have one number per teacher, for 1 teacher",
+            "teacher_weights=[1.0, 2.0] must have one number per teacher, but teachers has 1 teacher",
             "",
         ),
         ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "no term has a weight above 0", "set distill=soft"),

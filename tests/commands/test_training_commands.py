@@ -225,7 +225,10 @@ def test_half_a_vocabulary_is_not_left(
     assert cli.main([*words, "output=first"]) == 0  # the cache has it
     monkeypatch.setattr(Tokenizer, "save", save)
     assert cli.main([*words, "output=new"]) == 2
-    assert "error: output=new: No space left on device" in capsys.readouterr().err and not Path("new").exists()
+    assert (
+        "error: output=new cannot be written: No space left on device" in capsys.readouterr().err
+        and not Path("new").exists()
+    )
 
 
 def test_a_checkpoint_of_no_command_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,8 +30,8 @@ def vectors(place: Path) -> Path:
 def test_a_file_is_imported_and_exported(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["import", "checkpoint=glove.txt", "output=other"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "29 words of 6 numbers" in said and "1 lines with words of earlier lines" in said
-    assert "1 words that the tokenizer splits, such as well-known" in said and "no word has a capital letter" in said
+    assert "29 words of 6 numbers" in said and "1 line skipped, with words of earlier lines" in said
+    assert "1 word that the tokenizer splits, such as well-known" in said and "no word has a capital letter" in said
     loaded = lmtool.load("glove")
     assert loaded.config.vocab_size == len(WORDS) + 5
     ids = torch.tensor([loaded.tokenizer.encode("The cat saw Zorro.").tolist()])

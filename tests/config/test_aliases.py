@@ -146,7 +146,7 @@ def test_a_value_of_another_tool_is_one_here(key: str) -> None:
         ("pretrain", {"trainer": {"accelerator": "gpu"}}, "did you mean device=cuda?"),
         ("pretrain", {"trainer": {"precision": "bf16-mixed"}}, "did you mean precision=bf16?"),
         ("pretrain", {"optimizer": {"name": "adamw", "learning_rate": 1e-3}}, "did you mean optimizer.lr=0.001?"),
-        ("pretrain", {"optim": "sgd"}, "here it is optimizer=; `lmtool list optimizer` says what it takes"),
+        ("pretrain", {"optim": "sgd"}, "use optimizer= instead; `lmtool list optimizer` says what it takes"),
         ("pretrain", {"report_to": ["wandb"]}, "did you mean logger=wandb?"),
         ("pretrain", {"train_file": "my.txt"}, "did you mean data=my.txt?"),
         ("finetune", {"train_file": "my.csv"}, "did you mean task=my.csv?"),

@@ -98,11 +98,11 @@ def test_the_best_and_the_last_are_known_whatever_their_pointers_say(
 def test_where_the_best_is_gone_another_is_taken_only_by_its_pointer(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step_00000005")
     hint = f"use {run / 'checkpoints' / 'step_00000010'}, which is intact"
-    with pytest.raises(UserError, match="best names step_00000005, which is not there") as caught:
+    with pytest.raises(UserError, match="best names step_00000005, which does not exist") as caught:
         find(run)
     assert caught.value.hint == hint
     (run / "checkpoints" / "best").unlink()
-    with pytest.raises(UserError, match="the best checkpoint of .*, step 5, is not there") as caught:
+    with pytest.raises(UserError, match="the best checkpoint of .*, step 5, does not exist") as caught:
         find(run)
     assert caught.value.hint == hint
     (run / "checkpoints" / "best").write_text("step_00000010\n")  # as a resumed run writes it
@@ -121,7 +121,7 @@ def test_where_the_newest_is_damaged_the_pointer_names_the_best(run: Path) -> No
 @pytest.mark.parametrize("step", ["x", -1, 10**100, 1.5, [5]])
 def test_a_best_step_that_is_none(tmp_path: Path, step: Any) -> None:
     checkpoint(tmp_path / "b", 5, best_step=step)
-    with pytest.raises(UserError, match="the best checkpoint of .* is not there"):
+    with pytest.raises(UserError, match="the best checkpoint of .* does not exist"):
         find(tmp_path / "b")
 
 

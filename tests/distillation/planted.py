@@ -70,7 +70,7 @@ class Classifier(BaseLearner):
 
     def __init__(self, backbone, seed=0):
         super().__init__(SimpleNamespace(name="equality"), backbone, None, seed)
-        self.weights = {"label": 1.0}
+        self.loss_weights = {"label": 1.0}
         self.heads["label"] = SequenceHead(backbone.hidden_size, 2)
 
     def counts(self, batch):
@@ -81,7 +81,7 @@ class Classifier(BaseLearner):
             batch.inputs, self.dropout_rng(batch, step), read_M=summary_index(batch.inputs, "first")
         )
         total = loss_sum(self.heads["label"](first_NH), batch.targets["label"].labels)
-        return StepOutput({"label": total}, self.weights)
+        return StepOutput({"label": total}, self.loss_weights)
 
     def examples(self, data, max_length):
         raise NotImplementedError
@@ -129,7 +129,7 @@ def trained(terms: dict, steps: int, seed: int) -> Classifier:
     for step in range(1, steps + 1):
         batch = texts(128, seed * steps + step)
         counts, output = run.counts(batch), run(batch, step)
-        loss = sum(output.weights[name] * total / counts[name] for name, total in output.sums.items())
+        loss = sum(output.loss_weights[name] * total / counts[name] for name, total in output.sums.items())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(learner.parameters(), 1.0)

@@ -37,7 +37,7 @@ def test_a_model_agrees_with_itself(objective, tokens):  # noqa: F811
 
 def test_what_cannot_be_measured_has_a_reason(tokens):  # noqa: F811
     student = learner("clm", tokens)
-    student.predicted = lambda head, logits, batch: ("clm", Values(torch.zeros(3)))
+    student.interpret_logits = lambda head, logits, batch: ("clm", Values(torch.zeros(3)))
     said = measured(student, learner("clm", tokens), [], [batch_of(student, tokens)])
     assert said["fidelity"] is None and "do not predict classes" in said["fidelity_reason"]
     student = learner("clm", tokens)

@@ -43,7 +43,7 @@ def divergence(weight, steps=8):
         assert ("mutual" in counts and "peer_1_mutual" in counts) == (step > 2)
         optimizer.zero_grad()
         torch.stack(
-            [output.weights[name] * total / counts[name] for name, total in output.sums.items()]
+            [output.loss_weights[name] * total / counts[name] for name, total in output.sums.items()]
         ).sum().backward()
         optimizer.step()
         apart += [float(output.sums["mutual"])] if "mutual" in counts else []

@@ -157,8 +157,8 @@ def test_what_is_learned_of_a_teacher(kind, tokens, tmp_path):
     whole, *parts = (examples.batch(rows[some], some, 0) for some in (numbers, numbers[:4], numbers[4:]))
     learner.eval()
     pupil = distilled(learner, copy.deepcopy(learner)).eval()
-    taught = set(learner.weights) - NOT_LEARNED.get(kind, set())
-    alone = len(learner.weights) == 1
+    taught = set(learner.loss_weights) - NOT_LEARNED.get(kind, set())
+    alone = len(learner.loss_weights) == 1
     titles = {term: ("soft" if alone else f"soft_{term}", "hard" if alone else f"hard_{term}") for term in taught}
 
     # A student that equals its teacher has nothing to learn of its soft targets.

@@ -59,8 +59,8 @@ def test_the_last_layer_learns_from_the_labels_alone(family):
     output, counts = distilled(batch, 1), distilled.counts(batch)
     expected = plain.train()(batch, 1).sums[plain.term]
     assert torch.equal(output.sums[learner.term], expected)
-    assert output.sums.keys() == counts.keys() == distilled.weights.keys()
-    sum(output.weights[name] * total / counts[name] for name, total in output.sums.items()).backward()
+    assert output.sums.keys() == counts.keys() == distilled.loss_weights.keys()
+    sum(output.loss_weights[name] * total / counts[name] for name, total in output.sums.items()).backward()
     (expected / counts[plain.term]).backward()
     gradients = {name: parameter.grad for name, parameter in learner.named_parameters()}
     for name, parameter in plain.named_parameters():
@@ -107,7 +107,7 @@ def test_every_kind_has_exits(kind, tokens, tmp_path):
     add_exits(learner, (1,))
     distilled = SelfDistillation(SelfConfig(), learner.eval()).eval()
     output, counts = distilled(batch, 1), distilled.counts(batch)
-    assert output.sums.keys() == counts.keys() == distilled.weights.keys()
+    assert output.sums.keys() == counts.keys() == distilled.loss_weights.keys()
     alone = at_exit(learner, 1)(batch, 1).sums
     for term, total in alone.items():
         assert torch.allclose(output.sums[f"exit_1_{term}"], total, rtol=1e-4), term
@@ -177,7 +177,7 @@ def test_a_run_scores_its_exits_and_answers_at_them(folder, capsys):
         assert row["score"] == pytest.approx(by_depth[row["exit"]][number]["score"], abs=1e-5)
     capsys.readouterr()
     assert cli.main(["evaluate", "checkpoint=runs/exits", "exit_entropy=1"]) == 0
-    assert "40 behind layer 1" in capsys.readouterr().out
+    assert "40 after layer 1" in capsys.readouterr().out
     assert cli.main(["predict", "checkpoint=runs/exits", "text=a cat", "exit=3"]) == 2
     assert "set exit=2" in capsys.readouterr().err
 

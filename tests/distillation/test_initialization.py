@@ -61,7 +61,7 @@ def test_what_cannot_be_copied_is_refused():
     with pytest.raises(UserError, match="has a different kind of layer"):
         start_from(learner("gpt"), learner("gpt1"), "runs/t", {"inputs": (1, 2)})
     tuned = learner()
-    tuned.added = frozenset(["backbone.layers.0.self_attn.q_proj.lora_a"])
+    tuned.added_names = frozenset(["backbone.layers.0.self_attn.q_proj.lora_a"])
     with pytest.raises(UserError, match="the parameters that a tuning method added"):
         start_from(learner(), tuned, "runs/t", {"inputs": (1, 2)})
 

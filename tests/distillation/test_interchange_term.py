@@ -55,7 +55,7 @@ def test_a_student_that_equals_its_teacher_has_nothing_to_learn(objective, token
     run = built(student, learner(objective, tokens), at="all")
     batch = batch_of(student, tokens)
     counts, output = run.counts(batch), run(batch, 1)
-    assert set(output.sums) == set(output.weights) - set(student.weights)
+    assert set(output.sums) == set(output.loss_weights) - set(student.loss_weights)
     means = [total / counts[name] for name, total in output.sums.items()]
     assert all(mean.item() == pytest.approx(0.0, abs=1e-6) for mean in means)
     sum(means).backward()

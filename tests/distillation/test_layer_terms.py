@@ -32,14 +32,14 @@ FP32 = Precision("fp32", torch.device("cpu"), "")
 class Reader(BaseLearner):
     """A learner that reads a batch, and predicts nothing."""
 
-    weights = {"nothing": 1.0}  # noqa: RUF012
+    loss_weights = {"nothing": 1.0}  # noqa: RUF012
 
     def counts(self, batch):
         return {"nothing": 1.0}
 
     def forward(self, batch, step):
         hidden_TH = self.hidden_of(batch, self.dropout_rng(batch, step))
-        return StepOutput({"nothing": hidden_TH.sum() * 0.0}, self.weights)
+        return StepOutput({"nothing": hidden_TH.sum() * 0.0}, self.loss_weights)
 
     examples = score = predictors = None
 
@@ -189,7 +189,7 @@ def test_empty_texts_and_an_unread_side():
         ({"attention": {}}, {}, {}, {"layers": {0: 0, 1: 1}}, "layer 0 of distill.layers is the embeddings"),
         (
             {"relations": {"relations": ["values"], "relation_heads": 5}}, {}, {"hidden_size": 24}, {},
-            "5 relation_heads do not divide both widths, 16 and 24",
+            "the widths 16 and 24 cannot both be split into 5 relation heads",
         ),
         ({"hidden": {}}, {}, {}, {"layers": {3: 1}}, "the student has 2 layers, the teacher 2"),
     ],

@@ -11,7 +11,7 @@ from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.distillation.recording import RecordedStates, StudentData, Teacher
 from lmtool.distillation.store.folder import StoreLocation
-from lmtool.distillation.store.outputs import Format
+from lmtool.distillation.store.outputs import StoreFormat
 from lmtool.distillation.teachers import Passes, StoredTeacher, TopWordsTeacher
 from lmtool.errors import UserError
 from lmtool.models.heads.predicted import TopWords
@@ -24,10 +24,10 @@ from tests.distillation.test_every_kind import tokens as tokens
 TEMPERATURES = (1.0, 2.0)
 
 
-def stored(learner, folder, layout, fixed=True, seed=0, states=False):
+def stored(learner, folder, store_format, fixed=True, seed=0, states=False):
     return StoredTeacher(
-        learner, FP32_CPU, "runs/teacher", location=StoreLocation(None, str(folder)), layout=layout,
-        identity={"teacher": "x"}, fixed=fixed, seed=seed, tokenizers={}, states=states,
+        learner, FP32_CPU, "runs/teacher", location=StoreLocation(None, str(folder)), store_format=store_format,
+        identity={"teacher": "x"}, fixed_examples=fixed, seed=seed, tokenizers={}, states=states,
     )  # fmt: skip
 
 
@@ -48,8 +48,8 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
     learner.eval().requires_grad_(False)
     read, fixed = reading(examples), kind not in OBJECTIVES
     states = kind != "domain"  # which reads a batch in its own way
-    whole = stored(learner, tmp_path, Format("float32", None, TEMPERATURES), fixed, states=states)
-    small = stored(learner, tmp_path, Format("float16", 3, TEMPERATURES), fixed)
+    whole = stored(learner, tmp_path, StoreFormat("float32", None, TEMPERATURES), fixed, states=states)
+    small = stored(learner, tmp_path, StoreFormat("float16", 3, TEMPERATURES), fixed)
     assert whole.begin(read)["teacher_outputs"] == small.begin(read)["teacher_outputs"] == "made"
     assert whole.begin(read)["teacher_outputs"] == "found"
     live, cut = (
@@ -86,12 +86,12 @@ def same(stored, live, tolerance):
 def test_what_has_no_targets_is_refused(tokens, tmp_path):
     learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)
     with pytest.raises(UserError, match="predictions of lm cannot be stored"):
-        stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES)).begin(reading(examples))
+        stored(learner.eval(), tmp_path, StoreFormat("float32", None, TEMPERATURES)).begin(reading(examples))
 
 
 def test_what_was_not_read_is_not_answered(tokens, tmp_path):
     learner, examples = KINDS["mlm"](tmp_path, tokens)
-    teacher = stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES), fixed=False)
+    teacher = stored(learner.eval(), tmp_path, StoreFormat("float32", None, TEMPERATURES), fixed=False)
     with pytest.raises(UserError, match="neither max_steps nor max_epochs"):
         teacher.begin(reading(examples, max_epochs=None))
     teacher.begin(reading(examples, max_steps=1))

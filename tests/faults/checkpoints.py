@@ -95,13 +95,13 @@ def _load(checkpoint: str) -> int:
     import torch
 
     import lmtool
-    from lmtool.cli.main import failed
+    from lmtool.cli.main import report_error
     from lmtool.errors import LmtoolError
 
     try:
         loaded = lmtool.load(checkpoint)
     except LmtoolError as error:
-        return failed(error, False)
+        return report_error(error, False)
     with torch.no_grad():
         logits = loaded.model(torch.arange(10, 20)[None]).logits
     assert logits is not None and loaded.tokenizer is not None

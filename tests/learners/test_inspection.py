@@ -20,10 +20,10 @@ def test_an_objective_adds_what_it_promises_to_what_holds_of_all():
     learner = build(ClmConfig(), backbone("gpt"), tokens, 0)
     examples = learner.examples(split(store(tokens)), 32)
     plain = Inspector(learner, examples, 32)
-    assert not plain.measured(2000).broken() and len(list(plain.described(3))) == 3 and not list(plain.described(0))
-    assert [statistic.name for statistic in Everywhere(learner, examples, 32).measured(2000).broken()] == [
+    assert not plain.measure(2000).broken() and len(list(plain.describe(3))) == 3 and not list(plain.describe(0))
+    assert [statistic.name for statistic in Everywhere(learner, examples, 32).measure(2000).broken()] == [
         "predicted tokens"
     ]
-    assert [statistic.name for statistic in Inspector(learner, examples, 31).measured(2000).broken()] == [
+    assert [statistic.name for statistic in Inspector(learner, examples, 31).measure(2000).broken()] == [
         "sequences longer than max_length"
     ]

@@ -41,7 +41,7 @@ def test_parts_of_a_batch_add_up(case):
     whole = examples.batch(plan.rows[numbers], numbers, 0)
     assert len(whole.members) == len(learner.config.members)
     losses, grads = gradients(learner, [whole])
-    assert set(losses) == set(learner.weights) == set(whole.targets)
+    assert set(losses) == set(learner.loss_weights) == set(whole.targets)
     assert set(grads) == {name for name, _ in learner.named_parameters()}
     parts, part_gradients = gradients(
         learner, [examples.batch(plan.rows[some], some, 0) for some in np.array_split(numbers, 5)]
@@ -62,18 +62,18 @@ def test_evaluation_keeps_the_terms_apart(case):
     scorer.calibrates = scorer.selects = True
     evaluation = evaluate(learner, scorer, loader.epoch_batches(0))
     assert all(own.calibrates and own.selects for own in scorer.members.values())
-    assert set(evaluation.terms) == set(learner.weights)
+    assert set(evaluation.terms) == set(learner.loss_weights)
     assert np.isfinite(list(evaluation.metrics().values())).all()
     assert np.isfinite(list(mean_losses(predictors, loader.epoch_batches(0)).values())).all()
-    assert sum(len(term.sums_E) > 0 for term in evaluation.terms.values()) == len(learner.weights)
+    assert sum(len(term.sums_E) > 0 for term in evaluation.terms.values()) == len(learner.loss_weights)
     assert len(learner.samples(rows_of(examples, 4), 2)) == 2
     assert loader.metadata()["examples"] == len(examples.plan(0))
-    assert not learner.inspector(examples, 32).measured(3000).broken()
+    assert not learner.inspector(examples, 32).measure(3000).broken()
 
 
 def test_names_weights_and_heads():
     learner, examples, _ = built("encoder")
-    assert learner.weights == {"mlm": 0.75, "span_mlm": 0.25, "span_sbo": 0.25, "span_sop": 0.25}
+    assert learner.loss_weights == {"mlm": 0.75, "span_mlm": 0.25, "span_sbo": 0.25, "span_sop": 0.25}
     assert set(learner.heads) == {"masked_lm", "span_boundary", "pooler", "sentence_order"}
     assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}
     rows = examples.plan(0).rows
@@ -100,7 +100,7 @@ def test_errors():
         ({"members": ("mlm", "mlm")}, "each objective once"),
         ({"members": ("mlm", "nothing")}, "nothing is not one of .*clm, "),
         ({"members": ({"name": "mlm", "probability": 2},)}, "probability"),
-        ({"members": ("mlm", "span"), "weights": (1.0,)}, "must have a number above 0 for each of the 2"),
+        ({"members": ("mlm", "span"), "weights": (1.0,)}, "must have one number above 0 for each member: mlm, span"),
     ):
         with pytest.raises(ValidationError, match=message):
             MixtureConfig(**fields)

@@ -34,7 +34,7 @@ def elmo(**fields) -> Elmo:
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
     model.reader.spell(
-        VocabularyBytes.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, first_id=9, last_id=5)
+        VocabularyBytes.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, start_id=9, end_id=5)
     )
     return model
 

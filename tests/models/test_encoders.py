@@ -15,7 +15,7 @@ from tests.models.parity import CASES
 @pytest.mark.parametrize("name", ["roberta", "spanbert", "distilbert", "albert", "electra"])
 def test_other_positions_have_no_published_form(name: str) -> None:
     case = CASES[name]
-    with pytest.raises(UserError, match="rotary: .* in transformers has learned"):
+    with pytest.raises(UserError, match="rotary: .* in transformers supports only learned"):
         case.module.to_hf_config(case.config.model_copy(update={"positions": RotaryPositionsConfig()}))
 
 

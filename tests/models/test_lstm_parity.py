@@ -115,7 +115,7 @@ def test_forget_gates_are_open_at_the_start():
 
 
 def test_what_is_read_in_turn_has_no_prefix():
-    assert "model=lstm reads in turn" in refusal(PrefixLmConfig(), model=CONFIG).message
+    assert "model=lstm reads tokens in turn" in refusal(PrefixLmConfig(), model=CONFIG).message
     assert refusal(ClmConfig(), model=CONFIG) is None
     problem = refusal(Seq2SeqConfig(mask="prefix"), model=CONFIG)
     assert problem.key == "task.mask" and problem.hint == "set task.mask=causal"

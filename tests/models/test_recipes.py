@@ -72,9 +72,9 @@ def test_the_rates_of_electra_fall_with_the_depth() -> None:
 
 def test_steps_relative_to_the_weights_keep_their_learning_rate() -> None:
     for section in ({"name": "adafactor", "lr": 1e-2}, {"name": "adamw", "lr": 2e-2, "scale_parameter": True}):
-        assert recipes.fit(section, 128, 768) == section
-    assert recipes.fit({"name": "adamw"}, 128, 768) == {"name": "adamw"}
-    assert recipes.fit({"name": "adamw", "lr": 1e-4}, 384, 768) == {"name": "adamw", "lr": 2e-4}
+        assert recipes.scale_rate(section, 128, 768) == section
+    assert recipes.scale_rate({"name": "adamw"}, 128, 768) == {"name": "adamw"}
+    assert recipes.scale_rate({"name": "adamw", "lr": 1e-4}, 384, 768) == {"name": "adamw", "lr": 2e-4}
 
 
 def test_typed_values_stand_over_the_recipe() -> None:

@@ -86,11 +86,11 @@ def rows_of(examples, count, epoch=0):
 def gradients(learner, batches):
     """Losses by term and gradients by parameter of one step whose batches are computed one after the other."""
     learner.zero_grad()
-    counts = {name: sum(learner.counts(batch).get(name, 0) for batch in batches) for name in learner.weights}
+    counts = {name: sum(learner.counts(batch).get(name, 0) for batch in batches) for name in learner.loss_weights}
     losses = dict.fromkeys(counts, 0.0)
     for batch in batches:
         output = learner(batch, 1)
-        sum(output.weights[name] * total / counts[name] for name, total in output.sums.items()).backward()
+        sum(output.loss_weights[name] * total / counts[name] for name, total in output.sums.items()).backward()
         for name, total in output.sums.items():
             losses[name] += total.item() / counts[name]
     return losses, {

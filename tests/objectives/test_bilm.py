@@ -110,7 +110,7 @@ def test_loss_is_the_mean_of_two_cross_entropies_over_halves_of_the_states(token
         torch.testing.assert_close(
             learner.score(batch)[term].losses.sum(), output.sums[term].float(), check_dtype=False
         )
-    assert output.weights == {FORWARD: 0.5, BACKWARD: 0.5}
+    assert output.loss_weights == {FORWARD: 0.5, BACKWARD: 0.5}
 
 
 def test_training_samples_and_evaluation_does_not(tokenizer):
@@ -153,4 +153,4 @@ def test_the_sample_is_log_uniform_without_replacement():
     expected = sum(sample.log_expected(torch.arange(words)).exp().numpy() for sample in samples)
     assert np.abs(counts - expected).max() < 6 * np.sqrt(expected.max()) and counts[0] > 5 * counts[-1] > 0
     assert torch.equal(log_uniform(words, size, 3, 4).ids_K, log_uniform(words, size, 3, 4).ids_K)
-    assert SampledLMHead(4, 30, 30).sampled is None and SampledLMHead(4, 30, None).computed == 30
+    assert SampledLMHead(4, 30, 30).sampled is None and SampledLMHead(4, 30, None).logits_per_target == 30

@@ -90,11 +90,11 @@ def gradients(learner):
 def run(learner, batches):
     """Sums, counts and the gradient of one step over micro-batches, each term divided by its global count."""
     learner.zero_grad()
-    counts = {name: sum(learner.counts(batch)[name] for batch in batches) for name in learner.weights}
+    counts = {name: sum(learner.counts(batch)[name] for batch in batches) for name in learner.loss_weights}
     losses = dict.fromkeys(counts, 0.0)
     for batch in batches:
         output = learner(batch, 1)
-        total = sum(output.weights[name] * loss_sum / counts[name] for name, loss_sum in output.sums.items())
+        total = sum(output.loss_weights[name] * loss_sum / counts[name] for name, loss_sum in output.sums.items())
         total.backward()
         losses = {name: losses[name] + loss_sum.item() / counts[name] for name, loss_sum in output.sums.items()}
     return losses, gradients(learner)
@@ -138,7 +138,7 @@ def test_scores_are_the_loss_and_join_to_examples(built):
     learner.eval()
     batch = rows_of(examples, 6)
     output, scores = learner(batch, 0), learner.score(batch)  # evaluation samples as in step 0
-    assert set(scores) == set(output.sums) == set(learner.weights)
+    assert set(scores) == set(output.sums) == set(learner.loss_weights)
     for name, term in scores.items():
         assert set(term.documents.tolist()) == set(range(6))
         assert len(term.losses) == len(term.predictions) == len(term.labels)
@@ -319,10 +319,10 @@ def test_a_prefix_is_seen_as_a_whole_and_nothing_behind_it(tokenizers):
 
 def test_span_corruption_needs_sentinels(tokenizers):
     learner = build(SpanCorruptionConfig(), backbone("t5"), tokenizers["gpt"], 0)
-    with pytest.raises(UserError, match="2 sentinel tokens at max_length=32; the tokenizer has 0"):
+    with pytest.raises(UserError, match="2 sentinel tokens at max_length=32, but the tokenizer has 0"):
         learner.examples(split(store(tokenizers["gpt"]), "joined", "train"), 32)
     learner = build(SpanCorruptionConfig(density=0.5, mean_length=1.0), backbone("t5"), tokenizers["t5"], 0)
-    with pytest.raises(UserError, match="sentinel tokens at max_length=60; the tokenizer has 12"):
+    with pytest.raises(UserError, match="sentinel tokens at max_length=60, but the tokenizer has 12"):
         learner.examples(split(store(tokenizers["t5"]), "joined", "train"), 60)
 
 
@@ -332,7 +332,7 @@ def test_label_smoothing_is_of_training_alone(tokenizers, family, config):
         build(config(label_smoothing=share), backbone(family), tokenizers[family], 3).eval() for share in (0.0, 0.1)
     )
     batch = rows_of(plain.examples(split(store(tokenizers[family])), 32), 4)
-    (term,) = plain.weights
+    (term,) = plain.loss_weights
     with torch.no_grad():
         hidden = plain.backbone(batch.inputs, None, *([batch.outputs] if batch.outputs else []))
         target = batch.targets[term]
@@ -381,7 +381,7 @@ def test_a_mask_decoder_changes_the_masked_words_alone(tokenizers):
     assert all(torch.equal(tensor, enhanced.state_dict()[name]) for name, tensor in plain.state_dict().items())
     batch = rows_of(plain.examples(split(store(tokens)), 32), 8)
     assert not torch.allclose(plain(batch, 1).sums["mlm"], enhanced(batch, 1).sums["mlm"])
-    filled = plain.filled(batch, plain._generator_hidden(batch, None), 0)
+    filled = plain.fill_masks(batch, plain._generator_hidden(batch, None), 0)
     assert torch.equal(
         plain.model_forward(batch, filled, None).hidden_MH, enhanced.model_forward(batch, filled, None).hidden_MH
     )

@@ -61,7 +61,7 @@ def test_samples_are_a_function_of_step_and_example_and_stay_in_the_vocabulary(t
 
     def filled(step, given=batch):
         at = given.targets["mlm"].at
-        return learner.filled(given, learner.generator(given.inputs)[at], step).tokens
+        return learner.fill_masks(given, learner.generator(given.inputs)[at], step).tokens
 
     with torch.no_grad():
         assert torch.equal(filled(1), filled(1)) and not torch.equal(filled(1), filled(2))
@@ -173,7 +173,7 @@ def test_the_copy_gate_mixes_two_distributions(tokens):
     scored = learner.score(batch)["all_tokens_mlm"]
     with torch.no_grad():
         at = batch.targets["mlm"].at
-        filled = learner.filled(batch, learner.generator(batch.inputs)[at], 0)
+        filled = learner.fill_masks(batch, learner.generator(batch.inputs)[at], 0)
         places = batch.targets["all_tokens_mlm"].at
         hidden = learner.backbone(filled)[places]
         copy = learner.heads["copy"](hidden).sigmoid()[:, None]

@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(words, fields):
     counted = learner.counts(batch)
     assert counted == {"skip_gram": len(pairs), "negatives": len(pairs) * learner.config.negatives}
     step = learner(batch, 1)
-    loss = sum(step.weights[term] * step.sums[term] / counted[term] for term in counted)
+    loss = sum(step.loss_weights[term] * step.sums[term] / counted[term] for term in counted)
     torch.testing.assert_close(loss, plain / len(pairs), rtol=1e-12, atol=0)
     ours = torch.autograd.grad(loss, [vectors, outputs])
     theirs = torch.autograd.grad(plain / len(pairs), [vectors, outputs])
@@ -101,7 +101,7 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(words, fields):
         assert other.abs().max() > 1e-3
         torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-14)
     scores = learner.score(batch)
-    mean = sum(step.weights[term] * scores[term].losses.mean() for term in counted)
+    mean = sum(step.loss_weights[term] * scores[term].losses.mean() for term in counted)
     torch.testing.assert_close(mean.double(), loss.detach(), rtol=1e-5, atol=0)
 
 
@@ -111,7 +111,7 @@ def test_statistics_at_a_million_tokens(words):
     documents = np.split(draws.choice(np.arange(4, 20), 60_000, p=fractions / fractions.sum()), range(37, 60_000, 53))
     learner = learner_of(words, window=2, negatives=1, subsample=0.01)
     examples = learner.examples(split(of_tokens(documents)), 64)
-    stats = learner.inspector(examples, 64).measured(1_000_000)
+    stats = learner.inspector(examples, 64).measure(1_000_000)
     assert not stats.broken()
     kept = stats.statistics["retained words"]
     assert kept.count >= 1_000_000 and 0.2 < kept.measured < 0.9

@@ -20,7 +20,7 @@ from lmtool.reporting.console import Output, table_lines
 from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.scores import Score, score_of
-from lmtool.reporting.screens import StartScreen, _sections, end_screen, print_start
+from lmtool.reporting.screens import StartScreen, _sections, print_end, print_start
 from lmtool.reporting.text import clock, count, duration, exponent, lower_is_better, number, percent, plain, size
 
 from .conftest import HOSTILE
@@ -77,7 +77,7 @@ def screens(output: Output) -> None:
         "steps": 1000,
     }
     result |= {"seconds": 200.0, "tokens": 4_090_000, "tokens_per_second": 20450.0, "padding_fraction": 0.0}
-    end_screen(
+    print_end(
         output,
         result=result,
         baseline=BASELINE,
@@ -166,7 +166,7 @@ def test_the_bar_counts_to_the_budget_that_ends_the_run():
 def test_evaluations_are_counted_where_they_take_time(evaluated: float, tokens: int, end: str, planned: str):
     stream = io.StringIO()
     result = {"status": "done", "seconds": 60.0, "evaluation_seconds": evaluated, "steps": 10}
-    end_screen(Output(stream), result=result, baseline=None, run_dir="runs/x", report="r", next_commands=())
+    print_end(Output(stream), result=result, baseline=None, run_dir="runs/x", report="r", next_commands=())
     assert stream.getvalue().splitlines()[0] == end
     assert replace(plan_of_steps(), evaluations=10, evaluation_tokens=tokens).time_text == planned
 

@@ -27,14 +27,14 @@ def run_of(steps: int, terms: dict[str, float] | None = None, scored: tuple[str,
     return RunFiles(Path("run"), train=train, validation=validation, **files)
 
 
-@pytest.mark.parametrize("steps", [1, 2, drawing.FEW - 1, drawing.FEW, 60])
+@pytest.mark.parametrize("steps", [1, 2, drawing.MIN_LINE_POINTS - 1, drawing.MIN_LINE_POINTS, 60])
 def test_few_logged_steps_are_points_and_many_a_line(steps: int) -> None:
     """Two points of a schedule that rises and falls would be joined by a line that it never took."""
     run = run_of(steps, {"mlm": 2.0, "nsp": 1.0})
-    figures = [plots.loss_figure(run), plots.small_figure(run), plots.terms_figure(run)]
+    figures = [plots.loss_figure(run), plots.curves_figure(run), plots.terms_figure(run)]
     axes = [axes for figure in figures if figure is not None for axes in figure.axes]
     assert len(axes) == 1 + 2 + 2
-    few = steps < drawing.FEW
+    few = steps < drawing.MIN_LINE_POINTS
     for panel in axes:
         training = panel.get_lines()[0]
         assert (training.get_marker() == "o") == (training.get_linewidth() == 0) == few
@@ -76,7 +76,8 @@ def test_training_and_held_out_data_on_one_axis_are_one_loss(
 def test_names_at_the_ends_of_lines_are_apart() -> None:
     cosines = np.ones((3, 2, 2))
     read = [
-        looks.Similar(name, (0, 1, 2), [1.0, 0.9, last], [0.1] * 3, cosines) for name, last in (("a", 0.9), ("b", 0.89))
+        looks.SimilarityByLayer(name, (0, 1, 2), [1.0, 0.9, last], [0.1] * 3, cosines)
+        for name, last in (("a", 0.9), ("b", 0.89))
     ]
     figure = plots.similarity_figure(read)
     figure.draw_without_rendering()
@@ -113,7 +114,7 @@ def test_maps_of_positions_say_what_is_down_and_across_on_dark_paper_too() -> No
 def test_dots_at_the_ends_are_drawn_whole() -> None:
     """The largest dot of a calibrated model is at 1 and 1; the last scored step at the end of its axis."""
     assert not plots.calibration_figure([[90, 1.0, 1.0], [10, 0.0, 0.0]]).axes[0].collections[0].get_clip_on()
-    figure = plots.small_figure(
+    figure = plots.curves_figure(
         RunFiles(
             Path("run"),
             result={"metric": "accuracy"},

@@ -289,8 +289,8 @@ def test_page_and_table_are_safe(
     ("values", "figure"),
     [
         ({"optimizer.lr": ("1e-5", "1e-4", "1e-3"), "seed": (1, 2)}, "Line: their mean"),
-        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "The fuller the color"),
-        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "The fuller the color"),
+        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "The stronger the color"),
+        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "The stronger the color"),
         ({"seed": (1, 2)}, ""),
         ({"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1, 2)}, ""),
     ],
@@ -310,4 +310,4 @@ def test_a_thousand_jobs_stay_a_small_page(grid: Callable[..., Path], capsys: py
     assert len(capsys.readouterr().out.splitlines()) < 80
     assert (folder / "sweep.html").stat().st_size < 700_000
     assert len((folder / "sweep.csv").read_text().splitlines()) == 1201
-    assert html.escape("more rows are in sweep.csv") in (folder / "sweep.html").read_text()
+    assert html.escape("sweep.csv has 100 more rows.") in (folder / "sweep.html").read_text()

@@ -57,7 +57,7 @@ def test_each_row_names_commands_and_a_function() -> None:
 
 def test_random_weights_have_the_shape_of_one_checkpoint() -> None:
     line = CommandLine("finetune", ("checkpoint=runs/a,runs/b,none",))
-    with pytest.raises(UserError, match="none means random weights of the other checkpoint, but there are 2"):
+    with pytest.raises(UserError, match="in the model of the other checkpoint, but there are 2 others"):
         expand_sections({"checkpoint": "none"}, line)
     assert expand_sections({"checkpoint": "runs/a"}, CommandLine("finetune", ("checkpoint=runs/a",))) == {
         "checkpoint": "runs/a"

@@ -183,7 +183,7 @@ def test_a_rival_that_cannot_start_is_a_row_and_lmtool_an_error(script, works, w
     measure = script("timing.turns").measure
     measure(works["causal_lm"], tmp_path, settings, time.monotonic() + 60, rows.append, 0)
     assert [row["variant"] for row in rows if row["kind"] == "failed"] == ["trainer_flattened"]
-    with pytest.raises(script("timing.turns").Failed, match="out of paper") as caught:
+    with pytest.raises(script("timing.turns").TimingError, match="out of paper") as caught:
         measure(works["causal_lm"], tmp_path, settings | {"broken": "lmtool_joined"}, 0.0, rows.append, 0)
     assert caught.value.status == 1 and ".log" in caught.value.hint
 
@@ -253,7 +253,7 @@ def test_the_published_sizes_are_measured_on_request(benchmark, workers, monkeyp
     ("words", "message"),
     [
         (["--only", "sst"], "--only sst: unknown name"),
-        (["--only", "sst2", "--sizes", "base"], "--only names tables of the small size"),
+        (["--only", "sst2", "--sizes", "base"], "--only names tables that --sizes base does not measure"),
         (["--resume", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["--resume", "other.jsonl", "--quick"], "--resume measures with the settings of its file"),
         (["--output", "empty.jsonl"], "--output empty.jsonl exists already"),

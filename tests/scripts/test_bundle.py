@@ -87,5 +87,5 @@ def test_a_wheel_built_for_this_machine_alone_is_refused(script, monkeypatch, tm
 
 def test_versions_are_those_of_the_constraints(script):
     bundle = script("bundle")
-    versions = bundle.pinned((bundle.ROOT / "constraints.txt").read_text())
+    versions = bundle.pinned_versions((bundle.ROOT / "constraints.txt").read_text())
     assert versions["hydra-core"] == "1.3.8" and versions["pyyaml"].startswith("6.")

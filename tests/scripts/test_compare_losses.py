@@ -74,9 +74,9 @@ def test_every_experiment_each_architecture_and_a_mixture_run(script):
         {"max_steps=50", "log_every=1", "max_minutes=null", "offline=true"} <= set(words) for words in jobs.values()
     )
     # A finetuning run starts from a pretraining run, which comes with it and before it.
-    assert list(compare.chosen(jobs, ["finetune_gpt", "mixture"])) == ["gpt_tiny", "finetune_gpt", "mixture"]
+    assert list(compare.select_jobs(jobs, ["finetune_gpt", "mixture"])) == ["gpt_tiny", "finetune_gpt", "mixture"]
     with pytest.raises(SystemExit) as ended:
-        compare.chosen(jobs, ["bert"])
+        compare.select_jobs(jobs, ["bert"])
     assert ended.value.code == 2
 
 
@@ -84,7 +84,10 @@ def test_what_was_cut_short_is_made_again(script, tmp_path):
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "result.json").write_text("{}")
     write_run(tmp_path / "half")
-    assert list(script("compare_losses").unfinished(tmp_path, {"whole": [], "half": [], "new": []})) == ["half", "new"]
+    assert list(script("compare_losses").unfinished_jobs(tmp_path, {"whole": [], "half": [], "new": []})) == [
+        "half",
+        "new",
+    ]
     assert not (tmp_path / "half").exists()
 
 

@@ -35,13 +35,13 @@ def test_what_differs_is_written_again(script: Script, tmp_path: Path, old: str,
     path = tmp_path / "adamw.yaml"
     assert old in shipped
     path.write_text(shipped.replace(old, new), encoding="utf-8")
-    text = script("conf").written(path, AdamWConfig, AdamWConfig().model_dump(mode="json"))
+    text = script("conf").updated_text(path, AdamWConfig, AdamWConfig().model_dump(mode="json"))
     assert sorted(text.splitlines()) == sorted(shipped.splitlines())
 
 
 def test_a_comment_is_the_first_sentence(script: Script, tmp_path: Path) -> None:
     path = tmp_path / "lora.yaml"
     path.write_text("# Purpose.\n# lmtool finetune\nname: lora\ndora: off\n", encoding="utf-8")
-    text = script("conf").written(path, LoraConfig, LoraConfig().model_dump(mode="json"))
+    text = script("conf").updated_text(path, LoraConfig, LoraConfig().model_dump(mode="json"))
     assert text.startswith("# Purpose.\n# lmtool finetune\nname: lora\ndora: off")  # spelled as in the file
     assert "(Liu et al. 2024)\n" in text

@@ -180,7 +180,7 @@ def test_the_shipped_course_composes_and_names_what_it_wrote(script, monkeypatch
     for topic in course.topics:
         for part in topic.parts:
             for line in part.lines if isinstance(part, text.Commands) else ():
-                written |= text.written(line)
+                written |= text.written_paths(line)
                 if line.startswith("lmtool "):
                     composed(line, page, capsys)
             named = [part.page] if isinstance(part, text.Show) else []

@@ -34,8 +34,8 @@ def gpu(script, monkeypatch, tmp_path):
     monkeypatch.setattr(
         module, "ask", lambda job, folder, settings: folder.mkdir(parents=True) or {"gflops": {"bf16": 100}}
     )
-    monkeypatch.setattr(module, "missing", lambda: None)
-    monkeypatch.setattr(module, "cuda", lambda: (True, "a GPU"))
+    monkeypatch.setattr(module, "missing_packages", lambda: None)
+    monkeypatch.setattr(module, "describe_cuda", lambda: (True, "a GPU"))
     monkeypatch.setattr(module, "run_tests", lambda options: "31 passed in 9.87s")
     monkeypatch.setenv("PYTHONPATH", "")  # put back after it, whatever the script sets
     return module
@@ -59,7 +59,7 @@ def line_of(table, label):
 
 def test_without_a_gpu_it_prints_one_line(script, monkeypatch, capsys):
     gpu = script("gpu")
-    monkeypatch.setattr(gpu, "cuda", lambda: (False, "torch 2 sees no CUDA device"))
+    monkeypatch.setattr(gpu, "describe_cuda", lambda: (False, "torch 2 sees no CUDA device"))
     assert gpu.main([]) == 0
     assert capsys.readouterr().out == "make gpu: torch 2 sees no CUDA device; nothing to run\n"
 
@@ -76,7 +76,7 @@ def test_each_case_has_a_table_with_a_row_for_each_side(gpu, script, monkeypatch
 
 
 def test_a_missing_peer_is_a_line_in_its_place(gpu, script, monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "missing", lambda: "accelerate not installed")
+    monkeypatch.setattr(gpu, "missing_packages", lambda: "accelerate not installed")
     (_, table, _), status = tables(gpu, script, monkeypatch, tmp_path, "--only", "bert_128")
     assert status == 0 and line_of(table, "lmtool")[0] == "4000"
     assert "  Trainer               not measured: accelerate not installed" in table and "as fast" not in table
@@ -111,7 +111,7 @@ def test_the_tests_are_a_line_where_they_cannot_run(script, monkeypatch):
     assert gpu.run_tests(None) == "not finished in 200 seconds"
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
     assert gpu.run_tests(None) == "not run, pytest is not installed"
-    assert gpu.missing() == "transformers and accelerate not installed"
+    assert gpu.missing_packages() == "transformers and accelerate not installed"
 
 
 def test_waits_are_counted_by_their_warnings(script, monkeypatch, recwarn):

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def chosen(matrix: ModuleType, folder: Path) -> list[Any]:
     matrix.write_rows(folder)
-    return matrix.pairs(matrix.FAMILIES, [*matrix.METHODS], matrix.KINDS, folder)
+    return matrix.covering_cells(matrix.FAMILIES, [*matrix.METHODS], matrix.KINDS, folder)
 
 
 @pytest.mark.parametrize("family", slow_but({"albert"}, shipped("model")))

@@ -24,9 +24,9 @@ def measured() -> Any:
 def test_every_number_of_the_page_is_the_scripts(scale: Any, measured: Any) -> None:
     """Where this fails, the plan has changed: python scripts/scale.py."""
     page = scale.PAGE.read_text(encoding="utf-8")
-    assert scale.document(measured, page) == (page, [])
+    assert scale.updated_page(measured, page) == (page, [])
     other = page.replace("| 10.3 GFLOP |", "| 11 GFLOP |").replace("0.21 restarts", "0.22 restarts")
-    text, lacking = scale.document(measured, other)
+    text, lacking = scale.updated_page(measured, other)
     assert "| 10.3 GFLOP |" in text and lacking == ["one in 792 hours: 0.21 restarts per week"]
 
 

@@ -98,7 +98,7 @@ def test_another_model_or_batch_is_not_compared(script, prepared):
     witness = script("timing.check").Witness(settings)
     witness.tensors = {"other": torch.zeros(1)}
     with pytest.raises(RuntimeError, match="not the same model"):
-        witness.give(script("timing.trainer").trainer_model({**settings, "variant": {}}, "extractive_qa"))
+        witness.give_weights(script("timing.trainer").trainer_model({**settings, "variant": {}}, "extractive_qa"))
 
 
 def test_products_count_their_operations(script, tmp_path, monkeypatch):

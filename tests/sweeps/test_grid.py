@@ -83,7 +83,7 @@ def test_a_grid_of_ones_own_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("optimizr.lr: 1,2", [], "unknown key optimizr.lr"),
         pytest.param("seed: [1, 2]", [], "seed", marks=pytest.mark.slow),
-        ("batch_tokens: 512,1024", ["batch_examples=8"], "a batch has one size"),
+        ("batch_tokens: 512,1024", ["batch_examples=8"], "both set the batch size"),
         ("objective: mlm,mlmm", [], "objective=mlmm is not one of"),
         pytest.param("seed: 1,x", [], "seed", marks=pytest.mark.slow),
         pytest.param("seed: '1,2)'", [], "seed", marks=pytest.mark.slow),

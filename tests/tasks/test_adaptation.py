@@ -51,7 +51,7 @@ def test_one_loss_more(tmp_path, name, kind, labels) -> None:
     learner.eval()
     sums = learner(batch, 5).sums
     term = f"{kind}_domain"
-    assert set(sums) == {kind, term} == set(learner.weights)
+    assert set(sums) == {kind, term} == set(learner.loss_weights)
     source = dict(batch.members)[kind]
     assert sums[kind].item() == pytest.approx(learner(source, 5).sums[kind].item(), rel=1e-6)
     counts = total_counts(learner, [batch])
@@ -108,7 +108,7 @@ def test_pairs_of_texts(tmp_path) -> None:
     assert not set(source.examples.tolist()) & set(target.examples.tolist()) and not target.targets
     steps = list(PackedLoader(examples, 0, batch_examples=4).epoch_batches())
     assert sum(len(part.members[0][1].inputs.lengths) for part in steps) == own
-    assert learner.inspector(examples, 32).measured(200).broken() == []
+    assert learner.inspector(examples, 32).measure(200).broken() == []
 
 
 def test_refusals(tmp_path) -> None:

@@ -78,13 +78,13 @@ def test_members_of_a_mixture(sections, family, tokenizers):
         0.2,
     )
     assert tasks_of(objective)[0].labels == ("bad", "good")
-    assert learner.weights["mood"] == 0.3 and {"mood", "score"} <= set(learner.heads)
+    assert learner.loss_weights["mood"] == 0.3 and {"mood", "score"} <= set(learner.heads)
     assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}
     learner.train()
     examples = learner.examples(stores["train"], 32)
     numbers = np.linspace(0, len(examples.plan(0)) - 1, 14).astype(int)
     losses, grads = gradients(learner, [examples.batch(examples.plan(0).rows[numbers], numbers, 0)])
-    assert set(losses) == set(learner.weights) and set(grads) == dict(learner.named_parameters()).keys()
+    assert set(losses) == set(learner.loss_weights) and set(grads) == dict(learner.named_parameters()).keys()
     parts = [examples.batch(examples.plan(0).rows[some], some, 0) for some in np.array_split(numbers, 5)]
     again, part_gradients = gradients(learner, parts)
     assert again == pytest.approx(losses, rel=1e-5)
@@ -131,7 +131,10 @@ def test_names_are_a_heads_alone(sections, tokenizers):
     with pytest.raises(UserError, match="task.name=pooler is the name of an existing head"):
         named("pooler")
     for members, message in (
-        ([*sections, sections[0]], r"\[mood, score, mood\]: name each objective once, tasks by their own names"),
+        (
+            [*sections, sections[0]],
+            r"\[mood, score, mood\] repeats a name or has a mixture: name each objective once, ",
+        ),
         ([{"name": "task", "task": {"kind": "regresion"}}], "members: task: kind=regresion is not known"),
         ([{"name": "task", "task": sections[0]["task"] | {"pat": "x"}}], "members: task.pat: unknown key"),
         (["task"], "members: task: missing required value"),

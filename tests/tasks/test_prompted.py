@@ -155,7 +155,7 @@ def test_words_are_learned(tokenizers, family, tmp_path):
         batch = next(iter(PackedLoader(examples, 0, 4, None, shuffle=False).epoch_batches(step)))
         output, counts = learner.train()(batch, step), learner.counts(batch)
         optimizer.zero_grad()
-        sum(output.weights[term] * total / counts[term] for term, total in output.sums.items()).backward()
+        sum(output.loss_weights[term] * total / counts[term] for term, total in output.sums.items()).backward()
         optimizer.step()
     assert set(output.sums) == ({"sst2", "mlm"} if family == "bert" else {"sst2"})
     assert evaluation(learner.eval(), rows, max_length=64).metrics()["accuracy"] == 1.0
@@ -226,7 +226,7 @@ def test_draws_of_demonstrations_are_joined_by_the_mean_of_their_logits(tokenize
 def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
     data = data_of(tmp_path, auxiliary_mlm=0.25)
     learner = learner_of(data, tokenizers)
-    assert learner.weights == {"sst2": 0.75, "mlm": 0.25}
+    assert learner.loss_weights == {"sst2": 0.75, "mlm": 0.25}
     texts = Rows.of_texts(sentence=["nobody knows why the end isn't bad"])
     examples = learner.examples(SplitData("train", rows={"sst2": data.train, unlabeled_name("sst2"): texts}), 40)
     batch = examples.batch(examples.plan(1).rows[:3], np.arange(3), 1)
@@ -247,9 +247,9 @@ def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
         "mlm"
         not in examples_of(learner, data.train, 40, "dev").batch(examples.plan(0).rows[:2], np.arange(2), 0).targets
     )
-    stats = learner.inspector(examples, 40).measured(200)
+    stats = learner.inspector(examples, 40).measure(200)
     assert not stats.broken()
-    assert next(learner.inspector(examples, 40).described(1))["targets"]["sst2"] == "positive: great"
+    assert next(learner.inspector(examples, 40).describe(1))["targets"]["sst2"] == "positive: great"
 
 
 @pytest.mark.parametrize(

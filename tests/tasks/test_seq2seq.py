@@ -127,7 +127,7 @@ def test_pairs_are_learned_and_written(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_examples_are_shown_with_the_tokens_they_predict(family):
     learner = learner_of(family)
-    (entry,) = learner.inspector(examples_of(learner, rows_of(PAIRS[:1]), 48), 48).described(1)
+    (entry,) = learner.inspector(examples_of(learner, rows_of(PAIRS[:1]), 48), 48).describe(1)
     pieces = learner.tokenizer.pieces(learner.tokenizer.encode(PAIRS[0][1]))
     shown = [piece.replace("Ġ", "␣") for piece in pieces]
     assert len(shown) > 2 and all(piece in str(entry["targets"]["seq2seq"]) for piece in shown)

@@ -222,7 +222,7 @@ def test_a_language_model_beside_the_task(name, tokenizers, tmp_path):
     pairs = zip(logits, texts, strict=True)
     wanted = sum(F.cross_entropy(part[:-1], text[1:], reduction="sum") for part, text in pairs)
     torch.testing.assert_close(output.sums["lm"], wanted)
-    assert output.weights == {data.config.name: 1.0, "lm": 0.5} and counts["lm"] == sum(lengths) - 4
+    assert output.loss_weights == {data.config.name: 1.0, "lm": 0.5} and counts["lm"] == sum(lengths) - 4
     plain = data_of(name, tmp_path).config.learner(learner.backbone, tokenizers["gpt"], 0).eval()
     plain.load_state_dict(learner.state_dict())
     torch.testing.assert_close(output.sums[data.config.name], plain(batch, 1).sums[data.config.name])
@@ -302,9 +302,9 @@ def test_unlabeled_rows_are_predicted(tokenizers, tmp_path):
     assert not unlabeled.terms and not unlabeled.scores
     assert [line["sentence"] for line in lines] == ["uneasy mishmash", "a treat"] and "gold" not in lines[0]
     data, examples = split_data(learner, rows, "test"), examples_of(learner, rows, 32, "test")
-    with pytest.raises(RuntimeError, match="1 parts of 2 rows were predicted, 1 of 2 parts"):
+    with pytest.raises(RuntimeError, match="2 rows: 1 predictions arrived, for 1 of 2 parts"):
         evaluate(learner, learner.scorer(data, examples, {}), [batch_of(examples, [0])])
-    with pytest.raises(RuntimeError, match="2 parts of 2 rows were predicted, 1 of 2 parts"):
+    with pytest.raises(RuntimeError, match="2 rows: 2 predictions arrived, for 1 of 2 parts"):
         evaluate(learner, learner.scorer(data, examples, {}), [batch_of(examples, [0]), batch_of(examples, [0])])
 
 

@@ -37,8 +37,8 @@ def test_examples_are_shown_and_hold(kind, tmp_path):
     learner = data.config.learner(backbone(), tokenizer(), 0)
     rows = SplitData("train", rows={data.config.name: data.train})
     inspector = learner.inspector(learner.examples(rows, 64), 64)
-    shown = list(inspector.described(2))
-    assert len(shown) == 2 and not inspector.measured(50).broken()
+    shown = list(inspector.describe(2))
+    assert len(shown) == 2 and not inspector.measure(50).broken()
     target = shown[0]["targets"][data.config.name]
     assert target == label or (label is None and target.startswith("tokens "))
     for name in data.config.text:

@@ -89,7 +89,7 @@ def test_labels_are_learned_and_written(family, tmp_path):
 def test_cut_rows_are_no_fault(tmp_path):
     data = data_of("sst2", tmp_path)
     learner = learner_of(data)
-    stats = learner.inspector(examples_of(learner, data.train, 12), 12).measured(500)
+    stats = learner.inspector(examples_of(learner, data.train, 12), 12).measure(500)
     assert stats.statistics["truncated fraction"].measured == 1.0 and not stats.broken()
 
 

@@ -55,7 +55,7 @@ def disturbed(family: str, **fields: Any) -> Any:
     learner, generator = adapted(family, **fields).double(), torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in learner.named_parameters():
-            if name in learner.added:
+            if name in learner.added_names:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return learner
 
@@ -75,14 +75,14 @@ def test_neutral_then_learning_alone(family: str, placement: str) -> None:
     assert torch.equal(outputs_of(learner), outputs_of(plain))
     before = hashes(learner)
     assert {name: before[name] for name in hashes(plain)} == hashes(plain)
-    assert learner.added == {name for name in before if "_adapter." in name}
+    assert learner.added_names == {name for name in before if "_adapter." in name}
     layers = {"albert": 1, "t5": 4, "bart": 4}.get(family, 2)
-    assert len(learner.added) == 4 * layers * (2 if placement == "houlsby" else 1)
+    assert len(learner.added_names) == 4 * layers * (2 if placement == "houlsby" else 1)
     norms = {name for name in hashes(plain) if ".norm" in name and "embed" not in name or ".final_norm" in name}
     optimizer = train(learner)
     moved = {name for name, sha in hashes(learner).items() if sha != before[name]}
     learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
-    assert norms and learns == learner.added | {name for name in before if name.startswith(HEAD)} | (
+    assert norms and learns == learner.added_names | {name for name in before if name.startswith(HEAD)} | (
         norms if placement == "houlsby" else set()
     )
     # Adam moves whatever has a gradient; what follows a ReLU may have none.
@@ -114,7 +114,7 @@ def test_saved_and_built_again_it_gives_the_same(family: str, fields: dict[str, 
     blueprint = SimpleNamespace(model=config, seed=0, learns=build(TASK), tuned_by=tuning_config(**fields), exits=())
     tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
-    assert torch.equal(outputs_of(again), outputs_of(learner)) and again.added == learner.added
+    assert torch.equal(outputs_of(again), outputs_of(learner)) and again.added_names == learner.added_names
 
 
 @PAIRS
@@ -172,7 +172,7 @@ def test_a_fusion_learns_how_trained_adapters_are_mixed() -> None:
     maps = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight")
     own = {f"backbone.layers.{layer}.ffn_adapter.{name}" for layer in range(2) for name in maps}
     assert learns == own | {name for name, _ in learner.named_parameters() if name.startswith(HEAD)}
-    assert learner.tuning.delta(learner) == learns | learner.added and len(learner.added) == 2 * (5 + 2 * 4)
+    assert learner.tuning.delta(learner) == learns | learner.added_names and len(learner.added_names) == 2 * (5 + 2 * 4)
     (penalty,) = learner.penalties().values()
     assert penalty.item() == pytest.approx(0.01 * 2 * 16 * 15 * 1e-12, rel=1e-3)
     with torch.no_grad():
@@ -189,11 +189,11 @@ def test_what_does_not_fit_is_refused() -> None:
     other, again = (TRAINED.model_copy(update={"path": path}) for path in ("runs/other", f"./{TRAINED.path}/"))
     for name, fields, said in (
         ("adapter", {"reduction": 100.0}, "hidden_size=16 is smaller, so an adapter would have no width"),
-        ("adapter", {"stack_on": [TRAINED]}, "placement=parallel, not pfeiffer"),
+        ("adapter", {"stack_on": [TRAINED]}, "placement=parallel instead of pfeiffer"),
         ("adapter_fusion", {}, "names 0 runs; a fusion mixes 2 or more"),
         ("adapter_fusion", {"adapters": [TRAINED]}, "names 1 run;"),
         ("adapter_fusion", {"adapters": [wide, other]}, "hidden_size=32, but this model has 16"),
-        ("adapter_fusion", {"adapters": [TRAINED, other, again]}, f"a run more than once: {TRAINED.path}, ./"),
+        ("adapter_fusion", {"adapters": [TRAINED, other, again]}, f"a run more than once ({TRAINED.path}, ./"),
     ):
         data = {
             key: [part.model_dump() for part in value] if isinstance(value, list) else value

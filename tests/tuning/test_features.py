@@ -58,7 +58,7 @@ def test_a_scalar_mix_is_elmos(family):
     learner = tuned(model_config(family), {"name": "head", "layers": "scalar_mix"}).eval()
     batch = batch_for(learner)
     mix = learner.heads[LAYERS]
-    assert learner.added == {"heads.layers.weight", "heads.layers.gamma"} and len(mix.weight) == 3
+    assert learner.added_names == {"heads.layers.weight", "heads.layers.gamma"} and len(mix.weight) == 3
     with torch.no_grad():
         states = states_of(learner, batch)
         # Equal weights at the start.

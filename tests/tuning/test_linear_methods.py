@@ -76,7 +76,7 @@ def test_neutral_then_learning_then_merged(family, name):
     # All that learns moves, but for what has no part in the output: the biases of keys move no softmax.
     still = {name for name in learns - moved if not name.endswith(".k_proj.bias")}
     assert moved <= learns and not still
-    assert learner.tuning.delta(learner) == learns and learner.added <= learns
+    assert learner.tuning.delta(learner) == learns and learner.added_names <= learns
     assert all(parameter.grad is None for parameter in learner.parameters())
     states = {id(parameter) for parameter in optimizer.state}
     assert states <= {id(parameter) for parameter in learner.parameters() if parameter.requires_grad}
@@ -99,7 +99,7 @@ def test_saved_and_built_again_it_gives_the_same(family, tuning):
     tensors = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     again, _ = assemble(blueprint, None, trained=Weights(tensors, Path("here"), "here"))
     assert torch.equal(outputs_of(again), outputs_of(learner))
-    assert again.added == learner.added
+    assert again.added_names == learner.added_names
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])

@@ -128,7 +128,7 @@ def test_what_is_added_learns_alone_and_texts_do_not_depend_on_their_batch(famil
         assert gradient is not None and gradient.abs().max() > 0, name
         torch.testing.assert_close(alone[name], gradient, rtol=1e-4, atol=1e-6)
     heads = {name for name in together if name.startswith("heads.")}
-    assert set(together) == learner.added | heads and bool(heads) == (kind != "seq2seq")
+    assert set(together) == learner.added_names | heads and bool(heads) == (kind != "seq2seq")
     assert all(tensor.grad is None for name, tensor in learner.named_parameters() if name in frozen)
 
 
@@ -139,14 +139,14 @@ def test_what_is_folded_is_what_it_was(family, kind, method):
     (batch,) = batches_of(learner, kind)
     with torch.no_grad():
         wanted = learner.outputs(batch, 0)
-        before = learner.added
+        before = learner.added_names
         config = learner.tuning.fold(learner)
         torch.testing.assert_close(learner.outputs(batch, 0), wanted, rtol=0, atol=1e-6)
         again = learner_of(family, kind, config).eval()
         again.load_state_dict(learner.state_dict())
         assert torch.equal(again.outputs(batch, 0), learner.outputs(batch, 0))
-    assert learner.added == again.added and len(learner.added) < len(before)
-    assert learner.added <= {name for name, _ in learner.named_parameters()}
+    assert learner.added_names == again.added_names and len(learner.added_names) < len(before)
+    assert learner.added_names <= {name for name, _ in learner.named_parameters()}
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])

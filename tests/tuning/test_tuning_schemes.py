@@ -16,7 +16,7 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.optimizers import levels, training_groups
 from lmtool.tuning.configs import AdapterConfig, BitFitConfig, FullConfig, Ia3Config, LastLayersConfig, LoraConfig
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
-from lmtool.tuning.schemes import MixedLinear, mixed
+from lmtool.tuning.schemes import MixedLinear, mix_weights
 from tests.tasks.task_fixtures import SIZES, backbone
 
 HEADS = frozenset({"heads.sst2", "heads.pooler"})
@@ -51,7 +51,7 @@ def test_gradual_unfreezing_after_each_epoch():
         assert learning(learner) == ORDER[: expected[step]]
     learner.on_step(1)
     everything = {name for name, _ in learner.named_parameters()}
-    assert learner.learning == everything
+    assert learner.trainable_names == everything
     grouped = {
         name for group in tuned(schedule=GradualUnfreezingConfig()).parameter_groups() for name, _ in group.parameters
     }
@@ -63,10 +63,10 @@ def test_gradual_unfreezing_every_few_steps():
     for step, count in ((5, 1), (6, 2), (10, 2), (11, 3), (100, 3)):
         learner.on_step(step)
         assert learning(learner) == ORDER[:count]
-    firsts = {name: learner.first_step(name, 10) for name in learner.learning}
+    firsts = {name: learner.first_step(name, 10) for name in learner.trainable_names}
     assert firsts["heads.sst2.output.weight"] == 1 and firsts["backbone.layers.1.norm1.weight"] == 6
     assert firsts["backbone.layers.0.norm1.weight"] is None
-    assert not any("embed" in name for name in learner.learning)
+    assert not any("embed" in name for name in learner.trainable_names)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_what_a_method_trains_begins_at_the_top(config, below_the_head):
         learner.on_step(step)
         learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
         reached = ["head", *below_the_head][:step]
-        assert learns == {name for level in reached for name in by_level[level] if name in learner.learning}
-    assert {level for level in ORDER if learner.learning & {*by_level[level]}} == {"head", *below_the_head}
+        assert learns == {name for level in reached for name in by_level[level] if name in learner.trainable_names}
+    assert {level for level in ORDER if learner.trainable_names & {*by_level[level]}} == {"head", *below_the_head}
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_l2_sp_is_the_distance_from_the_start():
 def test_mixout_at_its_limits_and_in_the_mean():
     torch.manual_seed(0)
     weight, start = torch.randn(64, 36), torch.randn(64, 36)
-    assert torch.equal(mixed(weight, start, 0.0, 7), weight)
-    assert torch.equal(mixed(weight, start, 1.0, 7), start)
-    draws = torch.stack([mixed(weight, start, 0.7, draw) for draw in range(2000)])
+    assert torch.equal(mix_weights(weight, start, 0.0, 7), weight)
+    assert torch.equal(mix_weights(weight, start, 1.0, 7), start)
+    draws = torch.stack([mix_weights(weight, start, 0.7, draw) for draw in range(2000)])
     # Each draw is the start, or so far from it that the mean is the weight: a deviation of 1.53 times the distance.
     assert ((draws - start).abs() < 1e-6).float().mean().item() == pytest.approx(0.7, abs=0.002)
     z = (draws.mean(0) - weight) / ((weight - start).abs() * (0.7 / 0.3) ** 0.5 / 2000**0.5)
     assert z.abs().max() < 5 and z.square().mean().item() == pytest.approx(1.0, abs=0.1)
-    assert torch.equal(draws[3], mixed(weight, start, 0.7, 3)) and not torch.equal(draws[3], draws[4])
+    assert torch.equal(draws[3], mix_weights(weight, start, 0.7, 3)) and not torch.equal(draws[3], draws[4])
     assert not torch.equal(matrix_factors(weight, 3, 0.7)[0], matrix_factors(weight, 3, 0.7)[1])
 
 

@@ -103,7 +103,10 @@ def test_segments_are_those_of_transformers(family: str, tmp_path: Path) -> None
     assert (given.pair_logits is not None) == bool(over_pairs)
     if over_pairs:
         assert torch.allclose(given.pair_logits, expected[over_pairs], atol=1e-5)
-    for wrong, message in ((segments[:, :4], "have the shape"), (segments * 2, "up to 2; the model has 2 segments")):
+    for wrong, message in (
+        (segments[:, :4], "have the shape"),
+        (segments * 2, "are 0 to 2, but the model has 2 segments"),
+    ):
         with pytest.raises(ValueError, match=message):
             model(ids, mask, token_type_ids=wrong)
 
@@ -112,7 +115,7 @@ def test_a_model_without_segments_takes_zeros_alone(tmp_path: Path) -> None:
     make("distilbert", tmp_path)
     model, (ids, mask, _) = lmtool.load(str(tmp_path)).model, sample(False)
     assert torch.equal(model(ids, mask, token_type_ids=torch.zeros_like(ids)).logits, model(ids, mask).logits)
-    with pytest.raises(ValueError, match="the model has 1 segments"):
+    with pytest.raises(ValueError, match="the model has 1 segment,"):
         model(ids, mask, token_type_ids=torch.ones_like(ids))
 
 

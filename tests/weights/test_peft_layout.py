@@ -16,7 +16,7 @@ from lmtool.weights.padded_model import load
 from lmtool.weights.peft import adapter
 from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.peft.settings import settings_of
-from lmtool.weights.reading import their_names
+from lmtool.weights.reading import to_hf_names
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
 
 peft = pytest.importorskip("peft")
@@ -28,16 +28,16 @@ def tuned(folder: Path, **fields: Any) -> tuple[Any, TunedModel]:
     """A published folder as lmtool reads it, with LoRA that does something; and that for PEFT."""
     loaded = load(str(folder))
     config, parts = lookup("tuning", "lora").config.model_validate_json(json.dumps(fields)), loaded.model.parts
-    parts.weights = {}
+    parts.loss_weights = {}
     parts.tune(build(config))
     torch.manual_seed(3)
     with torch.no_grad():
         for name, parameter in parts.named_parameters():
             if name.endswith("lora_b"):
                 parameter.normal_(0, 0.3)
-    added = {name: tensor for name, tensor in parts.state_dict().items() if name in parts.added}
-    ours = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added}
-    base = HFBase(loaded.config, ours, their_names(loaded.config, ours), hf_linears(loaded.config, ours))
+    added = {name: tensor for name, tensor in parts.state_dict().items() if name in parts.added_names}
+    ours = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added_names}
+    base = HFBase(loaded.config, ours, to_hf_names(loaded.config, ours), hf_linears(loaded.config, ours))
     return loaded, TunedModel(json.loads(config.model_dump_json()), added, base, None)
 
 
@@ -67,10 +67,10 @@ def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
     restored = adapter.read_adapter(tmp_path / "adapter").restore(ours.base)
     # Queries, keys and values that are one map there come back with more ranks.
     joined = len(ours.base.linears[0].parts)
-    assert restored.section["rank"] == (3 * joined - 3 if joined == 3 else 3) and not restored.changed
+    assert restored.section["rank"] == (3 * joined - 3 if joined == 3 else 3) and not restored.changed_tensors
     again, _ = tuned(tmp_path / "published", **restored.section)
-    assert again.model.parts.added == restored.added.keys()
-    again.model.parts.load_state_dict(restored.added, strict=False)
+    assert again.model.parts.added_names == restored.added_tensors.keys()
+    again.model.parts.load_state_dict(restored.added_tensors, strict=False)
     with torch.no_grad():
         assert close(again.model(ids, mask, decoder).logits[real], expected[real])
 
@@ -87,10 +87,13 @@ def test_maps_that_are_no_modules_there_are_refused(tmp_path: Path) -> None:
     [
         ({"r": 3}, r"h.0.attn.c_attn is \(108, 2\) x \(2, 36\); expected 108 outputs, 36 inputs, rank 3"),
         ({"rank_pattern": {".*": 5}}, "36 inputs, rank 5"),
-        ({"target_modules": ["c_fc"]}, "it updates transformer.h.0.attn.c_attn, which is not in target_modules"),
+        (
+            {"target_modules": ["c_fc"]},
+            "the adapter updates transformer.h.0.attn.c_attn, which is not in target_modules",
+        ),
         ({"modules_to_save": ["attn"]}, "which is not in target_modules"),
         ({"target_modules": ["c_attn", "c_fc"]}, "targets transformer.h.0.mlp.c_fc, but the adapter has no tensors"),
-        ({"use_dora": True}, "it has transformer.h.0.attn.c_attn without lora_magnitude_vector"),
+        ({"use_dora": True}, "the adapter has transformer.h.0.attn.c_attn without lora_magnitude_vector"),
         ({"target_modules": "("}, r"'\(' is not a regular expression: missing \)"),
     ],
 )
@@ -156,10 +159,10 @@ def test_modules_ranks_and_scales_are_those_of_peft() -> None:
         ({"lora_alpha": float("nan")}, "lora_alpha: given NaN (number); allowed: a number, above 0"),
         ({"target_modules": None}, "target_modules: given null"),
         ({"rank_pattern": {"a": "b"}}, "rank_pattern: given"),
-        ({"use_dora": "yes", "bias": "some"}, "(and 1 more)"),
+        ({"use_dora": "yes", "bias": "some"}, "(also wrong: 1 other key)"),
         ({"base_model_name_or_path": 3}, "base_model_name_or_path: given 3"),
         ({"task_type": "SEQ_CLASS"}, 'task_type: given "SEQ_CLASS" (text); allowed: SEQ_CLS'),
-        ({"peft_type": "PREFIX_TUNING"}, "num_virtual_tokens: it is missing; allowed: a whole number, at least 1"),
+        ({"peft_type": "PREFIX_TUNING"}, "num_virtual_tokens is missing; allowed: a whole number, at least 1"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights=pissa_niter_4 changes the base's weights"),
         ({"arrow_config": {"top_k": 2}}, "lmtool has no Arrow"),
     ],
@@ -186,7 +189,7 @@ def test_every_key_of_peft_is_known() -> None:
         ),
     ):
         content = json.loads(json.dumps(settings.to_dict(), default=list))
-        assert settings_of(FILE, {**content, "inference_mode": True, "auto_mapping": {"a": "b"}}).unread == ()
+        assert settings_of(FILE, {**content, "inference_mode": True, "auto_mapping": {"a": "b"}}).unread_keys == ()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_runs_are_exported_and_read_again(model: str, questions: Path, capsys: p
     out = capsys.readouterr().out
     assert "ForQuestionAnswering" in out and "null_threshold (transformers compares with 0)" in out
     again = lmtool.load("exported")
-    assert again.model.parts.of_tokens
+    assert again.model.parts.scores_tokens
     # Of the same threshold the folder scores as the run does.
     scores = []
     for folder in ("runs/run", "exported"):

@@ -412,7 +412,7 @@ HEADLESS = (
 )  # fmt: skip
 REFUSED = {
     **{name: f"names {name}, whose head lmtool does not support" for name in HEADLESS},
-    "T5EncoderModel": "the weights contain no decoder: T5EncoderModel",
+    "T5EncoderModel": "the weights contain no decoder; T5EncoderModel",
     "BartForCausalLM": "is_decoder=True",
     "MarianForCausalLM": "is_decoder=True",
 }
@@ -463,7 +463,7 @@ def test_what_transformers_saves(family: str, name: str, variant: str, tmp_path:
     tokenizer.save(tmp_path)
     refused = REFUSED.get(name)
     if variant == "untied" and config.is_encoder_decoder:
-        refused = refused or "lmtool has one token embedding"
+        refused = refused or "lmtool supports only one token embedding"
     if refused is not None:
         with pytest.raises(UserError, match=refused):
             lmtool.load(tmp_path)

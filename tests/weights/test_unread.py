@@ -116,7 +116,7 @@ def test_a_layout_of_texts_that_lmtool_has_not(place: Path) -> None:
     layout = {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {end["id"]: end}}
     (place / "llama/tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": layout}))
     with pytest.warns(
-        UserWarning, match=r"not read: tokenizer\.json: special tokens around texts, '<\|endoftext\|> a'"
+        UserWarning, match=r"does not read: tokenizer\.json: special tokens around texts, '<\|endoftext\|> a'"
     ):
         lmtool.load("llama")
 
@@ -137,8 +137,10 @@ def test_every_command_that_reads_a_folder_warns_once(place: Path, capsys: pytes
         family = "gpt" if words[0] in ("generate", "predict") else "bert"
         assert cli.main([words[0], f"checkpoint={family}", *words[1:]]) == 0, words
         said = capsys.readouterr().out
-        assert said.count(f"warning: checkpoint={family}: not read: config.json: surprise") == 1, (words, said)
-    with pytest.warns(UserWarning, match="checkpoint=bert: not read: config.json: surprise"):
+        assert (
+            said.count(f"warning: checkpoint={family} has parts that lmtool does not read: config.json: surprise") == 1
+        ), (words, said)
+    with pytest.warns(UserWarning, match="checkpoint=bert has parts that lmtool does not read: config.json: surprise"):
         lmtool.load("bert")
 
 

@@ -41,13 +41,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([*LINES, "dog 1 2 3"], "vectors.txt:5: 3 numbers after the word; the first line has 4"),
-        ([*LINES, "dog 1 2 3 4 5"], "vectors.txt:5: 5 numbers after the word; the first line has 4"),
-        (["3 5", *LINES], "vectors.txt:2: 4 numbers after the word; the first line has 5"),
-        ([*LINES, "dog 1 2 x 4"], "vectors.txt:5: 1 numbers after the word; the first line has 4"),
+        ([*LINES, "dog 1 2 3"], "vectors.txt:5: the line has 3 numbers after the word, but the first line has 4"),
+        ([*LINES, "dog 1 2 3 4 5"], "vectors.txt:5: the line has 5 numbers after the word, but the first line has 4"),
+        (["3 5", *LINES], "vectors.txt:2: the line has 4 numbers after the word, but the first line has 5"),
+        ([*LINES, "dog 1 2 x 4"], "vectors.txt:5: the line has 1 number after the word, but the first line has 4"),
         ([*LINES, "dog 1 2 nan 4"], "vectors.txt:5: a number is not finite"),
-        (["a text, not vectors"], "vectors.txt:1: not a word with its vector: 0 numbers at the end"),
-        (["cat 1"], "vectors.txt:1: not a word with its vector: 1 numbers at the end"),
+        (["a text, not vectors"], "vectors.txt:1: the line is not a word with its vector: it ends with 0 numbers"),
+        (["cat 1"], "vectors.txt:1: the line is not a word with its vector: it ends with 1 number$"),
         ([""], "contains no words"),
     ],
 )

@@ -110,7 +110,7 @@ def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfi
 
 
 def _map_of_stack(key: str, layers: Layers, student_depth: int, teacher_depth: int) -> dict[int, int]:
-    """Returns the map from student layers to teacher layers of one stack. The key of the setting is for messages."""
+    """Returns the map from student layers to teacher layers of one stack. key: the key of the setting, for messages."""
 
     def refusal(problem: str) -> UserError:
         uniform = ", ".join(f"{layer}: {teacher_layer}" for layer, teacher_layer in evenly_spaced.items())
@@ -127,9 +127,9 @@ def _map_of_stack(key: str, layers: Layers, student_depth: int, teacher_depth: i
     }
     below_last = range(1, student_depth)
     if not isinstance(layers, str):
-        absent = next((pair for pair in layers.items() if pair[0] > student_depth or pair[1] > teacher_depth), None)
-        if absent is not None:
-            raise refusal(f"{key} maps layer {absent[0]} to layer {absent[1]} of the teacher")
+        invalid = next((pair for pair in layers.items() if pair[0] > student_depth or pair[1] > teacher_depth), None)
+        if invalid is not None:
+            raise refusal(f"{key} maps layer {invalid[0]} to layer {invalid[1]} of the teacher")
         if not layers:
             raise refusal(f"{key}={{}} maps no layer")
         return dict(sorted(layers.items()))
@@ -152,8 +152,9 @@ starts from layers 1, 3, 5, 8, 10 and 12 of a teacher with 12, as in DistilBERT.
 order, the number of the teacher layer to copy, counted from 1.
 """
 
-# Model fields that determine the shapes of tensors: layers can be copied only between models that agree in all of them.
-_SHAPES = (
+# Model fields that determine the shapes of tensors. Layers can be copied only between models that agree in all of
+# these.
+_SHAPE_FIELDS = (
     "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
     "max_positions",
 )  # fmt: skip
@@ -178,15 +179,15 @@ def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelC
     """
     if initialize == "none":
         return {}
-    for field in _SHAPES:
+    for field in _SHAPE_FIELDS:
         student_size, teacher_size = (getattr(model, field, None) for model in (student, teacher))
         if student_size != teacher_size:
-            same_size = f"set model.{field}={teacher_size} or distill.initialize=none"
+            set_size = f"set model.{field}={teacher_size} or distill.initialize=none"
             raise UserError(
                 f"distill.initialize: the student has model.{field}={student_size}, its teacher {teacher_size}; "
                 "copied tensors must have equal shapes",
                 # The student's family lacks the field, so it cannot be set.
-                DROP_INITIALIZATION if student_size is None else same_size,
+                DROP_INITIALIZATION if student_size is None else set_size,
             )
     if student.shares_layers != teacher.shares_layers:
         sharing = student.name if student.shares_layers else teacher.name
@@ -194,7 +195,7 @@ def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelC
             f"distill.initialize: model={sharing} shares one layer among all depths, but the other model does not",
             DROP_INITIALIZATION,
         )
-    initial: dict[Side, tuple[int, ...]] = {}
+    layers_by_side: dict[Side, tuple[int, ...]] = {}
     for side in shared_sides(student, teacher):
         student_depth, teacher_depth = student.depths[side], teacher.depths[side]
         # Evenly spaced layers from the first to the last, in integer arithmetic and rounded to the nearest.
@@ -209,12 +210,12 @@ def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelC
                 f"the student's {counted(student_depth, 'layer')}",
                 f"set distill.initialize=alternate, which is {list(alternate)} here",
             )
-        initial[side] = layers
-    return initial
+        layers_by_side[side] = layers
+    return layers_by_side
 
 
-# Every mode requires a run without phases: teacher outputs are stored for one configuration of examples, which phases
-# would change.
+# Every mode requires a run without phases, because teacher outputs are stored for one configuration of examples, which
+# phases would change.
 _ONE_PHASE: Offer[tuple[object, ...]] = Offer(
     "phases", lambda phases: not phases, lambda phases: "", wording="{reason}"
 )
@@ -234,7 +235,8 @@ class DistillConfig(Component):
 
     @property
     def compares(self) -> bool:
-        """Whether the student is trained on the teacher's outputs or states, not only on texts that it generates."""
+        """Whether the student is trained on the teacher's outputs or states, not only on texts that the teacher
+        generates."""
         return bool(self.checkpoints)
 
     @property
@@ -255,11 +257,12 @@ class DistillConfig(Component):
 
     @property
     def teaches_heads(self) -> bool:
-        """Whether the student's output heads are trained; without training their metrics mean nothing."""
+        """Whether the student's output heads are trained. Metrics of untrained heads mean nothing."""
         return True
 
     def missing_teacher(self) -> Problem | None:
-        """Returns the problem if a setting needs a teacher and none is configured, or if nothing is learned from it."""
+        """Returns the problem if a setting needs a teacher but no teacher is set, or if the student learns nothing from
+        the teacher."""
         return None
 
     def needs(self) -> Iterator[Requirement]:
@@ -290,7 +293,7 @@ class DistillConfig(Component):
     def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
         """Yields the reasons why this student cannot learn from this teacher.
 
-        It is called once the teacher's configuration has been read from its checkpoint.
+        Called after the teacher's configuration has been read from its checkpoint.
         """
         return iter(())
 

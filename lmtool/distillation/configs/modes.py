@@ -174,7 +174,7 @@ class StandardConfig(DistillConfig):
         ]
         if not terms_without_teacher or self.checkpoints:
             return None
-        message = f"distill.terms.{terms_without_teacher[0]} learns from a teacher; no teacher is set"
+        message = f"distill.terms.{terms_without_teacher[0]} learns from a teacher, but no teacher is set"
         return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
 
     @property
@@ -247,7 +247,7 @@ class StandardConfig(DistillConfig):
         setting = f"distill.targets={self.targets}"
         if not self.gold:
             message = (
-                f"{setting}: the student's own loss is what learns the teacher's texts, but distill.gold=0 disables it"
+                f"{setting}: the student learns the teacher's texts by its own loss, which distill.gold=0 disables"
             )
             return Problem("distill.targets", message, "set distill.gold=1")
         message = f"{setting}: the texts come from one teacher, but distill.teachers has {len(self.teachers)}"
@@ -274,7 +274,7 @@ class StandardConfig(DistillConfig):
             raise ValueError("teachers names a teacher twice; give it a larger weight with teacher_weights")
         if self.teacher_weights is not None and len(self.teacher_weights) != len(self.teachers):
             setting, count = list(self.teacher_weights), counted(len(self.teachers), "teacher")
-            raise ValueError(f"teacher_weights={setting} must have one number per teacher, for {count}")
+            raise ValueError(f"teacher_weights={setting} must have one number per teacher, but teachers has {count}")
         return self
 
 
@@ -350,16 +350,16 @@ class SelfConfig(DistillConfig):
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         yield excludes_fsdp(self.name)
-        why = "distill=self adds early exits to a model that learns one task with labels"
+        reason = "distill=self adds early exits to a model that learns one task with labels"
         for offer in (A_TASK, ONE_TASK, NO_TEXTS):
-            yield Requirement(offer, "distill", why, "set distill=none")
-        yield Requirement(ONE_DOMAIN, "distill", why, "set task.domain=null, or distill=none")
-        yield Requirement(_ONE_STACK, "distill", why, "set model=bert, or distill=none")
-        yield Requirement(_SEVERAL_LAYERS, "distill", why, "set model.num_layers=2, or distill=none")
+            yield Requirement(offer, "distill", reason, "set distill=none")
+        yield Requirement(ONE_DOMAIN, "distill", reason, "set task.domain=null, or distill=none")
+        yield Requirement(_ONE_STACK, "distill", reason, "set model=bert, or distill=none")
+        yield Requirement(_SEVERAL_LAYERS, "distill", reason, "set model.num_layers=2, or distill=none")
         yield Requirement(self._valid_exits(), "distill.exits", "distill.exits", _middle_exit)
 
     def _valid_exits(self) -> Offer[ModelConfig]:
-        """Returns the offer of a model in which all exits follow distinct layers below the last."""
+        """Returns the property of a model that all exits follow distinct layers below its last layer."""
 
         def mismatch(model: ModelConfig) -> str | None:
             exits = self.exit_layers(model)

@@ -13,6 +13,7 @@ from lmtool.config.tables import component
 from lmtool.distillation.configs.base import LayerMap, ModelPair, TermConfig
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.configs import Side
+from lmtool.system.terminal import counted
 
 
 @component("distill/term", "hard", builder="lmtool.distillation.output_terms:Hard")
@@ -102,16 +103,18 @@ def _without_heads(pair: ModelPair) -> str:
 
 def _different_architectures(pair: ModelPair) -> str:
     student, teacher = (model.architecture.replace("_", "-") for model in pair)
-    return f"the student attends like an {student}, but the teacher attends like an {teacher}"
+    return f"the student's architecture is {student}, but the teacher's architecture is {teacher}"
 
 
 def _different_head_counts(pair: ModelPair) -> str:
     student, teacher = _head_counts(pair)
-    return f"the student has {student} attention heads per layer, the teacher {teacher}; they are compared one by one"
+    heads = counted(student, "attention head")
+    return f"the student has {heads} per layer, the teacher {teacher}; heads are compared one by one"
 
 
 def _pair_offer(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
-    """Returns a property that a student and its teacher may have together; `lacking` words the error if they do not."""
+    """Returns a property that a student and its teacher may have together. holds: whether they have it. lacking: words
+    the error if they do not have it."""
     return Offer("pair", holds, lacking, wording="{reason}: {lacking}")
 
 
@@ -142,11 +145,13 @@ class AttentionTermConfig(TermConfig):
         yield Requirement(_COMMON_ARCHITECTURE, key, term_key, _USE_HIDDEN_STATES)
         if any(0 in aligned for _, *aligned in layers or ()):
             problem = "layer 0 of distill.layers is the embeddings, which have no attention"
-            yield Requirement(_pair_offer(lambda pair: False, lambda pair: problem), key, term_key, "leave layer 0 out")
+            never = _pair_offer(lambda pair: False, lambda pair: problem)
+            yield Requirement(never, key, term_key, "omit layer 0 from distill.layers")
         yield from self.needs_of_heads(name)
 
     def needs_of_heads(self, name: str) -> Iterator[Requirement]:
-        """Yields the requirements on the numbers and widths of the heads: here, equal numbers."""
+        """Yields the requirements on the numbers and widths of the heads. In this base class, the numbers must be
+        equal."""
         yield Requirement(_EQUAL_HEAD_COUNTS, "distill.terms", f"distill.terms.{name}", _set_head_count)
 
 
@@ -178,8 +183,8 @@ class RelationsConfig(AttentionTermConfig):
     def _attention_has_heads(self) -> RelationsConfig:
         if self.relation_heads is not None and "attention" in self.relations:
             raise ValueError(
-                f"relation_heads={self.relation_heads} splits the vectors anew, but the relation attention is of the "
-                "model's attention heads; set relations=[queries,keys,values]"
+                f"relation_heads={self.relation_heads} splits the vectors into other heads, but the relation attention "
+                "needs the model's attention heads; set relations=[queries,keys,values]"
             )
         return self
 
@@ -191,7 +196,7 @@ class RelationsConfig(AttentionTermConfig):
 
         def describe_widths(pair: ModelPair) -> str:
             student_width, teacher_width = _total_head_widths(pair)
-            return f"{heads} relation_heads do not divide both widths, {student_width} and {teacher_width}"
+            return f"the widths {student_width} and {teacher_width} cannot both be split into {heads} relation heads"
 
         divisible = _pair_offer(
             lambda pair: not any(width % heads for width in _total_head_widths(pair)), describe_widths
@@ -210,14 +215,14 @@ def _set_divisor(pair: ModelPair) -> str:
 
 
 AlignedLayers = tuple[Side, int, int]
-"""(side of the batch that the stack reads, layer of the student, layer of the teacher), layers counted from 1; 0 is the
-embeddings."""
+"""(side of the batch that the stack reads, layer of the student, layer of the teacher). Layers are counted from 1; 0 is
+the embeddings."""
 
 
 def aligned_below_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
     """Returns the aligned layers below the student's last layer, where changed states still pass through a layer.
 
-    A stack whose last layer is the only aligned one contributes the embeddings of both models instead.
+    If only the last layer of a stack is aligned, the embeddings of both models are returned for the stack instead.
     """
     pairs: list[AlignedLayers] = []
     for side, aligned in layers.sides.items():
@@ -265,8 +270,8 @@ class InterchangeConfig(TermConfig):
     @model_validator(mode="after")
     def _dimensions_fit(self) -> InterchangeConfig:
         if not 0 <= self.dimensions[0] < self.dimensions[1] <= 1:
-            first, last = self.dimensions
+            start, end = self.dimensions
             raise ValueError(
-                f"dimensions=[{first:g},{last:g}] must be two increasing fractions of the width, from 0 to 1"
+                f"dimensions=[{start:g},{end:g}] must be two increasing fractions of the width, from 0 to 1"
             )
         return self

@@ -1,8 +1,9 @@
-"""The folder of a teacher's stored outputs: written once, under a lock, never changed, and verified when it is opened.
+"""The folder of a teacher's stored outputs, which is written once, never changed, and verified when it is opened.
 
-It is written to a temporary folder, which is then renamed. Its manifest contains an identity: everything that the
-outputs depend on, such as the teacher, the data, the tokenizer and the text format. The folder is the one that the user
-set, or `teachers/<key>` in the cache folder, where the key is a hash of the identity.
+The outputs are written, under a lock, to a temporary folder, which is then renamed. The manifest of the folder contains
+the identity of the outputs, which is everything that they depend on, such as the teacher, the data, the tokenizer and
+the text format. The folder is set by the user, or it is `teachers/<key>` in the cache folder, where the key is a hash
+of the identity.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_path, remove,
 VERSION = 1  # the version of the file format and of the example keys; increment it when either changes
 
 Fill = Callable[[Path], JsonMapping]
-"""A function that writes the files of a store to a folder and returns metadata for the manifest."""
+"""A function that writes the files of a store to a folder, and returns metadata for the manifest."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class OpenedStore:
 
     Attributes:
         folder: The folder of the files.
-        metadata: What the `Fill` function returned when the store was made, and the `seconds` that this took.
+        metadata: The metadata that the `Fill` function returned when the store was made, and the `seconds` that it
+            took.
         bytes: The size of the files.
         made: Whether this run made the store; otherwise it already existed.
     """
@@ -53,7 +55,7 @@ class OpenedStore:
     made: bool = False
 
     def screen_metadata(self, **metadata: object) -> JsonObject:
-        """Returns a description of the store for the first screen, with further metadata of the caller."""
+        """Returns a description of the store for the first screen, with the metadata of the caller."""
         seconds = round(self.metadata["seconds"], 1)
         origin = "made" if self.made else "found"
         return {"teacher_outputs": origin, **metadata, "store_bytes": self.bytes, "store_seconds": seconds}
@@ -71,7 +73,7 @@ def open_or_make(
         progress: Shows on the screen that a damaged store is made again; None shows nothing.
 
     Raises:
-        UserError: The user's folder contains something else or outputs with another identity, or cannot be written.
+        UserError: The user's folder cannot be written, or contains other files or outputs with another identity.
     """
     identity = json.loads(json.dumps({"version": VERSION, **identity}))
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -96,7 +98,7 @@ def open_or_make(
 def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress: OnStage | None) -> OpenedStore | None:
     """Opens and verifies an existing store; None if there is none, or if the store must be made again.
 
-    A store in the cache is made again if it is damaged or has another identity. In a folder of the user's both are
+    A store in the cache is made again if it is damaged or has another identity. In a folder that the user set, both are
     errors.
     """
     if not folder.exists():
@@ -116,10 +118,10 @@ def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress
             raise
         rebuilding(damage, progress)
         return None
-    stored_settings = manifest.metadata.get("of", {})
-    differing = [name for name in identity if stored_settings.get(name) != identity[name]]
+    stored_identity = manifest.metadata.get("of", {})
+    differing = [name for name in identity if stored_identity.get(name) != identity[name]]
     if differing and location.folder is not None:
-        differences = "; ".join(_difference(name, stored_settings.get(name), identity[name]) for name in differing)
+        differences = "; ".join(_difference(name, stored_identity.get(name), identity[name]) for name in differing)
         raise UserError(
             f"distill.store={location.folder} contains teacher outputs that this run cannot use: {differences}",
             "use a new folder, or distill.store=true",
@@ -131,7 +133,7 @@ def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress
 
 
 def _difference(name: str, stored_value: object, expected: object) -> str:
-    """Describes how a value of the store's identity differs from this run's; hashes are not shown."""
+    """Describes how a value of the store's identity differs from the value of this run. Hashes are not shown."""
     title = name.replace("_", " ")
     if isinstance(stored_value, Mapping) and isinstance(expected, Mapping):
         keys = [key for key in expected if stored_value.get(key) != expected[key]] or [
@@ -159,19 +161,20 @@ def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:
         raise
 
 
-def require_free_space(folder: Path, done: int, examples: int, total: int) -> None:
+def require_free_space(folder: Path, bytes_done: int, examples_done: int, examples: int) -> None:
     """Raises UserError if the remaining outputs will not fit on the disk.
 
     Args:
         folder: The folder that is being written.
-        done: The number of bytes written so far.
-        examples: The number of examples whose outputs these bytes are.
-        total: The number of examples of the complete store.
+        bytes_done: The number of bytes written so far.
+        examples_done: The number of examples whose outputs these bytes are.
+        examples: The number of examples of the complete store.
     """
-    free, required_bytes = shutil.disk_usage(folder).free, done / max(examples, 1) * (total - examples)
+    free = shutil.disk_usage(folder).free
+    required_bytes = bytes_done / max(examples_done, 1) * (examples - examples_done)
     if required_bytes > 0.95 * free:  # the size is an estimate, so a margin remains
         raise UserError(
-            f"the teacher's outputs need about {(done + required_bytes) / 1e9:,.1f} GB, but the disk of "
+            f"the teacher's outputs need about {(bytes_done + required_bytes) / 1e9:,.1f} GB, but the disk of "
             f"{folder.parent} has only {free / 1e9:,.1f} GB left",
             "set distill.top_k=64, which stores only the most probable tokens; or distill.store_dtype=float16, or "
             "distill.store=FOLDER on another disk",

@@ -32,7 +32,7 @@ _OUTPUTS, _POSITIONS, _ROWS = (np.uint64(number) for number in (1, 2, 3))
 class TermBatch:
     """The targets of one loss term in a batch.
 
-    batch: the batch of the mixture's member that has the term, or the whole batch; on the host. target: the targets.
+    batch: the batch on the host; in a mixture, only the batch of the member that has the term. target: the targets.
     """
 
     batch: Batch
@@ -45,21 +45,21 @@ class TermBatch:
         return self.batch.inputs if self.target.side == "inputs" or outputs is None else outputs
 
     @property
-    def inside(self) -> bool:
+    def classes_are_positions(self) -> bool:
         """Whether the classes of a target are the positions of its document, as in extractive question answering."""
         labels = self.target.labels
         return labels is not None and labels.ndim == 2 and not labels.is_floating_point()
 
-    def examples(self) -> np.ndarray:
+    def example_indices(self) -> np.ndarray:
         """Returns the index of each document's example within the batch, (N,). Documents of an example are adjacent."""
         numbers = self.batch.examples.numpy()
         return np.concatenate([[0], np.cumsum(numbers[1:] != numbers[:-1])]).astype(np.int64)
 
     def keys(self, by_row: bool) -> np.ndarray:
         """Returns the (G,) uint64 keys of the batch's examples. by_row: whether to hash the examples' rows in the
-        table. Otherwise their tokens and the positions of their targets are hashed, so that a text masked in another
-        way has another key."""
-        example_N = self.examples()
+        table. Otherwise, their tokens and the positions of their targets are hashed, so that a text with other masks
+        has another key."""
+        example_N = self.example_indices()
         first_G = np.flatnonzero(np.diff(example_N, prepend=-1))
         if by_row:
             assert self.batch.rows is not None
@@ -67,7 +67,7 @@ class TermBatch:
         keys = _hashes(self.batch.inputs, example_N, first_G)
         if self.batch.outputs is not None:
             keys = mix(keys + _OUTPUTS) + _hashes(self.batch.outputs, example_N, first_G)
-        positions = [at.reshape(-1) for at in (self.target.at, self.target.span) if at is not None]
+        positions = [indices.reshape(-1) for indices in (self.target.at, self.target.span) if indices is not None]
         if positions:
             at_M, start_N = torch.cat(positions).numpy(), np.array(self.packed.starts)
             example_M = example_N[self.packed.documents.numpy()[at_M]]
@@ -75,21 +75,21 @@ class TermBatch:
             keys = mix(keys) + _sums(hashes, example_M, len(first_G))
         return mix(keys)
 
-    def owners(self, targets: int) -> np.ndarray:
-        """Returns the index of each target's example, (M,). targets: the number of targets that were predicted, M.
-        Raises ValueError if this number does not match the batch."""
-        example_N, positions = self.examples(), self.target.at
+    def owners(self, target_count: int) -> np.ndarray:
+        """Returns the index of each target's example, (M,). target_count: the number of predicted targets, M. Raises
+        ValueError if this number does not match the batch."""
+        example_N, positions = self.example_indices(), self.target.at
         if positions is None and self.target.span is not None:
             positions = self.target.span[:, 0]
         owners = example_N if positions is None else example_N[self.packed.documents.numpy()[positions.numpy()]]
-        if positions is None and targets % len(owners):
+        if positions is None and target_count % len(owners):
             # The documents of an example share its targets, as in multiple choice.
             owners = np.arange(owners[-1] + 1)
-        if len(owners) == 0 and targets == 0:
+        if len(owners) == 0 and target_count == 0:
             return owners
-        if len(owners) == 0 or targets % len(owners):
-            raise ValueError(f"{targets} predictions of {len(owners)} targets")
-        return np.repeat(owners, targets // len(owners))
+        if len(owners) == 0 or target_count % len(owners):
+            raise ValueError(f"{target_count} predictions of {len(owners)} targets")
+        return np.repeat(owners, target_count // len(owners))
 
 
 def batch_terms(batch: Batch) -> dict[str, TermBatch]:
@@ -105,7 +105,7 @@ def batch_terms(batch: Batch) -> dict[str, TermBatch]:
 
 
 def batch_states(batch: Batch) -> Iterator[tuple[str, TermBatch]]:
-    """Yields the tokens that each stack reads, as targets whose "prediction" is the state of each token.
+    """Yields a name and the tokens that each stack reads, as targets whose "predictions" are the states of the tokens.
 
     The states are stored like predictions, under the name "states of inputs" or "states of outputs".
     """
@@ -120,7 +120,7 @@ def batch_states(batch: Batch) -> Iterator[tuple[str, TermBatch]]:
 def require_rows(batch: Batch) -> None:
     """Raises UserError if a term is predicted per token, which requires the student's tokenizer."""
     for term, part in batch_terms(batch).items():
-        if part.batch.rows is None or part.target.at is not None or part.inside:
+        if part.batch.rows is None or part.target.at is not None or part.classes_are_positions:
             raise UserError(
                 f"{term} is predicted per token, but the teacher's tokenizer differs from the student's",
                 "use a teacher with the student's tokenizer; or distill=sequence, which learns the teacher's texts",
@@ -128,23 +128,24 @@ def require_rows(batch: Batch) -> None:
 
 
 def _hashes(packed: Packed, example_N: np.ndarray, first_G: np.ndarray) -> np.ndarray:
-    """Returns a (G,) hash of each example, over its tokens and the ends of its documents."""
+    """Returns a hash (G,) of each example's tokens and of the ends of its documents."""
     tokens_T, lengths_N = packed.tokens.numpy().astype(np.uint64), np.array(packed.lengths, dtype=np.int64)
     starts_N = np.array(packed.starts, dtype=np.int64)
     example_T = np.repeat(example_N, lengths_N)
-    within_T = np.arange(len(tokens_T)) - starts_N[first_G][example_T]
-    hashes_T = mix(tokens_T * _ODD + mix(within_T.astype(np.uint64)))
-    ends_N = mix((starts_N + lengths_N - starts_N[first_G][example_N]).astype(np.uint64) + _ODD)
-    return _sums(hashes_T, example_T, len(first_G)) + _sums(ends_N, example_N, len(first_G))
+    positions_T = np.arange(len(tokens_T)) - starts_N[first_G][example_T]
+    hashes_T = mix(tokens_T * _ODD + mix(positions_T.astype(np.uint64)))
+    end_hashes_N = mix((starts_N + lengths_N - starts_N[first_G][example_N]).astype(np.uint64) + _ODD)
+    return _sums(hashes_T, example_T, len(first_G)) + _sums(end_hashes_N, example_N, len(first_G))
 
 
-def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """Sums the uint64 values of each group modulo 2**64: (groups,)."""
-    totals = np.zeros(groups, dtype=np.uint64)
-    np.add.at(totals, group, values)
+def _sums(values: np.ndarray, groups: np.ndarray, group_count: int) -> np.ndarray:
+    """Returns the sum modulo 2**64 of the uint64 values of each group. groups: the group of each value."""
+    totals = np.zeros(group_count, dtype=np.uint64)
+    np.add.at(totals, groups, values)
     return totals
 
 
-def group_by_example(owner_M: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the (M,) indices that sort targets by example, stably, and the (G,) number of targets per example."""
-    return np.argsort(owner_M, kind="stable"), np.bincount(owner_M, minlength=groups)
+def group_by_example(owner_M: np.ndarray, example_count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the indices (M,) that sort the targets by example, stably, and the number of targets (G,) of each
+    example."""
+    return np.argsort(owner_M, kind="stable"), np.bincount(owner_M, minlength=example_count)

@@ -1,13 +1,13 @@
-"""The stored outputs of a teacher for one loss term: flat files, written batch by batch and memory-mapped for reading.
+"""The stored outputs of a teacher for one loss term, in flat files.
 
-A term has these files. One entry per example, sorted by key: `keys` (hashes of examples), `first` (the row of the
-example's first value) and `counts` (the number of its rows). One row per target: `values` (logits or predicted
-values). If top_k truncates predictions over a vocabulary, `values` has the log probabilities of the most probable words
-at temperature 1, and two more files have a row per target: `words` (the ids of these words) and `norms` (the log of the
-sum over all words, for each temperature).
+The files are written batch by batch, and memory-mapped for reading. Three files have one entry per example, sorted by
+key: `keys` (hashes of examples), `first` (the row of the example's first value) and `counts` (the number of its rows).
+The file `values` has one row per target, with logits or a predicted value. If top_k truncates predictions over a
+vocabulary, `values` has the log probabilities of the most probable words at temperature 1, and two more files have one
+row per target: `words` (the ids of these words) and `norms` (the log of the sum over all words, for each temperature).
 
 Shape letters: E stored examples, G examples of a batch, N documents of a batch, M targets of a batch, R rows of values,
-W width of a row, S temperatures.
+W width of a row, S temperatures, K words of a row, L positions.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _KINDS: dict[str, type[TargetProbabilities]] = {
 
 
 @dataclass(frozen=True)
-class Format:
+class StoreFormat:
     """The format of stored outputs on disk.
 
-    dtype: number format of the values. top_k: number of most probable words stored per target; None means all words.
-    temperatures: the temperatures at which truncated predictions can be read.
+    dtype: number format of the values. top_k: the number of most probable words that are stored per target; None means
+    all words. temperatures: the temperatures at which truncated predictions can be read.
     """
 
     dtype: str
@@ -73,19 +73,20 @@ class Format:
         return (array.view(torch.int16) if self.dtype == "bfloat16" else array).numpy()
 
     def to_tensor(self, values: np.ndarray, device: torch.device) -> Tensor:
-        """Converts stored values to a tensor: the inverse of `to_numpy`."""
+        """Converts stored values to a tensor, the inverse of `to_numpy`."""
         tensor = to_device(values, device)
         return tensor.view(torch.bfloat16) if self.dtype == "bfloat16" else tensor
 
 
 class TermWriter:
-    """Appends the teacher's predictions of one term to the files `NUMBER.*.bin` of a folder."""
+    """Appends the teacher's predictions of one term to the files `NUMBER.*.bin` of a folder. number: the number of the
+    term in the file names."""
 
-    def __init__(self, folder: Path, number: int, layout: Format):
-        self.folder, self.number, self.layout = folder, number, layout
+    def __init__(self, folder: Path, number: int, store_format: StoreFormat):
+        self.folder, self.number, self.store_format = folder, number, store_format
         self.kind = ""
         self.width = self.vocabulary = self.rows = 0
-        self.inside = False
+        self.classes_are_positions = False
         self.stored_keys: set[int] = set()
         self._keys: list[np.ndarray] = []
         self._first: list[np.ndarray] = []
@@ -96,33 +97,33 @@ class TermWriter:
     def add(self, part: TermBatch, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
         """Writes the predictions for the examples of a batch, except examples that are already stored."""
         self.kind = next(name for name, kind in _KINDS.items() if type(predicted) is kind)
-        self.inside = part.inside
+        self.classes_are_positions = part.classes_are_positions
         columns = self._columns(predicted)
-        if self.inside:
+        if self.classes_are_positions:
             columns, counts_G = {"values": _without_padding(columns["values"], part)}, _lengths(part) * 2
         else:
             order_M, counts_G = group_by_example(part.owners(len(columns["values"])), len(keys_G))
             columns = {name: values[order_M] for name, values in columns.items()}
-        # A batch may contain the same example twice, of which only the first is written.
+        # If a batch contains the same example twice, only the first is written.
         unique_indices = np.unique(keys_G, return_index=True)[1]
-        new_G = np.zeros(len(keys_G), dtype=bool)
-        new_G[[index for index in unique_indices.tolist() if int(keys_G[index]) not in self.stored_keys]] = True
-        new_R = np.repeat(new_G, counts_G)
+        is_new_G = np.zeros(len(keys_G), dtype=bool)
+        is_new_G[[index for index in unique_indices.tolist() if int(keys_G[index]) not in self.stored_keys]] = True
+        is_new_R = np.repeat(is_new_G, counts_G)
         for name, values in columns.items():
-            self._append(name, values[new_R])
-        counts = counts_G[new_G]
-        self._keys.append(keys_G[new_G])
+            self._append(name, values[is_new_R])
+        counts = counts_G[is_new_G]
+        self._keys.append(keys_G[is_new_G])
         self._first.append(self.rows + np.cumsum(counts) - counts)
         self._counts.append(counts)
-        self.stored_keys.update(keys_G[new_G].tolist())
+        self.stored_keys.update(keys_G[is_new_G].tolist())
         self.rows += int(counts.sum())
 
     def has(self, keys_G: np.ndarray) -> bool:
-        """Whether the predictions for all of these examples are stored."""
+        """Returns whether the predictions for all of these examples are stored."""
         return self.stored_keys.issuperset(keys_G.tolist())
 
     def _columns(self, predicted: TargetProbabilities) -> dict[str, np.ndarray]:
-        """Returns the rows of each file: the (M, W) values of the targets, and the words and norms if there are any."""
+        """Returns the rows of each file: the values (M, W) of the targets, and the words and norms if there are any."""
         if isinstance(predicted, PredictedWords):
             return self._word_columns(predicted)
         if isinstance(predicted, Classes):
@@ -132,19 +133,19 @@ class TermWriter:
         if bool(torch.isnan(values).any()):
             raise NotFinite("the teacher's predictions", None)
         self.width = values.shape[1]
-        return {"values": self.layout.to_numpy(values.float())}
+        return {"values": self.store_format.to_numpy(values.float())}
 
     def _word_columns(self, predicted: PredictedWords) -> dict[str, np.ndarray]:
-        if self.layout.top_k is None:
+        if self.store_format.top_k is None:
             slices = [predicted.logits.of(row, row + ROWS).detach().float() for row in range(0, len(predicted), ROWS)]
-            arrays = [self.layout.to_numpy(logits) for logits in slices]
+            arrays = [self.store_format.to_numpy(logits) for logits in slices]
             self.width = self.vocabulary = arrays[0].shape[1] if arrays else self.width
             return {"values": np.concatenate(arrays) if arrays else np.zeros((0, self.width), dtype=np.float32)}
-        top = TopWords.of(predicted, self.layout.top_k, self.layout.temperatures)
+        top = TopWords.of(predicted, self.store_format.top_k, self.store_format.temperatures)
         self.width, self.vocabulary = top.words_MK.shape[1], top.vocabulary
         words = top.words_MK.cpu().numpy().astype("<u2" if top.vocabulary <= 2**16 else "<u4")
         norms = top.norms_MS.cpu().numpy().astype("<f4")
-        return {"values": self.layout.to_numpy(top.logits_MK), "words": words, "norms": norms}
+        return {"values": self.store_format.to_numpy(top.logits_MK), "words": words, "norms": norms}
 
     def _append(self, name: str, values: np.ndarray) -> None:
         if name not in self._files:
@@ -165,8 +166,8 @@ class TermWriter:
         return {
             "number": self.number,
             "kind": self.kind,
-            "inside": self.inside,
-            "width": 1 if self.inside else self.width,
+            "inside": self.classes_are_positions,
+            "width": 1 if self.classes_are_positions else self.width,
             "vocabulary": self.vocabulary,
             "examples": len(keys),
             "rows": self.rows,
@@ -177,11 +178,12 @@ class TermWriter:
 class TermReader:
     """Reads predictions from the files of a term."""
 
-    def __init__(self, folder: Path, metadata: JsonMapping, layout: Format):
-        """Maps the files of a folder. metadata: the return value of `TermWriter.close`. layout: the files' format."""
-        self.metadata, self.layout = metadata, layout
+    def __init__(self, folder: Path, metadata: JsonMapping, store_format: StoreFormat):
+        """Maps the files of a folder. metadata: the return value of `TermWriter.close`. store_format: the format of the
+        files."""
+        self.metadata, self.store_format = metadata, store_format
         shapes = {"keys": (metadata["examples"],), "first": (metadata["examples"],), "counts": (metadata["examples"],)}
-        widths = {"values": metadata["width"], "words": metadata["width"], "norms": len(layout.temperatures)}
+        widths = {"values": metadata["width"], "words": metadata["width"], "norms": len(store_format.temperatures)}
         self.arrays: dict[str, np.ndarray] = {}
         for name, dtype in metadata["dtypes"].items():
             shape = shapes.get(name) or (metadata["rows"], widths[name])
@@ -194,7 +196,7 @@ class TermReader:
 
         Args:
             part: The targets.
-            keys_G: The keys of their examples.
+            keys_G: The keys of the examples of the batch.
             device: The device of the returned predictions.
         """
         keys_E = self.arrays["keys"]
@@ -203,7 +205,9 @@ class TermReader:
             return None
         first_G, counts_G = self.arrays["first"][index_G], self.arrays["counts"][index_G]
         if self.metadata["inside"]:
-            return _with_padding(self.arrays["values"][ranges(first_G, counts_G)], _lengths(part), self.layout, device)
+            return _with_padding(
+                self.arrays["values"][ranges(first_G, counts_G)], _lengths(part), self.store_format, device
+            )
         order_M, targets_G = group_by_example(part.owners(int(counts_G.sum())), len(keys_G))
         if not np.array_equal(targets_G, counts_G):
             raise ValueError("the batch and the store differ in the number of an example's targets")
@@ -212,16 +216,16 @@ class TermReader:
         return self._predictions(rows, device)
 
     def _predictions(self, rows: np.ndarray, device: torch.device) -> TargetProbabilities:
-        """Reads the predictions at some rows of the files."""
+        """Reads the predictions from rows of the files. rows: the indices of the rows."""
         kind, values = self.metadata["kind"], self.arrays["values"]
         if kind == "words" and "words" in self.arrays:
             words = to_device(self.arrays["words"][rows].astype(np.int64), device)
             norms = to_device(self.arrays["norms"][rows], device)
-            logits = self.layout.to_tensor(values[rows], device)
-            return TopWords(words, logits, norms, self.layout.temperatures, self.metadata["vocabulary"])
+            logits = self.store_format.to_tensor(values[rows], device)
+            return TopWords(words, logits, norms, self.store_format.temperatures, self.metadata["vocabulary"])
         if kind == "words":
-            return StoredWords(values, rows, self.layout, device)
-        tensor = self.layout.to_tensor(values[rows], device)
+            return StoredWords(values, rows, self.store_format, device)
+        tensor = self.store_format.to_tensor(values[rows], device)
         if kind == "classes":
             return Classes(tensor)
         return Binary(tensor[:, 0]) if kind == "binary" else Values(tensor[:, 0])
@@ -233,14 +237,14 @@ class StoredWords(TargetProbabilities):
 
     values: np.ndarray
     rows: np.ndarray
-    layout: Format
+    store_format: StoreFormat
     device: torch.device
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        logits = self.layout.to_tensor(self.values[self.rows[first:last]], self.device)
+    def probabilities(self, temperature: float = 1.0, first: int = 0, end: int | None = None) -> Tensor:
+        logits = self.store_format.to_tensor(self.values[self.rows[first:end]], self.device)
         return (logits.float() / temperature).softmax(-1)
 
 
@@ -262,18 +266,22 @@ def ranges(first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
 
 
 def _position_mask(lengths_N: np.ndarray) -> np.ndarray:
-    """Whether a position is within its document, (2N, L). Documents occur twice: for starts and ends of answers."""
+    """Returns whether each position is within its document, (2N, L). Each document has two rows, one for the start of
+    the answer and one for the end."""
     return np.arange(lengths_N.max(initial=0)) < np.repeat(lengths_N, 2)[:, None]
 
 
 def _without_padding(values_ML: np.ndarray, part: TermBatch) -> np.ndarray:
-    """Removes padding from the scores of positions: from (2N, L) to (R, 1)."""
+    """Removes padding from the scores of positions. values_ML: the scores (2N, L). Returns (R, 1)."""
     return values_ML[_position_mask(_lengths(part))][:, None]
 
 
-def _with_padding(values_R1: np.ndarray, lengths_N: np.ndarray, layout: Format, device: torch.device) -> Classes:
-    """Restores the (2N, L) scores of positions from `_without_padding`, with -inf after the end of a document."""
+def _with_padding(
+    values_R1: np.ndarray, lengths_N: np.ndarray, store_format: StoreFormat, device: torch.device
+) -> Classes:
+    """Restores the scores (2N, L) of positions from the result of `_without_padding`, with -inf after the end of a
+    document."""
     inside_ML = _position_mask(lengths_N)
-    logits_ML = torch.full(inside_ML.shape, -torch.inf, dtype=TYPES[layout.dtype], device=device)
-    logits_ML[to_device(inside_ML, device)] = layout.to_tensor(values_R1[:, 0], device)
+    logits_ML = torch.full(inside_ML.shape, -torch.inf, dtype=TYPES[store_format.dtype], device=device)
+    logits_ML[to_device(inside_ML, device)] = store_format.to_tensor(values_R1[:, 0], device)
     return Classes(logits_ML)

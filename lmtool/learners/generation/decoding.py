@@ -28,11 +28,11 @@ class Decoding(ABC):
     Args:
         backbone: The model.
         head: The language-model head.
-        vocabulary: The number of rows of the token table that are tokens. Rows after them are padding.
+        vocab_size: The number of rows of the token table that are tokens. Rows after them are padding.
     """
 
-    def __init__(self, backbone: Backbone, head: LMHead, vocabulary: int):
-        self.backbone, self.head, self.vocabulary = backbone, head, vocabulary
+    def __init__(self, backbone: Backbone, head: LMHead, vocab_size: int):
+        self.backbone, self.head, self.vocab_size = backbone, head, vocab_size
 
     @property
     def device(self) -> torch.device:
@@ -57,7 +57,7 @@ class Decoding(ABC):
             raise NotFinite("predictions")
         return logits_RV
 
-    def packed(self, texts: Sequence[Sequence[int]], prefixes: tuple[int, ...] = ()) -> Packed:
+    def pack(self, texts: Sequence[Sequence[int]], prefixes: tuple[int, ...] = ()) -> Packed:
         """Packs texts. prefixes: for each text, how many of its first tokens attend to each other bidirectionally."""
         tokens_T = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
         return Packed(send(tokens_T, self.device), tuple(map(len, texts)), prefixes=prefixes)
@@ -74,28 +74,28 @@ class ContinuationDecoding(Decoding):
     Args:
         backbone: The decoder.
         head: See `Decoding`.
-        vocabulary: See `Decoding`.
+        vocab_size: See `Decoding`.
         prompts: The token ids of each prompt.
         capacity: Maximum tokens of a prompt together with its continuation.
-        prefix: Whether attention within the prompt is bidirectional.
+        bidirectional_prompt: Whether attention within the prompt is bidirectional.
     """
 
     def __init__(
         self,
         backbone: Decoder,
         head: LMHead,
-        vocabulary: int,
+        vocab_size: int,
         prompts: Sequence[Sequence[int]],
         capacity: int,
-        prefix: bool = False,
+        bidirectional_prompt: bool = False,
     ):
-        super().__init__(backbone, head, vocabulary)
-        self.prompts, self.prefix = prompts, prefix
+        super().__init__(backbone, head, vocab_size)
+        self.prompts, self.bidirectional_prompt = prompts, bidirectional_prompt
         self.cache = backbone.new_cache(len(prompts), capacity)
 
     def begin(self) -> Tensor:
         lengths = tuple(map(len, self.prompts))
-        packed = self.packed(self.prompts, lengths if self.prefix else ())
+        packed = self.pack(self.prompts, lengths if self.bidirectional_prompt else ())
         last_N = torch.tensor([start + length - 1 for start, length in zip(packed.starts, lengths, strict=True)])
         return self.logits(self.backbone(packed, cache=self.cache, read_M=send(last_N, self.device)))
 
@@ -111,7 +111,7 @@ class EncoderDecoderDecoding(Decoding):
     Args:
         backbone: The encoder-decoder.
         head: See `Decoding`.
-        vocabulary: See `Decoding`.
+        vocab_size: See `Decoding`.
         inputs: The token ids of each input.
         start: The first token of an answer.
         capacity: Maximum tokens of an answer.
@@ -121,28 +121,28 @@ class EncoderDecoderDecoding(Decoding):
         self,
         backbone: EncoderDecoder,
         head: LMHead,
-        vocabulary: int,
+        vocab_size: int,
         inputs: Sequence[Sequence[int]],
         start: int,
         capacity: int,
     ):
-        super().__init__(backbone, head, vocabulary)
+        super().__init__(backbone, head, vocab_size)
         self.inputs, self.start = inputs, start
         self.cache = backbone.new_cache(len(inputs), capacity)
-        self.input_of = list(range(len(inputs)))  # for each text, the index of its input in `self.encoded`
+        self.input_indices = list(range(len(inputs)))  # of each text, in `self.encoded`
 
     def begin(self) -> Tensor:
         backbone = cast(EncoderDecoder, self.backbone)
-        self.encoded = backbone.encode(self.packed(self.inputs)).in_rows()
+        self.encoded = backbone.encode(self.pack(self.inputs)).in_rows()
         return self._step(torch.full((len(self.inputs),), self.start, device=self.device))
 
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         if rows is not None:
             self.cache.select(rows)
-            inputs = [self.input_of[row] for row in rows]
-            unfinished = list(dict.fromkeys(inputs))
+            indices = [self.input_indices[row] for row in rows]
+            unfinished = list(dict.fromkeys(indices))
             self.encoded.select(unfinished, len(rows) // len(unfinished))
-            self.input_of = [unfinished.index(number) for number in inputs]
+            self.input_indices = [unfinished.index(index) for index in indices]
         return self._step(tokens_R)
 
     def _step(self, tokens_R: Tensor) -> Tensor:

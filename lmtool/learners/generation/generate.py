@@ -45,7 +45,7 @@ class GenerativeModel:
         ends: The tokens that end a text; they are not part of the text.
         start: The first token of an encoder-decoder's answer; None for a decoder.
         vocab_size: The number of rows of the token table that are tokens; None means all rows.
-        prefix: Whether a decoder's attention within the prompt is bidirectional, as in a prefix language model.
+        bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional (prefix LM).
     """
 
     backbone: Backbone
@@ -53,17 +53,18 @@ class GenerativeModel:
     ends: Collection[int] = ()
     start: int | None = None
     vocab_size: int | None = None
-    prefix: bool = False
+    bidirectional_prompt: bool = False
 
-    def limit(self, length: int, new: int) -> int:
-        """Returns how many new tokens, at most `new`, fit after a prompt of `length` tokens."""
+    def limit(self, length: int, max_new_tokens: int) -> int:
+        """Returns how many new tokens, at most `max_new_tokens`, fit after a prompt of `length` tokens."""
         if isinstance(self.backbone, EncoderDecoder):
-            return min(new, self.backbone.longest_answer)
-        return min(new, self.backbone.longest_text - length)
+            return min(max_new_tokens, self.backbone.longest_answer)
+        return min(max_new_tokens, self.backbone.longest_text - length)
 
     @property
     def longest_prompt(self) -> int:
         """Maximum tokens of a prompt, so that at least one new token fits after it."""
+        # The answer of an encoder-decoder takes no positions from its prompt.
         return self.backbone.longest_text - (not isinstance(self.backbone, EncoderDecoder))
 
     def require_capacity(self, length: int) -> None:
@@ -105,7 +106,7 @@ class GenerativeModel:
         texts: list[list[int]] = [[] for _ in prompts]
         lengths = list(map(len, prompts))
         sizes = [(length + limit) * config.beams for length, limit in zip(lengths, limits, strict=True)]
-        with _evaluating(self.backbone):
+        with _evaluation_mode(self.backbone):
             for group in groups_by_length(lengths, sizes, batch_tokens):
                 batch = [[int(token) for token in prompts[number]] for number in group]
                 batch_limits = [limits[number] for number in group]
@@ -125,11 +126,11 @@ class GenerativeModel:
             return EncoderDecoderDecoding(self.backbone, self.head, vocab_size, prompts, self.start, limit)
         assert isinstance(self.backbone, Decoder)
         capacity = min(max(map(len, prompts)) + limit, self.backbone.longest_text)
-        return ContinuationDecoding(self.backbone, self.head, vocab_size, prompts, capacity, self.prefix)
+        return ContinuationDecoding(self.backbone, self.head, vocab_size, prompts, capacity, self.bidirectional_prompt)
 
 
 @contextmanager
-def _evaluating(backbone: nn.Module) -> Iterator[None]:
+def _evaluation_mode(backbone: nn.Module) -> Iterator[None]:
     """Sets a model to evaluation mode, and afterwards back to its previous mode."""
     was_training = backbone.training
     backbone.eval()

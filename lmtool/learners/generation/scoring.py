@@ -3,7 +3,7 @@
 Tokens that all prompts begin with are processed once, and each prompt is processed once for all of its candidates. The
 score of a candidate does not depend on the other texts of a batch.
 
-Shape letters: N prompts, R candidates, T their tokens, V rows of the token table, H hidden width.
+Shape letters: N prompts, T tokens of candidates, V rows of the token table, H hidden width.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class CandidateScorer:
         backbone: The model, a decoder or an encoder-decoder.
         head: The language-model head.
         start: The first token of an encoder-decoder's answer; None for a decoder.
-        prefix: Whether a decoder's attention within the prompt is bidirectional.
+        bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional.
         batch_tokens: Approximate number of tokens of a forward, and of tokens in the cache.
     """
 
     backbone: Backbone
     head: LMHead
     start: int | None = None
-    prefix: bool = False
+    bidirectional_prompt: bool = False
     batch_tokens: int = 8192
 
     @torch.no_grad()
@@ -60,7 +60,7 @@ class CandidateScorer:
         if isinstance(self.backbone, EncoderDecoder):
             return self._answers(self.backbone, [[*shared, *prompt] for prompt in prompts], candidates)
         assert isinstance(self.backbone, Decoder)
-        if self.prefix or not all(map(len, prompts)):
+        if self.bidirectional_prompt or not all(map(len, prompts)):
             # With bidirectional attention, the states of the shared tokens depend on the prompt. If a prompt is empty,
             # the last shared token predicts the first token of its candidates.
             shared, prompts = (), [[*shared, *prompt] for prompt in prompts]
@@ -71,12 +71,13 @@ class CandidateScorer:
     ) -> list[np.ndarray]:
         """Returns the scores of a decoder, see `score`."""
         scores = [np.zeros(len(texts)) for texts in candidates]
-        longest = [max(map(len, texts), default=1) - 1 for texts in candidates]
-        sizes = [len(shared) + len(prompt) + more for prompt, more in zip(prompts, longest, strict=True)]
+        # The last token of a candidate is predicted, but never read.
+        tokens_read = [max(map(len, texts), default=1) - 1 for texts in candidates]
+        sizes = [len(shared) + len(prompt) + count for prompt, count in zip(prompts, tokens_read, strict=True)]
         prefix_cache = None
         if shared:
             prefix_cache = backbone.new_cache(1, max(sizes))
-            backbone(self._packed([shared]), cache=prefix_cache, read_M=self._index([len(shared) - 1]))
+            backbone(self._pack([shared]), cache=prefix_cache, read_M=self._index([len(shared) - 1]))
         for group in groups_by_length(sizes, sizes, self.batch_tokens):
             group_prompts = [prompts[number] for number in group]
             lengths = tuple(map(len, group_prompts))
@@ -84,17 +85,17 @@ class CandidateScorer:
                 cache = backbone.new_cache(len(group), max(sizes[number] for number in group))
             else:
                 cache = _branch(prefix_cache, [0] * len(group))
-            packed = self._packed(group_prompts, lengths if self.prefix else ())
+            packed = self._pack(group_prompts, lengths if self.bidirectional_prompt else ())
             hidden_NH = backbone(packed, cache=cache, read_M=self._index(np.cumsum(lengths) - 1))
-            self._first_tokens(hidden_NH, group, candidates, scores)
+            self._add_first_tokens(hidden_NH, group, candidates, scores)
             pairs = _multi_token_candidates(group, candidates)
             size = max(1, self.batch_tokens // max(sizes[number] for number in group))
             for start in range(0, len(pairs), size):
                 batch = pairs[start : start + size]
                 branch_cache = _branch(cache, [row for row, _, _ in batch])
                 texts = [candidates[number][index] for _, number, index in batch]
-                hidden_TH = backbone(self._packed([text[:-1] for text in texts]), cache=branch_cache)
-                sums = self._sums(hidden_TH, [text[1:] for text in texts])
+                hidden_TH = backbone(self._pack([text[:-1] for text in texts]), cache=branch_cache)
+                sums = self._log_probabilities(hidden_TH, [text[1:] for text in texts])
                 for (_, number, index), value in zip(batch, sums, strict=True):
                     scores[number][index] += value
         return scores
@@ -108,20 +109,20 @@ class CandidateScorer:
         scores = [np.zeros(len(texts)) for texts in candidates]
         sizes = [len(prompt) + sum(map(len, texts)) for prompt, texts in zip(prompts, candidates, strict=True)]
         for group in groups_by_length(sizes, sizes, self.batch_tokens):
-            encoded = backbone.encode(self._packed([prompts[number] for number in group]))
-            hidden_NH = backbone.decode(encoded, self._packed([[self.start]] * len(group)))
-            self._first_tokens(hidden_NH, group, candidates, scores)
+            encoded = backbone.encode(self._pack([prompts[number] for number in group]))
+            hidden_NH = backbone.decode(encoded, self._pack([[self.start]] * len(group)))
+            self._add_first_tokens(hidden_NH, group, candidates, scores)
             pairs = _multi_token_candidates(group, candidates)
             if not pairs:
                 continue
             texts = [candidates[number][index] for _, number, index in pairs]
-            outputs = self._packed([[self.start, *text[:-1]] for text in texts])
+            outputs = self._pack([[self.start, *text[:-1]] for text in texts])
             hidden_TH = backbone.decode(_repeat(encoded, [row for row, _, _ in pairs]), outputs)
-            for (_, number, index), value in zip(pairs, self._sums(hidden_TH, texts), strict=True):
+            for (_, number, index), value in zip(pairs, self._log_probabilities(hidden_TH, texts), strict=True):
                 scores[number][index] = value
         return scores
 
-    def _first_tokens(
+    def _add_first_tokens(
         self, hidden_NH: Tensor, group: Sequence[int], candidates: Sequence[Sequence[Ids]], scores: list[np.ndarray]
     ) -> None:
         """Adds the log-probabilities of the candidates' first tokens to `scores`. One hidden state per prompt is enough
@@ -140,7 +141,7 @@ class CandidateScorer:
         for number in group:
             scores[number] += [next(remaining) for _ in candidates[number]]
 
-    def _sums(self, hidden_TH: Tensor, labels: Sequence[Ids]) -> list[float]:
+    def _log_probabilities(self, hidden_TH: Tensor, labels: Sequence[Ids]) -> list[float]:
         """Returns the log-probability of each text. hidden_TH: for each token of the texts, the hidden state that
         predicts the token. labels: the token ids of each text."""
         labels_T = self._index([token for text in labels for token in text])
@@ -150,7 +151,7 @@ class CandidateScorer:
         losses_by_text = losses_T.double().cpu().split([len(text) for text in labels])
         return [-float(losses.sum()) for losses in losses_by_text]
 
-    def _packed(self, texts: Sequence[Ids], prefixes: tuple[int, ...] = ()) -> Packed:
+    def _pack(self, texts: Sequence[Ids], prefixes: tuple[int, ...] = ()) -> Packed:
         tokens_T = self._index([token for text in texts for token in text])
         return Packed(tokens_T, tuple(map(len, texts)), prefixes=prefixes)
 

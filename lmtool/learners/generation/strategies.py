@@ -1,6 +1,7 @@
 """Decoding strategies: greedy, sampling, and beam search.
 
-Shape letters: N prompts, R unfinished texts, V vocabulary, K best tokens.
+Shape letters: N prompts, R unfinished texts, T tokens of their history, V vocabulary, K best tokens, W windows, G
+tokens of an n-gram.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ class Constraints:
         if self.history_RT is not None and self.config.no_repeat_ngram:
             logits_RV = _without_repetition(logits_RV, self.history_RT, self.config.no_repeat_ngram)
         if self.limits_R is not None:
-            last_R = self.limits_R == self.step + 1
-            finished_V = torch.full_like(logits_RV[0], -torch.inf)
-            finished_V[self.ends] = 0.0
-            logits_RV = torch.where(last_R[:, None], finished_V, logits_RV)
+            is_last_R = self.limits_R == self.step + 1
+            only_ends_V = torch.full_like(logits_RV[0], -torch.inf)
+            only_ends_V[self.ends] = 0.0
+            logits_RV = torch.where(is_last_R[:, None], only_ends_V, logits_RV)
         return logits_RV
 
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> None:
@@ -89,7 +90,7 @@ def _penalize(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
 
 def _without_repetition(logits_RV: Tensor, history_RT: Tensor, size: int) -> Tensor:
     """Returns logits with -inf for tokens that would repeat an n-gram (Paulus et al. 2018, section 2.5). size: the
-    n."""
+    number of tokens of an n-gram."""
     if history_RT.shape[1] < size:
         return logits_RV
     grams_RWG = history_RT.unfold(1, size, 1)
@@ -158,7 +159,7 @@ class TokenByToken(Strategy):
         active, step = list(range(len(texts))), 0
         logits_RV = decoding.begin()
         while True:
-            allowed_RV = constraints.apply(logits_RV[:, : decoding.vocabulary])
+            allowed_RV = constraints.apply(logits_RV[:, : decoding.vocab_size])
             tokens_R = self.choose(allowed_RV, request.keys[active], step)
             step += 1
             rows = []
@@ -193,15 +194,15 @@ class Sampling(TokenByToken):
     def choose(self, logits_RV: Tensor, keys_R: np.ndarray, step: int) -> Tensor:
         uniform = random_streams.uniform_at(0, "sample", 0, keys_R, np.full(len(keys_R), step))
         uniform_R1 = torch.from_numpy(uniform).to(logits_RV.device)[:, None]
-        best = min(self.config.top_k or logits_RV.shape[1], logits_RV.shape[1])
-        values_RK, tokens_RK = logits_RV.topk(best)
-        fractions_RK = (values_RK.double() / self.config.temperature).softmax(-1)
-        sums_RK = fractions_RK.cumsum(-1)
+        top_k = min(self.config.top_k or logits_RV.shape[1], logits_RV.shape[1])
+        values_RK, tokens_RK = logits_RV.topk(top_k)
+        probabilities_RK = (values_RK.double() / self.config.temperature).softmax(-1)
+        sums_RK = probabilities_RK.cumsum(-1)
         total_R1 = sums_RK[:, -1:]
         if self.config.top_p is not None:
-            nucleus_RK = sums_RK - fractions_RK < self.config.top_p
-            total_R1 = (fractions_RK * nucleus_RK).sum(-1, keepdim=True)
-        index_R1 = (sums_RK <= uniform_R1 * total_R1).sum(-1, keepdim=True).clamp(max=best - 1)
+            nucleus_RK = sums_RK - probabilities_RK < self.config.top_p
+            total_R1 = (probabilities_RK * nucleus_RK).sum(-1, keepdim=True)
+        index_R1 = (sums_RK <= uniform_R1 * total_R1).sum(-1, keepdim=True).clamp(max=top_k - 1)
         return tokens_RK.gather(1, index_R1)[:, 0]
 
 
@@ -227,7 +228,8 @@ def sampling_keys(seed: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
 # that enough unfinished texts remain if the best candidates end. Finished texts are compared by
 # log-probability / length ** length_penalty.
 #
-# Shape letters: N prompts, B beams, C candidates, V vocabulary, L tokens of the longest text.
+# Shape letters: N prompts, M prompts that remain, B beams, C candidates, R unfinished texts, V vocabulary, L tokens of
+# the longest text, E end tokens.
 
 
 # The score of a candidate that does not count: below any log-probability, but finite.
@@ -296,11 +298,11 @@ class BeamSearch(Strategy):
         ends_E = torch.tensor(sorted(ends), dtype=torch.int64, device=device)
         active, longest = list(range(len(texts))), max(request.limits)
 
-        def scored(logits_RV: Tensor) -> Tensor:
+        def constrained_log_probs(logits_RV: Tensor) -> Tensor:
             # As in training, the softmax includes all rows of the table, even padding rows, which are no tokens.
-            return constraints.apply(logits_RV.log_softmax(-1)[:, : decoding.vocabulary])
+            return constraints.apply(logits_RV.log_softmax(-1)[:, : decoding.vocab_size])
 
-        log_probs_RV = scored(decoding.begin())
+        log_probs_RV = constrained_log_probs(decoding.begin())
         candidates = max(2, 1 + len(ends)) * beams
         if candidates > log_probs_RV.shape[1]:
             raise UserError(
@@ -326,8 +328,10 @@ class BeamSearch(Strategy):
             # As in transformers, a candidate that ends counts as finished only if it is among the best `beams`.
             finished_NC = end_NC & (torch.arange(candidates, device=device) < beams)
             finished.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, finished_NC)
-            live_NB, next_NB = (sums_NC + end_NC * _INVALID).topk(beams)
-            is_done = (self._is_finished(finished, live_NB, step, active, request) | at_limit_N1[:, 0]).tolist()
+            unfinished_sums_NB, next_NB = (sums_NC + end_NC * _INVALID).topk(beams)
+            is_done = (
+                self._search_ends(finished, unfinished_sums_NB, step, active, request) | at_limit_N1[:, 0]
+            ).tolist()
             for row, number in enumerate(active):
                 if is_done[row]:
                     texts[number] = finished.best(row, ends)
@@ -339,24 +343,24 @@ class BeamSearch(Strategy):
             remaining_M = torch.tensor(remaining, device=device)
             finished.select(remaining_M)
             active = [active[row] for row in remaining]
-            next_NB, scores_NB = next_NB[remaining_M], live_NB[remaining_M]
+            next_NB, scores_NB = next_NB[remaining_M], unfinished_sums_NB[remaining_M]
             tokens_NBL = tokens_NCL[remaining_M].gather(1, next_NB[..., None].expand(-1, -1, longest))
             rows = (parent_NC[remaining_M].gather(1, next_NB) + remaining_M[:, None] * width).flatten().tolist()
             chosen_R = token_NC[remaining_M].gather(1, next_NB).flatten()
             constraints.advance(chosen_R, rows)
-            log_probs_RV = scored(decoding.advance(chosen_R, rows))
+            log_probs_RV = constrained_log_probs(decoding.advance(chosen_R, rows))
 
-    def _is_finished(
-        self, finished: FinishedTexts, live_NB: Tensor, step: int, active: list[int], request: Request
+    def _search_ends(
+        self, finished: FinishedTexts, unfinished_sums_NB: Tensor, step: int, active: list[int], request: Request
     ) -> Tensor:
-        """Returns for which prompts (N,) the search ends, because unfinished texts are not expected to get a better
-        score than the finished texts. See the field `early_stopping`."""
+        """Returns whether the search ends for each prompt, (N,) bool. It ends when unfinished texts are not expected to
+        get better scores than the finished texts. See the field `early_stopping`."""
         config = self.config
         lengths = [float(step)] * len(active)
         if config.early_stopping == "never" and config.length_penalty > 0:
             lengths = [float(request.limits[number]) for number in active]
-        lengths_N = torch.tensor(lengths, device=live_NB.device)
-        best_N1 = (live_NB[:, 0] / lengths_N**config.length_penalty)[:, None]
+        lengths_N = torch.tensor(lengths, device=unfinished_sums_NB.device)
+        best_N1 = (unfinished_sums_NB[:, 0] / lengths_N**config.length_penalty)[:, None]
         worst_NB = torch.where(finished.valid_NB, finished.scores_NB.amin(1, keepdim=True), _INVALID)
         decided_N = ~(best_N1 > worst_NB).any(1)
         return decided_N | finished.valid_NB.all(1) if config.early_stopping is True else decided_N

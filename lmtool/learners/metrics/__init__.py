@@ -35,7 +35,7 @@ __all__ = [
     "t_quantile",
 ]
 
-_SMALLER = tuple(
+_SMALLER_IS_BETTER = tuple(
     name
     for table in ({LOSS.name: LOSS}, METRICS, ANSWER_METRICS, LANGUAGE_METRICS)
     for name, metric in table.items()
@@ -48,4 +48,4 @@ def smaller_is_better(name: str) -> bool:
 
     name: the score's key in result files; it may begin with the name of a loss term or of a split (mlm_loss, dev_mse).
     """
-    return name.endswith("error") or any(name == metric or name.endswith(f"_{metric}") for metric in _SMALLER)
+    return name.endswith("error") or any(name == metric or name.endswith(f"_{metric}") for metric in _SMALLER_IS_BETTER)

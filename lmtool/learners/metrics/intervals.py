@@ -58,7 +58,7 @@ def t_quantile(freedom: int, level: float = LEVEL) -> float:
     of freedom, at least 1. level: the probability between -t and t.
     """
     low, high = 0.0, math.pi / 2
-    for _ in range(60):
+    for _ in range(60):  # halvings: more than the 53 bits of a float
         angle = (low + high) / 2
         low, high = (angle, high) if _probability_within(angle, freedom) < level else (low, angle)
     return math.tan((low + high) / 2) * math.sqrt(freedom)
@@ -85,8 +85,8 @@ RESAMPLES = 10_000
 MIN_RESAMPLES = 1_000
 """Minimum number of resamples: the ends of an interval are then accurate to 0.08 standard errors of the score."""
 # Number of rows that one core scores in about half a second: for metrics that count, and for metrics that sort rows.
-_ROWS, _SORTED_ROWS = 20_000_000, 2_000_000
-_SORTING = frozenset({"spearman", "best_exact_match", "best_f1"})
+_COUNTED_ROWS, _SORTED_ROWS = 20_000_000, 2_000_000
+_SORTED_METRICS = frozenset({"spearman", "best_exact_match", "best_f1"})
 # The epoch that keys the random numbers of resamples; no training run reaches it, so they share no random numbers.
 _EPOCH = 1 << 40
 # Number of random values generated at a time.
@@ -107,7 +107,7 @@ def resample_count(count: int, scores: Collection[str]) -> int:
     depends on the arguments only, not on the machine, so results are reproducible. count: the number of rows that are
     scored. scores: the names of the scores.
     """
-    affordable = (_ROWS if _SORTING.isdisjoint(scores) else _SORTED_ROWS) // count
+    affordable = (_COUNTED_ROWS if _SORTED_METRICS.isdisjoint(scores) else _SORTED_ROWS) // count
     return min(max(affordable, MIN_RESAMPLES), RESAMPLES)
 
 
@@ -121,8 +121,8 @@ def resampled_rows(count: int, resamples: int, seed: int = 0) -> Iterator[np.nda
         seed: The seed of the random numbers.
     """
     block = max(_BLOCK // count, 1)
-    for first in range(0, resamples, block):
-        fractions_BN = uniform(seed, "sample", _EPOCH, np.arange(first, min(first + block, resamples)), count)
+    for start in range(0, resamples, block):
+        fractions_BN = uniform(seed, "sample", _EPOCH, np.arange(start, min(start + block, resamples)), count)
         yield from np.minimum((fractions_BN * count).astype(np.int64), count - 1)
 
 

@@ -64,9 +64,9 @@ def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
 def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
     """Returns the mean F1 score of the classes that occur in gold labels or predictions."""
     counts = _counts(gold, predicted)
-    either = counts.sum(0) + counts.sum(1)
-    present = either > 0
-    return float(np.mean(2 * np.diag(counts)[present] / either[present]))
+    occurrences = counts.sum(0) + counts.sum(1)
+    present = occurrences > 0
+    return float(np.mean(2 * np.diag(counts)[present] / occurrences[present]))
 
 
 def matthews(gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -92,8 +92,8 @@ def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
 def _ranks(values: np.ndarray) -> np.ndarray:
     """Returns the rank of each value, from 1. Equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+    last_ranks = np.cumsum(counts)
+    return (last_ranks - (counts - 1) / 2)[inverse]
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -133,7 +133,7 @@ def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequen
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
-        raise UserError(f"unknown metric {unknown[0]}", f"use one of {', '.join(sorted(METRICS))}")
+        raise UserError(f"the metric {unknown[0]} does not exist", f"use one of {', '.join(sorted(METRICS))}")
     gold, predicted = np.asarray(gold), np.asarray(predicted)
     if gold.shape != predicted.shape or gold.ndim != 1 or not len(gold):
         raise UserError(f"cannot score {len(predicted)} predictions against {len(gold)} gold values")
@@ -186,11 +186,11 @@ def calibration(right_N: np.ndarray, confidence_N: np.ndarray, bins: int = BINS)
     # Bin b contains the confidences in (b/bins, (b+1)/bins], as in the paper.
     bin_N = np.clip(np.ceil(confidence_N * bins).astype(np.int64) - 1, 0, bins - 1)
     counts = np.bincount(bin_N, minlength=bins)
-    filled = counts > 0
-    accuracy = np.bincount(bin_N, right_N, bins)[filled] / counts[filled]
-    confidence = np.bincount(bin_N, confidence_N, bins)[filled] / counts[filled]
-    error = float(np.sum(counts[filled] * np.abs(accuracy - confidence)) / max(len(right_N), 1))
-    rows = zip(counts[filled].tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
+    has_rows = counts > 0
+    accuracy = np.bincount(bin_N, right_N, bins)[has_rows] / counts[has_rows]
+    confidence = np.bincount(bin_N, confidence_N, bins)[has_rows] / counts[has_rows]
+    error = float(np.sum(counts[has_rows] * np.abs(accuracy - confidence)) / max(len(right_N), 1))
+    rows = zip(counts[has_rows].tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
     return {"calibration_error": error, "bins": [list(row) for row in rows]}
 
 

@@ -19,7 +19,7 @@ from lmtool.learners.metrics.scores import Metric
 # A predicted entity is correct if its first word, its last word and its type are correct. A tag is `O`, or one of B, I,
 # E, S, followed by a hyphen and a type. An I or E that does not continue an entity of its type begins a new one.
 #
-# Shape letters: M words, S sentences, C tags, E entities, K types.
+# Shape letters: M words, S sentences, C tags, E entities.
 
 
 _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
@@ -57,17 +57,17 @@ class EntityTags:
     def __init__(self, labels: Sequence[str]):
         parts = [("O", "", "") if label == "O" else label.partition("-") for label in labels]
         self.types = tuple(sorted({kind for _, dash, kind in parts if dash}))
-        number = {kind: index for index, kind in enumerate(self.types)}
+        type_index = {kind: index for index, kind in enumerate(self.types)}
         self._prefix_C = np.array([_PREFIXES.get(prefix, _OUTSIDE) if dash else _OUTSIDE for prefix, dash, _ in parts])
-        self._type_C = np.array([number[kind] if dash else -1 for _, dash, kind in parts])
+        self._type_C = np.array([type_index[kind] if dash else -1 for _, dash, kind in parts])
 
     def begins(self, tags_M: np.ndarray, lengths_S: np.ndarray) -> np.ndarray:
         """Returns whether an entity begins at each word, (M,) bool. tags_M: the tag ids of the words of all sentences,
         concatenated. lengths_S: the number of words of each sentence."""
         prefix_M, type_M = self._prefix_C[tags_M], self._type_C[tags_M]
         before_M, type_before_M = np.roll(prefix_M, 1), np.roll(type_M, 1)
-        firsts = (np.cumsum(lengths_S) - lengths_S)[lengths_S > 0]
-        before_M[firsts], type_before_M[firsts] = _OUTSIDE, -1
+        first_words = (np.cumsum(lengths_S) - lengths_S)[lengths_S > 0]
+        before_M[first_words], type_before_M[first_words] = _OUTSIDE, -1
         ended_M = (before_M == _OUTSIDE) | (before_M == _END) | (before_M == _SINGLE) | (type_before_M != type_M)
         continues_M = (prefix_M == _INSIDE) | (prefix_M == _END)
         return (prefix_M == _BEGIN) | (prefix_M == _SINGLE) | (continues_M & ended_M)
@@ -91,8 +91,9 @@ class EntityTags:
         if not self.types:
             return {}
         gold, predicted = self.entities(gold_M, lengths_S), self.entities(predicted_M, lengths_S)
-        matches = np.intersect1d(self._keys(*gold, len(gold_M)), self._keys(*predicted, len(gold_M))) % len(self.types)
-        counts = [np.bincount(kinds, minlength=len(self.types)) for kinds in (gold[2], predicted[2], matches)]
+        matches = np.intersect1d(self._keys(*gold, len(gold_M)), self._keys(*predicted, len(gold_M)))
+        matched_types = matches % len(self.types)  # `_keys` adds the type last
+        counts = [np.bincount(kinds, minlength=len(self.types)) for kinds in (gold[2], predicted[2], matched_types)]
         return {kind: EntityScores(*(int(count[index]) for count in counts)) for index, kind in enumerate(self.types)}
 
     def counts(self, gold_M: np.ndarray, predicted_M: np.ndarray, lengths_S: np.ndarray) -> np.ndarray:
@@ -101,9 +102,9 @@ class EntityTags:
         gold, predicted = self.entities(gold_M, lengths_S), self.entities(predicted_M, lengths_S)
         words = len(gold_M)
         matches = np.intersect1d(self._keys(*gold, words), self._keys(*predicted, words))
-        matches = matches // (max(len(self.types), 1) * (words + 1))
+        matched_starts = matches // (max(len(self.types), 1) * (words + 1))  # `_keys` begins with the start
         sentence_M = np.repeat(np.arange(len(lengths_S)), lengths_S)
-        starts = (gold[0], predicted[0], matches)
+        starts = (gold[0], predicted[0], matched_starts)
         return np.stack([np.bincount(sentence_M[start_E], minlength=len(lengths_S)) for start_E in starts], axis=1)
 
     def _keys(self, start_E: np.ndarray, end_E: np.ndarray, type_E: np.ndarray, words: int) -> np.ndarray:
@@ -235,7 +236,7 @@ def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndar
 def summarize(
     names: Sequence[str],
     scores: dict[str, np.ndarray],
-    raw: dict[str, np.ndarray],
+    unthresholded: dict[str, np.ndarray],
     answered_N: np.ndarray,
     null_N: np.ndarray,
 ) -> dict[str, float]:
@@ -244,7 +245,7 @@ def summarize(
     Args:
         names: The names of metrics in ANSWER_METRICS.
         scores: The scores (N,) of the predicted answers, see `answer_scores`.
-        raw: The `threshold_scores` (N,) of the best text of each question, even where no answer is predicted.
+        unthresholded: The `threshold_scores` (N,) of the best text of each question, even where no answer is predicted.
         answered_N: Whether the question has a gold answer.
         null_N: The null difference of each question, see `Threshold`.
     """
@@ -258,7 +259,7 @@ def summarize(
         "has_answer_exact_match": lambda: mean(scores["exact_match"][answered_N]),
         "has_answer_f1": lambda: mean(scores["f1"][answered_N]),
         "no_answer_accuracy": lambda: mean(scores["exact_match"][~answered_N]),
-        "best_exact_match": lambda: best_threshold(raw["exact_match"], answered_N, null_N).score,
-        "best_f1": lambda: best_threshold(raw["f1"], answered_N, null_N).score,
+        "best_exact_match": lambda: best_threshold(unthresholded["exact_match"], answered_N, null_N).score,
+        "best_f1": lambda: best_threshold(unthresholded["f1"], answered_N, null_N).score,
     }
     return {name: means[name]() for name in names}

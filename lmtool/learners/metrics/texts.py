@@ -58,7 +58,7 @@ class TextScores:
         # sacrebleu expects the first reference of every text, then the second of every text, ...; None if a text has
         # fewer references.
         streams = [
-            [candidates[index] if index < len(candidates) else None for candidates in references]
+            [of_text[index] if index < len(of_text) else None for of_text in references]
             for index in range(max_references)
         ]
         for name in set(names) & {"bleu", "chrf"}:
@@ -68,10 +68,10 @@ class TextScores:
         rouge = [name for name in names if name.startswith("rouge")]
         if rouge:
             scorer = _import_package(rouge[0]).RougeScorer(rouge, use_stemmer=False)
-            rows = [scorer.score_multi(list(candidates), text) for text, candidates in pairs]
+            rows = [scorer.score_multi(list(of_text), text) for text, of_text in pairs]
             self._text_scores |= {name: np.array([row[name].fmeasure for row in rows]) for name in rouge}
         if "exact_match" in names:
-            matches = [text.strip() in {candidate.strip() for candidate in candidates} for text, candidates in pairs]
+            matches = [text.strip() in {reference.strip() for reference in of_text} for text, of_text in pairs]
             self._text_scores["exact_match"] = np.array(matches, dtype=np.float64)
 
     def scores(self, rows_R: np.ndarray | None = None) -> dict[str, float]:

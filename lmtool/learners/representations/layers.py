@@ -59,7 +59,7 @@ class Probe:
 
 
 def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIONS) -> Probe:
-    """Fits a probe. It starts from zero and the loss is convex, so there is no randomness.
+    """Fits a probe. The weights start from zero and the loss is convex, so there is no randomness.
 
     Args:
         x_NH: The states.
@@ -108,7 +108,7 @@ def windows_of(store: TokenStore, max_tokens: int) -> np.ndarray:
     return windows(Stream.from_store(store, None), max_tokens, joined=False)
 
 
-def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:
+def frequency_classes(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:
     """Returns the class (V,) of each token, int64: its rank by frequency, from 0.
 
     Args:
@@ -129,7 +129,7 @@ def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenize
 
 
 class TokenTargets:
-    """Examples for a probe that predicts tokens: unmasked windows of text in a model's text format.
+    """Examples for a probe that predicts tokens: windows of unmasked text in a model's text format.
 
     Args:
         store: The text.
@@ -137,7 +137,7 @@ class TokenTargets:
         tokenizer: The tokenizer.
         template: The text format.
         offset: The offset from a position to the token that is predicted there, see OFFSETS.
-        classes_V: The class of each token, see `frequent_types`.
+        classes_V: The class of each token, see `frequency_classes`.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class TokenTargets:
         classes_V: np.ndarray,
     ):
         self.store, self.template, self.offset, self.classes_V = store, template, offset, classes_V
-        self.text_V = np.ones(len(classes_V), dtype=bool)
-        self.text_V[[number for number in tokenizer.special_ids if number < len(classes_V)]] = False
+        self.is_text_V = np.ones(len(classes_V), dtype=bool)
+        self.is_text_V[[number for number in tokenizer.special_ids if number < len(classes_V)]] = False
         self._plan = Plan(windows_D, windows_D["length"].astype(np.int64) + template.special_count)
 
     def plan(self, epoch: int) -> Plan:
@@ -168,7 +168,7 @@ class TokenTargets:
         predicted_T = np.where(inside_T, predicted_T, 0)
         inside_T &= document_T[predicted_T] == document_T
         class_T = np.where(inside_T, self.classes_V[assembled.tokens[predicted_T]], -1)
-        at_M = np.flatnonzero((class_T >= 0) & self.text_V[assembled.tokens])
+        at_M = np.flatnonzero((class_T >= 0) & self.is_text_V[assembled.tokens])
         target = Target(torch.from_numpy(class_T[at_M]), at=torch.from_numpy(at_M))
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         return Batch(assembled.packed(), {TERM: target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
@@ -217,10 +217,12 @@ def collect_states(
 
     Args:
         states: Computes the hidden states.
+        examples: The examples to select from.
         term: The term whose targets are the classes. If its targets have positions, the states at these positions are
             collected; otherwise the pooled state of each text.
         pooling: How the states of a text are pooled.
         limit: Maximum number of positions.
+        seed: The seed of the selection.
         batch_tokens: Maximum tokens of a forward.
 
     Raises:
@@ -228,7 +230,7 @@ def collect_states(
     """
     plan, device = examples.plan(0), states.precision.device
     order = Permutation(len(plan), seed, "sample", _SAMPLING_EPOCH)(np.arange(len(plan)))
-    boundaries = batch_boundaries(plan.lengths[order], None, batch_tokens)
+    boundaries = batch_boundaries(plan.lengths[order], tokens=batch_tokens)
     collected: list[Tensor] = []
     labels: list[Tensor] = []
     groups: list[np.ndarray] = []
@@ -241,8 +243,8 @@ def collect_states(
         target = batch.targets[term]
         text_of_document = (batch.examples if batch.rows is None else batch.rows).numpy()
         classes_M = target.labels
-        expected = len(text_of_document) if target.at is None else len(target.at)
-        if classes_M is None or classes_M.dtype != torch.int64 or classes_M.shape != (expected,):
+        target_count = len(text_of_document) if target.at is None else len(target.at)
+        if classes_M is None or classes_M.dtype != torch.int64 or classes_M.shape != (target_count,):
             raise UserError(
                 f"target={term}: a probe predicts one class per text or per word, but this task has other targets",
                 "use a classification or a tagging task, or target=token, previous or next",
@@ -250,16 +252,16 @@ def collect_states(
         inputs = batch.inputs.to(device)
         states_WTH = states.read(inputs)
         if target.at is None:
-            read_WMH = torch.stack([summary(states_TH, inputs, pooling) for states_TH in states_WTH])
+            target_states_WMH = torch.stack([summary(states_TH, inputs, pooling) for states_TH in states_WTH])
             group_M = text_of_document
         else:
-            read_WMH = states_WTH[:, target.at.to(device)]
+            target_states_WMH = states_WTH[:, target.at.to(device)]
             group_M = text_of_document[batch.inputs.documents[target.at].numpy()]
-        number = min(len(classes_M), limit - count)
-        collected.append(read_WMH[:, :number].clone())
-        labels.append(classes_M[:number])
-        groups.append(group_M[:number])
-        count += number
+        retained = min(len(classes_M), limit - count)
+        collected.append(target_states_WMH[:, :retained].clone())
+        labels.append(classes_M[:retained])
+        groups.append(group_M[:retained])
+        count += retained
     if count == 0:
         raise UserError("there is nothing to probe: no position has a class", "use more text or rows")
     return LabeledStates(torch.cat(collected, 1), torch.cat(labels).to(device), np.concatenate(groups))
@@ -293,8 +295,8 @@ def score_layers(
 def majority(train: LabeledStates, held_out: LabeledStates, classes: int) -> dict[str, float]:
     """Returns the `accuracy` and the `standard_error` of always predicting the most frequent class of the training
     data."""
-    best = torch.bincount(train.labels_N, minlength=classes).argmax()
-    accuracy, error = _accuracy(held_out.labels_N == best, held_out.groups_N)
+    majority_class = torch.bincount(train.labels_N, minlength=classes).argmax()
+    accuracy, error = _accuracy(held_out.labels_N == majority_class, held_out.groups_N)
     return {"accuracy": accuracy, "standard_error": error}
 
 

@@ -12,8 +12,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.padded_model import LoadedCheckpoint
-from lmtool.weights.saved_model import form_of, format_of
-from lmtool.weights.sentence_encoders import SentenceEncoder, refused, sentence_encoder
+from lmtool.weights.saved_model import sequence_form_of, task_text_format
+from lmtool.weights.sentence_encoders import SentenceEncoder, sentence_encoder, unsupported_error
 
 Layers = int | Literal["last", "all", "mean"]
 
@@ -23,7 +23,7 @@ def text_format_of(loaded: LoadedCheckpoint) -> str:
     transformers uses."""
     model = loaded.config
     if loaded.task is not None:
-        return format_of(model, loaded.task)
+        return task_text_format(model, loaded.task)
     return model.sequence_form(None if model.transformers_form is None else "transformers").text_format
 
 
@@ -37,7 +37,7 @@ def max_length_of(loaded: LoadedCheckpoint) -> int:
 def pooling_of(loaded: LoadedCheckpoint) -> tuple[Pooling, str]:
     """Returns the pooling of a checkpoint's task, or the mean if there is none; and the reason as text."""
     if loaded.task is not None and "pooling" in loaded.task:
-        return form_of(loaded.config, loaded.task).pooling, "as in its task"
+        return sequence_form_of(loaded.config, loaded.task).pooling, "as in its task"
     return "mean", "the checkpoint names none"
 
 
@@ -111,11 +111,11 @@ def _sentence_embedder(
     tokenizer = tokenizer.with_parsing(not read_settings(published.path).get("split_special_tokens"))
     problem = layout_difference(tokenizer, format_name)
     if problem is not None:
-        raise refused(published, f"tokenizer.json formats texts as {problem}")
+        raise unsupported_error(published, f"tokenizer.json formats texts as {problem}")
     if model.architecture == "encoder_decoder" and model.token_states != "inputs":
-        raise refused(published, f"states come from the decoder of model={model.name}")
+        raise unsupported_error(published, f"states come from the decoder of model={model.name}")
     if encoder.lowercases and tokenizer.normalize("ÀB") != tokenizer.normalize("àb"):
-        raise refused(published, "do_lower_case=true is not in its tokenizer.json")
+        raise unsupported_error(published, "do_lower_case=true is not in its tokenizer.json")
     modules = SentenceModules(encoder, published, states.width, offline).to(states.precision.device)
     longest = min(max_length_of(loaded), encoder.max_length or max_length_of(loaded))
     notes = [f"the prompts {', '.join(encoder.prompts)} are not used"] if encoder.prompts else []

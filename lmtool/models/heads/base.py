@@ -1,6 +1,7 @@
 """Base class of heads, losses as sums, and a cross entropy that does not store all logits.
 
-Shape letters: M targets, C classes, H hidden width, V vocabulary (rows of the table), W width of the table.
+Shape letters: M targets, N texts, C classes, H hidden width, V vocabulary (rows of the table), W width of the table, R
+rows of a chunk.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ class TokenLogits:
     table_VW: Tensor
     bias_V: Tensor | None = None
 
-    def of(self, first: int = 0, last: int | None = None) -> Tensor:
-        """(rows, V) the logits of the targets [first, last)."""
-        return F.linear(self.hidden_MW[first:last], self.table_VW, self.bias_V)
+    def of(self, first: int = 0, end: int | None = None) -> Tensor:
+        """Returns (rows, V): the logits of the targets from `first` to before `end`."""
+        return F.linear(self.hidden_MW[first:end], self.table_VW, self.bias_V)
 
 
 class HeadObserver:
-    """Observes the predictions of heads in a forward pass. only: whether only the predictions are needed, so that heads
-    that compute the loss in chunks return 0 instead."""
+    """Observes the predictions of heads in a forward pass. predictions_only: whether only the predictions are needed,
+    so that heads that compute the loss in chunks return 0 as the loss."""
 
-    only: bool = False
+    predictions_only: bool = False
 
     def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
-        """Called with (M, C) or (M,) logits, or with logits over a vocabulary that are not computed yet."""
+        """Called with the logits of a head: (M, C), (M,), or logits over a vocabulary that are not computed yet."""
 
 
 class PredictingHead(nn.Module):
-    """Base class of heads that predict. tap: an observer, or None."""
+    """Base class of heads that predict. tap: the observer of the predictions, or None."""
 
     tap: HeadObserver | None
 
@@ -55,12 +56,11 @@ class PredictingHead(nn.Module):
         return logits
 
 
-# Rows of logits per matrix product and per softmax. On a CPU, the rows of a softmax should fit into the cache: this
-# takes 0.5 to 0.6 of the time of the plain implementation at (1000 x 256) x 30522 in bf16. On CUDA it bounds the
-# memory.
+# Rows of logits per matrix product and per softmax. On a CPU, the rows of a softmax should fit into the cache: chunks
+# take 0.5 to 0.6 of the time of one softmax at (1000 x 256) x 30522 in bf16. On CUDA, chunks limit the memory.
 _CHUNKS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
-# Its logarithm is exact in fp32, whose smallest normal number is 1.2e-38.
+# The logarithm of probabilities above this one is exact in fp32, whose smallest normal number is 1.2e-38.
 _SMALLEST_PROBABILITY = 1e-30
 
 
@@ -77,9 +77,9 @@ def loss_sum(
         logits_MC: The logits.
         labels_M: The classes.
         label_smoothing: The fraction of the target probability that is spread over all classes.
-        class_weights: (C,) the factor of each class's losses.
-        focal_gamma: If not 0, each loss is multiplied by (1 - p)^gamma, where p is the probability of its label (Lin et
-            al. 2017, section 3), and labels are not smoothed.
+        class_weights: (C,) the factor of the losses of each class.
+        focal_gamma: If not 0, each loss is multiplied by (1 - p)^focal_gamma, where p is the probability of the label
+            (Lin et al. 2017, section 3), and labels are not smoothed.
     """
     if not focal_gamma:
         wide = _wide(logits_MC)
@@ -109,8 +109,8 @@ def binary_losses(
     targets_NC = labels_NC * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else labels_NC
     losses_NC = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, pos_weight=positive_weights, reduction="none")
     if gamma:
-        wrong_NC = torch.sigmoid(torch.where(labels_NC > 0, -logits_NC, logits_NC))
-        losses_NC = _power(wrong_NC, gamma) * losses_NC
+        error_probability_NC = torch.sigmoid(torch.where(labels_NC > 0, -logits_NC, logits_NC))
+        losses_NC = _power(error_probability_NC, gamma) * losses_NC
     return losses_NC
 
 
@@ -120,7 +120,7 @@ def _power(probabilities: Tensor, gamma: float) -> Tensor:
 
 
 def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
-    """Returns (M,): cross entropy of each target in fp32."""
+    """Returns (M,): the cross entropy of each target, in fp32."""
     return F.cross_entropy(_wide(logits_MC), labels_M, reduction="none")
 
 
@@ -129,9 +129,9 @@ def linear_loss_sum(
 ) -> Tensor:
     """Computes `loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows.
 
-    Logits and their gradient are not stored: the gradients of the inputs are computed in the forward pass (as in Hsu et
-    al. 2024, Liger Kernel) and scaled in the backward. Products are computed in autocast's type, softmax and sums in
-    fp32. Differentiable once.
+    Logits and their gradients are not stored: the gradients of the inputs are computed in the forward pass (as in Hsu
+    et al. 2024, Liger Kernel) and scaled in the backward pass. Products are computed in autocast's type, softmax and
+    sums in fp32. The result can be differentiated only once.
     """
     return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, product_type(hidden_MH), label_smoothing)
 
@@ -140,13 +140,14 @@ def linear_loss_sum(
 def linear_scores(
     hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns (M,) fp32 losses and (M,) int64 best classes of `F.linear(hidden, weight, bias)`, in chunks of rows."""
+    """Returns the losses, (M,) fp32, and the most probable classes, (M,) int64, of `F.linear(hidden, weight, bias)`,
+    computed in chunks of rows."""
     rows, _ = _CHUNKS[hidden_MH.device.type]
-    kind = product_type(hidden_MH)
-    weight_VH = weight_VH.to(kind)
+    dtype = product_type(hidden_MH)
+    weight_VH = weight_VH.to(dtype)
     all_losses, best = [hidden_MH.new_zeros(0, dtype=torch.float32)], [labels_M.new_zeros(0)]
     with torch.autocast(hidden_MH.device.type, enabled=False):
-        for hidden, labels in zip(hidden_MH.to(kind).split(rows), labels_M.split(rows), strict=True):
+        for hidden, labels in zip(hidden_MH.to(dtype).split(rows), labels_M.split(rows), strict=True):
             logits = _wide(F.linear(hidden, weight_VH))
             if bias_V is not None:
                 logits += bias_V
@@ -156,20 +157,20 @@ def linear_scores(
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Converts half precision to fp32; other tensors are unchanged."""
+    """Returns a tensor in fp32 if it has half precision, otherwise unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 class ForwardGradient(torch.autograd.Function):
-    """Base class of losses over a vocabulary whose gradients are computed in the forward pass and stored as
-    `ctx.gradients`, for the first three inputs. Three further inputs have none. Differentiable once."""
+    """Base class of losses over a vocabulary that compute their gradients in the forward pass. `ctx.gradients` contains
+    those of the first three inputs; the other three inputs have none. The result can be differentiated only once."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the gradient of a loss over a vocabulary can be computed only once")
         (scale,), saved = gradients, ctx.gradients
-        # Scaled in place: a second tensor of the vocabulary's size costs as much as the product.
+        # They are scaled in place: another tensor of the vocabulary's size would cost as much as the product.
         ctx.gradients = None
         return (*(None if gradient is None else gradient.mul_(scale) for gradient in saved), None, None, None)
 
@@ -182,51 +183,52 @@ class _LinearLossSum(ForwardGradient):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        kind: torch.dtype,
+        dtype: torch.dtype,
         smoothing: float,
     ) -> Tensor:
-        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         rows, softmax_rows = _CHUNKS[hidden.device.type]
-        hidden_kind, weight_kind = hidden.detach().to(kind), weight.detach().to(kind)
+        cast_hidden, cast_weight = hidden.detach().to(dtype), weight.detach().to(dtype)
         hidden_gradients: list[Tensor] = []
         weight_gradient: Tensor | None = None
-        bias_gradient = torch.zeros_like(bias) if bias is not None and for_bias else None
+        bias_gradient = torch.zeros_like(bias) if bias is not None and needs_bias else None
         total = hidden.new_zeros((), dtype=_wide(hidden[:0]).dtype)
         with torch.autocast(hidden.device.type, enabled=False):
-            for part, part_labels in zip(hidden_kind.split(rows), labels.split(rows), strict=True):
-                aligned = aligned_rows(part, kind)
-                # The padding's logits are 0, and so are their gradients.
-                aligned_logits = F.linear(aligned, weight_kind)
+            for part, part_labels in zip(cast_hidden.split(rows), labels.split(rows), strict=True):
+                aligned = aligned_rows(part, dtype)
+                # The logits of padding rows are 0, and so are their gradients.
+                aligned_logits = F.linear(aligned, cast_weight)
                 logits = aligned_logits[: len(part)]
                 blocks = zip(logits.split(softmax_rows), part_labels.split(softmax_rows), strict=True)
                 for block, block_labels in blocks:
-                    total += _to_gradient(block, bias, block_labels, bias_gradient, smoothing)
-                if for_hidden:
-                    hidden_gradients.append((aligned_logits @ weight_kind)[: len(part)])
-                if for_weight:
+                    total += _write_gradient(block, bias, block_labels, bias_gradient, smoothing)
+                if needs_hidden:
+                    hidden_gradients.append((aligned_logits @ cast_weight)[: len(part)])
+                if needs_weight:
                     product = (aligned_logits.T @ aligned).to(weight.dtype)
                     weight_gradient = product if weight_gradient is None else weight_gradient.add_(product)
         hidden_gradient = torch.cat(hidden_gradients).to(hidden.dtype) if hidden_gradients else torch.zeros_like(hidden)
-        if weight_gradient is None and for_weight:
+        if weight_gradient is None and needs_weight:
             weight_gradient = torch.zeros_like(weight)
-        ctx.gradients = (hidden_gradient if for_hidden else None, weight_gradient, bias_gradient)
+        ctx.gradients = (hidden_gradient if needs_hidden else None, weight_gradient, bias_gradient)
         return total
 
 
 @region(0, 2)
-def _to_gradient(
+def _write_gradient(
     logits: Tensor, bias: Tensor | None, labels: Tensor, bias_gradient: Tensor | None, smoothing: float
 ) -> Tensor:
-    """Overwrites the logits with the gradient of their losses' sum, softmax minus the (smoothed) one-hot. Returns that
-    sum. smoothing: fraction of the target spread over all classes (Szegedy et al. 2016)."""
+    """Overwrites the logits with the gradient of the sum of their losses, and returns this sum. The gradient is the
+    softmax minus the smoothed one-hot labels. bias_gradient: the sum over all rows so far, to which these rows are
+    added. smoothing: the fraction of the target probability that is spread over all classes (Szegedy et al. 2016)."""
     wide = _wide(logits)
     if bias is not None:
         wide += bias
     labels = labels[:, None]
     highest, picked = wide.amax(-1, keepdim=True), wide.gather(1, labels)
     mean = wide.mean(-1, keepdim=True) if smoothing else picked
-    # One exponential, in the fused softmax. On a CPU in place: 4 of 12 ms less at (150, 30522) in fp32 on one thread,
-    # with the pass that `_normalizer` spares.
+    # The fused softmax is the only pass with exponentials. On a CPU it works in place; this and `_normalizer`, which
+    # saves a pass, take 4 of 12 ms less at (150, 30522) in fp32 on one thread.
     probabilities = torch.softmax(wide, -1, out=wide) if wide.device.type == "cpu" else wide.softmax(-1)
     normalizer = _normalizer(probabilities, labels, picked, highest)
     total = (1 - smoothing) * (normalizer - picked).sum()
@@ -243,9 +245,10 @@ def _to_gradient(
 
 
 def _normalizer(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
-    """Returns (R, 1): the log of the sum of exponentials, computed from the logit and the probability of the label or,
-    if this probability is too small, of the most probable class. Only on a CPU can this be checked without a
-    synchronization. picked, highest: the logits of the label and of the most probable class."""
+    """Returns (R, 1): the log of the sum of exponentials. It is computed from the logit and the probability of the
+    label or, if this probability is too small, of the most probable class. The most probable class is always used on
+    other devices than a CPU, where the check would need a device sync. picked, highest: the logits of the label and of
+    the most probable class."""
     probability = probabilities.gather(1, labels)
     readable = probability.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable and probability.numel() and float(probability.min()) > _SMALLEST_PROBABILITY:

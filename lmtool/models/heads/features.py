@@ -1,4 +1,4 @@
-"""Features for heads from several layers of a backbone.
+"""Features that combine several layers of a backbone, as the input of heads.
 
 Layers are numbered as in transformers' `output_hidden_states`: 0 is the embedding, the last one follows the final norm.
 
@@ -19,7 +19,7 @@ from lmtool.nn.context import AttentionKind, AttentionObserver
 from lmtool.nn.stack import Side, Tap, TapPoint
 
 LAYERS = "layers"
-"""Name among the heads of a model."""
+"""Name of `LayerFeatures` among the heads of a model."""
 
 
 class LayerFeatures(nn.Module, ABC):
@@ -52,8 +52,8 @@ class ScalarMix(LayerFeatures):
 
 
 def layer_mix(model: nn.Module) -> JsonObject:
-    """Returns the learned mixture of a model's layers, under the key `layer_mix`: the `weights` of the embedding and of
-    each layer, and `gamma`. Empty for other models."""
+    """Returns the learned mixture of a model's layers under the key `layer_mix`: the `weights` of the embedding and of
+    each layer, and `gamma`. Returns {} for a model without a mixture."""
     mix = next((module for module in model.modules() if isinstance(module, ScalarMix)), None)
     if mix is None:
         return {}
@@ -66,7 +66,7 @@ class LastFour(LayerFeatures):
     states = 4
 
     def __init__(self, depth: int):
-        super().__init__(depth - 3, depth)
+        super().__init__(depth - 3, depth)  # the four layers from depth - 3 to depth
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
         return torch.cat(tuple(states), -1)
@@ -97,6 +97,6 @@ class LayerRecorder(Tap):
         return None if self.tap is None else self.tap.attention(point, kind)
 
     def read(self, last_MH: Tensor) -> Tensor:
-        """Returns the features, (M, states * H). last_MH: the output of the forward pass, which is the state after the
+        """Returns the features, (M, states * H). last_MH: the output of the forward pass, which is the states after the
         last layer."""
         return self.features([*self.states, last_MH])

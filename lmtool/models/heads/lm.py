@@ -1,7 +1,7 @@
-"""Heads that predict tokens, and ELECTRA's heads. Tied heads get the token embedding as argument.
+"""Heads that predict tokens, and ELECTRA's heads. Tied heads receive the token embedding as an argument.
 
-Shape letters: T tokens, M predicting positions, H hidden width, V rows of the table, W its width: H, unless embeddings
-are factorized.
+Shape letters: T tokens, M predicting positions, H hidden width, V rows of the table, W width of the table, which is H
+unless embeddings are factorized, C selected tokens or clusters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROWS = 256
 
 
 class LMHead(PredictingHead):
-    """A language model head without a bias (GPT-2): logits = table hidden. Call it only on predicting positions.
+    """A language model head without a bias (GPT-2): logits = table hidden. It should only get positions that predict.
 
     output: the output layer if it is untied from the token embedding, otherwise None.
     """
@@ -43,7 +43,7 @@ class LMHead(PredictingHead):
         self.output = None
 
     def untie(self, rows: int, width: int) -> None:
-        """Adds a separate output layer (rows, width), for a checkpoint that has one."""
+        """Adds an untied output layer with a weight of shape (rows, width), if a checkpoint has one."""
         self.output = nn.Linear(width, rows, bias=False)
 
     def table(self, table_VH: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class LMHead(PredictingHead):
         return table_VH if self.output is None else self.output.weight
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
-        """Returns the layers before the output layer."""
+        """Applies the layers before the output layer."""
         return hidden_MH
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class LMHead(PredictingHead):
         return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
-        """Returns (M, C): the logits of the tokens `tokens_C` only."""
+        """Returns (M, C): the logits of the tokens `tokens_C`."""
         bias_C = None if self.bias is None else self.bias[tokens_C]
         return self.observe(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
 
@@ -68,31 +68,31 @@ class LMHead(PredictingHead):
         table_VH, hidden_MH = self.table(table_VH), self.transform(hidden_MH)
         if self.tap is not None:
             self.tap(self, TokenLogits(hidden_MH, table_VH, self.bias))
-            if self.tap.only:
+            if self.tap.predictions_only:
                 return hidden_MH.new_zeros(())
         return linear_loss_sum(hidden_MH, table_VH, self.bias, labels_M, label_smoothing)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (M,): the losses and (M,) the most probable tokens, without gradient."""
+        """Returns the losses, (M,), and the most probable tokens, (M,), without gradient."""
         return linear_scores(self.transform(hidden_MH), self.table(table_VH), self.bias, labels_M)
 
 
 class BackboneLMHead(LMHead):
-    """The language model head of a family, as its `VocabularyHead` describes it: tied or untied, with or without a
-    scale, constants or a bias.
+    """The language model head that the `VocabularyHead` of a family describes: tied or untied, with or without a scale,
+    constants or a bias.
 
     bias: (V,) fixed constants or a learned bias; None if there is neither.
     """
 
-    def __init__(self, kind: VocabularyHead, hidden_size: int, vocab_size: int):
+    def __init__(self, form: VocabularyHead, hidden_size: int, vocab_size: int):
         super().__init__()
-        self.scale = kind.scale
-        if not kind.tied:
+        self.scale = form.scale
+        if not form.tied:
             self.untie(vocab_size, hidden_size)
-        if kind.constants:
+        if form.constants:
             del self.bias
             self.register_buffer("bias", torch.zeros(vocab_size))
-        elif kind.bias:
+        elif form.bias:
             self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
@@ -101,12 +101,12 @@ class BackboneLMHead(LMHead):
 
 class AdaptiveLMHead(LMHead):
     """An adaptive softmax over the token embedding (Grave, Joulin, Cisse, Grangier, Jegou, "Efficient softmax
-    approximation for GPUs", ICML 2017): a first softmax over frequent tokens and one entry per cluster of rare ones,
-    and a softmax within each cluster. Tokens are ordered by frequency. Unlike torch's module, it is tied and has a bias
-    for each token (Dai et al. 2019, original code).
+    approximation for GPUs", ICML 2017): a first softmax over the frequent tokens and one entry per cluster of rare
+    tokens, and a softmax within each cluster. Tokens are ordered by frequency. Unlike torch's module, this head is tied
+    and has a bias for each token (Dai et al. 2019, original code).
 
     bias: (V,) the bias of each token. clusters: a row and a bias for each of the C clusters. cutoffs: the first token
-    of each cluster.
+    of each cluster. sizes: the number of frequent tokens, then that of each cluster.
     """
 
     def __init__(self, cutoffs: tuple[int, ...], hidden_size: int, vocab_size: int):
@@ -117,8 +117,8 @@ class AdaptiveLMHead(LMHead):
 
     @property
     def rows_read(self) -> float:
-        """The mean number of table rows by which a token's state is multiplied, in the first softmax and in the cluster
-        of the token, if token frequencies follow Zipf's law."""
+        """The mean number of table rows that are multiplied by the state of a token, in the first softmax and in the
+        token's cluster, if token frequencies follow Zipf's law."""
         starts = list(accumulate(self.sizes))
         probabilities = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
         return self.sizes[0] + sum(p * size for p, size in zip(probabilities, self.sizes[1:], strict=True))
@@ -131,7 +131,7 @@ class AdaptiveLMHead(LMHead):
 
     @property
     def biases(self) -> Tensor:
-        """(V,) the bias of each token."""
+        """(V,), the bias of each token."""
         assert self.bias is not None
         return self.bias
 
@@ -150,7 +150,7 @@ class AdaptiveLMHead(LMHead):
         cluster are computed."""
         if self.tap is not None:
             self.observe(self(hidden_MH, table_VH))
-            if self.tap.only:
+            if self.tap.predictions_only:
                 return hidden_MH.new_zeros(())
         if label_smoothing:
             return loss_sum(self(hidden_MH, table_VH), labels_M, label_smoothing)
@@ -181,23 +181,23 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 def lm_head(backbone: Backbone) -> LMHead:
     """Returns the language model head of a backbone."""
-    kind = backbone.vocabulary_head
-    if kind.cutoffs:
-        return AdaptiveLMHead(kind.cutoffs, backbone.hidden_size, backbone.config.vocab_size)
-    if kind == VocabularyHead():
+    form = backbone.vocabulary_head
+    if form.cutoffs:
+        return AdaptiveLMHead(form.cutoffs, backbone.hidden_size, backbone.config.vocab_size)
+    if form == VocabularyHead():
         return LMHead()
-    return BackboneLMHead(kind, backbone.hidden_size, backbone.config.vocab_size)
+    return BackboneLMHead(form, backbone.hidden_size, backbone.config.vocab_size)
 
 
 class MaskedLMHead(LMHead):
-    """Dense layer, activation, norm, tied output layer with a bias (Devlin et al. 2019, original code).
+    """A dense layer, an activation, a norm, and the tied output layer with a bias (Devlin et al. 2019, original code).
 
     Args:
         hidden_size: H.
         vocab_size: V.
-        activation: After the dense layer.
-        norm_epsilon: Of the norm.
-        table_width: W; None for hidden_size (ALBERT and ELECTRA: the width of their embedding).
+        activation: Activation after the dense layer.
+        norm_epsilon: Epsilon of the norm.
+        table_width: W, which in ALBERT and ELECTRA is the width of the embedding; None for hidden_size.
         biases: Whether dense layer and norm have biases.
     """
 
@@ -224,15 +224,15 @@ class MaskedLMHead(LMHead):
     def states(
         self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
     ) -> Tensor:
-        """Returns (T, H), or (M, H) of the tokens `read_M`: the states of a backbone for a packed batch that this head
-        reads."""
+        """Returns the states of a backbone that this head reads, for packed texts: (T, H), or (M, H) of the tokens with
+        the flat indices `read_M`."""
         states: Tensor = backbone(packed, rng, read_M=read_M)
         return states
 
 
 class EnhancedMaskedLMHead(MaskedLMHead):
-    """`MaskedLMHead` after an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2), which adds absolute positions
-    only for this head. `absolute`: (P, H) the table of positions."""
+    """A `MaskedLMHead` that reads the states of an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2), to which it
+    gives absolute positions. `absolute`: the table of positions, with rows of width H."""
 
     absolute: nn.Embedding
 
@@ -244,8 +244,8 @@ class EnhancedMaskedLMHead(MaskedLMHead):
 
 
 def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
-    """Returns the masked language model head of a backbone. enhanced: whether it follows the enhanced mask decoder.
-    Raises UserError if the family has none."""
+    """Returns the masked language model head of a backbone. enhanced: whether the head follows the enhanced mask
+    decoder. Raises UserError if the family has no such decoder."""
     if enhanced and not backbone.decodes_masks:
         raise UserError(
             f"objective.enhanced_decoder=true: model={backbone.config.name} has no enhanced mask decoder",
@@ -296,46 +296,47 @@ class CopyGate(nn.Module):
 
 
 def copy_losses(
-    head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor, labels_M: Tensor
+    head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, input_M: Tensor, labels_M: Tensor
 ) -> Tensor:
-    """Returns the losses of a head with a copy gate (section 3.4, All-Tokens MLM). The probability of a token is its
-    probability by the head times the probability of not copying; for the input token, the probability of copying is
-    added.
+    """Returns the losses of a head with a copy gate (section 3.4, All-Tokens MLM). The probability of a token is that
+    of the head times the probability of not copying. The probability of copying is added to that of the input token.
 
-    Logits are recomputed in the backward pass in chunks of rows.
+    Logits are recomputed in the backward pass, in chunks of rows.
 
     Args:
         head: The masked language model head.
-        gate_M: The logits of copying.
+        gate_M: The logits of the copy gate.
         hidden_MH: The hidden states.
         table_VW: The token embedding.
-        read_M: The input tokens.
+        input_M: The input tokens.
         labels_M: The target tokens.
 
     Returns:
         (M,) losses in fp32.
     """
 
-    def part(gate: Tensor, hidden: Tensor, read: Tensor, labels: Tensor) -> Tensor:
+    def chunk_losses(gate: Tensor, hidden: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         generated = F.logsigmoid(-gate.float()) - F.cross_entropy(
             head(hidden, table_VW).float(), labels, reduction="none"
         )
-        copied = F.logsigmoid(gate.float()).masked_fill(read != labels, -torch.inf)
+        copied = F.logsigmoid(gate.float()).masked_fill(inputs != labels, -torch.inf)
         return -torch.logaddexp(copied, generated)
 
     chunks = [
-        checkpoint(part, *chunk, use_reentrant=False)
-        for chunk in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M, labels_M)), strict=True)
+        checkpoint(chunk_losses, *chunk, use_reentrant=False)
+        for chunk in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, input_M, labels_M)), strict=True)
     ]
     return torch.cat(chunks) if chunks else hidden_MH.new_zeros(0, dtype=torch.float32)
 
 
 @torch.no_grad()
-def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor) -> Tensor:
+def copy_predictions(
+    head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, input_M: Tensor
+) -> Tensor:
     """Returns (M,): the most probable tokens of a head with a copy gate. The arguments are those of `copy_losses`."""
-    best = [read_M.new_zeros(0)]
-    for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):
+    best = [input_M.new_zeros(0)]
+    for gate, hidden, inputs in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, input_M)), strict=True):
         copy = torch.sigmoid(gate.float())[:, None]
         probabilities = head(hidden, table_VW).float().softmax(-1) * (1 - copy)
-        best.append(probabilities.scatter_add_(1, read[:, None], copy).argmax(-1))
+        best.append(probabilities.scatter_add_(1, inputs[:, None], copy).argmax(-1))
     return torch.cat(best)

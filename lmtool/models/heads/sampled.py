@@ -1,11 +1,13 @@
-"""A sampled softmax: training computes the logits of the target and a sample of other words; and scores of word pairs.
+"""A sampled softmax, which in training computes only the logits of the target and of a sample of words; skip-gram's
+scores of word pairs.
 
 Jean, Cho, Memisevic and Bengio 2015, "On Using Very Large Target Vocabulary for Neural Machine Translation", with the
 log-uniform sampler of TensorFlow (`tf.nn.sampled_softmax_loss`, `tf.random.log_uniform_candidate_sampler`): words,
 ordered by frequency, are sampled without replacement, and the log of a word's expected count in the sample is
 subtracted from its logit. Evaluation computes all logits.
 
-Shape letters: T tokens, M targets or pairs, K sampled words, J context words per pair, V words, P and H hidden widths.
+Shape letters: T tokens, M targets or pairs, K sampled words, J context words per pair, V words, P and H hidden widths,
+R rows of a chunk.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _ROWS = 512
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of the vocabulary for one step. ids_K: distinct words. words: V. tries: number of samples with
+    """A sample of the vocabulary for one step. ids_K: distinct words. words: V. tries: the number of draws with
     replacement until K distinct words were found."""
 
     ids_K: Tensor
@@ -39,7 +41,7 @@ class Sample:
     tries: int
 
     def log_expected(self, ids: Tensor) -> Tensor:
-        """Returns the log of the expected count of each word in such a sample."""
+        """Returns the log of the expected count of words in a sample of this size. ids: the words."""
         probabilities = torch.log1p(1 / (ids.double() + 1)) / math.log(self.words + 1)
         return torch.log(-torch.expm1(self.tries * torch.log1p(-probabilities)))
 
@@ -49,7 +51,7 @@ class Sample:
 
 
 def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
-    """Samples distinct words; word w has probability log((w + 2) / (w + 1)) / log(words + 1).
+    """Samples distinct words. Each draw is word w with probability log((w + 2) / (w + 1)) / log(words + 1).
 
     Args:
         words: V.
@@ -58,21 +60,22 @@ def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
         step: The optimizer step; the sample is a function of (seed, step).
     """
     generator = np.random.default_rng(key(seed, "sample", step))
-    samples = np.empty(0, dtype=np.int64)
+    drawn = np.empty(0, dtype=np.int64)
     while True:
-        uniform = generator.random(max(2 * size, len(samples)))
+        uniform = generator.random(max(2 * size, len(drawn)))
         # Inverse of the cumulative distribution function.
-        more = np.exp(uniform * np.log(words + 1)).astype(np.int64) - 1
-        samples = np.concatenate([samples, np.clip(more, 0, words - 1)])
-        ids, first = np.unique(samples, return_index=True)
+        next_ids = np.exp(uniform * np.log(words + 1)).astype(np.int64) - 1
+        drawn = np.concatenate([drawn, np.clip(next_ids, 0, words - 1)])
+        ids, first_draws = np.unique(drawn, return_index=True)
         if len(ids) >= size:
             break
-    earliest = np.sort(first)[:size]
-    return Sample(torch.from_numpy(samples[earliest]), words, int(earliest[-1]) + 1)
+    kept_draws = np.sort(first_draws)[:size]
+    return Sample(torch.from_numpy(drawn[kept_draws]), words, int(kept_draws[-1]) + 1)
 
 
 class SampledLMHead(LMHead):
-    """logits = table hidden + bias, untied. sampled: number of words in the sample in training; None for all words."""
+    """An untied output layer with a bias. sampled: the number of words in the sample in training; None if all logits
+    are computed."""
 
     def __init__(self, width: int, words: int, sampled: int | None):
         super().__init__()
@@ -82,46 +85,47 @@ class SampledLMHead(LMHead):
 
     @property
     def output_table(self) -> Tensor:
-        """(V, P) weight of the output layer."""
+        """(V, P), the weight of the output layer."""
         assert self.output is not None
         return self.output.weight
 
     @property
-    def computed(self) -> int:
+    def logits_per_target(self) -> int:
         """Number of logits per target in training."""
         return len(self.output_table) if self.sampled is None else self.sampled + 1
 
     def sampled_loss_sum(self, hidden_MP: Tensor, labels_M: Tensor, sample: Sample) -> Tensor:
-        """Returns the sum of cross entropies over the target and the sample without the target."""
+        """Returns the sum of the cross entropies. The classes are the target and the sampled words other than the
+        target."""
         assert self.bias is not None
         table_VP, bias_V, ids_K = self.output_table, self.bias, sample.ids_K
-        # A single lookup gives the table one gradient instead of two.
+        # With a single lookup, the table has one gradient instead of two.
         words = torch.cat([labels_M, ids_K])
-        true_MP, sampled_KP = F.embedding(words, table_VP).split([len(labels_M), len(ids_K)])
+        target_MP, sampled_KP = F.embedding(words, table_VP).split([len(labels_M), len(ids_K)])
         offsets_K = bias_V[ids_K] - sample.log_expected(ids_K).to(bias_V.dtype)
-        true_M = (hidden_MP * true_MP).sum(-1, dtype=bias_V.dtype)
-        true_M = true_M + bias_V[labels_M] - sample.log_expected(labels_M).to(bias_V.dtype)
-        total = true_M.new_zeros(())
+        target_M = (hidden_MP * target_MP).sum(-1, dtype=bias_V.dtype)
+        target_M = target_M + bias_V[labels_M] - sample.log_expected(labels_M).to(bias_V.dtype)
+        total = target_M.new_zeros(())
         for start in range(0, len(labels_M), _ROWS):
             rows = slice(start, start + _ROWS)
             sampled_R: Tensor = checkpoint(
                 _logsumexp, hidden_MP[rows], sampled_KP, offsets_K, labels_M[rows], ids_K,
                 use_reentrant=False, preserve_rng_state=False,
             )  # fmt: skip
-            total = total + F.softplus(sampled_R - true_M[rows]).sum()
+            total = total + F.softplus(sampled_R - target_M[rows]).sum()
         return total
 
 
 def _logsumexp(hidden_RP: Tensor, sampled_KP: Tensor, offsets_K: Tensor, labels_R: Tensor, ids_K: Tensor) -> Tensor:
-    """Returns (R,): log-sum-exp of the sampled words' logits, without a row's target."""
+    """Returns (R,): the log-sum-exp of the logits of the sampled words, without the target of the row."""
     logits_RK = F.linear(hidden_RP, sampled_KP).to(offsets_K.dtype) + offsets_K
     return logits_RK.masked_fill(labels_R[:, None] == ids_K, -torch.inf).logsumexp(-1)
 
 
 class WordPairsHead(nn.Module):
-    """Skip-gram's output vectors. The score of a pair is the product of a token's hidden state and another word's
-    output vector (Mikolov et al. 2013, equation 4). words: J. counts: (V,) frequencies in the training text, for
-    negative sampling."""
+    """Skip-gram's output vectors. The score of a pair is the product of a token's hidden state and the output vector of
+    another word (Mikolov et al. 2013, equation 4). words: J. counts: (V,) the frequency of each word in the training
+    text, for negative sampling."""
 
     counts: Tensor
 
@@ -131,7 +135,7 @@ class WordPairsHead(nn.Module):
         self.output = Embeddings(vocab_size, hidden_size, Position(), 0.0)
         self.register_buffer("counts", torch.zeros(vocab_size, dtype=torch.int64))
 
-    def forward(self, hidden_TH: Tensor, at_M: Tensor, words_MJ: Tensor) -> Tensor:
-        """Returns (M, J): score of each word with the token at `at_M`."""
+    def forward(self, hidden_TH: Tensor, token_M: Tensor, words_MJ: Tensor) -> Tensor:
+        """Returns (M, J): the score of each word of `words_MJ` with a token. token_M: flat indices of the tokens."""
         words_MJH = self.output.tokens(words_MJ.reshape(-1)).unflatten(0, words_MJ.shape)
-        return torch.einsum("mjh,mh->mj", words_MJH, hidden_TH.index_select(0, at_M))
+        return torch.einsum("mjh,mh->mj", words_MJH, hidden_TH.index_select(0, token_M))

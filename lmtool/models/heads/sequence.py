@@ -1,7 +1,7 @@
-"""Pooling of documents and spans, and heads on the result.
+"""Pooling of documents and spans, and heads that read the pooled states.
 
-Shape letters: T tokens, N documents or examples, M spans or target tokens, S spans of an example, H hidden width, C
-outputs, F input width of the pooler, B width of a position vector, V rows of the table, W its width.
+Shape letters: T tokens, N documents or examples, M spans or target tokens, S spans of an example, H hidden width, D =
+3SH, C outputs, F input width of the pooler, B width of a position vector, V rows of the table, W width of the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmtool.types import Packed, on_host, send
 
 
 def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
-    """Returns (N,): flat index of each document's first or last token."""
+    """Returns (N,): the flat index of the first or last token of each document."""
     starts = torch.tensor(packed.starts, dtype=torch.int64)
     if how == "last":
         starts = starts + torch.tensor(packed.lengths, dtype=torch.int64) - 1
@@ -29,8 +29,9 @@ def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
 
 
 def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "mean", "max"]) -> Tensor:
-    """Returns (N, H): pooled hidden states: of the first or last token, or the mean or maximum over the document
-    including special tokens (Reimers and Gurevych 2019, section 3). Mean and maximum of an empty document are 0."""
+    """Returns (N, H): the pooled hidden states of each document. how: the state of the first or last token, or the mean
+    or maximum over the document including special tokens (Reimers and Gurevych 2019, section 3). Mean and maximum of an
+    empty document are 0."""
     if how == "first" or how == "last":
         return hidden_TH[summary_index(packed, how)]
     if how == "max":
@@ -43,9 +44,9 @@ def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "me
 
 
 class Pooler(nn.Module):
-    """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT), gelu (ELECTRA) or its
-    approximation (BigBird); normalized where there is a norm (ModernBERT). input_size: F; hidden_size where None. bias:
-    whether the map has one."""
+    """A dense layer and an activation over the state of the first token, followed by a norm in ModernBERT. activation:
+    tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT), gelu (ELECTRA) or its tanh approximation (BigBird). input_size: F;
+    None for hidden_size. bias: whether the dense layer has a bias."""
 
     def __init__(
         self,
@@ -74,15 +75,15 @@ def pooler(backbone: Backbone) -> Pooler:
 
 
 class SequenceHead(PredictingHead):
-    """Dropout and a linear layer for classes or values of a document.
+    """Predicts classes or values of a document by dropout and a linear layer.
 
     Args:
         hidden_size: H.
         outputs: C.
         dropout: Dropout rate before the output layer.
         bias: Whether the output layer has a bias.
-        dense: Add a dense layer with tanh first.
-        tokens: Number of special tokens that the head adds, with learned embeddings.
+        dense: Whether a dense layer with tanh precedes them.
+        tokens: Number of special tokens with learned embeddings that the head adds to texts.
         token_size: Width of these embeddings; None for hidden_size.
     """
 
@@ -103,14 +104,15 @@ class SequenceHead(PredictingHead):
         self.output = nn.Linear(hidden_size, outputs, bias)
 
     def forward(self, summary_NH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Maps (N, H) to (N, C). rng: the generator of the pooled tokens, `rng.rows(summary_index(...))`."""
+        """Maps (N, H) to (N, C). rng: the dropout generator of the pooled tokens, `rng.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
         return self.observe(apply_linear(self.output, self.dropout(summary_NH, rng)))
 
 
 def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
-    """Returns (M, 3H): [start; end; mean] of the hidden states of spans. span_M2: flat inclusive boundaries."""
+    """Returns (M, 3H): the hidden states of the first and the last token of each span and their mean over the span.
+    span_M2: the flat indices of the first and the last token."""
     starts_M, ends_M = span_M2.unbind(1)
     lengths_M = ends_M - starts_M + 1
     first_M, last_M = on_host(span_M2).unbind(1)
@@ -124,8 +126,8 @@ def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
 
 
 class SpanHead(PredictingHead):
-    """Classes of S spans: a dense layer with tanh over their concatenated vectors, dropout, and a linear layer
-    (two-layer classifier of Tenney et al. 2019, section 3; spans as in Lee et al. 2017, section 4)."""
+    """Predicts classes of S spans by a dense layer with tanh over their concatenated vectors, dropout, and a linear
+    layer (two-layer classifier of Tenney et al. 2019, section 3; spans as in Lee et al. 2017, section 4)."""
 
     def __init__(self, hidden_size: int, spans: int, outputs: int, dropout: float = 0.0):
         super().__init__()
@@ -134,7 +136,7 @@ class SpanHead(PredictingHead):
         self.output = nn.Linear(hidden_size, outputs)
 
     def forward(self, spans_ND: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Maps (N, 3SH) to (N, C). rng: the generator of the examples' first tokens."""
+        """Maps (N, 3SH) to (N, C). rng: the dropout generator of the first token of each example."""
         return self.observe(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
 
 
@@ -166,8 +168,8 @@ class SpanBoundaryHead(LMHead):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def features(self, edges_M2H: Tensor, offsets_M: Tensor) -> Tensor:
-        """Returns (M, 2H+B): input of `loss_sum` and `scores`. edges_M2H: hidden states of the tokens before and after
-        the span of each target. offsets_M: the target's index in its span."""
+        """Returns (M, 2H+B): the input of `loss_sum` and `scores`. edges_M2H: the hidden states of the tokens before
+        and after the span of each target. offsets_M: the index of each target in its span."""
         return torch.cat([edges_M2H.flatten(1), self.position(offsets_M).to(edges_M2H.dtype)], dim=-1)
 
     def transform(self, hidden_MH: Tensor) -> Tensor:

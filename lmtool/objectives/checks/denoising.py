@@ -16,7 +16,7 @@ from lmtool.learners.model import labels_of
 from lmtool.objectives.checks.language import StreamInspector, without_special_tokens
 from lmtool.objectives.corruption.masking import PackedTexts, budget
 from lmtool.objectives.corruption.noises import (
-    Corrupted,
+    CorruptedTexts,
     infill,
     mask_each,
     noise_counts,
@@ -30,7 +30,7 @@ from lmtool.types import Packed
 class NoisyInspector(StreamInspector):
     """Inspects `NoisyWindows`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Describes each noise, in the order in which the noises are applied."""
         fractions = {
             "masked fraction of words": "of the words are masked, with one mask per span",
@@ -171,7 +171,7 @@ class CorruptedSpansInspector(StreamInspector):
 
     drops_single_tokens = True
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         fraction, length = stats.measured("corrupted fraction of text"), stats.measured("tokens of a span")
         if fraction is None or length is None:
             return ""
@@ -226,7 +226,7 @@ class CorruptedSpansInspector(StreamInspector):
         )
 
 
-def _restores(corrupted: Corrupted, sentinels: np.ndarray, text: np.ndarray) -> bool:
+def _restores(corrupted: CorruptedTexts, sentinels: np.ndarray, text: np.ndarray) -> bool:
     """Returns whether inputs and targets together restore the text. They do not if the numbers of sentinels differ."""
     try:
         return np.array_equal(restore(corrupted, sentinels), text)

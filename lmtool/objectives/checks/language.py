@@ -14,15 +14,16 @@ from lmtool.data.formats import FormatTemplate, ragged_ranges
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.characters import FILL, TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS
-from lmtool.objectives.examples.words import BACKWARD, FORWARD, Pairs
+from lmtool.objectives.examples.words import BACKWARD, FORWARD, SampledPairs
 from lmtool.types import Packed
 
-# Windows of a document stream: their text, and whether they cover all tokens.
+# Windows of a document stream: the text of each window, and whether the windows cover all tokens.
 
 
 class StreamInspector(Inspector):
-    """Inspects examples that are windows of a document stream, their attribute `stream`. drops_single_tokens: whether a
-    window needs two tokens, so that a single token at the end of a document is in no window."""
+    """Inspects examples that are windows of a document stream, the attribute `stream` of the examples.
+    drops_single_tokens: whether a window needs two tokens, so that a single token at the end of a document is in no
+    window."""
 
     drops_single_tokens = False
 
@@ -41,12 +42,12 @@ class StreamInspector(Inspector):
         """Checks how much text is in no window."""
         rows, boundaries = self.examples.plan(0).rows, self.examples.stream.boundaries
         rows = rows[np.argsort(rows["start"], kind="stable")]  # segments of lanes are planned in the order of steps
-        start = rows["start"]
-        ends = np.maximum.accumulate(start + rows["length"])
-        gaps = np.maximum(np.append(start, boundaries[-1]) - np.append(0, ends), 0)
+        starts = rows["start"]
+        ends = np.maximum.accumulate(starts + rows["length"])
+        gaps = np.maximum(np.append(starts, boundaries[-1]) - np.append(0, ends), 0)
         uncovered = ragged_ranges(np.append(0, ends), gaps)
-        single = np.isin(uncovered + 1, boundaries).sum() if self.drops_single_tokens else 0
-        stats.exact("fraction of text in no example", len(uncovered), single, boundaries[-1])
+        dropped = np.isin(uncovered + 1, boundaries).sum() if self.drops_single_tokens else 0
+        stats.exact("fraction of text in no example", len(uncovered), dropped, boundaries[-1])
         super().check_plan(stats)
 
 
@@ -56,7 +57,7 @@ class StreamInspector(Inspector):
 class CausalInspector(StreamInspector):
     """Inspects `CausalWindows`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return "every token is predicted from the tokens before it, all tokens of a text in one pass"
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
@@ -75,12 +76,12 @@ _DIAGRAM_LETTERS = 24
 class LanesInspector(StreamInspector):
     """Inspects `CausalSegments`, for models that carry state from one segment of text to the next.
 
-    A lane is a contiguous piece of the text, which is read segment by segment. The checks are that each segment
-    directly follows the previous segment of its lane, and that every token of the text except the first is predicted
-    once. The examples shown first are consecutive segments of one lane.
+    A lane is a contiguous piece of the text, which is read segment by segment. Checks that each segment directly
+    follows the previous segment of its lane, and that every token of the text except the first is predicted once. The
+    examples that are shown first are consecutive segments of one lane.
     """
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return (
             f"every token is predicted from the tokens before it; the text is read in {self.examples.lanes} lanes "
             "(contiguous pieces), and each segment continues with the state of the previous one"
@@ -100,34 +101,36 @@ class LanesInspector(StreamInspector):
             yield {**entry, "lane": lane, "drawing": drawing}
 
     def _drawing(self, row: np.void, memory: int | None) -> str:
-        """Returns a diagram of a lane up to a segment. Each letter represents the same number of tokens: tokens read
-        before (.), tokens in the memory (m), tokens of this segment (x). For a recurrent state, all tokens read before
-        are shown as ~, because the state depends on all of them. memory: the memory length; None for a recurrent
-        state."""
-        before, unit = int(row["before"]), max(1, self.max_length // 4)
-        positions = np.arange(0, before + int(row["length"]), unit)[-_DIAGRAM_LETTERS:]
+        """Returns a diagram of a lane up to the end of a segment. Each letter represents the same number of tokens:
+        tokens read before (.), tokens in the memory (m), tokens of this segment (x). For a recurrent state, all tokens
+        read before are shown as ~, because the state depends on all of them. row: the segment. memory: the memory
+        length; None for a recurrent state."""
+        before, tokens_per_letter = int(row["before"]), max(1, self.max_length // 4)
+        positions = np.arange(0, before + int(row["length"]), tokens_per_letter)[-_DIAGRAM_LETTERS:]
         carried = "~" if memory is None else "m"
-        start = 0 if memory is None else max(0, before - memory)
-        return "".join("x" if position >= before else carried if position >= start else "." for position in positions)
+        carried_start = 0 if memory is None else max(0, before - memory)
+        return "".join(
+            "x" if position >= before else carried if position >= carried_start else "." for position in positions
+        )
 
     def check_plan(self, stats: RunningStatistics) -> None:
         """Checks that no text is skipped or read twice, and that segments directly follow each other in a lane."""
-        rows, predicted = self.examples.plan(0).rows, len(self.examples.stream) - 1
+        rows, targets = self.examples.plan(0).rows, len(self.examples.stream) - 1  # the first token is not predicted
         ordered = rows[np.argsort(rows["start"], kind="stable")]
         ends = ordered["start"] + ordered["length"]
-        gaps = np.append(ordered["start"], predicted) - np.append(0, ends)
-        stats.exact("fraction of text in no example", np.abs(gaps).sum(), 0, predicted)
-        follows = ordered["lane"][1:] == ordered["lane"][:-1]
-        carried = ordered["before"][1:] == np.where(follows, ordered["before"][:-1] + ordered["length"][:-1], 0)
-        stats.never("segments that do not follow the previous segment of their lane", (~carried).sum())
+        gaps = np.append(ordered["start"], targets) - np.append(0, ends)
+        stats.exact("fraction of text in no example", np.abs(gaps).sum(), 0, targets)
+        same_lane = ordered["lane"][1:] == ordered["lane"][:-1]
+        follows = ordered["before"][1:] == np.where(same_lane, ordered["before"][:-1] + ordered["length"][:-1], 0)
+        stats.never("segments that do not follow the previous segment of their lane", (~follows).sum())
         stats.report("lanes", self.examples.lanes, 0)
         super(StreamInspector, self).check_plan(stats)
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         rows, labels = sample.rows, labels_of(sample.batch, "clm").numpy()
         stats.report("predicted fraction of tokens", len(labels), sample.batch.tokens)
-        after = self.examples.stream.read(rows["start"] + 1, rows["length"].astype(np.int64))
-        stats.never("labels that are not the next token", (after != labels).sum())
+        next_tokens = self.examples.stream.read(rows["start"] + 1, rows["length"].astype(np.int64))
+        stats.never("labels that are not the next token", (next_tokens != labels).sum())
         lanes = sample.batch.lanes
         tokens_before = () if lanes is None else lanes.read
         stats.never("tokens read before that a batch does not count", rows["before"].sum() - sum(tokens_before))
@@ -151,12 +154,12 @@ def without_special_tokens(template: FormatTemplate, packed: Packed, ids: Tensor
 
 
 class PrefixesInspector(StreamInspector):
-    """The base class of inspectors of split texts: the position of the split is uniformly distributed, and the text
-    after it is predicted."""
+    """The base class of inspectors of texts that are split into a prefix and a rest. Checks that the position of the
+    split is uniformly distributed, and that the text after it is predicted."""
 
     drops_single_tokens = True
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return "a text is split at a random position: the part before it is read, the part after it is predicted"
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
@@ -164,10 +167,10 @@ class PrefixesInspector(StreamInspector):
         prefixes = self.examples.prefixes(sample.rows, sample.numbers, sample.epoch)
         stats.never("splits that leave a side empty", ((prefixes < 1) | (prefixes >= lengths)).sum())
         # A text of two tokens has only one possible split. The variance is that of a discrete uniform distribution.
-        several = lengths > 2
-        fractions = (prefixes[several] - 1) / (lengths[several] - 2)
-        variance = float((lengths[several] / (12 * (lengths[several] - 2))).sum())
-        count = several.sum()
+        has_choice = lengths > 2
+        fractions = (prefixes[has_choice] - 1) / (lengths[has_choice] - 2)
+        variance = float((lengths[has_choice] / (12 * (lengths[has_choice] - 2))).sum())
+        count = has_choice.sum()
         stats.mean("position of the split, 0 to 1", fractions.sum(), count, count / 2, variance, 0.5)
         self.check_sides(stats, sample, lengths, prefixes)
 
@@ -179,8 +182,8 @@ class PrefixesInspector(StreamInspector):
         Args:
             stats: The statistics to add to.
             sample: The examples.
-            lengths: The number of tokens of each text, (N,).
-            prefixes: The number of tokens before the split, (N,).
+            lengths: (N,) the number of tokens of each text.
+            prefixes: (N,) the number of tokens before the split of each text.
         """
 
 
@@ -214,7 +217,8 @@ class EncodedPrefixesInspector(PrefixesInspector):
         stats.never("batches from which the text cannot be restored", not equal)
 
 
-# Windows of words, which the model reads by their characters, and predicts in both directions.
+# Windows of words. The model reads words by their characters, and predicts words in both directions.
+# Shape letters: W words of a batch, U distinct words, L symbols of a word, M predicting positions.
 
 
 # How the special symbols of the character vocabulary are shown.
@@ -226,33 +230,35 @@ _MAX_WORDS = 12
 class WordInspector(StreamInspector):
     """Inspects `WordWindows`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return "every word is predicted twice: from the words before it (→), and from the words after it (←)"
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         inputs = sample.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
-        first_W, number_W = self.examples.words(tokens, starts)
-        unknown = self.examples.unknown
-        texts = len(inputs.lengths)
+        first_W, ids_W = self.examples.words(tokens, starts)
+        text_count = len(inputs.lengths)
         stats.report("tokens per word", len(tokens), len(first_W))
-        stats.report("fraction of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
+        stats.report("fraction of words predicted as unknown", (ids_W == self.examples.unknown).sum(), len(first_W))
         reader = self.learner.backbone.reader
         bytes_W = np.add.reduceat(reader.entry_lengths()[tokens], first_W)
         stats.report(
             f"fraction of words truncated to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W)
         )
         for term, ahead in ((FORWARD, 1), (BACKWARD, -1)):
-            at, labels = indices_of(sample.batch, term).numpy(), labels_of(sample.batch, term).numpy()
-            word_M = np.searchsorted(first_W, at)
+            indices, labels = indices_of(sample.batch, term).numpy(), labels_of(sample.batch, term).numpy()
+            word_M = np.searchsorted(first_W, indices)
             stats.never(
                 f"{term} labels that are not the next word in this direction",
-                (number_W[word_M + ahead] != labels).sum(),
+                (ids_W[word_M + ahead] != labels).sum(),
             )
-            stats.never(f"words without a {term} prediction", len(first_W) - texts - len(np.unique(word_M + ahead)))
+            stats.never(
+                f"words without a {term} prediction", len(first_W) - text_count - len(np.unique(word_M + ahead))
+            )
 
     def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
-        """Adds the words of each example: their characters, and the word that each direction predicts there."""
+        """Adds a `drawing` of the words of each example: the characters of each word, and the words that the two
+        directions predict at this word."""
         inputs = sample.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
         first_W, _ = self.examples.words(tokens, starts)
@@ -275,8 +281,8 @@ class WordInspector(StreamInspector):
             yield entry
 
     def _targets_at(self, targets: Mapping[str, Mapping[int, int]], position: int) -> str:
-        """Returns the words that the two directions predict at a token, each after an arrow. targets: the label of each
-        token index, by term. position: the index of the token."""
+        """Returns the words that the two directions predict at a token, each after an arrow. targets: for each term,
+        the labels by the index of the token. position: the index of the token."""
         arrows = ((FORWARD, "→"), (BACKWARD, "←"))
         directions = [(arrow, targets[term][position]) for term, arrow in arrows if position in targets[term]]
         return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in directions)
@@ -284,31 +290,31 @@ class WordInspector(StreamInspector):
 
 def _readable_word(symbols: list[int]) -> str:
     """Returns the symbols of a word as text, without padding. Symbols 1 to 256 are bytes."""
-    texts, run = [], bytearray()
+    texts, run_bytes = [], bytearray()
     for symbol in [*symbols, FILL]:
         if 1 <= symbol <= 256:
-            run.append(symbol - 1)
+            run_bytes.append(symbol - 1)
             continue
-        if run:
-            texts.append(" ".join(run.decode("utf-8", "backslashreplace")))
-            run.clear()
+        if run_bytes:
+            texts.append(" ".join(run_bytes.decode("utf-8", "backslashreplace")))
+            run_bytes.clear()
         if symbol in _SYMBOLS:
             texts.append(_SYMBOLS[symbol])
     return " ".join(texts)
 
 
 # Skip-gram: the words that subsampling drops, the context windows of the retained words, and the negatives.
-# Shape letters: V vocabulary, T tokens, K retained tokens, M pairs.
+# Shape letters: V vocabulary, T tokens that are not special, K retained tokens, M pairs.
 
 
-# Number of bins in which the frequencies of negatives are checked, by the rank of the word: 1, 2 to 10, 11 to 100, ...
+# The frequencies of negatives are checked in this number of bins, by the rank of the word: 1, 2 to 10, 11 to 100, ...
 _DECADES = 8
 
 
 class WordPairsInspector(StreamInspector):
     """Inspects `WordPairs`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         retained, pairs = stats.measured("retained words"), stats.measured("pairs per retained word")
         if retained is None or pairs is None:
             return ""
@@ -319,8 +325,8 @@ class WordPairsInspector(StreamInspector):
         )
 
     @cached_property
-    def _ranks(self) -> np.ndarray:
-        """The bin (V,) of each word, by its rank in descending order of counts."""
+    def _decade_V(self) -> np.ndarray:
+        """The bin of each word, by the word's rank in descending order of counts."""
         counts_V = self.examples.counts.counts
         rank_V = np.empty(len(counts_V), dtype=np.int64)
         rank_V[np.argsort(-counts_V, kind="stable")] = np.arange(len(counts_V))
@@ -345,7 +351,7 @@ class WordPairsInspector(StreamInspector):
         self._check_pairs(stats, pairs)
         self._check_negatives(stats, pairs.negatives.reshape(-1))
 
-    def _check_pairs(self, stats: RunningStatistics, pairs: Pairs) -> None:
+    def _check_pairs(self, stats: RunningStatistics, pairs: SampledPairs) -> None:
         """Checks that the pairs are exactly all pairs of words within the sampled windows."""
         row_K = np.repeat(np.arange(len(pairs.lengths)), pairs.lengths)
         position_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)
@@ -356,13 +362,15 @@ class WordPairsInspector(StreamInspector):
         stats.never("pairs outside of the windows", (distance_M > pairs.reach[pairs.center]).sum())
         before_K = np.minimum(pairs.reach, position_K)
         after_K = np.minimum(pairs.reach, pairs.lengths[row_K] - 1 - position_K)
-        stats.exact("pairs, of all pairs in the windows", len(pairs.center), *[(before_K + after_K).sum()] * 2)
+        all_pairs = (before_K + after_K).sum()
+        stats.exact("pairs, of all pairs in the windows", len(pairs.center), all_pairs, all_pairs)
 
     def _check_negatives(self, stats: RunningStatistics, negatives: np.ndarray) -> None:
         """Checks the distribution of negatives over the bins of ranks."""
-        noise_V, ranks_V = self.examples.counts.noise, self._ranks
-        hits, fractions = np.bincount(ranks_V[negatives], minlength=_DECADES), np.bincount(ranks_V, noise_V, _DECADES)
+        noise_V, decade_V = self.examples.counts.noise, self._decade_V
+        counts = np.bincount(decade_V[negatives], minlength=_DECADES)
+        fractions = np.bincount(decade_V, noise_V, _DECADES)
         for decade in range(_DECADES):
             if fractions[decade] > 0:
                 ranks = f"rank {10 ** (decade - 1) + 1:,} to {10**decade:,}" if decade else "rank 1"
-                stats.fraction(f"negatives of {ranks}", hits[decade], len(negatives), float(fractions[decade]))
+                stats.fraction(f"negatives of {ranks}", counts[decade], len(negatives), float(fractions[decade]))

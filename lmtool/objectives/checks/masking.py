@@ -15,10 +15,10 @@ from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatc
 from lmtool.learners.model import indices_of
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.configs import MaskingConfig, TokenMaskingConfig
-from lmtool.objectives.corruption.masking import Masked, Vocabulary, budget
+from lmtool.objectives.corruption.masking import MaskedTexts, Vocabulary, budget
 from lmtool.objectives.examples.masked import MaskedExamples
 
-# Masked tokens: how many there are, what replaces them, and that no other token changes.
+# Masked tokens: how many tokens are masked, what replaces them, and that no other token changes.
 # Shape letters: N examples of a batch, T their tokens, M predicting positions.
 
 
@@ -27,20 +27,20 @@ class Masks:
     """The masks of a batch.
 
     Attributes:
-        masked: The masks, sampled once more from the same random numbers.
+        masked: The masked texts, computed once more from the same random numbers.
         tokens: (T,) the original tokens.
         inputs: (T,) the input tokens of the batch.
-        text: (T,) bool, which tokens may be masked.
-        eligible: (N,) how many tokens of each example may be masked.
-        selected: (N,) how many tokens of each example are masked.
+        is_text_T: Whether each token may be masked.
+        eligible_N: The number of tokens of each example that may be masked.
+        selected_N: The number of tokens of each example that are masked.
     """
 
-    masked: Masked
+    masked: MaskedTexts
     tokens: np.ndarray
     inputs: np.ndarray
-    text: np.ndarray
-    eligible: np.ndarray
-    selected: np.ndarray
+    is_text_T: np.ndarray
+    eligible_N: np.ndarray
+    selected_N: np.ndarray
 
 
 # The names of the statistics that count the replacements of predicted tokens.
@@ -58,13 +58,15 @@ class MaskingInspector(Inspector):
         super().__init__(learner, examples, max_length)
         self.config, self.vocabulary = cast(MaskingConfig, examples.config), examples.masks.vocabulary
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         fractions = [stats.measured(name) for name in BRANCHES]
         words = ("[MASK]", "another token", "the original token")
         fractions_text = ", ".join(
             f"{fraction:.1%} {word}" for fraction, word in zip(fractions, words, strict=True) if fraction
         )
-        return super().fact(stats) + (f"; in their place the model reads {fractions_text}" if fractions_text else "")
+        return super().main_finding(stats) + (
+            f"; in their place the model reads {fractions_text}" if fractions_text else ""
+        )
 
     def repeats(self, epoch: int) -> bool:
         """Returns whether an epoch repeats the masks of an earlier epoch, as with masking=static."""
@@ -72,35 +74,36 @@ class MaskingInspector(Inspector):
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         original = self.examples.assemble(sample.rows)
-        masked = self.examples.masked(original, sample.numbers, sample.epoch)
+        masked = self.examples.mask(original, sample.numbers, sample.epoch)
         inputs, at = sample.batch.inputs.tokens.numpy(), masked.at
         documents = np.repeat(np.arange(len(original.lengths)), original.lengths)
-        text = ~self.vocabulary.special[original.tokens]
-        eligible, selected = (
-            np.bincount(documents[indices], minlength=len(sample.rows)) for indices in (np.flatnonzero(text), at)
+        is_text_T = ~self.vocabulary.special[original.tokens]
+        eligible_N, selected_N = (
+            np.bincount(documents[indices], minlength=len(sample.rows)) for indices in (np.flatnonzero(is_text_T), at)
         )
-        stats.never("special tokens predicted", (~text[at]).sum())
+        stats.never("special tokens predicted", (~is_text_T[at]).sum())
         stats.never("labels that differ from the original tokens", (masked.labels != original.tokens[at]).sum())
         changed_indices = np.flatnonzero(inputs != original.tokens)
         stats.never("tokens changed but not predicted", (~np.isin(changed_indices, at)).sum())
-        self.check_masks(stats, Masks(masked, original.tokens, inputs, text, eligible, selected))
+        self.check_masks(stats, Masks(masked, original.tokens, inputs, is_text_T, eligible_N, selected_N))
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         """Checks which tokens are masked, and which tokens replace them."""
         config, vocabulary = cast(TokenMaskingConfig, self.config), self.vocabulary
-        indices, text = masks.masked.at, masks.text
+        indices, is_text_T = masks.masked.at, masks.is_text_T
         check_branches(stats, config, vocabulary, masks.inputs[indices], masks.masked.labels)
         if config.whole_word:
-            stats.report("predicted fraction of text", len(indices), text.sum())
-            opens = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
-            word = np.cumsum(opens)[text]
-            predicted = np.isin(np.flatnonzero(text), indices)
+            stats.report("predicted fraction of text", len(indices), is_text_T.sum())
+            starts_word_T = is_text_T & (vocabulary.starts_word[masks.tokens] | ~np.append(False, is_text_T[:-1]))
+            word = np.cumsum(starts_word_T)[is_text_T]
+            predicted = np.isin(np.flatnonzero(is_text_T), indices)
             fraction = np.bincount(word, predicted) / np.maximum(np.bincount(word), 1)
             stats.never("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
         elif config.select == "bernoulli":
-            stats.fraction("predicted fraction of text", len(indices), text.sum(), config.probability)
+            stats.fraction("predicted fraction of text", len(indices), is_text_T.sum(), config.probability)
         else:
-            check_budget(stats, masks.selected, budget(masks.eligible, config.probability), masks.eligible)
+            budget_N = budget(masks.eligible_N, config.probability)
+            check_budget(stats, masks.selected_N, budget_N, masks.eligible_N)
 
 
 class MaskedWindowsInspector(MaskingInspector, StreamInspector):
@@ -129,9 +132,9 @@ def check_budget(
 
     Args:
         stats: The statistics to add to.
-        selected_N: How many tokens of each example are predicted.
-        budget_N: How many tokens of each example must be predicted.
-        eligible_N: How many tokens of each example may be predicted.
+        selected_N: The number of tokens of each example that are predicted.
+        budget_N: The number of tokens of each example that must be predicted.
+        eligible_N: The number of tokens of each example that may be predicted.
     """
     stats.exact("predicted fraction of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
     stats.never("examples with a wrong number of predicted tokens", (selected_N != budget_N).sum())
@@ -149,11 +152,11 @@ def check_branches(
         visible_M: The input token at each predicted position.
         labels_M: The original token at each predicted position.
     """
-    mask, random, regular = config.mask, config.random, len(vocabulary.regular)
+    mask, random, regular_count = config.mask, config.random, len(vocabulary.regular)
     is_mask, unchanged = visible_M == vocabulary.mask, visible_M == labels_M
     stats.fraction(BRANCHES[0], is_mask.sum(), len(labels_M), mask)
-    stats.fraction(BRANCHES[1], (~is_mask & ~unchanged).sum(), len(labels_M), random * (1 - 1 / regular))
-    stats.fraction(BRANCHES[2], (~is_mask & unchanged).sum(), len(labels_M), 1 - mask - random + random / regular)
+    stats.fraction(BRANCHES[1], (~is_mask & ~unchanged).sum(), len(labels_M), random * (1 - 1 / regular_count))
+    stats.fraction(BRANCHES[2], (~is_mask & unchanged).sum(), len(labels_M), 1 - mask - random + random / regular_count)
 
 
 # Segment pairs: their classes, the documents that their segments come from, and truncation.
@@ -177,13 +180,13 @@ class MaskedPairsInspector(MaskingInspector):
             [self.tokenizer.decode(tokens[first : first + length].tolist()) for first, length in pair] for pair in spans
         ]
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Adds how many pairs belong to class 1."""
         names = {"nsp": "random second segments in all", "sop": "pairs that are swapped"}
         fraction = stats.measured(names[self.examples.config.pairs])
         pairs = {"nsp": "the second text of {} of the pairs is a random one", "sop": "{} of the pairs are swapped"}
         words = "" if fraction is None else pairs[self.examples.config.pairs].format(f"{fraction:.1%}")
-        return "; ".join(filter(None, (super().fact(stats), words)))
+        return "; ".join(filter(None, (super().main_finding(stats), words)))
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         super().check(stats, sample)
@@ -226,12 +229,12 @@ class MaskedPairsInspector(MaskingInspector):
 
 
 class GeneratorInspector(MaskedWindowsInspector):
-    """Inspects the examples of a learner with a generator, which needs its weights. The learner's methods `sampled` and
-    `original` return the text that the model reads, and the original text."""
+    """Inspects the examples of a learner with a generator, whose weights must be loaded. The learner's method
+    `generator_samples` returns the text that the model reads; its method `original` returns the original text."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         fraction = stats.measured("replaced fraction of tokens")
-        words = super().fact(stats).replace("the model reads", "it reads")
+        words = super().main_finding(stats).replace("the model reads", "it reads")
         if fraction is None:
             return words
         return f"{fraction:.1%} of the tokens that the model reads are replaced by a generator, for which {words}"
@@ -240,14 +243,14 @@ class GeneratorInspector(MaskedWindowsInspector):
         """Adds `filled`, the text that the model reads. If the model detects replaced tokens, the targets are the
         replaced tokens."""
         batch, host = sample.batch, torch.device("cpu")
-        filled = self.learner.sampled(batch.to(self.learner.device), sample.epoch).filled.to(host)
+        filled = self.learner.generator_samples(batch.to(self.learner.device), sample.epoch).filled.to(host)
         replaced_T = filled.tokens != self.learner.original(batch)
-        made_in_step = [term for term, target in batch.targets.items() if target.labels is None]
+        detection_terms = [term for term, target in batch.targets.items() if target.labels is None]
         for number, entry in enumerate(super().entries(sample)):
             start = batch.inputs.starts[number]
             replaced = (replaced_T & (batch.inputs.documents == number)).nonzero()[:, 0]
             positions = [{"position": int(index) - start, "label": "replaced"} for index in replaced]
-            targets = entry.pop("targets") | dict.fromkeys(made_in_step, positions)
+            targets = entry.pop("targets") | dict.fromkeys(detection_terms, positions)
             yield {**entry, "filled": self.side(filled, range(number, number + 1)), "targets": targets}
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
@@ -257,17 +260,17 @@ class GeneratorInspector(MaskedWindowsInspector):
         )
         stats.remarks["negative log-probability of a sample, nats"] = "entropy of the generator's probabilities"
         batch = sample.batch.to(self.learner.device)
-        sampled = self.learner.sampled(batch, sample.epoch)
-        replaced = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
+        samples = self.learner.generator_samples(batch, sample.epoch)
+        replaced = (samples.filled.tokens != self.learner.original(batch)).cpu().numpy()
         indices = indices_of(batch, "mlm").cpu().numpy()
-        probabilities = sampled.other_M.cpu().numpy()
+        probabilities = samples.replaced_probability_M.cpu().numpy()
         variance = (probabilities * (1 - probabilities)).sum()
         stats.mean("replaced fraction of tokens", replaced.sum(), len(replaced), probabilities.sum(), variance, 1.0)
         stats.report("samples that are the original token", (~replaced[indices]).sum(), len(indices), is_fraction=True)
         stats.never("replaced tokens that were not masked", replaced.sum() - replaced[indices].sum())
         surprise, entropy, variance = (
-            float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
+            float(values.sum()) for values in (samples.surprise_M, samples.entropy_M, samples.variance_M)
         )
         stats.mean(
-            "negative log-probability of a sample, nats", surprise, len(indices), entropy, variance, sampled.bound
+            "negative log-probability of a sample, nats", surprise, len(indices), entropy, variance, samples.bound
         )

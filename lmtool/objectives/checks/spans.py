@@ -20,9 +20,9 @@ from lmtool.objectives.checks.masking import (
 )
 from lmtool.objectives.configs import SpanConfig
 from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_probabilities
-from lmtool.objectives.corruption.permutation import Permuted, ngram_probabilities
+from lmtool.objectives.corruption.permutation import PermutedTexts, ngram_probabilities
 
-# Masked spans: their sampled lengths, what replaces them, and where they begin.
+# Masked spans: the sampled lengths of spans, what replaces spans, and where spans begin.
 # Shape letters: M masked positions, D sampled lengths, K possible lengths.
 
 
@@ -31,20 +31,21 @@ class SpanInspector(MaskingInspector):
 
     config: SpanConfig
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         mean = stats.measured("words of a span, as sampled")
-        return super().fact(stats) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
+        return super().main_finding(stats) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         spans = cast(MaskedSpans, masks.masked)
         check_lengths(stats, "words of a span", "spans", spans.sampled_lengths, length_probabilities(self.config))
         self._check_branches(stats, spans, masks.inputs[spans.at])
-        starts = self.vocabulary.starts_word[spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]]
+        first_tokens = spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]
+        starts_word = self.vocabulary.starts_word[first_tokens]
         # A window may begin within a word. If so, a span at the start of the window begins within the word too.
-        within_word = ~starts & masks.text[spans.spans[:, 0] - 1]
+        within_word = ~starts_word & masks.is_text_T[spans.spans[:, 0] - 1]
         stats.never("spans that begin within a word", within_word.sum())
-        expected = np.ceil(masks.eligible * self.config.probability - 1e-9)
-        check_budget(stats, masks.selected, expected, masks.eligible)
+        budget_N = np.ceil(masks.eligible_N * self.config.probability - 1e-9)
+        check_budget(stats, masks.selected_N, budget_N, masks.eligible_N)
 
     def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, visible_M: np.ndarray) -> None:
         """Checks the replacements, which are chosen per token or per span. visible_M: the input token at each masked
@@ -53,14 +54,14 @@ class SpanInspector(MaskingInspector):
         if config.replace == "token":
             check_branches(stats, config, self.vocabulary, visible_M, spans.labels)
             return
-        count, regular = len(spans.spans), len(self.vocabulary.regular)
+        count, regular_count = len(spans.spans), len(self.vocabulary.regular)
         sizes = np.bincount(spans.span_of, minlength=count)
         masked = np.bincount(spans.span_of, visible_M == mask, count)
         unchanged = np.bincount(spans.span_of, visible_M == spans.labels, count)
         stats.never("spans partly replaced by [MASK]", ((masked > 0) & (masked < sizes)).sum())
         stats.fraction("spans replaced by [MASK]", (masked > 0).sum(), count, config.mask)
         # A span is unchanged by decision, or if all of its random tokens happen to equal the original tokens.
-        probabilities = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
+        probabilities = 1 - config.mask - config.random + config.random * float(regular_count) ** -sizes.astype(float)
         stats.fraction("unchanged spans", ((masked == 0) & (unchanged == sizes)).sum(), count, probabilities)
 
 
@@ -69,13 +70,13 @@ def check_lengths(
 ) -> None:
     """Checks that sampled lengths have the defined distribution.
 
-    Lengths are sampled until their sum is large enough, so their number depends on them. The intervals remain valid,
-    because each length has the same distribution given the previous lengths.
+    Lengths are sampled until their sum is large enough, so the number of lengths depends on the lengths. The intervals
+    remain valid, because each length has the same distribution given the previous lengths.
 
     Args:
         stats: The statistics to add to.
         length_name: The name of the mean length, such as "words of a span".
-        plural: The name of the sampled items, such as "spans".
+        plural: The name of the items that have the lengths, such as "spans".
         sampled_D: The sampled lengths.
         probabilities_K: The probability of each length, from length 1.
     """
@@ -99,7 +100,8 @@ class SpanPairsInspector(SpanInspector, MaskedPairsInspector):
 
 
 # Permuted examples: the number of predicted tokens, the lengths of n-grams, the random order, and attention masks.
-# Shape letters: N examples of a batch, T their tokens, M predicted positions, L tokens of a diagram.
+# Shape letters: N examples of a batch, T tokens of a batch, B blocks of a batch, M predicted positions, L tokens of a
+# diagram, K possible lengths.
 
 
 # Maximum tokens in an attention diagram.
@@ -109,8 +111,8 @@ _DIAGRAM_TOKENS = 32
 class PermutationInspector(Inspector):
     """Inspects permuted examples, in which the column `rank` is the position of each token in a random order."""
 
-    def fact(self, stats: RunningStatistics) -> str:
-        words = super().fact(stats)
+    def main_finding(self, stats: RunningStatistics) -> str:
+        words = super().main_finding(stats)
         return (
             f"{words}, each from all unpredicted tokens and from the predicted tokens before it in a random order"
             if words
@@ -119,7 +121,7 @@ class PermutationInspector(Inspector):
 
     def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
         """Adds a `drawing` of the first tokens: the random order, and the attention masks of both streams."""
-        memory = self.learner.backbone.config.remembers
+        memory = self.learner.backbone.config.max_memory_length
         memory_line = f"up to {memory} reused tokens of the previous windows, to which all tokens attend"
         for entry in super().entries(sample):
             side = entry["input"]
@@ -133,25 +135,28 @@ class PermutationInspector(Inspector):
         """Checks the predicted tokens, the n-grams and the random order."""
         config, vocabulary = self.examples.config, self.examples.masks.vocabulary
         original = self.examples.assemble(sample.rows)
-        permuted: Permuted = self.examples.masked(original, sample.numbers, sample.epoch)
+        permuted: PermutedTexts = self.examples.mask(original, sample.numbers, sample.epoch)
         indices, inputs = permuted.at, sample.batch.inputs
         documents = np.repeat(np.arange(len(original.lengths)), original.lengths)
-        text = ~vocabulary.special[original.tokens]
+        is_text = ~vocabulary.special[original.tokens]
+        # The index of each token's block: 2 i for the first block of example i, 2 i + 1 for the second block.
         block = 2 * documents + permuted.blocks
-        eligible, selected = (np.bincount(block[tokens], minlength=2 * len(sample.rows)) for tokens in (text, indices))
+        eligible, selected = (
+            np.bincount(block[tokens], minlength=2 * len(sample.rows)) for tokens in (is_text, indices)
+        )
         check_budget(stats, selected, budget(eligible, 1 / config.context), eligible)
-        stats.never("special tokens predicted", (~text[indices]).sum())
+        stats.never("special tokens predicted", (~is_text[indices]).sum())
         stats.never("input tokens that differ from the original text", (inputs.tokens.numpy() != original.tokens).sum())
         probabilities_K = ngram_probabilities(config.longest)
         check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.sampled_lengths, probabilities_K)
         single_tokens = "predicted single tokens, added to reach the number"
         stats.report(single_tokens, permuted.single.sum(), len(permuted.at), is_fraction=True)
-        starts = vocabulary.starts_word[original.tokens[permuted.starts]]
-        opening = (
-            (permuted.starts == 0) | ~text[permuted.starts - 1] | (np.diff(block, prepend=-1)[permuted.starts] != 0)
+        starts_word = vocabulary.starts_word[original.tokens[permuted.starts]]
+        starts_run = (
+            (permuted.starts == 0) | ~is_text[permuted.starts - 1] | (np.diff(block, prepend=-1)[permuted.starts] != 0)
         )
-        stats.never("n-grams that begin within a word", (~starts & ~opening).sum())
-        _check_order(stats, permuted, inputs.columns["rank"].numpy(), ~text, block)
+        stats.never("n-grams that begin within a word", (~starts_word & ~starts_run).sum())
+        _check_order(stats, permuted, inputs.columns["rank"].numpy(), ~is_text, block)
 
 
 class PermutedWindowsInspector(PermutationInspector, StreamInspector):
@@ -170,56 +175,56 @@ class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
 
 
 def _check_order(
-    stats: RunningStatistics, permuted: Permuted, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
+    stats: RunningStatistics, permuted: PermutedTexts, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
 ) -> None:
-    """Checks the random order of predicted and special tokens, the permuted tokens.
+    """Checks the random order of the permuted tokens, which are the predicted tokens and the special tokens.
 
-    In a uniformly random order, each of two neighboring tokens comes first in half of the cases. Disjoint pairs of
-    neighbors are independent, so only these are counted. Unpredicted tokens must precede all permuted tokens of their
+    In a uniformly random order, each of two neighboring tokens comes first in half of the cases. Only disjoint pairs of
+    neighbors are counted, because they are independent. Unpredicted tokens must precede all permuted tokens of their
     block, and the first block of an example must precede the second. stats: the statistics to add to. permuted: the
     permutation of the batch. ranks_T: the rank of each token in the batch. special_T: whether a token is a special
-    token. block_T: the block of each token: 2 i for the first block of example i, 2 i + 1 for the second block.
+    token. block_T: the index of each token's block.
     """
     is_permuted = special_T.copy()
     is_permuted[permuted.at] = True
     indices = np.flatnonzero(is_permuted)
-    number = np.arange(len(indices)) - np.searchsorted(block_T[indices], block_T[indices])
-    first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[indices[:-1]] == block_T[indices[1:]]))
+    number_in_block = np.arange(len(indices)) - np.searchsorted(block_T[indices], block_T[indices])
+    first = np.flatnonzero((number_in_block[:-1] % 2 == 0) & (block_T[indices[:-1]] == block_T[indices[1:]]))
     earlier = ranks_T[indices[first]] < ranks_T[indices[first + 1]]
     stats.fraction("neighboring tokens in the order of the text", earlier.sum(), len(first), 0.5)
     # The rank of the first permuted token of a block is uniformly distributed over the block's permuted tokens.
     sizes = np.bincount(block_T[indices])[block_T[indices]]
-    leading = np.flatnonzero((number == 0) & (sizes > 1))
-    lower_ranks = (
-        ranks_T[indices]
-        - np.minimum.reduceat(ranks_T[indices], np.flatnonzero(number == 0))[np.cumsum(number == 0) - 1]
-    )
+    starts_block = number_in_block == 0
+    leading = np.flatnonzero(starts_block & (sizes > 1))
+    lowest_ranks = np.minimum.reduceat(ranks_T[indices], np.flatnonzero(starts_block))
+    ranks_in_block = ranks_T[indices] - lowest_ranks[np.cumsum(starts_block) - 1]
     maximum = sizes[leading] - 1
-    rank, variance = lower_ranks[leading] / maximum, (maximum + 2) / (12 * maximum)
+    position, variance = ranks_in_block[leading] / maximum, (maximum + 2) / (12 * maximum)
     stats.mean(
         "position of a block's first token in the order, 0 to 1",
-        rank.sum(),
-        len(rank),
-        len(rank) / 2,
+        position.sum(),
+        len(position),
+        len(position) / 2,
         variance.sum(),
         0.5,
     )
-    last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
-    np.maximum.at(last_B, block_T[~is_permuted], ranks_T[~is_permuted])
+    highest_unpredicted_B = np.full(int(block_T.max(initial=0)) + 1, -1)
+    np.maximum.at(highest_unpredicted_B, block_T[~is_permuted], ranks_T[~is_permuted])
     stats.never(
-        "permuted tokens that precede an unpredicted token", (ranks_T[indices] <= last_B[block_T[indices]]).sum()
+        "permuted tokens that precede an unpredicted token",
+        (ranks_T[indices] <= highest_unpredicted_B[block_T[indices]]).sum(),
     )
     examples_and_ranks = np.stack([block_T[indices] // 2, ranks_T[indices]])
     stats.never("ranks that occur twice", len(indices) - np.unique(examples_and_ranks, axis=1).shape[1])
-    seconds = (np.diff(block_T, prepend=block_T[:1]) == 1) & (block_T % 2 == 1)
-    highest = np.full(len(last_B) + 1, -1)
-    np.maximum.at(highest, block_T, ranks_T)
-    lowest = np.full(len(last_B) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, block_T, ranks_T)
-    second_blocks = block_T[seconds]
+    starts_second_T = (np.diff(block_T, prepend=block_T[:1]) == 1) & (block_T % 2 == 1)
+    highest_B = np.full(len(highest_unpredicted_B) + 1, -1)
+    np.maximum.at(highest_B, block_T, ranks_T)
+    lowest_B = np.full(len(highest_unpredicted_B) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(lowest_B, block_T, ranks_T)
+    second_blocks = block_T[starts_second_T]
     stats.never(
         "second parts that do not come after the first part",
-        (lowest[second_blocks] <= highest[second_blocks - 1]).sum(),
+        (lowest_B[second_blocks] <= highest_B[second_blocks - 1]).sum(),
     )
 
 
@@ -235,19 +240,22 @@ def draw_streams(pieces: list[str], ranks: list[int], predicted_positions: set[i
     Returns:
         For each line, its heading (usually a token) and its text.
     """
-    order, count = np.array(ranks), len(pieces)
-    content, query = order[None, :] <= order[:, None], order[None, :] < order[:, None]
+    rank_L, count = np.array(ranks), len(pieces)
+    content_LL, query_LL = rank_L[None, :] <= rank_L[:, None], rank_L[None, :] < rank_L[:, None]
 
     def rows(attended_LL: np.ndarray, positions: Iterable[int]) -> Iterator[tuple[str, str]]:
         for row in positions:
-            yield pieces[row], f"{order[row]:03d} " + "".join("x" if attended else "." for attended in attended_LL[row])
+            yield (
+                pieces[row],
+                f"{rank_L[row]:03d} " + "".join("x" if attended else "." for attended in attended_LL[row]),
+            )
 
     predicted = [position for position in range(count) if position in predicted_positions]
-    sequence = sorted(predicted, key=lambda position: int(order[position]))
+    in_order = sorted(predicted, key=lambda position: int(rank_L[position]))
     return [
-        ("order", " ".join(pieces[position] for position in sequence) or "none of these tokens is predicted"),
+        ("order", " ".join(pieces[position] for position in in_order) or "none of these tokens is predicted"),
         ("content stream", "rank, and tokens attended to"),
-        *rows(content, range(count)),
+        *rows(content_LL, range(count)),
         ("query stream", "the same, for predicted tokens"),
-        *rows(query, predicted),
+        *rows(query_LL, predicted),
     ]

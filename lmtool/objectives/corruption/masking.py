@@ -56,7 +56,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class PackedTexts:
-    """N concatenated texts, with the keys of their random numbers: (seed, epoch, example, number). The random numbers
+    """N concatenated texts. The keys of their random numbers are (seed, epoch, example, number), so the random numbers
     of a text do not depend on the other texts of the batch.
 
     Attributes:
@@ -94,18 +94,18 @@ class PackedTexts:
         return random_streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
 
     def with_tokens(self, tokens: np.ndarray, lengths: np.ndarray) -> PackedTexts:
-        """Returns texts with other tokens and the same random numbers."""
+        """Returns the same texts, with the same random numbers, but with other tokens."""
         return replace(self, tokens=tokens, lengths=lengths)
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedTexts:
     """Masked texts.
 
     Attributes:
         tokens: (T,) the tokens after masking.
         at: (M,) the flat indices of the predicted tokens, ascending.
-        labels: (M,) the original tokens there.
+        labels: (M,) the original tokens at these indices.
     """
 
     tokens: np.ndarray
@@ -114,16 +114,16 @@ class Masked:
 
 
 def budget(eligible_N: np.ndarray, probability: float) -> np.ndarray:
-    """Returns how many tokens (N,) of each example are predicted: round(probability x n) of n eligible tokens, but at
-    least one if there are any. Halves are rounded to even, as by Python's round in BERT's data script."""
+    """Returns how many tokens (N,) of each example are predicted. Of n > 0 eligible tokens, round(probability x n) are
+    predicted, but at least one. Halves are rounded to even, as by Python's round in BERT's data script."""
     return np.minimum(np.maximum(np.rint(eligible_N * probability).astype(np.int64), 1), eligible_N)
 
 
-def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Masked:
-    """Masks tokens or whole words of packed texts, but no special tokens. With masking=static, the masks repeat after
+def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: PackedTexts) -> MaskedTexts:
+    """Masks tokens or whole words of packed texts, never special tokens. With masking=static, the masks repeat after
     `duplicates` epochs."""
     texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
-    tokens_T, count = texts.tokens, len(texts.lengths)
+    tokens_T, text_count = texts.tokens, len(texts.lengths)
 
     def uniform(draw: int, indices: np.ndarray) -> np.ndarray:
         return texts.uniform(texts.owners[indices], texts.positions[indices] * _DRAWS + draw)
@@ -136,14 +136,14 @@ def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: Packe
         word_of = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
         sizes = np.bincount(word_of, minlength=len(first))
-        is_selected = _choose(config, uniform(_SELECT, eligible[first]), owners[first], sizes, count)
+        is_selected = _choose(config, uniform(_SELECT, eligible[first]), owners[first], sizes, text_count)
         selected = is_selected[word_of] if len(first) else np.zeros(0, dtype=bool)
     else:
-        selected = _choose(config, uniform(_SELECT, eligible), owners, None, count)
+        selected = _choose(config, uniform(_SELECT, eligible), owners, None, text_count)
 
     indices = eligible[selected]
     tokens = replace_tokens(config, vocabulary, tokens_T, indices, uniform(_BRANCH, indices), uniform(_RANDOM, indices))
-    return Masked(tokens, indices, tokens_T[indices])
+    return MaskedTexts(tokens, indices, tokens_T[indices])
 
 
 def replace_tokens(
@@ -174,39 +174,39 @@ def replace_tokens(
 
 
 def _choose(
-    config: TokenMaskingConfig, uniform: np.ndarray, owners: np.ndarray, sizes: np.ndarray | None, count: int
+    config: TokenMaskingConfig, uniform: np.ndarray, owners: np.ndarray, sizes: np.ndarray | None, text_count: int
 ) -> np.ndarray:
     """Chooses the units to mask. A unit is a token or a word.
 
     With select=exact, units are chosen in random order as long as they fit into the remaining budget of the example, as
     in BERT's data script. If no word of an example fits, the first word is chosen, so that every example has a target.
     config: the configuration of masks. uniform: a random number for each unit. owners: the index of the text that each
-    unit belongs to. sizes: the number of tokens of each word; None if units are tokens. count: the number of texts.
-    Returns whether each unit is chosen.
+    unit belongs to. sizes: the number of tokens of each word; None if units are tokens. text_count: the number of
+    texts. Returns whether each unit is chosen.
     """
     if config.select == "bernoulli":
         return uniform < config.probability
-    tokens = np.bincount(owners, weights=sizes, minlength=count).astype(np.int64)
-    remaining = budget(tokens, config.probability)
+    tokens_N = np.bincount(owners, weights=sizes, minlength=text_count).astype(np.int64)
+    remaining_N = budget(tokens_N, config.probability)
     order = np.lexsort((uniform, owners))
-    units = np.bincount(owners, minlength=count)
-    first = np.cumsum(units) - units
+    units_N = np.bincount(owners, minlength=text_count)
+    first_N = np.cumsum(units_N) - units_N
     is_selected = np.zeros(len(uniform), dtype=bool)
     if sizes is None:
-        rank = np.arange(len(order)) - first[owners[order]]
-        is_selected[order[rank < remaining[owners[order]]]] = True
+        ranks = np.arange(len(order)) - first_N[owners[order]]
+        is_selected[order[ranks < remaining_N[owners[order]]]] = True
         return is_selected
-    full_budget = remaining.copy()
-    for rank in range(int(units.max(initial=0))):
-        unfinished = np.flatnonzero((remaining > 0) & (units > rank))
+    budget_N = remaining_N.copy()
+    for rank in range(int(units_N.max(initial=0))):
+        unfinished = np.flatnonzero((remaining_N > 0) & (units_N > rank))
         if not len(unfinished):
             break
-        unit = order[first[unfinished] + rank]
-        fits = sizes[unit] <= remaining[unfinished]
+        unit = order[first_N[unfinished] + rank]
+        fits = sizes[unit] <= remaining_N[unfinished]
         is_selected[unit[fits]] = True
-        remaining[unfinished[fits]] -= sizes[unit[fits]]
-    untouched = np.flatnonzero((remaining == full_budget) & (units > 0))
-    is_selected[order[first[untouched]]] = True
+        remaining_N[unfinished[fits]] -= sizes[unit[fits]]
+    untouched = np.flatnonzero((remaining_N == budget_N) & (units_N > 0))
+    is_selected[order[first_N[untouched]]] = True
     return is_selected
 
 
@@ -214,24 +214,27 @@ def _choose(
 # Pre-training by Representing and Predicting Spans", TACL 2020, section 3.1; masking.py of the published code), and
 # ALBERT's n-grams (Lan et al. 2020, section 4.1).
 #
-# Until ceil(probability x tokens) tokens are masked, a length in words is sampled, and a token that is not masked yet.
-# The span begins with the word of this token, and has the sampled number of words, unless the text or the budget ends
-# before. Adjacent spans become one span. SpanBERT's lengths have a geometric distribution, *renormalized* over 1 to
-# `longest`: the mean is 3.80 words for 0.2 and 10. In ALBERT, the probability of length n is proportional to 1/n.
+# Spans are sampled until ceil(probability x tokens) tokens are masked. For each span, a length in words and a token
+# that is not masked yet are sampled. The span begins with the word of this token, and has the sampled number of words,
+# unless the text or the budget ends before. Adjacent spans become one span. SpanBERT's lengths have a geometric
+# distribution, *renormalized* over 1 to `longest`; for geometric=0.2 and longest=10, the mean is 3.80 words. In ALBERT,
+# the probability of length n is proportional to 1/n.
 #
 # Shape letters: T tokens, N examples, P tokens that may be masked, W words, M masked positions, S spans, D sampled
 # lengths, K lengths.
 
 
-# Each round of an example has a few random numbers, for the length and for the token that a span begins at. The random
-# numbers of replacements are numbered by position, after those of all rounds.
+# Each round of an example has four random numbers, of which two are used: for the length of a span, and for the token
+# whose word the span begins with. After those of all rounds, each position has four random numbers, of which two are
+# used: for the kind of replacement, and for the random token.
 _SPAN_DRAWS = 4
 _LENGTH, _ANCHOR = 0, 1
 _REPLACEMENT_OFFSET = 1 << 40
+_SPAN_BRANCH, _SPAN_RANDOM = 0, 1
 
 
 @dataclass(frozen=True)
-class MaskedSpans(Masked):
+class MaskedSpans(MaskedTexts):
     """Texts with masked spans.
 
     Attributes:
@@ -257,34 +260,44 @@ def length_probabilities(config: SpanConfig) -> np.ndarray:
 def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -> MaskedSpans:
     """Masks spans of words in packed texts. With masking=static, the masks repeat after `duplicates` epochs."""
     texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
-    tokens_T, text = texts.tokens, _Text(vocabulary, texts)
+    tokens_T, text = texts.tokens, _MaskableText(vocabulary, texts)
     masked_P, sampled_lengths = _sample_spans(config, text, texts)
-    inside = np.flatnonzero(masked_P)
-    opens = (np.diff(inside, prepend=-2) != 1) | text.begins_run_P[inside]
-    span_of = np.cumsum(opens) - 1
-    first = inside[opens]
-    last = inside[np.append(np.flatnonzero(opens)[1:], len(inside))[: len(first)] - 1] if len(first) else first
-    indices = text.indices[inside]
-    keyed_by = text.indices[first][span_of] if config.replace == "span" else indices
+    masked = np.flatnonzero(masked_P)
+    begins_span = (np.diff(masked, prepend=-2) != 1) | text.begins_run_P[masked]
+    span_of = np.cumsum(begins_span) - 1
+    first = masked[begins_span]
+    ends = np.append(np.flatnonzero(begins_span)[1:], len(masked))[: len(first)]
+    last = masked[ends - 1] if len(first) else first
+    indices = text.indices[masked]
+    # With replace=span, all tokens of a span have the same kind of replacement, by the random number of its first
+    # token.
+    branch_keys = text.indices[first][span_of] if config.replace == "span" else indices
 
-    def uniform(draw: int, keys_M: np.ndarray) -> np.ndarray:
-        return texts.uniform(texts.owners[keys_M], _REPLACEMENT_OFFSET + texts.positions[keys_M] * _SPAN_DRAWS + draw)
+    def uniform(draw: int, keys: np.ndarray) -> np.ndarray:
+        return texts.uniform(texts.owners[keys], _REPLACEMENT_OFFSET + texts.positions[keys] * _SPAN_DRAWS + draw)
 
-    tokens = replace_tokens(config, vocabulary, tokens_T, indices, uniform(0, keyed_by), uniform(1, indices))
+    branch_M, uniform_M = uniform(_SPAN_BRANCH, branch_keys), uniform(_SPAN_RANDOM, indices)
+    tokens = replace_tokens(config, vocabulary, tokens_T, indices, branch_M, uniform_M)
     ends_P = np.append(text.begins_run_P[1:], True)
     spans = np.stack([text.indices[first], text.indices[last]], axis=1)
     bordered = ~text.begins_run_P[first] & ~ends_P[last]
     return MaskedSpans(tokens, indices, tokens_T[indices], spans, span_of, bordered, sampled_lengths)
 
 
-class _Text:
+class _MaskableText:
     """The P tokens of a batch that may be masked, and their words.
 
-    A *run* is a sequence of such tokens without a special token in between. indices: (P,) the flat index of each token.
-    owners_P: the example that each token belongs to. begins_run_P: whether a token begins a run: the previous token is
-    special, or belongs to another example. word_P: the index of each token's word. word_first: (W+1,) the boundaries of
-    words, as indices of the P tokens. run_end_W: the index of the word after the run that contains a word. counts_N:
-    the number of such tokens in each example. starts_N: the index of each example's first such token.
+    A *run* is a sequence of these tokens in one example, without a special token in between.
+
+    Attributes:
+        indices: (P,) the flat index of each token.
+        owners_P: The index of the example that each token belongs to.
+        begins_run_P: Whether each token begins a run.
+        word_P: The index of each token's word.
+        word_first: (W+1,) the boundaries of words, as indices of the P tokens.
+        run_end_W: The index of the word after the run that contains a word.
+        counts_N: The number of these tokens in each example.
+        starts_N: The index, among the P tokens, of each example's first token.
     """
 
     def __init__(self, vocabulary: Vocabulary, texts: PackedTexts):
@@ -301,33 +314,34 @@ class _Text:
         self.starts_N = np.cumsum(self.counts_N) - self.counts_N
 
 
-def _sample_spans(config: SpanConfig, text: _Text, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
+def _sample_spans(config: SpanConfig, text: _MaskableText, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
     """Samples spans in rounds. Each round samples one span for each example whose budget is not exhausted. Returns
     whether each token is masked, (P,), and the sampled lengths (D,)."""
     cumulative = np.cumsum(length_probabilities(config))[:-1]
     masked_P = np.zeros(len(text.indices), dtype=bool)
     remaining_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)
     sampled_lengths: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
-    number = 0
+    round_number = 0
     while len(active := np.flatnonzero(remaining_N > 0)):
-        uniform = [
-            texts.uniform(active, np.full(len(active), number * _SPAN_DRAWS + draw)) for draw in (_LENGTH, _ANCHOR)
-        ]
-        number += 1
-        anchor = text.starts_N[active] + (uniform[1] * text.counts_N[active]).astype(np.int64)
+        length_uniform, anchor_uniform = (
+            texts.uniform(active, np.full(len(active), round_number * _SPAN_DRAWS + draw))
+            for draw in (_LENGTH, _ANCHOR)
+        )
+        round_number += 1
+        anchor = text.starts_N[active] + (anchor_uniform * text.counts_N[active]).astype(np.int64)
         unmasked = ~masked_P[anchor]
         active, anchor = active[unmasked], anchor[unmasked]
-        length = 1 + np.searchsorted(cumulative, uniform[0][unmasked], side="right")
+        length = 1 + np.searchsorted(cumulative, length_uniform[unmasked], side="right")
         sampled_lengths.append(length)
         word = text.word_P[anchor]
         begin = text.word_first[word]
         size = text.word_first[np.minimum(word + length, text.run_end_W[word])] - begin
-        inside = ragged_ranges(begin, size)
+        in_span = ragged_ranges(begin, size)
         owner = np.repeat(np.arange(len(active)), size)
-        new = ~masked_P[inside]
-        before = np.cumsum(new) - new  # the number of new tokens before each token, counted from the start of its span
+        is_new = ~masked_P[in_span]
+        before = np.cumsum(is_new) - is_new  # how many tokens of the same span before each token are newly masked
         before = before - before[np.cumsum(size) - size][owner]
-        within_budget = new & (before < remaining_N[active][owner])
-        masked_P[inside[within_budget]] = True
+        within_budget = is_new & (before < remaining_N[active][owner])
+        masked_P[in_span[within_budget]] = True
         remaining_N[active] -= np.bincount(owner[within_budget], minlength=len(active))
     return masked_P, np.concatenate(sampled_lengths)

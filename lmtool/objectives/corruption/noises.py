@@ -1,4 +1,4 @@
-"""Corruption of texts, as pure, vectorized functions: BART's noises, T5's span corruption, and splits into prefixes."""
+"""Corruption of texts, as pure, vectorized functions: BART's noises, T5's span corruption, and random prefixes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary, budget
 # BART's five noises (Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation,
 # Translation, and Comprehension", ACL 2020, section 2.2).
 #
-# Text infilling masks exactly ceil(fraction x words) words of a text: span lengths are sampled until their sum is large
+# Text infilling masks exactly ceil(fraction x words) words of a text. Span lengths are sampled until their sum is large
 # enough, the last length is truncated, and the spans are placed among the other words without overlap, where all
 # arrangements are equally likely. (fairseq samples the starts one by one and lets spans overlap, so it masks fewer
 # words.) A length of 0 inserts a mask between two words or at an end of the text.
 #
-# Shape letters: N examples, T original tokens, W words, S spans, D sampled lengths, U units (a span or an unmasked
-# word).
+# Shape letters: N texts, T original tokens, W words, S sentences or spans, D sampled lengths, U units (a span or an
+# unmasked word).
 
 
 # The offset of each use of random numbers, so that no two uses share random numbers.
@@ -30,8 +30,8 @@ _SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE =
 
 
 @dataclass(frozen=True)
-class Infilled:
-    """The result of text infilling.
+class InfilledTexts:
+    """Texts after text infilling.
 
     Attributes:
         texts: The infilled texts.
@@ -64,55 +64,55 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, fraction: flo
 
     Args:
         texts: The texts.
-        sentences_T: The number of the sentence that each token belongs to, ascending within a text.
-        fraction: The fraction of sentences.
+        sentences_T: The index of the sentence that each token belongs to, ascending within a text.
+        fraction: The fraction of sentences that are permuted.
     """
     owners = texts.owners
-    opens = (np.diff(sentences_T, prepend=-1) != 0) | (texts.positions == 0)
-    first = np.flatnonzero(opens)
-    sizes = np.diff(np.append(first, len(sentences_T)))
-    owner_S = owners[first]
+    starts_sentence = (np.diff(sentences_T, prepend=-1) != 0) | (texts.positions == 0)
+    first_S = np.flatnonzero(starts_sentence)
+    size_S = np.diff(np.append(first_S, len(sentences_T)))
+    owner_S = owners[first_S]
     counts_N = np.bincount(owner_S, minlength=len(texts.lengths))
     number_S = _index_in_group(counts_N)
-    chosen_N = np.ceil(counts_N * fraction - 1e-9).astype(np.int64)
-    is_selected = _ranks(owner_S, texts.uniform(owner_S, _CHOOSE + number_S), counts_N) < chosen_N[owner_S]
-    chosen_S = np.flatnonzero(is_selected)
-    source = np.arange(len(first))
-    uniform = texts.uniform(owner_S[chosen_S], _SENTENCE + number_S[chosen_S])
-    source[chosen_S] = chosen_S[np.lexsort((uniform, owner_S[chosen_S]))]
-    return texts.with_tokens(texts.tokens[ragged_ranges(first[source], sizes[source])], texts.lengths)
+    budget_N = np.ceil(counts_N * fraction - 1e-9).astype(np.int64)
+    is_selected = _ranks(owner_S, texts.uniform(owner_S, _CHOOSE + number_S), counts_N) < budget_N[owner_S]
+    selected = np.flatnonzero(is_selected)
+    source_S = np.arange(len(first_S))
+    uniform = texts.uniform(owner_S[selected], _SENTENCE + number_S[selected])
+    source_S[selected] = selected[np.lexsort((uniform, owner_S[selected]))]
+    return texts.with_tokens(texts.tokens[ragged_ranges(first_S[source_S], size_S[source_S])], texts.lengths)
 
 
 def infill(
     texts: PackedTexts, vocabulary: Vocabulary, fraction: float, mean: float, random: float, longest: int
-) -> Infilled:
+) -> InfilledTexts:
     """Replaces spans of words by a single mask each (text infilling).
 
     Args:
         texts: The texts.
         vocabulary: The vocabulary.
-        fraction: The fraction of words in spans.
+        fraction: The fraction of words to mask.
         mean: The mean of the span lengths, which have a Poisson distribution.
         random: The fraction of masks that are replaced by random tokens.
-        longest: Maximum tokens of a text. A text may also grow by at most ceil(fraction x tokens). Inserted masks that
-            exceed one of these limits are dropped.
+        longest: Maximum tokens of an infilled text. Infilling also adds at most ceil(fraction x tokens) tokens to a
+            text. Inserted masks that exceed one of these two limits are dropped.
     """
     owners = texts.owners
     starts_word = vocabulary.starts_word[texts.tokens] | (texts.positions == 0)
-    first = np.flatnonzero(starts_word)
-    sizes = np.diff(np.append(first, len(texts.tokens)))
-    owner_W = owners[first]
+    first_W = np.flatnonzero(starts_word)
+    size_W = np.diff(np.append(first_W, len(texts.tokens)))
+    owner_W = owners[first_W]
     words_N = np.bincount(owner_W, minlength=len(texts.lengths))
     masked_N = np.ceil(words_N * fraction - 1e-9).astype(np.int64)
-    owner_D, sampled = _sample_lengths(texts, masked_N, mean)
+    owner_D, sampled_D = _sample_lengths(texts, masked_N, mean)
     # The last length of a text is truncated to the number of words that remain to be masked.
-    ends = np.cumsum(sampled)
-    sums_N = np.bincount(owner_D, sampled, len(words_N))
+    ends_D = np.cumsum(sampled_D)
+    sums_N = np.bincount(owner_D, sampled_D, len(words_N))
     before_N = np.cumsum(sums_N) - sums_N
-    truncated = np.minimum(sampled, masked_N[owner_D] - (ends - sampled - before_N[owner_D])).astype(np.int64)
-    inserts_N = np.bincount(owner_D[truncated == 0], minlength=len(words_N))
-    size_S, owner_S = truncated[truncated > 0], owner_D[truncated > 0]
-    # A text is a sequence of units: spans and unmasked words. Which of the units are the spans is random.
+    length_D = np.minimum(sampled_D, masked_N[owner_D] - (ends_D - sampled_D - before_N[owner_D])).astype(np.int64)
+    inserts_N = np.bincount(owner_D[length_D == 0], minlength=len(words_N))
+    size_S, owner_S = length_D[length_D > 0], owner_D[length_D > 0]
+    # A text is a sequence of units, which are spans and unmasked words. The units that are spans are chosen at random.
     spans_N = np.bincount(owner_S, minlength=len(words_N))
     units_N = words_N - masked_N + spans_N
     owner_U = np.repeat(np.arange(len(units_N)), units_N)
@@ -120,17 +120,17 @@ def infill(
     words_U = np.ones(len(owner_U), dtype=np.int64)
     words_U[is_span] = size_S
     masked_W = np.repeat(is_span, words_U)
-    retained_T = np.repeat(~masked_W, sizes)
-    opens_W = np.zeros(len(first), dtype=bool)
-    opens_W[(np.cumsum(words_U) - words_U)[is_span]] = True
+    retained_T = np.repeat(~masked_W, size_W)
+    starts_span_W = np.zeros(len(first_W), dtype=bool)
+    starts_span_W[(np.cumsum(words_U) - words_U)[is_span]] = True
     # The first token of each span becomes the mask.
     is_mask_T = np.zeros(len(texts.tokens), dtype=bool)
-    is_mask_T[first[opens_W]] = True
+    is_mask_T[first_W[starts_span_W]] = True
     tokens = np.where(is_mask_T, vocabulary.mask, texts.tokens)[retained_T | is_mask_T]
     noised = texts.with_tokens(tokens, np.bincount(owners[retained_T | is_mask_T], minlength=len(words_N)))
     limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * fraction).astype(np.int64))
     noised = _insert(noised, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - noised.lengths, 0)))
-    return Infilled(_randomize(noised, vocabulary, random), sampled, masked_N)
+    return InfilledTexts(_randomize(noised, vocabulary, random), sampled_D, masked_N)
 
 
 def poisson_probabilities(mean: float) -> np.ndarray:
@@ -142,9 +142,9 @@ def poisson_probabilities(mean: float) -> np.ndarray:
 
 
 def _sample_lengths(texts: PackedTexts, targets_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """Samples span lengths for each text, until their sum is at least the target. texts: the texts. targets_N: the
-    target of each text. mean: the mean of the lengths. Returns the index (D,) of the text that each length belongs to,
-    and the lengths (D,)."""
+    """Samples span lengths for each text, until their sum is at least the target of the text. texts: the texts.
+    targets_N: the targets. mean: the mean of the lengths. Returns the index (D,) of the text that each length belongs
+    to, and the lengths (D,)."""
     cumulative = np.cumsum(poisson_probabilities(mean))[:-1]
     # Sample more lengths than are probably needed, and twice as many if these are not enough.
     samples_N = np.where(targets_N > 0, 8 + np.ceil(2 * targets_N / mean).astype(np.int64), 0)
@@ -161,27 +161,28 @@ def _sample_lengths(texts: PackedTexts, targets_N: np.ndarray, mean: float) -> t
 
 
 def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts:
-    """Inserts masks at random positions of each text. inserts_N: the number of masks to insert."""
+    """Inserts masks at random positions of each text. inserts_N: the number of masks to insert into each text."""
     if not inserts_N.any():
         return texts
     lengths = texts.lengths + inserts_N
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    new = _ranks(owners, texts.uniform(owners, _INSERT + _index_in_group(lengths)), lengths) < inserts_N[owners]
+    is_mask = _ranks(owners, texts.uniform(owners, _INSERT + _index_in_group(lengths)), lengths) < inserts_N[owners]
     tokens = np.full(len(owners), mask, dtype=np.int64)
-    tokens[~new] = texts.tokens
+    tokens[~is_mask] = texts.tokens
     return texts.with_tokens(tokens, lengths)
 
 
 def mask_each(texts: PackedTexts, vocabulary: Vocabulary, fraction: float, random: float) -> PackedTexts:
     """Replaces round(fraction x tokens) tokens of each text by masks (token masking). Tokens that are masks already are
-    not chosen. random: the fraction of these masks that are replaced by random tokens."""
+    not chosen. random: the fraction of the new masks that are replaced by random tokens."""
     is_selected = _random_subset(texts, fraction, _MASK, texts.tokens != vocabulary.mask)
     tokens = np.where(is_selected, vocabulary.mask, texts.tokens)
     return _randomize(texts.with_tokens(tokens, texts.lengths), vocabulary, random, is_selected)
 
 
 def delete(texts: PackedTexts, fraction: float) -> PackedTexts:
-    """Deletes round(fraction x tokens) tokens of each text, but never all of them (token deletion)."""
+    """Deletes round(fraction x tokens) tokens of each text (token deletion). If these are all tokens of a text, the
+    first one is retained."""
     retained = ~_random_subset(texts, fraction, _DELETE, np.ones(len(texts.tokens), dtype=bool))
     retained[texts.starts[np.bincount(texts.owners, retained, len(texts.lengths)) == 0]] = True
     return texts.with_tokens(texts.tokens[retained], np.bincount(texts.owners[retained], minlength=len(texts.lengths)))
@@ -190,17 +191,20 @@ def delete(texts: PackedTexts, fraction: float) -> PackedTexts:
 def rotate(texts: PackedTexts, probability: float) -> PackedTexts:
     """Rotates some texts, so that they begin with a random token (document rotation). probability: the probability that
     a text is rotated."""
-    numbers = np.arange(len(texts.lengths))
-    rotated = texts.uniform(numbers, np.full(len(numbers), _ROTATE)) < probability
-    offset_N = (texts.uniform(numbers, np.full(len(numbers), _ROTATE + 1)) * texts.lengths).astype(np.int64) * rotated
+    owners_N = np.arange(len(texts.lengths))
+    rotate_uniform, offset_uniform = (
+        texts.uniform(owners_N, np.full(len(owners_N), _ROTATE + draw)) for draw in (0, 1)
+    )
+    is_rotated = rotate_uniform < probability
+    offset_N = (offset_uniform * texts.lengths).astype(np.int64) * is_rotated
     owners = texts.owners
     source = texts.starts[owners] + (texts.positions + offset_N[owners]) % texts.lengths[owners]
     return texts.with_tokens(texts.tokens[source], texts.lengths)
 
 
 def _random_subset(texts: PackedTexts, fraction: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
-    """Chooses a random subset of each text: round(fraction x eligible tokens), but at least one token. texts: the
-    texts. fraction: the fraction of eligible tokens. base: the offset of the random numbers. eligible_T: whether a
+    """Chooses a random subset of each text, of round(fraction x eligible tokens) tokens, but at least one. texts: the
+    texts. fraction: the fraction of eligible tokens. base: the offset of the random numbers. eligible_T: whether each
     token may be chosen. Returns whether each token is chosen, (T,)."""
     indices = np.flatnonzero(eligible_T)
     owners = texts.owners[indices]
@@ -212,17 +216,16 @@ def _random_subset(texts: PackedTexts, fraction: float, base: int, eligible_T: n
 
 
 def _randomize(
-    texts: PackedTexts, vocabulary: Vocabulary, fraction: float, among: np.ndarray | None = None
+    texts: PackedTexts, vocabulary: Vocabulary, fraction: float, eligible_T: np.ndarray | None = None
 ) -> PackedTexts:
-    """Replaces a fraction of the masks by random tokens. among: (T,) which tokens are masks that may be replaced; None
-    means all masks."""
+    """Replaces a fraction of the masks by random tokens. eligible_T: whether each token is a mask that may be replaced;
+    None means all masks."""
     if fraction == 0:
         return texts
-    masks = texts.tokens == vocabulary.mask if among is None else among
-    indices = np.flatnonzero(masks)
+    indices = np.flatnonzero(texts.tokens == vocabulary.mask if eligible_T is None else eligible_T)
     owners, positions = texts.owners[indices], texts.positions[indices]
     # Token masking may follow text infilling, and needs other random numbers.
-    base = _RANDOM if among is None else _RANDOM + (1 << 38)
+    base = _RANDOM if eligible_T is None else _RANDOM + (1 << 38)
     sampled = vocabulary.sample(texts.uniform(owners, base + 2 * positions + 1))
     tokens = texts.tokens.copy()
     tokens[indices] = np.where(texts.uniform(owners, base + 2 * positions) < fraction, sampled, tokens[indices])
@@ -233,20 +236,21 @@ def _randomize(
 # Transformer", JMLR 2020, section 3.1.4; random_spans_helper and random_spans_noise_mask in the published code,
 # google-research/text-to-text-transfer-transformer).
 #
-# Of n tokens, round(density x n) are noise, in round(noise / mean_length) spans. The noise and the other tokens are
+# Of n tokens, m = round(density x n) are noise, in round(m / mean_length) spans. The noise and the other tokens are
 # both split into as many pieces as there are spans, where all splits are equally likely. The pieces alternate,
 # beginning with a piece that is not noise. The lengths of inputs and targets depend on n only.
 #
-# Shape letters: N examples, T tokens of all examples, S spans of all examples.
+# Shape letters: N texts, T tokens of all texts, S spans of all texts.
 
 
-# Each gap between two items has two random numbers: one for splitting the other tokens, one for splitting the noise.
-_DRAWS = 2
+# Each gap between two tokens has two random numbers: one for splitting the tokens that are not noise, one for splitting
+# the noise.
+_GAP_DRAWS = 2
 _REST, _NOISE = 0, 1
 
 
 @dataclass(frozen=True)
-class Corrupted:
+class CorruptedTexts:
     """Texts after span corruption.
 
     Attributes:
@@ -254,7 +258,7 @@ class Corrupted:
         input_lengths: (N,) the number of input tokens of each text.
         targets: The concatenated targets of all texts, without the special tokens of the text format.
         target_lengths: (N,) the number of target tokens of each text.
-        noise: (T,) whether each token of the original texts is replaced.
+        noise: (T,) whether each token of the original texts is noise, which a sentinel replaces in the inputs.
     """
 
     inputs: np.ndarray
@@ -275,11 +279,11 @@ def noise_counts(lengths_N: np.ndarray, config: SpanCorruptionConfig) -> tuple[n
 
 def text_length(max_length: int, special_count: int, config: SpanCorruptionConfig) -> int:
     """Returns the length of the longest text whose inputs and targets both have at most max_length tokens. By default,
-    it is 568 tokens for a maximum of 512, and the targets have 114 tokens.
+    it has 568 tokens for max_length=512, and its targets have 114 tokens.
 
     Args:
         max_length: Maximum tokens of the inputs, and of the targets.
-        special_count: The number of special tokens that the text format adds to each.
+        special_count: The number of special tokens that the text format adds to the inputs, and to the targets.
         config: The configuration of span corruption.
 
     Raises:
@@ -291,34 +295,33 @@ def text_length(max_length: int, special_count: int, config: SpanCorruptionConfi
     if not fits[0]:
         raise UserError(
             f"max_length={max_length} is too short for a text with a corrupted span",
-            f"set max_length={special_count + 2} or more",
+            f"set max_length={special_count + 2} or more",  # two tokens become one token and one sentinel
         )
     return int(lengths[np.flatnonzero(fits)[-1]])
 
 
-def corrupt_spans(config: SpanCorruptionConfig, sentinels: np.ndarray, texts: PackedTexts) -> Corrupted:
-    """Applies span corruption to texts of at least two tokens. sentinels: the ids of sentinels, in the order in which
-    the spans of a text get them."""
+def corrupt_spans(config: SpanCorruptionConfig, sentinels: np.ndarray, texts: PackedTexts) -> CorruptedTexts:
+    """Applies span corruption to texts of at least two tokens. sentinels: the ids of the sentinels, in the order in
+    which they replace the spans of a text."""
     tokens_T, lengths_N = texts.tokens, texts.lengths
     noise_N, spans_N = noise_counts(lengths_N, config)
     rest_S = _split_randomly(texts, lengths_N - noise_N, spans_N, _REST)
     noise_S = _split_randomly(texts, noise_N, spans_N, _NOISE)
-    runs = np.stack([rest_S, noise_S], axis=1).ravel()
-    noise_T = np.repeat(np.tile([False, True], len(rest_S)), runs)
+    sizes = np.stack([rest_S, noise_S], axis=1).ravel()
+    is_noise_T = np.repeat(np.tile([False, True], len(rest_S)), sizes)
     sentinels_S = np.asarray(sentinels, dtype=np.int64)[_index_in_group(spans_N)]
     input_lengths, target_lengths = lengths_N - noise_N + spans_N, noise_N + spans_N
     # In the inputs, a sentinel follows the piece before its span; in the targets, it precedes the tokens of its span.
-    at_S = np.cumsum(rest_S + 1) - 1
-    inputs = _with_sentinels(tokens_T[~noise_T], at_S, sentinels_S)
-    targets = _with_sentinels(tokens_T[noise_T], np.cumsum(noise_S + 1) - noise_S - 1, sentinels_S)
-    return Corrupted(inputs, input_lengths, targets, target_lengths, noise_T)
+    input_at_S, target_at_S = np.cumsum(rest_S + 1) - 1, np.cumsum(noise_S + 1) - noise_S - 1
+    inputs = _with_sentinels(tokens_T[~is_noise_T], input_at_S, sentinels_S)
+    targets = _with_sentinels(tokens_T[is_noise_T], target_at_S, sentinels_S)
+    return CorruptedTexts(inputs, input_lengths, targets, target_lengths, is_noise_T)
 
 
-def restore(corrupted: Corrupted, sentinels: np.ndarray) -> np.ndarray:
-    """Returns the original texts (T,), restored from inputs and targets, which shows that no token is lost."""
-    is_sentinel, opens = np.isin(corrupted.inputs, sentinels), np.isin(corrupted.targets, sentinels)
-    spans = np.split(corrupted.targets, np.flatnonzero(opens))[1:]
-    pieces = np.split(corrupted.inputs, np.flatnonzero(is_sentinel))
+def restore(corrupted: CorruptedTexts, sentinels: np.ndarray) -> np.ndarray:
+    """Returns the original texts (T,), restored from the inputs and targets, as a check that no token is lost."""
+    spans = np.split(corrupted.targets, np.flatnonzero(np.isin(corrupted.targets, sentinels)))[1:]
+    pieces = np.split(corrupted.inputs, np.flatnonzero(np.isin(corrupted.inputs, sentinels)))
     texts = [pieces[0], *(np.concatenate([span[1:], piece[1:]]) for span, piece in zip(spans, pieces[1:], strict=True))]
     return np.concatenate(texts)
 
@@ -333,22 +336,22 @@ def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarra
 
 
 def _split_randomly(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, draw: int) -> np.ndarray:
-    """Splits a number of items into pieces of at least one item, where all splits are equally likely: the pieces begin
-    at the gaps between items that have the smallest random numbers. texts: the texts. items_N: the number of items of
-    each text. pieces_N: the number of pieces of each text. draw: the random number to use, _REST or _NOISE. Returns
-    the number of items (S,) of each piece."""
+    """Splits a number of items into pieces of at least one item, where all splits are equally likely. A text of n
+    pieces is split at the n - 1 gaps between items that have the smallest random numbers. texts: the texts. items_N:
+    the number of items of each text. pieces_N: the number of pieces of each text. draw: the random number of a gap to
+    use, _REST or _NOISE. Returns the number of items (S,) of each piece."""
     gaps_N = items_N - 1
     owner, gap = np.repeat(np.arange(len(items_N)), gaps_N), _index_in_group(gaps_N)
-    rank = _ranks(owner, texts.uniform(owner, gap * _DRAWS + draw), gaps_N)
+    rank = _ranks(owner, texts.uniform(owner, gap * _GAP_DRAWS + draw), gaps_N)
     first_N = np.cumsum(items_N) - items_N
-    opens = np.zeros(int(items_N.sum()), dtype=bool)
-    opens[first_N] = True
-    opens[first_N[owner] + gap + 1] = rank < pieces_N[owner] - 1
-    return np.diff(np.append(np.flatnonzero(opens), len(opens)))
+    starts_piece = np.zeros(int(items_N.sum()), dtype=bool)
+    starts_piece[first_N] = True
+    starts_piece[first_N[owner] + gap + 1] = rank < pieces_N[owner] - 1
+    return np.diff(np.append(np.flatnonzero(starts_piece), len(starts_piece)))
 
 
 def prefix_lengths(lengths_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Samples the number of tokens (N,) before the split of each text, uniformly from 1 to length - 1.
+    """Samples the number of tokens (N,) in the prefix of each text, uniformly from 1 to length - 1.
 
     Args:
         lengths_N: The number of tokens of each text.

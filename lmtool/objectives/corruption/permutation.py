@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtool.objectives.corruption.masking import Masked, PackedTexts, Vocabulary, budget
+from lmtool.objectives.corruption.masking import MaskedTexts, PackedTexts, Vocabulary, budget
 from lmtool.objectives.permutation_configs import PlmConfig
 
 # The random numbers of a run are keyed by the position of its first token and by the number of the n-gram; the random
@@ -35,7 +35,7 @@ _LENGTH, _PLACE = 0, 1
 
 
 @dataclass(frozen=True)
-class Permuted(Masked):
+class PermutedTexts(MaskedTexts):
     """Permuted texts. The tokens are unchanged.
 
     Attributes:
@@ -60,7 +60,7 @@ def ngram_probabilities(longest: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Permuted:
+def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> PermutedTexts:
     """Selects the predicted tokens of packed texts, and samples the order of each text."""
     tokens_T, owners_T, positions_T = texts.tokens, texts.owners, texts.positions
     blocks_T = (positions_T >= config.reuse).astype(np.int64) if config.reuse else np.zeros(len(tokens_T), np.int64)
@@ -90,7 +90,7 @@ def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Pe
     order_T = uniform(np.arange(len(tokens_T)), 2 * _TOKEN_KEYS + positions_T)
     ranks_T = _ranks(permuted_T, owners_T, blocks_T, order_T)
     is_single = np.isin(indices, indices_P[single])
-    return Permuted(
+    return PermutedTexts(
         tokens_T, indices, tokens_T[indices], ranks_T, is_single, sampled_lengths, indices_P[starts], blocks_T
     )
 

@@ -14,8 +14,8 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig
 from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary
 from lmtool.objectives.corruption.noises import (
-    Corrupted,
-    Infilled,
+    CorruptedTexts,
+    InfilledTexts,
     corrupt_spans,
     delete,
     infill,
@@ -30,21 +30,22 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 
 
-def noisy_windows(stream: Stream, size: int, joined: bool, infilling: float, special_count: int) -> Plan:
-    """Builds a plan from the windows of `windows`. The length of an example is the sum of its input and output tokens.
+def noisy_windows(stream: Stream, size: int, joined: bool, infilled_fraction: float, special_count: int) -> Plan:
+    """Builds a plan from the windows of `windows`. The length of an example is the maximum of its input tokens plus its
+    output tokens.
 
     Args:
         stream: The stream of text.
         size: Maximum tokens of text in a window.
         joined: Whether windows continue across documents.
-        infilling: The fraction of words that text infilling masks.
+        infilled_fraction: The fraction of words that text infilling masks.
         special_count: The number of special tokens that each side gets.
     """
     rows = windows(stream, size, joined)
     lengths = rows["length"].astype(np.int64)
     # Text infilling may insert masks, so that the text with noise is longer than the original text.
-    noisy = np.minimum(lengths + np.ceil(lengths * infilling).astype(np.int64), size)
-    return Plan(rows, lengths + noisy + 2 * special_count)
+    max_noisy_lengths = np.minimum(lengths + np.ceil(lengths * infilled_fraction).astype(np.int64), size)
+    return Plan(rows, lengths + max_noisy_lengths + 2 * special_count)
 
 
 class NoisyWindows(FixedPlan):
@@ -56,7 +57,7 @@ class NoisyWindows(FixedPlan):
     Args:
         config: The configuration of the noises.
         tokenizer: The tokenizer.
-        sides: Makes the batches.
+        sides: The object that makes the batches.
         data: The data of the split.
         max_length: Maximum tokens of the inputs, and of the outputs.
         seed: The seed of the run.
@@ -68,15 +69,15 @@ class NoisyWindows(FixedPlan):
         self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int, seed: int
     ):
         self.config, self.sides, self.seed = config, sides, seed
-        # If the tokenizer has no mask token (T5), the first sentinel replaces it.
+        # If the tokenizer has no mask token (T5), the first sentinel serves as the mask.
         sentinel = next(iter(tokenizer.sentinels), None)
         self.vocabulary = Vocabulary.from_tokenizer(tokenizer, None if "mask" in tokenizer.roles else sentinel)
         special_count = sides.template.special_count
         self.capacity = text_capacity(max_length, special_count, 1)
         # Because there is no separator, positions in the stream are positions in the store, see `sentences`.
         self.stream = Stream.from_store(data.text, None)
-        joined, infilling = data.documents == "joined", config.text_infilling
-        plan = cached_plan(noisy_windows, self.stream, self.capacity, joined, infilling, special_count)
+        joined, infilled_fraction = data.documents == "joined", config.text_infilling
+        plan = cached_plan(noisy_windows, self.stream, self.capacity, joined, infilled_fraction, special_count)
         super().__init__(data.text, data.split, plan)
 
     def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> PackedTexts:
@@ -87,8 +88,8 @@ class NoisyWindows(FixedPlan):
 
     def stages(self, texts: PackedTexts, starts: np.ndarray) -> dict[str, PackedTexts]:
         """Applies the configured noises, one after another. texts: the original texts. starts: (N,) the first position
-        of each window in the store. Returns the original texts, under the key "", and the texts after each noise, under
-        the name of its field."""
+        of each window in the store. Returns the original texts with the key "", and the texts after each noise with the
+        name of the noise's field as the key."""
         config, stages = self.config, {"": texts}
         if config.sentence_permutation:
             sentences = self.sentences(texts, starts)
@@ -109,7 +110,7 @@ class NoisyWindows(FixedPlan):
         positions = ragged_ranges(starts, texts.lengths)
         return np.searchsorted(self.store.sentence_offsets, positions, side="right")
 
-    def infilled(self, texts: PackedTexts) -> Infilled:
+    def infilled(self, texts: PackedTexts) -> InfilledTexts:
         """Applies text infilling."""
         config = self.config
         return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.capacity)
@@ -152,7 +153,7 @@ class CorruptedSpans(FixedPlan):
     Args:
         config: The configuration of span corruption.
         tokenizer: The tokenizer.
-        sides: Makes the batches.
+        sides: The object that makes the batches.
         data: The data of the split.
         max_length: Maximum tokens of the inputs, and of the outputs.
         seed: The seed of the run.
@@ -173,7 +174,7 @@ class CorruptedSpans(FixedPlan):
         spans = int((plan.lengths - plan.rows["length"]).max()) // 2 - special_count
         if len(self.sentinels) < spans:
             raise UserError(
-                f"span corruption needs {spans} sentinel tokens at max_length={max_length}; the tokenizer has "
+                f"span corruption needs {spans} sentinel tokens at max_length={max_length}, but the tokenizer has "
                 f"{len(self.sentinels)}",
                 "set tokenizer=sentencepiece with a larger tokenizer.sentinels=, or set a smaller max_length=",
             )
@@ -182,8 +183,8 @@ class CorruptedSpans(FixedPlan):
     def predicted_fraction(self) -> float:
         return self.config.predicted_fraction
 
-    def corrupted(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Corrupted:
-        """Returns the inputs and the targets of examples."""
+    def corrupted(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> CorruptedTexts:
+        """Returns the inputs and the targets of examples, without special tokens."""
         lengths = rows["length"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
         texts = PackedTexts(tokens, lengths, np.asarray(examples), self.seed, epoch)

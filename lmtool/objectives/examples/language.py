@@ -1,7 +1,7 @@
 """Examples of causal and prefix language models: windows of running text, in which tokens are predicted from the tokens
 before them.
 
-Shape letters: N windows of a batch.
+Shape letters: E windows of a text, N windows of a batch.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from lmtool.objectives.examples.windows import (
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
-# The record of a window. known: how many tokens at its start are not predicted in this window, because they are
-# predicted in the previous window, or because they are the first token of a document or of the stream.
-_CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
+# The record of a window. known: how many tokens at the start of the window are not predicted: they are predicted in the
+# previous window, or there is one, the first token of a document or of the stream.
+_CAUSAL_WINDOW = np.dtype([*WINDOW.descr, ("known", "i4")])
 
 
 def causal_windows(stream: Stream, size: int, joined: bool, overlap: int) -> Plan:
-    """Builds a plan from the windows of `windows`, with the number of tokens that are not predicted, see `_CAUSAL`."""
-    plain = windows(stream, size, joined, overlap)
-    rows = np.empty(len(plain), dtype=_CAUSAL)
+    """Builds a plan from the windows of `windows`, with the number of tokens that are not predicted, see
+    `_CAUSAL_WINDOW`."""
+    windows_E = windows(stream, size, joined, overlap)
+    rows = np.empty(len(windows_E), dtype=_CAUSAL_WINDOW)
     for name in WINDOW.names or ():
-        rows[name] = plain[name]
+        rows[name] = windows_E[name]
     boundaries = stream.boundaries[:1] if joined else stream.boundaries
-    rows["known"] = np.where(np.isin(plain["start"], boundaries), 1, overlap)
+    rows["known"] = np.where(np.isin(windows_E["start"], boundaries), 1, overlap)
     return Plan(rows, rows["length"].astype(np.int64))
 
 
@@ -104,20 +105,20 @@ class CausalSegments(FixedPlan):
     """Segments for next-token prediction with a model that carries state from batch to batch.
 
     The stream is divided into lanes, contiguous parts that are read in parallel, segment by segment. Every token
-    predicts the next token; the label of a segment's last token is the first token of the next segment. So every token
-    of the stream except the first is predicted exactly once, as in joined windows.
+    predicts the next token; the label of a segment's last token is the first token of the next segment. Therefore,
+    every token of the stream except the first is predicted exactly once, as in joined windows.
 
     Args:
-        windows: The same text as windows.
+        windows: The windows of the same text.
         size: Maximum tokens of a segment.
         lanes: The number of lanes.
     """
 
     def __init__(self, windows: CausalWindows, size: int, lanes: int):
         self.stream = windows.stream
-        predicted = len(self.stream) - 1
-        self.lanes = min(lanes, predicted)
-        rows = segments(predicted, self.lanes, size)
+        targets = len(self.stream) - 1  # the first token is not predicted
+        self.lanes = min(lanes, targets)
+        rows = segments(targets, self.lanes, size)
         super().__init__(windows.store, windows.split, Plan(rows, rows["length"].astype(np.int64)))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -137,8 +138,8 @@ class CausalSegments(FixedPlan):
 
 
 class CarriedWindows(CausalWindows):
-    """Joined windows for a model that carries state from batch to batch. The loader reads the text in lanes instead,
-    see `CausalSegments`."""
+    """Joined windows for a model that carries state from batch to batch. For such a model, the loader reads the text in
+    lanes, see `CausalSegments`."""
 
     def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, split: str):
         super().__init__(tokenizer, store, max_length, "joined", split)
@@ -150,10 +151,10 @@ class CarriedWindows(CausalWindows):
 
 
 class _SplitWindows(FixedPlan):
-    """The base class of windows that are split into a prefix and a rest. Each epoch has other splits. data: the data of
-    the split (train, validation, ...). separator: the id of the token after each document; None for no separator.
-    max_length: maximum tokens of an example. special_count: the number of special tokens that each side gets. seed: the
-    seed of the run."""
+    """The base class of windows that are split into a prefix and a rest, in each epoch at other positions. data: the
+    data of the split (train, validation, ...). separator: the id of the token after each document; None for no
+    separator. max_length: maximum tokens of an example. special_count: the number of special tokens that each side
+    gets. seed: the seed of the run."""
 
     predicted_fraction = 0.5
 
@@ -164,13 +165,13 @@ class _SplitWindows(FixedPlan):
         super().__init__(data.text, data.split, plan)
 
     def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:
-        """Returns the number of tokens (N,) before the split of each window."""
+        """Returns the number of tokens (N,) in the prefix of each window."""
         return prefix_lengths(rows["length"], examples, self.seed, epoch)
 
 
 class MaskedPrefixes(_SplitWindows):
     """Split windows for decoders: a single text with `Packed.prefixes`, which makes attention within the prefix
-    bidirectional. Every token after the split is predicted at the previous position. Each document ends with the
+    bidirectional. Every token after the prefix is predicted at the previous position. Each document ends with the
     end-of-text token."""
 
     def __init__(self, tokenizer: Tokenizer, data: SplitData, max_length: int, seed: int):
@@ -179,9 +180,9 @@ class MaskedPrefixes(_SplitWindows):
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths = rows["length"].astype(np.int64)
         tokens, prefixes = self.stream.read(rows["start"], lengths), self.prefixes(rows, examples, epoch)
-        at = ragged_ranges(np.cumsum(lengths) - lengths + prefixes - 1, lengths - prefixes)
+        indices = ragged_ranges(np.cumsum(lengths) - lengths + prefixes - 1, lengths - prefixes)
         packed = replace(PackedArrays(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
-        target = Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))
+        target = Target(torch.from_numpy(tokens[indices + 1]), at=torch.from_numpy(indices))
         return Batch(packed, {"prefix_lm": target}, *numbers_of(examples))
 
 

@@ -18,8 +18,15 @@ from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_for
 from lmtool.data.loader import segments
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
-from lmtool.objectives.corruption.masking import Masked, MaskedSpans, PackedTexts, Vocabulary, mask_spans, mask_tokens
-from lmtool.objectives.corruption.permutation import Permuted, permute
+from lmtool.objectives.corruption.masking import (
+    MaskedSpans,
+    MaskedTexts,
+    PackedTexts,
+    Vocabulary,
+    mask_spans,
+    mask_tokens,
+)
+from lmtool.objectives.corruption.permutation import PermutedTexts, permute
 from lmtool.objectives.examples.windows import (
     WINDOW,
     Stream,
@@ -36,7 +43,7 @@ from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Packed, Target
 
-# How examples are masked, and which targets they get.
+# Classes that mask examples, and make the inputs and targets of masked examples.
 
 
 class TokenMasks:
@@ -46,30 +53,30 @@ class TokenMasks:
     def __init__(self, config: MaskingConfig | PlmConfig, vocabulary: Vocabulary):
         self.config, self.vocabulary = config, vocabulary
 
-    def masked(self, texts: PackedTexts) -> Masked:
+    def mask(self, texts: PackedTexts) -> MaskedTexts:
         """Masks the texts of a batch, which already have special tokens."""
         return mask_tokens(cast(TokenMaskingConfig, self.config), self.vocabulary, texts)
 
-    def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
-        """Returns the inputs of the batch. whole: the texts before masking. masked: the masks."""
-        return whole.packed(masked.tokens)
+    def packed(self, original: PackedArrays, masked: MaskedTexts) -> Packed:
+        """Returns the inputs of the batch. original: the texts before masking. masked: the masked texts."""
+        return original.packed(masked.tokens)
 
-    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        """Returns the targets of each term. whole: the texts before masking. masked: the masks."""
+    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
+        """Returns the targets of each term. original: the texts before masking. masked: the masked texts."""
         return {"mlm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
 
 class SpanMasks(TokenMasks):
     """Masks spans of words. With the span boundary objective, the term `sbo` also predicts the tokens of each span from
-    the two tokens next to the span, unless one of these two is not text."""
+    the two tokens next to the span, unless one of these two is a special token."""
 
     config: SpanConfig
 
-    def masked(self, texts: PackedTexts) -> MaskedSpans:
+    def mask(self, texts: PackedTexts) -> MaskedSpans:
         return mask_spans(self.config, self.vocabulary, texts)
 
-    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        targets = super().targets(whole, masked)
+    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
+        targets = super().targets(original, masked)
         if self.config.boundary:
             assert isinstance(masked, MaskedSpans)
             boundaries = masked.spans[masked.span_of] + np.array([-1, 1])
@@ -83,20 +90,21 @@ class SpanMasks(TokenMasks):
 
 
 class Permutations(TokenMasks):
-    """Permutes tokens instead of masking them. All tokens stay in the input; the column `rank`, the position of each
-    token in a random order, determines which tokens may attend to which. The term `plm` predicts some of the tokens."""
+    """Permutes tokens instead of masking them. The tokens of the input do not change. The column `rank` has the
+    position of each token in a random order, which determines the attention masks. The term `plm` predicts some of the
+    tokens."""
 
     config: PlmConfig
 
-    def masked(self, texts: PackedTexts) -> Permuted:
+    def mask(self, texts: PackedTexts) -> PermutedTexts:
         return permute(self.config, self.vocabulary, texts)
 
-    def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
-        assert isinstance(masked, Permuted)
-        packed = whole.packed()
+    def packed(self, original: PackedArrays, masked: MaskedTexts) -> Packed:
+        assert isinstance(masked, PermutedTexts)
+        packed = original.packed()
         return replace(packed, columns={**packed.columns, "rank": torch.from_numpy(masked.ranks)})
 
-    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
+    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
         return {"plm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
 
@@ -104,8 +112,8 @@ class MaskedExamples(ABC):
     """The base class of masked examples.
 
     Attributes:
-        texts: The number of texts in an example: 1 for windows, 2 for pairs.
-        masks: Masks the examples.
+        text_count: The number of texts in an example, 1 for windows and 2 for pairs.
+        masks: The object that masks the examples.
 
     Args:
         config: The configuration of the objective.
@@ -117,7 +125,7 @@ class MaskedExamples(ABC):
         masks: The class that masks the examples.
     """
 
-    texts: ClassVar[int]
+    text_count: ClassVar[int]
 
     def __init__(
         self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
@@ -125,15 +133,16 @@ class MaskedExamples(ABC):
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
         self.masks = masks(config, Vocabulary.from_tokenizer(tokenizer))
-        self.template = FormatTemplate.of(text_format(format_name, tokenizer), self.texts)
-        self.capacity = text_capacity(max_length, self.template.special_count, self.texts)
+        self.template = FormatTemplate.of(text_format(format_name, tokenizer), self.text_count)
+        self.capacity = text_capacity(max_length, self.template.special_count, self.text_count)
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
         sampled = self.planned_epoch(epoch)
         if sampled not in self._plans:
             plan = require_examples(self.new_plan(sampled), self.split)
-            # The previous plan stays in memory, because a prefetching loader reads from two epochs at their boundary.
+            # The previous plan stays in memory, because a prefetching loader reads both plans at the boundary of two
+            # epochs.
             self._plans = dict([*self._plans.items()][-1:]) | {sampled: plan}
         return self._plans[sampled]
 
@@ -149,15 +158,15 @@ class MaskedExamples(ABC):
     def assemble(self, rows: np.ndarray) -> PackedArrays:
         """Returns examples before masking, with special tokens. rows: rows of a plan."""
 
-    def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
+    def mask(self, original: PackedArrays, examples: np.ndarray, epoch: int) -> MaskedTexts:
         """Masks examples.
 
         Args:
-            whole: The examples before masking.
+            original: The examples before masking.
             examples: The numbers of the examples, which key the random numbers.
             epoch: The epoch, which keys the random numbers.
         """
-        return self.masks.masked(PackedTexts(whole.tokens, whole.lengths, np.asarray(examples), self.seed, epoch))
+        return self.masks.mask(PackedTexts(original.tokens, original.lengths, np.asarray(examples), self.seed, epoch))
 
     def extra_targets(self, rows: np.ndarray) -> dict[str, Target]:
         """Returns the targets of additional terms, which do not predict masked tokens."""
@@ -168,10 +177,10 @@ class MaskedExamples(ABC):
         return None
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        whole = self.assemble(rows)
-        masked = self.masked(whole, examples, epoch)
-        targets = {**self.masks.targets(whole, masked), **self.extra_targets(rows)}
-        return Batch(self.masks.packed(whole, masked), targets, *numbers_of(examples), lanes=self.lanes_of(rows))
+        original = self.assemble(rows)
+        masked = self.mask(original, examples, epoch)
+        targets = {**self.masks.targets(original, masked), **self.extra_targets(rows)}
+        return Batch(self.masks.packed(original, masked), targets, *numbers_of(examples), lanes=self.lanes_of(rows))
 
     def metadata(self) -> JsonObject:
         """Returns the size of the first epoch, and the fraction of tokens that are predicted."""
@@ -183,20 +192,23 @@ class MaskedExamples(ABC):
 
 
 def masked_windows(
-    stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int, special_count: int
+    stream: Stream, size: int, joined: bool, short_probability: float, seed: int, epoch: int, special_count: int
 ) -> Plan:
-    """Builds a plan from the windows of `sampled_windows`, or of `windows` if no windows are short.
+    """Builds a plan from the windows of `sampled_windows`; if no windows are short, from those of `windows`.
 
     Args:
         stream: The stream of text.
         size: Maximum tokens of text in a window.
         joined: Whether windows continue across documents.
-        short: The probability of a short window.
+        short_probability: The probability of a short window.
         seed: The seed of the run.
         epoch: The epoch.
         special_count: The number of special tokens in an example.
     """
-    rows = sampled_windows(stream, size, joined, short, seed, epoch) if short else windows(stream, size, joined)
+    if short_probability:
+        rows = sampled_windows(stream, size, joined, short_probability, seed, epoch)
+    else:
+        rows = windows(stream, size, joined)
     return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
@@ -204,11 +216,11 @@ class MaskedWindows(MaskedExamples):
     """Masked windows of text in the backbone's text format, such as `[CLS] text [SEP]`.
 
     With data.documents=joined, windows continue across documents, and a separator follows each document (RoBERTa's full
-    sentences). With data.documents=separate, a window has tokens of one document. If some windows are short, each epoch
-    samples other windows.
+    sentences). With data.documents=separate, a window has tokens of one document. If some windows are short, the
+    windows of each epoch are sampled anew.
     """
 
-    texts = 1
+    text_count = 1
 
     def __init__(
         self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
@@ -222,9 +234,9 @@ class MaskedWindows(MaskedExamples):
         return self.config.sampling_epoch(epoch) if self.config.short_window_probability else 0
 
     def new_plan(self, epoch: int) -> Plan:
-        short, special_count = self.config.short_window_probability, self.template.special_count
+        short_probability, special_count = self.config.short_window_probability, self.template.special_count
         return cached_plan(
-            masked_windows, self.stream, self.capacity, self.joined, short, self.seed, epoch, special_count
+            masked_windows, self.stream, self.capacity, self.joined, short_probability, self.seed, epoch, special_count
         )
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
@@ -233,30 +245,31 @@ class MaskedWindows(MaskedExamples):
 
 # Permuted windows for a model that caches hidden states (XLNet). The stream is divided into lanes, contiguous parts
 # that are read in parallel, window by window. Each window starts `reuse` tokens after the previous window of its lane,
-# so windows overlap. The states of a window's first `reuse` tokens, the text right before the next window, are cached
+# so windows overlap. The first `reuse` tokens of a window come right before the next window; their states are cached
 # for the next window (Yang et al. 2019, "XLNet", section 2.4; data_utils.py and `reuse_len` of its published code).
 
 
 class PermutedWindows(MaskedWindows):
-    """Permuted windows across documents for a model that caches states. The loader reads the text in lanes instead, see
-    `PermutedSegments`."""
+    """Permuted windows across documents for a model that caches states. For such a model, the loader reads the windows
+    in lanes, see `PermutedSegments`."""
 
     config: PlmConfig
 
     def in_lanes(self, lanes: int) -> PermutedSegments:
-        """Returns the windows in lanes, see `CutInLanes` in `data/loader.py`. Raises UserError if a window has only
-        reused tokens."""
+        """Returns the windows in lanes, see `CutInLanes` in `data/loader.py`. Raises UserError if all tokens of a
+        window are reused."""
         reuse = self.config.reuse
         if reuse >= self.capacity:
             raise UserError(
                 f"objective.reuse={reuse} covers all of the {self.capacity} tokens of text in a window",
-                f"set objective.reuse={max(1, self.capacity // 2)}, or a longer max_length=",
+                f"set objective.reuse={max(1, self.capacity // 2)}, or a larger max_length=",
             )
         return PermutedSegments(self, lanes)
 
 
 class PermutedSegments(MaskedExamples):
-    """The windows of `PermutedWindows` in lanes. windows: the text and the settings. lanes: the number of lanes."""
+    """The windows of `PermutedWindows` in lanes. windows: the same text and settings, without lanes. lanes: the number
+    of lanes."""
 
     config: PlmConfig
 
@@ -286,5 +299,6 @@ class PermutedSegments(MaskedExamples):
         return lanes_of(rows, self.lanes)
 
     def metadata(self) -> JsonObject:
-        """Adds the number of lanes, the windows per lane, and the distance between the starts of windows."""
+        """Adds the number of lanes, the windows per lane, and the distance between the starts of consecutive
+        windows."""
         return {**super().metadata(), **lane_metadata(self.plan(0), self.lanes), "segments_apart": self.config.reuse}

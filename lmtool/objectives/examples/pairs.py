@@ -39,14 +39,14 @@ from lmtool.types import Target
 # Shape letters: D documents, S sentences, E pairs.
 
 
-Pairs = Literal["nsp", "sop"]
-"""Next-sentence prediction, or sentence-order prediction."""
+PairKind = Literal["nsp", "sop"]
+"""Pairs for next-sentence prediction, or for sentence-order prediction."""
 Boundaries = tuple[np.ndarray, np.ndarray]
-"""The first positions of segments in the token store, and the positions after the last."""
+"""For each segment, the first position in the token store, and the position after the last."""
 
 # The record of a pair: the first positions and lengths of both segments in the token store, the class, and the document
 # of A. label: 1 if B is random (nsp), or if the segments are swapped, so that A is the later segment (sop). choice:
-# whether the label could have been 0. short: whether the target length is short.
+# whether the label could also have been 0. short: whether the target length is short.
 PAIR = np.dtype(
     [
         ("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1"), ("choice", "i1"),
@@ -58,8 +58,8 @@ PAIR = np.dtype(
 _DRAWS = 8
 _SHORT, _TARGET, _END, _LABEL, _DOCUMENT, _START, _CUT_A, _CUT_B = range(_DRAWS)
 _BLOCK = 1 << 16  # number of documents processed at a time
-# Offset between the random numbers of the 64-bit words that decide at which end tokens are truncated.
-_MORE_BITS = 1 << 40
+# Offset between the random numbers of consecutive 64-bit words, whose bits decide at which end tokens are truncated.
+_WORD_OFFSET = 1 << 40
 
 
 def sentence_pairs(
@@ -69,7 +69,7 @@ def sentence_pairs(
     short_probability: float,
     seed: int,
     epoch: int,
-    kind: Pairs = "nsp",
+    kind: PairKind = "nsp",
     sentences: bool = False,
 ) -> np.ndarray:
     """Plans the segment pairs of an epoch, as a pure function of the arguments.
@@ -81,8 +81,8 @@ def sentence_pairs(
         short_probability: Fraction of pairs with a short target length; ignored if `sentences`.
         seed: The seed of the run.
         epoch: The epoch, which keys the random numbers together with the seed.
-        kind: Next-sentence or sentence-order prediction. The latter skips a sentence that has one token and is alone,
-            because it cannot be split.
+        kind: Next-sentence or sentence-order prediction. Sentence-order prediction skips a sentence that has one token
+            and is alone, because it cannot be split.
         sentences: Whether a segment is a single sentence.
 
     Returns:
@@ -103,13 +103,13 @@ def sentence_pairs(
     planner = _PairPlanner(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind, sentences)
     # A round needs about 25 arrays with an element per document, so only a block of documents is processed at a time.
     blocks = deque(planner.pairs(first, min(first + _BLOCK, len(starts))) for first in range(0, len(starts), _BLOCK))
-    pairs, filled = np.empty(sum(map(len, blocks)), dtype=PAIR), 0
+    pairs, count = np.empty(sum(map(len, blocks)), dtype=PAIR), 0
     while blocks:  # block by block, so that there are never two copies of all pairs in memory
         block = blocks.popleft()
-        pairs[filled : filled + len(block)] = block
-        filled += len(block)
+        pairs[count : count + len(block)] = block
+        count += len(block)
     if documents is not None:
-        pairs["document"] = documents[pairs["document"]]
+        pairs["document"] = documents[pairs["document"]]  # the planner counts only documents with text
     return pairs
 
 
@@ -125,15 +125,15 @@ class _PairPlanner:
     starts: np.ndarray
     ends: np.ndarray
     limit: int
-    short: float
+    short_probability: float
     seed: int
     epoch: int
-    kind: Pairs
+    kind: PairKind
     sentences: bool
 
-    def pairs(self, first: int, last: int) -> np.ndarray:
-        """Returns the pairs of the documents with indices from `first` to `last` (exclusive), sorted by document."""
-        position, active = np.array(self.starts[first:last]), np.arange(first, last)
+    def pairs(self, first: int, end: int) -> np.ndarray:
+        """Returns the pairs of the documents with indices from `first` to `end` (exclusive), sorted by document."""
+        position, active = np.array(self.starts[first:end]), np.arange(first, end)
         rounds: list[np.ndarray] = []
         while len(active):
             pairs, position[active - first] = self.round(active, position[active - first], len(rounds))
@@ -150,13 +150,13 @@ class _PairPlanner:
             self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + draw)
         )
 
-    def _segment_end(self, first: np.ndarray, length: np.ndarray, last: np.ndarray, max_sentences: int) -> np.ndarray:
+    def _segment_end(self, first: np.ndarray, length: np.ndarray, end: np.ndarray, max_sentences: int) -> np.ndarray:
         """Returns the index of the sentence after a segment. The segment begins with the sentence `first`, ends when it
-        has `length` tokens, and ends before the sentence `last` at the latest. If segments are single sentences, it
-        ends after `max_sentences`."""
+        has `length` tokens, and ends before the sentence `end` at the latest. If segments are single sentences, the
+        segment ends after `max_sentences` instead."""
         if self.sentences:
-            return np.minimum(first + max_sentences, last)
-        return np.clip(np.searchsorted(self.offsets, self.offsets[first] + length), first + 1, last)
+            return np.minimum(first + max_sentences, end)
+        return np.clip(np.searchsorted(self.offsets, self.offsets[first] + length), first + 1, end)
 
     def round(self, active: np.ndarray, position: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Plans one pair of each active document.
@@ -173,7 +173,7 @@ class _PairPlanner:
         def random_integer(bound: np.ndarray | int, draw: int) -> np.ndarray:
             return (self._uniform(active, number, draw) * bound).astype(np.int64)
 
-        short = self._uniform(active, number, _SHORT) < self.short
+        short = self._uniform(active, number, _SHORT) < self.short_probability
         target = np.where(short, 2 + random_integer(self.limit - 1, _TARGET), self.limit)
         chunk_end = self._segment_end(position, target, self.ends[active], 2)
         sentences = chunk_end - position
@@ -213,37 +213,37 @@ class _PairPlanner:
         pairs["a_length"], pairs["b_length"] = np.where(swapped, (retained_b, retained_a), (retained_a, retained_b))
         return pairs
 
-    def _truncated_at_front(self, active: np.ndarray, number: int, draw: int, tokens: np.ndarray) -> np.ndarray:
-        """Returns how many of the truncated tokens are removed from the front of a segment. As in BERT's script, a fair
-        coin decides for each token, so the number is binomial. tokens: the number of truncated tokens of each
+    def _truncated_at_front(self, active: np.ndarray, number: int, draw: int, counts: np.ndarray) -> np.ndarray:
+        """Returns how many of the truncated tokens are removed from the front of each segment. As in BERT's script, a
+        fair coin decides for each token, so the number is binomial. counts: the number of truncated tokens of each
         segment."""
         front = np.zeros(len(active), dtype=np.int64)
-        truncated = np.flatnonzero(tokens > 0)
+        truncated = np.flatnonzero(counts > 0)
         # One random bit per token, in words of 64 bits.
-        words = -(-tokens[truncated] // 64)
+        words = -(-counts[truncated] // 64)
         index = np.repeat(np.arange(len(truncated)), words)
         word = np.arange(len(index)) - np.repeat(np.cumsum(words) - words, words)
         bits = random_streams.bits_at(
-            self.seed, "sample", self.epoch, active[truncated][index], number * _DRAWS + draw + word * _MORE_BITS
+            self.seed, "sample", self.epoch, active[truncated][index], number * _DRAWS + draw + word * _WORD_OFFSET
         )
-        used_bits = np.minimum(tokens[truncated][index] - 64 * word, 64).astype(np.uint64)
-        heads = np.bitwise_count(bits >> (np.uint64(64) - used_bits))
-        front[truncated] = np.bincount(index, weights=heads, minlength=len(truncated)).astype(np.int64)
+        used_bits = np.minimum(counts[truncated][index] - 64 * word, 64).astype(np.uint64)
+        ones = np.bitwise_count(bits >> (np.uint64(64) - used_bits))
+        front[truncated] = np.bincount(index, weights=ones, minlength=len(truncated)).astype(np.int64)
         return front
 
 
-# The fraction of random second segments from which on there is a warning. Second segments are random half of the time,
-# and whenever a document has no more sentences: in total 52% for documents of 100 sentences, 60% for documents of five
-# sentences, and 68% for documents of two sentences.
+# There is a warning if a larger fraction of the second segments is random. Second segments are random half of the time,
+# and whenever a document has no more sentences. In total, 52% are random for documents of 100 sentences, 60% for
+# documents of five sentences, and 68% for documents of two sentences.
 _MOSTLY_RANDOM = 0.7
 
 
 def masked_pairs(
-    store: TokenStore, limit: int, short_probability: float, seed: int, epoch: int, kind: Pairs, sentences: bool,
+    store: TokenStore, limit: int, short_probability: float, seed: int, epoch: int, kind: PairKind, sentences: bool,
     special_count: int,
 ) -> Plan:  # fmt: skip
-    """Builds a plan from the pairs of `sentence_pairs`, which documents the arguments. special_count: the number of
-    special tokens in an example."""
+    """Builds a plan from the pairs of `sentence_pairs`, see its arguments. special_count: the number of special tokens
+    in an example."""
     rows = sentence_pairs(
         store.sentence_offsets, store.document_sentences, limit, short_probability, seed, epoch, kind, sentences
     )
@@ -255,7 +255,7 @@ class MaskedPairs(MaskedExamples):
     pairs. The class of a pair is a target, unless pairs=unscored."""
 
     config: PairsConfig | PlmConfig
-    texts = 2
+    text_count = 2
 
     def new_plan(self, epoch: int) -> Plan:
         self._require_choices()
@@ -279,33 +279,35 @@ class MaskedPairs(MaskedExamples):
         return {self.config.pairs: Target(torch.from_numpy(rows["label"].astype(np.int64)))}
 
     def truncated(self, rows: np.ndarray) -> np.ndarray:
-        """Returns whether each pair was truncated, (N,) bool: one of its segments does not begin or end at a sentence
-        boundary. With sop, the two halves of a split sentence do not count as truncated."""
+        """Returns whether each pair was truncated, (N,) bool. A pair was truncated if one of its segments does not
+        begin or end at a sentence boundary; with sop, the two halves of a split sentence do not count as truncated."""
         starts, lengths = (
             np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
         )
         ends, offsets = starts + lengths, self.store.sentence_offsets
-        opens, closes = (offsets[np.searchsorted(offsets, boundary)] == boundary for boundary in (starts, ends))
+        starts_whole, ends_whole = (
+            offsets[np.searchsorted(offsets, boundary)] == boundary for boundary in (starts, ends)
+        )
         if self.config.pairs == "sop":
-            opens |= starts == ends[::-1]
-            closes |= ends == starts[::-1]
-        return ~(opens & closes).all(0)
+            starts_whole |= starts == ends[::-1]
+            ends_whole |= ends == starts[::-1]
+        return ~(starts_whole & ends_whole).all(0)
 
     def metadata(self) -> JsonObject:
         """Adds the fraction of truncated pairs, and the fraction of pairs whose second segment is random (nsp) or whose
         segments are swapped (sop)."""
         plan = self.plan(0)
         fraction = float(plan.rows["label"].mean())
-        full = plan.rows[plan.lengths == self.capacity + self.template.special_count]
-        metadata = {**super().metadata(), "truncated_fraction": int(self.truncated(full).sum()) / len(plan)}
+        longest = plan.rows[plan.lengths == self.capacity + self.template.special_count]
+        metadata = {**super().metadata(), "truncated_fraction": int(self.truncated(longest).sum()) / len(plan)}
         if self.config.pairs == "sop":
             return {**metadata, "swapped_fraction": fraction}
-        single = self._has_single_sentence
-        metadata |= {"random_next_fraction": fraction, "documents_of_one_sentence": int(single.sum())}
+        has_single = self._has_single_sentence
+        metadata |= {"random_next_fraction": fraction, "documents_of_one_sentence": int(has_single.sum())}
         if fraction > _MOSTLY_RANDOM and self.config.pairs == "nsp":
             metadata["warnings"] = [
                 f"{fraction:.0%} of the second segments are random, where next-sentence prediction intends half: "
-                f"{single.mean():.0%} of the {self.split} documents have a single sentence, which has no next one; "
+                f"{has_single.mean():.0%} of the {self.split} documents have a single sentence, which has no next one; "
                 "set data.document=file for longer documents, or objective.pairs=none"
             ]
         return metadata
@@ -319,15 +321,17 @@ class MaskedPairs(MaskedExamples):
         """Raises UserError if all second segments would be random, or none could be."""
         hint = f"or use objective.pairs=none{' or sop' if self.config.pairs == 'nsp' else ''}"
         if self.config.pairs != "sop" and len(self.store) < 2:
-            more = "" if self.split == "train" else ", a larger data.validation_fraction=, or data.validation="
+            or_more = (
+                "" if self.split == "train" else ", set a larger data.validation_fraction=, or set data.validation="
+            )
             requirement = "next-sentence prediction needs" if self.config.pairs == "nsp" else "random pairs need"
             raise UserError(
                 f"{requirement} two documents with text; the {self.split} text has one",
-                f"split the text into more documents (text files: data.document=block or line){more}, {hint}",
+                f"split the text into more documents (text files: data.document=block or line){or_more}, {hint}",
             )
         if self.config.pairs == "nsp" and self.split == "train" and self._has_single_sentence.all():
             raise UserError(
                 "next-sentence prediction has nothing to learn: no document has two sentences, so every second segment "
-                "is a random one",
+                "is random",
                 f"make longer documents (text files: data.document=block or file), {hint}",
             )

@@ -16,29 +16,29 @@ from lmtool.models.encoder_decoder import EncoderDecoder, shift_right
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Target
 
-# Shape letters: D documents, E windows, N windows of a batch, T their tokens.
+# Shape letters: E windows of a text, N windows of a batch, T tokens of a batch.
 
 
-def text_capacity(max_length: int, special_count: int, texts: int) -> int:
+def text_capacity(max_length: int, special_count: int, text_count: int) -> int:
     """Returns how many tokens of text fit into an example. Raises UserError if fewer than two fit per text.
 
     Args:
         max_length: Maximum tokens of an example.
         special_count: The number of special tokens in an example.
-        texts: The number of texts in an example.
+        text_count: The number of texts in an example.
     """
     capacity = max_length - special_count
-    if capacity < 2 * texts:
+    if capacity < 2 * text_count:
         raise UserError(
             f"max_length={max_length} is too short: with {special_count} special tokens, only {max(capacity, 0)} "
             "tokens of text fit",
-            f"set max_length={special_count + 2 * texts} or more",
+            f"set max_length={special_count + 2 * text_count} or more",
         )
     return capacity
 
 
 def require_examples(plan: Plan, split: str) -> Plan:
-    """Returns the plan. Raises UserError if it is empty. split: the name of the split, for the message."""
+    """Returns the plan. Raises UserError if the plan is empty. split: the name of the split, for the message."""
     if not len(plan.lengths):
         raise UserError(f"the {split} text has no window of two tokens", "use more text with data.path=")
     return plan
@@ -90,7 +90,7 @@ def lanes_of(rows: np.ndarray, count: int) -> Lanes:
 
 
 def lane_metadata(plan: Plan, lanes: int) -> JsonObject:
-    """Returns the number of lanes, and the number of segments per lane, for the screens."""
+    """Returns the number of lanes, and the maximum number of segments per lane, for the screens."""
     return {"lanes": lanes, "segments_per_lane": -(-len(plan) // lanes)}
 
 
@@ -100,15 +100,15 @@ def lane_metadata(plan: Plan, lanes: int) -> JsonObject:
 
 # The record of a window: its first position in the stream, and its length.
 WINDOW = np.dtype([("start", "i8"), ("length", "i4")])
-# The record of a window whose length may be sampled. short: whether it was sampled. The window is shorter than the
-# sampled length if the text ends before.
+# The record of a window whose length may be sampled. short: whether the length was sampled. If the text ends before,
+# the window is shorter than the sampled length.
 SAMPLED_WINDOW = np.dtype([*WINDOW.descr, ("short", "i1")])
 # Number of random numbers per window: whether it is short, and its length.
 _DRAWS = 2
 
 
 class Stream:
-    """The documents of a token store as one stream of token ids. The tokens are not copied.
+    """The documents of a token store as one stream of token ids, which are not copied.
 
     Args:
         tokens: The tokens of the store.
@@ -146,17 +146,17 @@ class Stream:
         lengths_N: the number of tokens of each part."""
         positions = ragged_ranges(starts_N, lengths_N)
         document = np.searchsorted(self.boundaries, positions, side="right") - 1
-        first, within = self.offsets[document], positions - self.boundaries[document]
-        is_separator = within == self.offsets[document + 1] - first
-        ids = np.asarray(self.tokens[first + np.where(is_separator, 0, within)], dtype=np.int64)
+        first, position_in_document = self.offsets[document], positions - self.boundaries[document]
+        is_separator = position_in_document == self.offsets[document + 1] - first
+        ids = np.asarray(self.tokens[first + np.where(is_separator, 0, position_in_document)], dtype=np.int64)
         return ids if self.separator is None else np.where(is_separator, self.separator, ids)
 
 
 def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.ndarray:
     """Splits a stream into consecutive windows.
 
-    A last window that would have only tokens of the previous window is dropped. If windows overlap, a single token is
-    dropped too.
+    A window at the end of a text is dropped if the previous window has all of its tokens. If windows overlap, a text of
+    a single token has no window.
 
     Args:
         stream: The stream.
@@ -188,17 +188,19 @@ def text_windows(stream: Stream, size: int, joined: bool, shortest: int, special
     return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
-def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
+def sampled_windows(
+    stream: Stream, size: int, joined: bool, short_probability: float, seed: int, epoch: int
+) -> np.ndarray:
     """Splits a stream into consecutive windows, some of which are short.
 
-    With probability `short`, the length of a window is sampled uniformly from 2 to `size`, as in BERT's script for
-    pairs (short_seq_prob of create_pretraining_data.py); otherwise it is `size`.
+    With probability `short_probability`, the length of a window is sampled uniformly from 2 to `size`, as in BERT's
+    script for pairs (short_seq_prob of create_pretraining_data.py); otherwise it is `size`.
 
     Args:
         stream: The stream.
         size: Maximum tokens of a window.
         joined: Whether windows continue across documents.
-        short: The probability of a short window.
+        short_probability: The probability of a short window.
         seed: The seed of the run.
         epoch: The epoch, which keys the random numbers together with the seed.
 
@@ -207,25 +209,26 @@ def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed:
     """
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
-    # Sample more windows than a document probably needs: 10% and 4 windows above the expected number. The documents
-    # whose windows do not reach their end are sampled again, with twice as many windows.
-    mean_length = (1 - short) * size + short * (size + 2) / 2
+    # Sample more windows than a document probably needs: 10% and 4 windows above the expected number. If the windows of
+    # a document do not reach its end, its windows are sampled again, twice as many.
+    mean_length = (1 - short_probability) * size + short_probability * (size + 2) / 2
     counts = np.ceil(1.1 * lengths / mean_length).astype(np.int64) + 4
     documents, finished = np.arange(len(lengths)), [np.empty(0, dtype=SAMPLED_WINDOW)]
     while len(documents):
         owner = np.repeat(documents, counts)
-        last = np.cumsum(counts)
-        number = np.arange(len(owner)) - np.repeat(last - counts, counts)
+        owner_ends = np.cumsum(counts)
+        first = owner_ends - counts
+        number = np.arange(len(owner)) - np.repeat(first, counts)
         short_uniform, length_uniform = (
             random_streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + draw) for draw in (0, 1)
         )
         rows = np.empty(len(owner), dtype=SAMPLED_WINDOW)
-        rows["short"] = short_uniform < short
+        rows["short"] = short_uniform < short_probability
         target = np.where(rows["short"] == 1, 2 + (length_uniform * (size - 1)).astype(np.int64), size)
         ends = np.cumsum(target)
-        start = ends - target - np.repeat(ends[last - counts] - target[last - counts], counts)
+        start = ends - target - np.repeat(ends[first] - target[first], counts)
         rows["start"], rows["length"] = boundaries[owner] + start, np.minimum(target, lengths[owner] - start)
-        reaches_end = (start + target)[last - 1] >= lengths[documents]
+        reaches_end = (start + target)[owner_ends - 1] >= lengths[documents]
         finished.append(rows[np.repeat(reaches_end, counts) & (start < lengths[owner])])
         documents, counts = documents[~reaches_end], 2 * counts[~reaches_end]
     all_windows = np.concatenate(finished)
@@ -237,9 +240,9 @@ RaggedTexts = tuple[np.ndarray, np.ndarray]
 
 
 class Sides:
-    """Makes the batches of an encoder-decoder. Inputs and outputs both have the family's text format; the decoder's
-    inputs are the outputs, shifted by one position after the start token. backbone: the encoder-decoder. tokenizer: the
-    tokenizer. Raises UserError if it lacks a special token of the format."""
+    """Makes the batches of an encoder-decoder. Its two sides, inputs and outputs, have the family's text format. The
+    decoder's inputs are the start token and the outputs, shifted by one position. backbone: the encoder-decoder.
+    tokenizer: the tokenizer. Raises UserError if the tokenizer lacks a special token of the format."""
 
     def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
         self.template = FormatTemplate.of(text_format(backbone.config.text_format, tokenizer), 1)

@@ -21,8 +21,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
 # Windows of whole words. A word that is not in the vocabulary has several tokens, which spell the word. A window never
-# begins or ends within a word, except if the word is longer than a window. Each word is predicted twice: from the
-# preceding and from the following words.
+# begins or ends within a word, except if the word is longer than a window. Each word is predicted twice, from the
+# preceding words and from the following words.
 # Shape letters: V entries of the vocabulary, T tokens of a batch, W words of a batch.
 
 
@@ -35,7 +35,8 @@ class WordWindows(FixedPlan):
     """Windows of whole words over a stream of documents that end with the end-of-text token.
 
     Consecutive windows share a word. The forward direction predicts every word once, except the first word of each
-    document (separate) or of the stream (joined); the backward direction predicts every word once, except the last.
+    document (separate) or of the stream (joined); the backward direction predicts every word once, except the last word
+    of each document or of the stream.
 
     Attributes:
         begins_V: Whether an entry of the vocabulary begins a word.
@@ -47,8 +48,8 @@ class WordWindows(FixedPlan):
         max_length: Maximum tokens of a window.
         documents: "separate" or "joined", the value of data.documents.
         split: The name of the split.
-        byte_limits: How many bytes of a word the model reads, and the number of bytes of each entry of the vocabulary
-            (V,); None if there is no limit.
+        byte_limits: The maximum bytes of a word that the model reads, and the number of bytes (V,) of each entry of the
+            vocabulary; None if there is no limit.
     """
 
     def __init__(
@@ -68,63 +69,66 @@ class WordWindows(FixedPlan):
 
     def words(self, tokens_T: np.ndarray, starts_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Finds the words in packed texts. tokens_T: the tokens of the texts. starts_N: the index of the first token of
-        each text, where a word begins. Returns the index (W,) of each word's first token, and the id (W,) of each word,
-        which is the unknown word if the word has several tokens."""
+        each text, which also counts as the first token of a word. Returns the index (W,) of each word's first token,
+        and the id (W,) of each word: that of the unknown word if the word has several tokens."""
         begins_T = self.begins_V[tokens_T]
-        is_word_T = begins_T.copy()
-        is_word_T[starts_N] = True
-        first_W = np.flatnonzero(is_word_T)
-        single_W = (np.diff(first_W, append=len(tokens_T)) == 1) & begins_T[first_W]
-        return first_W, np.where(single_W, tokens_T[first_W], self.unknown)
+        starts_word_T = begins_T.copy()
+        starts_word_T[starts_N] = True
+        first_W = np.flatnonzero(starts_word_T)
+        is_single_W = (np.diff(first_W, append=len(tokens_T)) == 1) & begins_T[first_W]
+        return first_W, np.where(is_single_W, tokens_T[first_W], self.unknown)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths = rows["length"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
         starts = np.cumsum(lengths) - lengths
-        first_W, number_W = self.words(tokens, starts)
+        first_W, ids_W = self.words(tokens, starts)
         text_W = np.searchsorted(starts, first_W, side="right")
         # The words that have a next word in the same text.
-        before = np.flatnonzero(text_W[:-1] == text_W[1:])
+        left = np.flatnonzero(text_W[:-1] == text_W[1:])
+        right = left + 1
         targets = {
-            FORWARD: _target(number_W[before + 1], first_W[before]),
-            BACKWARD: _target(number_W[before], first_W[before + 1]),
+            FORWARD: _target(ids_W[right], first_W[left]),
+            BACKWARD: _target(ids_W[left], first_W[right]),
         }
         return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
 
-    def counts(self, words: int) -> np.ndarray:
-        """Returns the count of each word of the vocabulary in the stream, where the end of a document counts as a word.
-        words: the size of the vocabulary."""
-        counts = np.zeros(words, dtype=np.int64)
+    def counts(self, vocab_size: int) -> np.ndarray:
+        """Returns the counts (V,) of the vocabulary's words in the stream, where the end of a document counts as a
+        word. vocab_size: the size of the vocabulary."""
+        counts = np.zeros(vocab_size, dtype=np.int64)
         tokens = self.stream.tokens
         for start in range(0, len(tokens), _CHUNK):
-            # One more token than the chunk: it shows whether the last word of the chunk continues.
-            piece = np.asarray(tokens[start : start + _CHUNK + 1], dtype=np.int64)
-            begins = self.begins_V[piece]
-            continued = np.append(~begins[1:], False)
+            # The token after the chunk shows whether the last word of the chunk continues.
+            chunk = np.asarray(tokens[start : start + _CHUNK + 1], dtype=np.int64)
+            begins = self.begins_V[chunk]
+            continues = np.append(~begins[1:], False)
             begins[_CHUNK:] = False
-            counts += np.bincount(np.where(continued, self.unknown, piece)[begins], minlength=words)[:words]
-        counts[self.stream.separator] += len(self.stream.offsets) - 1
+            ids = np.where(continues, self.unknown, chunk)[begins]
+            counts += np.bincount(ids, minlength=vocab_size)[:vocab_size]
+        counts[self.stream.separator] += len(self.stream.offsets) - 1  # one for each document
         return counts
 
-    def _long_words(self, limit: int, lengths_V: np.ndarray) -> int:
+    def _count_long_words(self, limit: int, lengths_V: np.ndarray) -> int:
         """Returns the number of words in the text with more bytes than `limit`. lengths_V: the number of bytes of each
         entry."""
         count, tokens = 0, self.stream.tokens
         for start in range(0, len(tokens), _CHUNK):
-            piece = np.asarray(tokens[start : start + _CHUNK], dtype=np.int64)
-            first = np.flatnonzero(self.begins_V[piece])  # the rest of a word from the previous chunk is skipped
+            chunk = np.asarray(tokens[start : start + _CHUNK], dtype=np.int64)
+            first = np.flatnonzero(self.begins_V[chunk])  # the rest of a word from the previous chunk is skipped
             if len(first):
-                count += int((np.add.reduceat(lengths_V[piece], first) > limit).sum())
+                count += int((np.add.reduceat(lengths_V[chunk], first) > limit).sum())
         return count
 
     def metadata(self) -> JsonObject:
         """Adds a warning if the model does not read all bytes of some words."""
         metadata = super().metadata()
-        if self.byte_limits is not None and (count := self._long_words(*self.byte_limits)):
+        if self.byte_limits is not None and (count := self._count_long_words(*self.byte_limits)):
             limit = self.byte_limits[0]
+            subject = f"{count:,} {'word has' if count == 1 else 'words have'}"
             metadata["warnings"] = [
-                f"{self.split}: {count:,} words have more than {limit} bytes, of which the model reads the first "
-                f"{limit} (model.word_length)"
+                f"{self.split}: {subject} more than {limit} bytes, of which the model reads the first {limit} "
+                "(model.word_length)"
             ]
         return metadata
 
@@ -144,43 +148,41 @@ def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) 
     """
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
-    long = lengths > size
-    rows = [np.zeros(int((~long).sum()), dtype=WINDOW)]
-    rows[0]["start"], rows[0]["length"] = boundaries[:-1][~long], lengths[~long]
-    for first, length in zip(boundaries[:-1][long].tolist(), lengths[long].tolist(), strict=True):
+    is_long = lengths > size
+    rows = [np.zeros(int((~is_long).sum()), dtype=WINDOW)]
+    rows[0]["start"], rows[0]["length"] = boundaries[:-1][~is_long], lengths[~is_long]
+    for first, length in zip(boundaries[:-1][is_long].tolist(), lengths[is_long].tolist(), strict=True):
         rows.append(np.array(list(_split_at_words(stream, begins_V, size, first, first + length)), dtype=WINDOW))
     windows = np.concatenate(rows)
     windows = windows[np.argsort(windows["start"], kind="stable")]
     return Plan(windows, windows["length"].astype(np.int64))
 
 
-def _split_at_words(
-    stream: Stream, begins_V: np.ndarray, size: int, first: int, last: int
-) -> Iterator[tuple[int, int]]:
-    """Yields the starts and the lengths of the windows of one text, the positions from `first` to `last` (exclusive) of
-    the stream. The text is longer than a window."""
-    start = position = first
+def _split_at_words(stream: Stream, begins_V: np.ndarray, size: int, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yields the start and the length of each window of one text, which is longer than a window. The text has the
+    positions from `first` to `end` (exclusive) of the stream."""
+    start = read_end = first
     begins: list[int] = []
-    while last - start > size:
-        if start + size >= position:
-            position = min(last, start + max(_CHUNK, 2 * size))
-            ids = stream.read(np.array([start]), np.array([position - start]))
+    while end - start > size:
+        if start + size >= read_end:
+            read_end = min(end, start + max(_CHUNK, 2 * size))
+            ids = stream.read(np.array([start]), np.array([read_end - start]))
             begins = (np.flatnonzero(begins_V[ids]) + start).tolist()
-        end = bisect_right(begins, start + size) - 1  # the index of the last word boundary that the window reaches
-        if end < 0 or begins[end] <= start:  # a word longer than a window
+        last = bisect_right(begins, start + size) - 1  # the index of the last word boundary that the window reaches
+        if last < 0 or begins[last] <= start:  # a word longer than a window
             yield start, size
             start += size
             continue
-        yield start, begins[end] - start
+        yield start, begins[last] - start
         # The next window begins with the last word of this window, unless this window has a single word.
-        start = begins[end - 1] if end and begins[end - 1] > start else begins[end]
-    yield start, last - start
+        start = begins[last - 1] if last and begins[last - 1] > start else begins[last]
+    yield start, end - start
 
 
 # Pairs of a center word and a context word, with negatives, for skip-gram (Mikolov, Sutskever, Chen, Corrado, Dean,
 # "Distributed Representations of Words and Phrases and their Compositionality", NeurIPS 2013, sections 2.2 and 2.3). As
-# in the published code, words are subsampled before context windows are formed, so that windows reach further in the
-# text, and words outside of the vocabulary are dropped.
+# in the published code, words outside of the vocabulary are dropped, and words are subsampled before context windows
+# are formed, so that windows reach further in the text.
 # Shape letters: V vocabulary, N examples of a batch, T tokens of the examples, K retained tokens, W maximum words on
 # either side, M pairs, J negatives of a pair.
 
@@ -214,20 +216,20 @@ class WordCounts:
 
     @property
     def noise(self) -> np.ndarray:
-        """The probability (V,) of each word as a negative sample."""
+        """The probability (V,) that a negative sample is this word, the noise distribution of the paper."""
         powers_V = np.where(self.counts > 0, self.counts.astype(np.float64) ** self._config.power, 0.0)
         return powers_V / powers_V.sum()
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SampledPairs:
     """The sampled pairs of a batch.
 
     Attributes:
         tokens: (T,) the original tokens.
         retained: (T,) whether subsampling retains a token.
         lengths: (N,) the number of retained tokens of each example.
-        reach: (K,) for each retained word, how many words on either side are its context.
+        reach: (K,) the maximum distance between each retained word and its context words.
         center: (M,) the index of each pair's center word among the retained words.
         context: (M,) the index of each pair's context word among the retained words.
         negatives: (M, J) the ids of each pair's negative words.
@@ -262,6 +264,7 @@ class WordPairs(FixedPlan):
         self.stream = Stream.from_store(store, None)
         plan = cached_plan(text_windows, self.stream, text_capacity(max_length, 0, 1), False, 1, 0)
         super().__init__(store, split, plan)
+        # The results of `_probabilities`, after the counts that they were computed from.
         self._distributions: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property
@@ -271,44 +274,46 @@ class WordPairs(FixedPlan):
     def _probabilities(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the probability (V,) that a word is retained, and the cumulative probabilities (V,) of negatives."""
         if self._distributions is None or self._distributions[0] is not self.counts.counts:
-            sums_V = np.cumsum(self.counts.noise)
-            self._distributions = self.counts.counts, self.counts.retention, sums_V / sums_V[-1]
+            cumulative_V = np.cumsum(self.counts.noise)
+            self._distributions = self.counts.counts, self.counts.retention, cumulative_V / cumulative_V[-1]
         return self._distributions[1:]
 
-    def pairs(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Pairs:
-        """Samples the pairs of examples. Each position of the text has its own random numbers: one for whether the word
-        is retained, one for its reach, and one for each negative of each of its possible pairs."""
-        reach, number = self.config.window, self.config.negatives
-        retention_V, sums_V = self._probabilities()
+    def pairs(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> SampledPairs:
+        """Samples the pairs of examples. Each position of the text has its own random numbers: one decides whether the
+        word is retained, one is for its reach, and there is one for each negative of each of its possible pairs."""
+        window, negatives = self.config.window, self.config.negatives
+        retention_V, cumulative_V = self._probabilities()
         lengths_N = rows["length"].astype(np.int64)
         tokens_T = self.stream.read(rows["start"], lengths_N)
         row_T = np.repeat(np.arange(len(rows)), lengths_N)
         position_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
-        first_T, example_T = position_T * (2 + 2 * reach * number), np.asarray(examples, dtype=np.int64)[row_T]
+        draw_T, example_T = position_T * (2 + 2 * window * negatives), np.asarray(examples, dtype=np.int64)[row_T]
 
-        def uniform(example: np.ndarray, number: np.ndarray) -> np.ndarray:
-            return random_streams.uniform_at(self.seed, "sample", epoch, example, number)
+        def uniform(example: np.ndarray, draw: np.ndarray) -> np.ndarray:
+            return random_streams.uniform_at(self.seed, "sample", epoch, example, draw)
 
-        retained_T = uniform(example_T, first_T) < retention_V[tokens_T]
-        example_K, first_K, row_K = example_T[retained_T], first_T[retained_T], row_T[retained_T]
-        reach_K = 1 + (uniform(example_K, first_K + 1) * reach).astype(np.int64)
-        offset_2W = np.delete(np.arange(-reach, reach + 1), reach)
+        retained_T = uniform(example_T, draw_T) < retention_V[tokens_T]
+        example_K, draw_K, row_K = example_T[retained_T], draw_T[retained_T], row_T[retained_T]
+        reach_K = 1 + (uniform(example_K, draw_K + 1) * window).astype(np.int64)
+        offset_2W = np.delete(np.arange(-window, window + 1), window)  # without 0, the word itself
         other_K2W = np.arange(len(reach_K))[:, None] + offset_2W
         inside_K2W = (other_K2W >= 0) & (other_K2W < len(reach_K)) & (np.abs(offset_2W) <= reach_K[:, None])
         inside_K2W &= row_K[np.clip(other_K2W, 0, max(len(row_K) - 1, 0))] == row_K[:, None] if len(row_K) else True
         center_M, slot_M = np.nonzero(inside_K2W)
-        number_MJ = (first_K[center_M] + 2 + slot_M * number)[:, None] + np.arange(number)
-        noise_uniform = uniform(np.repeat(example_K[center_M], number), number_MJ.reshape(-1))
-        negatives_MJ = np.searchsorted(sums_V, noise_uniform, side="right").reshape(-1, number)
+        draw_MJ = (draw_K[center_M] + 2 + slot_M * negatives)[:, None] + np.arange(negatives)
+        negative_uniform = uniform(np.repeat(example_K[center_M], negatives), draw_MJ.reshape(-1))
+        negatives_MJ = np.searchsorted(cumulative_V, negative_uniform, side="right").reshape(-1, negatives)
         retained_N = np.bincount(row_K, minlength=len(rows))
-        return Pairs(tokens_T, retained_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
+        return SampledPairs(
+            tokens_T, retained_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ
+        )
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         pairs = self.pairs(rows, examples, epoch)
         tokens = pairs.tokens[pairs.retained]
-        indices, number = torch.from_numpy(pairs.center), self.config.negatives
+        indices, negatives = torch.from_numpy(pairs.center), self.config.negatives
         targets = {
             "skip_gram": Target(torch.from_numpy(tokens[pairs.context]), at=indices),
-            "negatives": Target(torch.from_numpy(pairs.negatives.reshape(-1)), at=indices.repeat_interleave(number)),
+            "negatives": Target(torch.from_numpy(pairs.negatives.reshape(-1)), at=indices.repeat_interleave(negatives)),
         }
         return Batch(Packed(torch.from_numpy(tokens), tuple(pairs.lengths.tolist())), targets, *numbers_of(examples))

@@ -37,9 +37,9 @@ class TrackerConfig(Config):
         """Returns the configuration to try if this one cannot start; None to give up."""
         return None
 
-    def left(self, folder: str) -> str:
+    def unwritten_rows(self, folder: str) -> str:
         """Returns a sentence about rows that were not written when the run ended. folder: the run's folder."""
-        return "its last rows may be missing there, metrics.jsonl has every row"
+        return "its last rows may be missing, but metrics.jsonl has every row"
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Tracker(ABC):
         return None
 
 
-def numbers(row: JsonMapping, above: str = "") -> Iterator[tuple[str, float]]:
+def numbers(row: JsonMapping, prefix: str = "") -> Iterator[tuple[str, float]]:
     """Yields the numbers of a row by name; numbers in a section are named `section/name`."""
     for name, value in row.items():
         if isinstance(value, dict):
-            yield from numbers(value, f"{above}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and (above or name != "step"):
-            yield f"{above}{name}", value
+            yield from numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or name != "step"):
+            yield f"{prefix}{name}", value

@@ -29,6 +29,7 @@ from lmtool.runs.files import to_json
 from lmtool.system.environment import SAFE_PATH
 from lmtool.system.secrets import masked_data
 from lmtool.system.signals import STATUS
+from lmtool.system.terminal import counted
 
 QUEUE_ROWS = 10_000
 BEGIN_SECONDS = 30.0
@@ -40,10 +41,10 @@ _SUMMARY_KEYS = (
     "peak_memory_bytes", "parameters", "trainable_parameters", "baseline", "standard_error",
 )  # fmt: skip
 
-Say = Callable[[str], object]
+Report = Callable[[str], object]
 
 
-class Failed(Exception):
+class TrackerFailed(Exception):
     """A tracker cannot start, or ended before the run did."""
 
 
@@ -57,7 +58,7 @@ class TrackerThread:
         """Lines to report, and whether each is a warning."""
         self._rows: queue.Queue[JsonMapping | None] = queue.Queue(rows)
         self._end: JsonObject | None = None
-        self._over = False
+        self._is_over = False
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
         self.ready = threading.Event()
@@ -69,7 +70,7 @@ class TrackerThread:
 
     def put(self, row: JsonMapping) -> None:
         """Queues a row; if the queue is full, drops and counts it."""
-        if self._over:
+        if self._is_over:
             return
         try:
             self._rows.put_nowait(row)
@@ -87,7 +88,7 @@ class TrackerThread:
         the tracker had finished."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         ended = not self._thread.is_alive()
-        self._over = True
+        self._is_over = True
         self._kill()
         return ended
 
@@ -103,8 +104,8 @@ class TrackerThread:
             self._send(self._end)
             if note := self._answer(None):
                 self.notes.put((False, f"{self.name}: {note}"))
-        except Failed as failure:
-            if not self._over:
+        except TrackerFailed as failure:
+            if not self._is_over:
                 self.notes.put(
                     (True, f"logger={self.name}: {failure}; training continues, metrics.jsonl has every row")
                 )
@@ -114,22 +115,22 @@ class TrackerThread:
                 (True, f"logger={self.name}: {type(error).__name__}: {error}; training continues without it")
             )
         finally:
-            self._over = True
+            self._is_over = True
             self.ready.set()
             self._kill()
 
     def _begin(self) -> None:
         """Starts the process and waits until it accepts rows; if it fails, tries the fallback configuration. Raises
-        Failed."""
+        TrackerFailed."""
         try:
             note = self._start(self.config)
-        except Failed as failure:
-            second = self.config.fallback()
-            if second is None:
+        except TrackerFailed as failure:
+            fallback = self.config.fallback()
+            if fallback is None:
                 raise
             self._kill()
             self.notes.put((True, f"logger={self.name}: {failure}; starting again without a server"))
-            note = self._start(second)
+            note = self._start(fallback)
         self.ready.set()
         if note:
             self.notes.put((False, f"{self.name}: {note}"))
@@ -148,7 +149,7 @@ class TrackerThread:
                 start_new_session=True,  # Ctrl-C and a scheduler's signals reach only the run
             )
         except OSError as error:
-            raise Failed(f"no process can be started ({error})") from error
+            raise TrackerFailed(f"no process can be started ({error})") from error
         threading.Thread(target=_listen, args=(self._process, self._answers), daemon=True).start()
         self._send({
             "name": self.name,
@@ -164,20 +165,20 @@ class TrackerThread:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except (OSError, ValueError) as error:
-            self._answer(1.0)  # raises Failed with the reason if the process has reported one
-            raise Failed("it ended") from error
+            self._answer(1.0)  # raises TrackerFailed with the reason if the process has reported one
+            raise TrackerFailed("its process ended") from error
 
     def _answer(self, seconds: float | None) -> str | None:
-        """Returns the tracker's next answer. Raises Failed if it reports a failure, or does not answer in time.
+        """Returns the tracker's next answer. Raises TrackerFailed if it reports a failure, or does not answer in time.
 
         seconds: None waits without limit, since `join` ends the process.
         """
         try:
             answer = self._answers.get(timeout=seconds)
         except queue.Empty:
-            raise Failed(f"no answer within {seconds:g} seconds") from None
+            raise TrackerFailed(f"no answer within {seconds:g} seconds") from None
         if answer["kind"] == "failed":
-            raise Failed(answer["text"])
+            raise TrackerFailed(answer["text"])
         return answer["text"]
 
     def _kill(self) -> None:
@@ -197,7 +198,7 @@ def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[JsonObjec
     with suppress(OSError, ValueError):
         for line in process.stdout:
             answers.put(json.loads(line))
-    answers.put({"kind": "failed", "text": "it ended"})
+    answers.put({"kind": "failed", "text": "its process ended"})
 
 
 class Trackers:
@@ -208,7 +209,7 @@ class Trackers:
     """
 
     def __init__(
-        self, configs: Mapping[str, TrackerConfig], metadata: Callable[[int], RunMetadata], say: Say, warn: Say
+        self, configs: Mapping[str, TrackerConfig], metadata: Callable[[int], RunMetadata], say: Report, warn: Report
     ):
         self.configs, self.metadata, self.say, self.warn = configs, metadata, say, warn
         self.threads: Sequence[TrackerThread] = ()
@@ -258,10 +259,12 @@ class Trackers:
             ended = thread.join(deadline)
             self._report([thread])
             if not ended:
-                unsent = thread.config.left(thread.run.folder)
-                self.warn(f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {unsent}")
+                unsent = thread.config.unwritten_rows(thread.run.folder)
+                self.warn(
+                    f"logger={thread.name}: it did not finish within {END_SECONDS:g} seconds after the run; {unsent}"
+                )
             if thread.dropped:
-                self.warn(f"logger={thread.name}: {thread.dropped} rows were dropped: it was too slow")
+                self.warn(f"logger={thread.name}: {counted(thread.dropped, 'row')} dropped, because it was too slow")
 
     def _report(self, threads: Sequence[TrackerThread] | None = None) -> None:
         for thread in self.threads if threads is None else threads:
@@ -313,7 +316,7 @@ def serve(tracker: Tracker, lines: Iterable[str], answers: TextIO) -> None:
 
 
 def _reply(answers: TextIO, kind: str, text: str | None) -> None:
-    """Answers the run; ignored if the run is gone."""
+    """Answers the run; does nothing if the run has ended."""
     with suppress(OSError, ValueError):
         answers.write(json.dumps({"kind": kind, "text": text}) + "\n")
         answers.flush()

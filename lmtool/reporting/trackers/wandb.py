@@ -70,8 +70,8 @@ class WandbConfig(TrackerConfig):
     def fallback(self) -> TrackerConfig | None:
         return None if self.mode in ("offline", "disabled") else self.model_copy(update={"mode": "offline"})
 
-    def left(self, folder: str) -> str:
-        return f"`wandb sync {folder}/wandb/*run-*` uploads what is there"
+    def unwritten_rows(self, folder: str) -> str:
+        return f"`wandb sync {folder}/wandb/*run-*` uploads the rows written so far"
 
 
 PATIENCE = 2.0

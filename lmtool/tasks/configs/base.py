@@ -19,7 +19,7 @@ from lmtool.data.configs import contains
 from lmtool.errors import Problem
 from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.models.configs import ModelConfig, architecture, kinds
+from lmtool.models.configs import ModelConfig, architecture, describe_architectures
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -227,7 +227,9 @@ class TaskConfig(LearnedConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield Requirement(
-            architecture(*self.architectures), "task", f"task={self.name} trains {kinds(self.architectures)}"
+            architecture(*self.architectures),
+            "task",
+            f"task={self.name} trains {describe_architectures(self.architectures)}",
         )
         if self.writes_text:
             reason = f"task={self.name} is scored on texts that the model generates, which works in one process only"

@@ -16,7 +16,7 @@ from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig, member_problem, one_forward
-from lmtool.models.configs import ModelConfig, architecture, kinds
+from lmtool.models.configs import ModelConfig, architecture, describe_architectures
 from lmtool.tasks.configs.base import BestMetric, TaskConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 
@@ -227,7 +227,9 @@ class TaskObjectiveConfig(ObjectiveConfig):
 
     def needs(self) -> Iterator[Requirement]:
         takes = self.task.architectures
-        yield Requirement(architecture(*takes), "objective", f"objective={self.name} trains {kinds(takes)}")
+        yield Requirement(
+            architecture(*takes), "objective", f"objective={self.name} trains {describe_architectures(takes)}"
+        )
 
     @property
     def title(self) -> str:

@@ -159,8 +159,9 @@ class SequenceConfig(TaskConfig):
             problem = self._unwritten()
         elif self.head == PROMPT:
             problem = self._unprompted()
-        elif self.auxiliary_lm and self.adapts is not None:
-            message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={self.adapts}: one auxiliary loss"
+        elif self.auxiliary_lm and self.domain_adaptation is not None:
+            name = self.domain_adaptation
+            message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={name}: one auxiliary loss"
             problem = Problem("task.domain", message, "omit one of them")
         if problem is not None:
             yield problem
@@ -215,7 +216,7 @@ class WindowedConfig(SequenceConfig):
         return self.windows
 
     @property
-    def adapts(self) -> str | None:
+    def domain_adaptation(self) -> str | None:
         return None if self.domain is None else self.domain.name
 
 

@@ -207,7 +207,7 @@ class QuestionWindows(TaskExamples):
     def __init__(self, config: ExtractiveQaConfig, rows: Rows, layout: InputFormat, split: str):
         super().__init__(rows, config.name, split, layout.start)
         self.max_length, self.null_first = layout.max_length, null_first(layout.format_name)
-        self.template = layout.template(2, fewest=2)
+        self.template = layout.template(2, min_tokens=2)
         self._questions, self._contexts = (AlignedTexts(rows.columns[name], layout.tokenizer) for name in config.text)
         capacity = layout.max_length - self.template.special_count
         # At least half of the capacity belongs to the context.

@@ -26,7 +26,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 class TaskKind(ABC):
     """Base of every kind. config: the task's configuration; `with_labels` and `fit_config` return a copy completed from
-    the training data. unit: what one prediction is for (row, word), in messages."""
+    the training data. unit: the noun for what one prediction belongs to (row, word), for messages."""
 
     config: TaskConfig
     unit = "row"
@@ -117,8 +117,8 @@ class TaskKind(ABC):
         return rows.columns
 
     def predicted_rows(self, rows: Rows) -> Rows:
-        """Returns the rows that are predicted: these rows, or fewer if several rows share one prediction (the targets
-        of a source)."""
+        """Returns the rows to predict: all rows, or fewer if several rows share one prediction (the targets of a
+        source)."""
         return rows
 
     # Predictions.
@@ -157,12 +157,12 @@ class TaskKind(ABC):
     ) -> Iterator[dict[str, float]]:
         if type(self).metrics is TaskKind.metrics:
             labels, values = np.asarray(rows.labels), np.asarray(values_of(predictions))
-            yield from (self.scores_of(labels[numbers], values[numbers]) for numbers in draws)
+            yield from (self.scores_of(labels[indices], values[indices]) for indices in draws)
             return
-        for numbers in draws:  # a plugin's kind with metrics of its own, which read the labels only
-            count = len(numbers)
-            bare = Rows([0] * count, {}, rows.labels_at(numbers), [("", 0)] * count)
-            yield self.metrics(bare, [predictions[number] for number in numbers])
+        for indices in draws:  # a plugin's kind overrides `metrics`, which may read only the labels of the rows
+            count = len(indices)
+            label_rows = Rows([0] * count, {}, rows.labels_at(indices), [("", 0)] * count)
+            yield self.metrics(label_rows, [predictions[index] for index in indices])
 
     @abstractmethod
     def constant(self, train: Rows) -> tuple[str, Prediction]:

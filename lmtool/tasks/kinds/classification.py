@@ -82,7 +82,7 @@ class PromptedLearner(TextClassLearner):
     """Classification by a prompt: the score of a class is the logit of its word at the answer's position."""
 
     words: Tensor
-    scored_by = DemonstrationScorer
+    scorer_class = DemonstrationScorer
     inspector_class = PromptInspector
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
@@ -92,10 +92,10 @@ class PromptedLearner(TextClassLearner):
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         self.fills = backbone.config.architecture == "encoder"
-        self.pretrained = ("masked_lm",) if self.fills else ("lm",)
-        self.add_head(self.pretrained[0], masked_lm_head(backbone) if self.fills else lm_head(backbone))
+        self.pretrained_heads = ("masked_lm",) if self.fills else ("lm",)
+        self.add_head(self.pretrained_heads[0], masked_lm_head(backbone) if self.fills else lm_head(backbone))
         if config.auxiliary_mlm:
-            self.weights = {self.term: 1.0 - config.auxiliary_mlm, TERM: config.auxiliary_mlm}
+            self.loss_weights = {self.term: 1.0 - config.auxiliary_mlm, TERM: config.auxiliary_mlm}
         self.set_loss(config.loss)
         tokens = [0] * len(config.words)
         if tokenizer is not None:  # parameter counting passes no tokenizer
@@ -107,7 +107,7 @@ class PromptedLearner(TextClassLearner):
 
     @property
     def _lm(self) -> LMHead:
-        return cast(LMHead, self.heads[self.pretrained[0]])
+        return cast(LMHead, self.heads[self.pretrained_heads[0]])
 
     @property
     def _table(self) -> Tensor:
@@ -141,17 +141,19 @@ class PromptedLearner(TextClassLearner):
         if TERM not in batch.targets:
             return super().forward(batch, step)
         indices = {self.term: self.answer_indices(batch.host), TERM: indices_of(batch.host, TERM)}
-        hidden = hidden_at(self.backbone, batch, indices, None if self.extracts else self.dropout_rng(batch, step))
+        hidden = hidden_at(
+            self.backbone, batch, indices, None if self.is_feature_extractor else self.dropout_rng(batch, step)
+        )
         of_text = self._lm.loss_sum(hidden[TERM], self._table, labels_of(batch, TERM))
         total = self.training_loss(self._of_words(hidden[self.term]), batch)
-        return StepOutput({self.term: total, TERM: of_text}, self.weights)
+        return StepOutput({self.term: total, TERM: of_text}, self.loss_weights)
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Adds the auxiliary language modeling loss of a uniform prediction."""
-        of_text = self.weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
+        of_text = self.loss_weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
         return super().baseline_loss(batches, predictors) + of_text
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """Assigns predictions to terms: with auxiliary language modeling, the same head predicts the words of classes
         and the masked words of texts."""
         return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, PredictedWords(logits))
@@ -170,7 +172,7 @@ class PromptWriter(TextToTextLearner):
     """Classification by a prompt with an encoder-decoder, which reads the prompt and writes the word of the class. If
     text follows the answer, the prompt has a gap token in its place."""
 
-    pretrained = ("lm",)
+    pretrained_heads = ("lm",)
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)

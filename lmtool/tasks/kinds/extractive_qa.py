@@ -271,7 +271,7 @@ class ExtractiveQaLearner(TaskLearner):
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (T, 2): scores of each token as start and end."""
         rng = self.dropout_rng(batch, step)
-        return self.heads[self.term](self.pooled(self.hidden_of(batch, rng)), self.head_rng(rng, batch))
+        return self.heads[self.term](self.pool_tokens(self.hidden_of(batch, rng)), self.head_rng(rng, batch))
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # a row spans several windows; a batch holds only some
@@ -292,10 +292,10 @@ class ExtractiveQaLearner(TaskLearner):
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return loss_sum(self._choices(outputs, batch), self.labels(batch))
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
             return self.term, Classes(self._choices(logits, batch))
-        return super().predicted(head, logits, batch)
+        return super().interpret_logits(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         choices, labels = self._choices(outputs, batch), self.labels(batch)

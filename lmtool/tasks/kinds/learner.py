@@ -34,7 +34,7 @@ class TaskInspector(Inspector):
     """Inspects the examples of a task."""
 
     def texts(self, sampled: SampledBatch) -> list[list[str]]:
-        """Returns the columns of each row; words joined with spaces."""
+        """Returns the columns of each row as texts. Lists of words are joined with spaces."""
         row_N = sampled.batch.rows
         if row_N is None:
             return super().texts(sampled)
@@ -42,7 +42,7 @@ class TaskInspector(Inspector):
         rows = [[values[number] for values in columns] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Returns a sentence with the mean length of the examples and the fraction of truncated ones."""
         length, truncated = stats.measured("tokens per example"), stats.measured("truncated fraction")
         if length is None:
@@ -80,7 +80,7 @@ class TaskEvaluation(Evaluation):
             yield {"id": self.rows.ids[number], "split": self.split, **record, **self.more(number)}
 
     def more(self, number: int) -> JsonObject:
-        """Returns additional fields for the record of row `number`."""
+        """Returns further fields for the record of row `number`."""
         return {}
 
 
@@ -120,7 +120,7 @@ class TaskScorer(Scorer):
         self.add_outputs(batch, outputs)
 
     def add_outputs(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
-        """Adds the outputs for a batch. selected_N: (N,) bool, which documents to add; None: all."""
+        """Adds the outputs for a batch. selected_N: (N,) bool, the documents to add; None: all documents."""
         if outputs.parts is None:
             raise NotFinite("predictions", batch)
         if (scores := outputs.scores) is not None:
@@ -136,14 +136,14 @@ class TaskScorer(Scorer):
             parts = self.partial_rows.setdefault(row, {})
             parts[part] = output
             if len(parts) == self.parts_N[row]:
-                self.predictions.put(row, self.learner.kind.join([parts[number] for number in sorted(parts)]))
+                self.predictions.put(row, self.learner.kind.join([parts[index] for index in sorted(parts)]))
                 self.finished_parts += len(self.partial_rows.pop(row))
 
     def result(self) -> TaskEvaluation:
         kind, rows, term = self.learner.kind, self.rows, self.learner.term
         expected, received = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.partial_rows.values()))
         if self.seen != expected or received != expected or self.predictions.missing:
-            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {received} of {expected} parts")
+            raise RuntimeError(f"{len(rows)} rows: {self.seen} predictions arrived, for {received} of {expected} parts")
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
         predictions = self.learner.with_thresholds(self.predictions)
@@ -187,20 +187,20 @@ def _all_same(values: Sequence[Label] | np.ndarray) -> bool:
 class TaskLearner(BaseLearner):
     """Base of the learners of all task kinds. The single loss term and the head have the task's name.
 
-    scores_tokens: whether there is an output per token, rather than per text. scored_by: the class of the scorer.
+    scores_tokens: whether there is an output per token, rather than per text. scorer_class: the class of the scorer.
     inspector_class: the class of the inspector.
     """
 
     predicts_rows = True
-    reads_text = False  # it reads labeled rows, not the text of data=
+    reads_text = False  # tasks read labeled rows, not the text of data=
     scores_tokens: bool = False
-    scored_by: Callable[..., TaskScorer] = TaskScorer
+    scorer_class: Callable[..., TaskScorer] = TaskScorer
     inspector_class: type[TaskInspector] = TaskInspector
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
         self.kind, self.term = kind, kind.config.name
-        self.weights = {self.term: 1.0}
+        self.loss_weights = {self.term: 1.0}
         self.metric, self.reads = kind.metric, tuple(kind.config.reads)
 
     # Heads.
@@ -216,8 +216,8 @@ class TaskLearner(BaseLearner):
             self.add_head("pooler", pooler(self.backbone))
         self.add_head(self.term, head)
 
-    def pooled(self, hidden_TF: Tensor) -> Tensor:
-        """Returns the states that a head of tokens reads, (T, `token_width`); some families pool each token."""
+    def pool_tokens(self, hidden_TF: Tensor) -> Tensor:
+        """Returns (T, `token_width`): the states that a token head reads. Some families pool each token."""
         return self.heads["pooler"](hidden_TF) if self.backbone.pooler_on_tokens else hidden_TF
 
     @property
@@ -226,8 +226,8 @@ class TaskLearner(BaseLearner):
         return self.backbone.config.dropout if self.config.dropout is None else self.config.dropout
 
     def head_rng(self, rng: DropoutRng | None, batch: Batch, indices: Tensor | None = None) -> DropoutRng | None:
-        """Returns the dropout generator of the head; for an encoder-decoder, that of its output side. indices: flat
-        indices of the tokens that the head reads; None: all."""
+        """Returns the head's dropout generator; for an encoder-decoder, the generator of its output side. indices: flat
+        indices of the tokens that the head reads; None: all tokens."""
         if rng is not None and batch.outputs is not None:
             rng = rng.for_outputs()
         return rng if rng is None or indices is None else rng.rows(indices)
@@ -264,7 +264,7 @@ class TaskLearner(BaseLearner):
         return labels
 
     def documents(self, batch: Batch) -> Tensor:
-        """Returns (M,): the document of each target: by default, each document has one."""
+        """Returns (M,): the index of each target's document. By default, each document has one target."""
         labels_N = self.labels(batch)
         return torch.arange(len(labels_N), device=labels_N.device)
 
@@ -276,7 +276,7 @@ class TaskLearner(BaseLearner):
         return {self.term: self.target_count(batch)}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        return StepOutput({self.term: self.training_loss(self.outputs(batch, step), batch)}, self.weights)
+        return StepOutput({self.term: self.training_loss(self.outputs(batch, step), batch)}, self.loss_weights)
 
     def score(self, batch: Batch) -> dict[str, Scores]:
         return {self.term: self.scores(self.outputs(batch, 0), batch)}
@@ -296,7 +296,7 @@ class TaskLearner(BaseLearner):
 
     # Data.
 
-    def is_in(self, data: SplitData) -> bool:
+    def has_data_in(self, data: SplitData) -> bool:
         return self.config.name in data.rows
 
     def rows(self, data: SplitData) -> Rows:
@@ -312,7 +312,7 @@ class TaskLearner(BaseLearner):
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
         rows = self.rows(data)
-        return self.scored_by(self, rows, data.split, self.part_counts(rows, examples), predictors.get(self.term))
+        return self.scorer_class(self, rows, data.split, self.part_counts(rows, examples), predictors.get(self.term))
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]

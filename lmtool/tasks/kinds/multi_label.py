@@ -126,10 +126,10 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
         loss, weights_C = self.loss, self.weights_on(outputs.device)
         return binary_losses(outputs, self.labels(batch), loss.label_smoothing, loss.focal_gamma, weights_C).sum()
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
             return self.term, Binary(logits.flatten())
-        return super().predicted(head, logits, batch)
+        return super().interpret_logits(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         """Returns plain binary cross entropies, and decisions at a probability of 0.5."""

@@ -179,10 +179,10 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         return super().scores(self._choices(outputs), batch)
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
             return self.term, Classes(self._choices(logits))
-        return super().predicted(head, logits, batch)
+        return super().interpret_logits(head, logits, batch)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[float]:
         """Returns the score of each choice."""

@@ -122,10 +122,10 @@ class RegressionLearner(SequenceLearner):
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.mse_loss(outputs[:, 0].float(), self.labels(batch), reduction="sum") / self.deviation**2
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
             return self.term, Values(logits[:, 0], self.deviation)
-        return super().predicted(head, logits, batch)
+        return super().interpret_logits(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels_N, values_N = self.labels(batch), outputs[:, 0].float()

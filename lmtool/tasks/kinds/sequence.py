@@ -211,7 +211,7 @@ class SequenceLearner(TaskLearner):
             self.add_head("pooler", pooler(backbone))
         if self.config.auxiliary_lm:
             self.add_head(LANGUAGE_MODEL, lm_head(backbone))
-            self.weights = {**self.weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
+            self.loss_weights = {**self.loss_weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
         new, width = FORMATS[form.text_format].new, backbone.hidden_size if form.pooled else backbone.feature_size
         head = SequenceHead(width, outputs, self.head_dropout, form.bias, form.dense, len(new), backbone.hidden_size)
         self.add_head(self.term, head)
@@ -219,7 +219,7 @@ class SequenceLearner(TaskLearner):
         domain = self.config.domain if isinstance(self.config, WindowedConfig) else None
         if domain is not None:
             self.adaptation = build(domain)
-            self.weights = {**self.weights, self.domain_term: domain.weight}
+            self.loss_weights = {**self.loss_weights, self.domain_term: domain.weight}
             classifier = self.adaptation.head(width)
             if classifier is not None:
                 self.add_head(self.domain_term, classifier)
@@ -261,7 +261,7 @@ class SequenceLearner(TaskLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         if isinstance(batch, MixedBatch):
             return self._adapted(batch, step)
-        if LANGUAGE_MODEL not in self.weights:
+        if LANGUAGE_MODEL not in self.loss_weights:
             return super().forward(batch, step)
         rng = self.dropout_rng(batch, step)
         hidden_TH = self.hidden_of(batch, rng)
@@ -270,7 +270,7 @@ class SequenceLearner(TaskLearner):
         at_M = send(self._predicting(batch), hidden_TH.device)
         table_VH, labels_M = self.backbone.embed.token.weight, batch.inputs.tokens[at_M + 1].long()
         of_text = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
-        return StepOutput({self.term: total, LANGUAGE_MODEL: of_text}, self.weights)
+        return StepOutput({self.term: total, LANGUAGE_MODEL: of_text}, self.loss_weights)
 
     def _adapted(self, batch: MixedBatch, step: int) -> StepOutput:
         """Returns a training step on texts of two domains."""
@@ -282,22 +282,22 @@ class SequenceLearner(TaskLearner):
         total = self.training_loss(self._of_features(source_NH, source, rng), batch)
         classifier = dict(self.heads.items()).get(self.domain_term)
         adaptation_loss = self.adaptation.loss(source_NH, target_NH, classifier, step)
-        return StepOutput({self.term: total, self.domain_term: adaptation_loss}, self.weights)
+        return StepOutput({self.term: total, self.domain_term: adaptation_loss}, self.loss_weights)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         counts = super().counts(batch)
         if isinstance(batch, MixedBatch) and self.adaptation is not None:
             texts = [len(part.inputs.lengths) for _, part in batch.members]
             return {**counts, self.domain_term: self.adaptation.count(*texts)}
-        if LANGUAGE_MODEL not in self.weights:
+        if LANGUAGE_MODEL not in self.loss_weights:
             return counts
         return {**counts, LANGUAGE_MODEL: float(len(self._predicting(batch)))}
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Adds the auxiliary loss of a uniform prediction: over the vocabulary, or over two domains."""
-        more = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
+        more = self.loss_weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
         if self.adaptation is not None:
-            more += self.weights[self.domain_term] * self.adaptation.uninformed
+            more += self.loss_weights[self.domain_term] * self.adaptation.uninformed
         return super().baseline_loss(batches, predictors) + more
 
     def _predicting(self, batch: Batch) -> Tensor:

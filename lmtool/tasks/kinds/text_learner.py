@@ -345,7 +345,7 @@ class TextLearner(TaskLearner):
             counts[token] += len(examples.rows)
         return {self.term: ConstantPredictor.of_counts("unigram", counts)}
 
-    def writes(self) -> GenerationConfig:
+    def generation_settings(self) -> GenerationConfig:
         return self.writing.generation
 
     def label_of(self, text: str) -> object:

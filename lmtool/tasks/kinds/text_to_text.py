@@ -97,7 +97,7 @@ class TextToTextLearner(TextLearner):
     """Learns the label of a row as text, and predicts by greedy generation."""
 
     kind: WrittenKind
-    scored_by = WrittenScorer
+    scorer_class = WrittenScorer
 
     @cached_property
     def writing(self) -> Seq2SeqConfig:

@@ -149,11 +149,11 @@ class InputFormat:
     start: int | None = None
     stride: int | None = None
 
-    def template(self, texts: int, fewest: int) -> FormatTemplate:
-        """Returns the special tokens around one or two texts. Raises UserError if fewer than `fewest` tokens of text
-        fit."""
+    def template(self, texts: int, min_tokens: int) -> FormatTemplate:
+        """Returns the special tokens around one or two texts. Raises UserError if fewer than `min_tokens` tokens
+        of text fit."""
         template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
-        if self.max_length - template.special_count < fewest:
+        if self.max_length - template.special_count < min_tokens:
             raise UserError(
                 f"max_length={self.max_length} is too small for {template.special_count} special tokens and text",
                 f"set max_length={template.special_count + 8} or more",
@@ -221,7 +221,7 @@ class SequenceExamples(TaskExamples):
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str):
         super().__init__(rows, term, split, layout.start)
-        self.template = layout.template(len(rows.columns), fewest=len(rows.columns))
+        self.template = layout.template(len(rows.columns), min_tokens=len(rows.columns))
         capacity, stride = layout.max_length - self.template.special_count, layout.stride
         self._texts = [EncodedTexts.of(texts, layout.tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]

@@ -26,47 +26,50 @@ from lmtool.tasks.kinds.texts import InputFormat, TaskExamples, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
-# Tagging schemes of entities and chunks in files, all converted to BIO. bio (IOB2): B begins an entity, I continues it.
-# iob1: I, and B only where an entity of the same type ends right before (Ramshaw and Marcus 1995; CoNLL-2003 as
-# distributed). iobes: bio with E for the last word and S for the only word; BILOU has L and U.
+# Tagging schemes of entities and chunks in files. All are converted to BIO. bio (IOB2): B begins an entity, I continues
+# it. iob1: I begins and continues an entity; B begins one right after an entity of the same type (Ramshaw and Marcus
+# 1995; CoNLL-2003 as distributed). iobes: bio with E for the last word and S for the only word of an entity. BILOU has
+# L for E and U for S.
 
 
 OUTSIDE = "O"
-_SAME = {"L": "E", "U": "S"}
+_BILOU_TO_IOBES = {"L": "E", "U": "S"}
 _PREFIXES = {"B", "I", "E", "S", "L", "U"}
 
 
 def split_tag(tag: str) -> tuple[str, str] | None:
-    """Returns the prefix and the type of a tag; ("O", "") outside of entities; None if it is not such a tag."""
+    """Returns the prefix and the type of a tag; ("O", "") outside of entities; None if the tag is neither O nor
+    PREFIX-TYPE."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     prefix, dash, kind = tag.partition("-")
-    return (_SAME.get(prefix, prefix), kind) if dash and kind and prefix in _PREFIXES else None
+    return (_BILOU_TO_IOBES.get(prefix, prefix), kind) if dash and kind and prefix in _PREFIXES else None
 
 
 def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     """Returns the scheme of training tags: bio, iob1, iobes, or none if a tag has another form.
 
-    Tags with E or S are iobes. Others are iob1 if some I, but no B, begins an entity that follows no other; else bio.
+    Tags with E or S are iobes. Without them, tags are iob1 if, where the previous tag is O or of another type, entities
+    begin with I at least once and never with B; otherwise they are bio.
     """
-    isolated_beginnings = free_insides = 0
-    ends, any_entity = False, False
+    b_starts = i_starts = 0
+    has_ends, has_entity = False, False
     for tags in sentences:
-        before = (OUTSIDE, "")
+        previous = (OUTSIDE, "")
         for tag in tags:
             parts = split_tag(tag)
             if parts is None:
                 return "none"
             prefix, kind = parts
-            ends |= prefix in "ES"
-            any_entity |= prefix != OUTSIDE
-            if kind and before[1] != kind:
-                isolated_beginnings += prefix == "B"
-                free_insides += prefix == "I"
-            before = parts
-    if not any_entity:
+            has_ends |= prefix in "ES"
+            has_entity |= prefix != OUTSIDE
+            if kind and previous[1] != kind:
+                b_starts += prefix == "B"
+                i_starts += prefix == "I"
+            previous = parts
+    if not has_entity:
         return "none"
-    return "iobes" if ends else "iob1" if free_insides and not isolated_beginnings else "bio"
+    return "iobes" if has_ends else "iob1" if i_starts and not b_starts else "bio"
 
 
 def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
@@ -78,7 +81,7 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
     if scheme == "none":
         return list(tags)
     converted: list[str] = []
-    before = (OUTSIDE, "")
+    previous = (OUTSIDE, "")
     for offset, tag in enumerate(tags):
         parts = split_tag(tag)
         if parts is None or (parts[0] in "ES" and scheme != "iobes"):
@@ -89,10 +92,10 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
         elif scheme == "bio":
             converted.append(tag)
         else:
-            open_before = before[1] == kind and (scheme == "iob1" or before[0] in "BI")
-            begins = prefix in "BS" or not open_before
+            previous_is_open = previous[1] == kind and (scheme == "iob1" or previous[0] in "BI")
+            begins = prefix in "BS" or not previous_is_open
             converted.append(f"{'B' if begins else 'I'}-{kind}")
-        before = parts
+        previous = parts
     return converted
 
 
@@ -111,13 +114,13 @@ def bio_labels(tags: Iterable[str]) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 
-# Sentences of words as packed batches. They are tokenized once, and long ones are read in overlapping windows; every
-# word is predicted exactly once. Shape letters: E sentences, W windows, N windows of a batch, T tokens, M predicting
-# tokens.
+# Sentences of words as packed batches. Sentences are tokenized once, and long sentences are read in overlapping
+# windows; each word is predicted exactly once. Shape letters: E sentences, W windows, N windows of a batch, T tokens,
+# M predicting tokens.
 
 
-# Sentences per tokenizer call: enough to keep its threads busy, few enough to fit in memory.
-_SENTENCES = 4096
+# Enough sentences to keep the tokenizer's threads busy, few enough to fit in memory.
+_SENTENCES_PER_CALL = 4096
 # Placeholders for a word without tokens; the first one in the vocabulary is used.
 _UNKNOWN = ("unk", "mask", "eos", "pad")
 WORD = "word"
@@ -127,19 +130,22 @@ WORD = "word"
 class TaggedWindows(TaskExamples):
     """Examples of one sentence per row, read in overlapping windows (`InputFormat.stride`).
 
-    later: for each tag, the tag that the later tokens of a word learn; None: only first tokens predict, as in unlabeled
-    data. With `InputFormat.start`, the states of the decoder predict. A word without tokens becomes one unknown token;
-    so does an empty sentence, for which nothing is predicted.
+    later_tags: for each tag, the tag that the later tokens of a word learn (`continuation_tags`); None: only the first
+    token of a word predicts, as in unlabeled data. With `InputFormat.start`, tags are predicted from the decoder's
+    states. A word without tokens becomes one unknown token; so does an empty sentence, for which nothing is predicted.
     """
 
-    def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str, later: np.ndarray | None = None):
-        super().__init__(rows, term, split, layout.start)
-        self.template = layout.template(1, fewest=2)
-        capacity, stride = layout.max_length - self.template.special_count, layout.stride or 0
+    def __init__(
+        self, rows: Rows, input_format: InputFormat, term: str, split: str, later_tags: np.ndarray | None = None
+    ):
+        super().__init__(rows, term, split, input_format.start)
+        self.template = input_format.template(1, min_tokens=2)  # adjacent windows can share a token
+        capacity, stride = input_format.max_length - self.template.special_count, input_format.stride or 0
         (sentences,) = rows.columns.values()
-        self._encode(sentences, layout.tokenizer)
-        self._label(later)
+        self._encode(sentences, input_format.tokenizer)
+        self._label(later_tags)
         self.windows = cut = windows(self._lengths_E, capacity, min(stride, capacity // 2))
+        # The tokens [start, end) of each window that predict (`Windows`), counted from the window's first token.
         core_W2 = np.stack([cut.core_start - cut.start, cut.core_end - cut.start], axis=1)
         start_W, packed_W = self._starts_E[cut.text] + cut.start, cut.lengths + self.template.special_count
         self._plan = self.build_plan(
@@ -147,11 +153,11 @@ class TaggedWindows(TaskExamples):
         )
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
-        """Tokenizes all sentences: the ids, and for each id the index of the word that it begins, or -1."""
+        """Tokenizes all sentences. Stores their ids and, for each id, the index of the word that it begins, or -1."""
         unknown = next((tokenizer.roles[role] for role in _UNKNOWN if role in tokenizer.roles), 0)
         ids, words, self.unknown_words = [], [], 0
-        for start in range(0, len(sentences), _SENTENCES):
-            part = sentences[start : start + _SENTENCES]
+        for start in range(0, len(sentences), _SENTENCES_PER_CALL):
+            part = sentences[start : start + _SENTENCES_PER_CALL]
             for sentence, (ids_T, word_T) in zip(part, tokenizer.encode_sentences(part), strict=True):
                 missing = np.setdiff1d(np.arange(len(sentence)), word_T)
                 self.unknown_words += len(missing)
@@ -166,24 +172,24 @@ class TaggedWindows(TaskExamples):
         self._starts_E = np.cumsum(self._lengths_E) - self._lengths_E
         self._ids, self._words = np.concatenate(ids), np.concatenate(words)
 
-    def _label(self, later: np.ndarray | None) -> None:
-        """Marks the predicting tokens, and gives them tags if the rows are labeled."""
+    def _label(self, later_tags: np.ndarray | None) -> None:
+        """Marks the tokens that predict, and labels them with tags if the rows are labeled."""
         self._predicts, self._labels = self._words >= 0, None
         if self.rows.labels is None:
             return
         tags = np.array([tag for sentence in self.rows.labels for tag in sentence], dtype=np.int64)
-        # Words are in order within sentences, and sentences are in order; so are first tokens.
+        # First tokens are in the order of the tags, so their running count minus 1 is the index of each token's tag.
         numbers_T = np.cumsum(self._predicts) - 1
         if int(numbers_T[-1]) + 1 != len(tags):
             raise RuntimeError(f"{int(numbers_T[-1]) + 1} words and {len(tags)} tags")
-        worded_T = numbers_T >= 0 if len(tags) else np.zeros(len(numbers_T), dtype=bool)
-        labels_T = np.where(worded_T, tags[numbers_T] if len(tags) else -1, -1)
-        if later is not None:
+        after_first_word_T = numbers_T >= 0 if len(tags) else np.zeros(len(numbers_T), dtype=bool)
+        labels_T = np.where(after_first_word_T, tags[numbers_T] if len(tags) else -1, -1)
+        if later_tags is not None:
             # The token of an empty sentence belongs to no word.
             empty_T = np.zeros(len(self._ids), dtype=bool)
             empty_T[self._starts_E[[not sentence for sentence in self.rows.labels]]] = True
-            labels_T = np.where(self._predicts, labels_T, later[labels_T])
-            self._predicts = worded_T & ~empty_T
+            labels_T = np.where(self._predicts, labels_T, later_tags[labels_T])
+            self._predicts = after_first_word_T & ~empty_T
         self._labels = labels_T
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -194,19 +200,18 @@ class TaggedWindows(TaskExamples):
         core_T = (inside_T >= rows["core"][window_T, 0]) & (inside_T < rows["core"][window_T, 1])
         predicting = np.flatnonzero(core_T & self._predicts[source_T])
         before = len(self.template.pieces[0])
-        at_T = np.arange(len(source_T)) + window_T * self.template.special_count + before
+        packed_T = np.arange(len(source_T)) + window_T * self.template.special_count + before
         inputs = assemble(self.template, [(self._ids[source_T], lengths_N)]).packed()
         words = np.full(len(inputs.tokens), -1, dtype=np.int64)
-        words[at_T] = self._words[source_T]
+        words[packed_T] = self._words[source_T]
         inputs.columns[WORD] = torch.from_numpy(words)
         labels = None if self._labels is None else torch.from_numpy(self._labels[source_T[predicting]])
         side: Side = "inputs" if self.start is None else "outputs"
-        target = Target(labels, at=torch.from_numpy(at_T[predicting]), side=side)
+        target = Target(labels, at=torch.from_numpy(packed_T[predicting]), side=side)
         return self.batch_of(inputs, target, rows, examples)
 
     def metadata(self) -> JsonObject:
-        """Adds the number of sentences that are read in several windows and, if there are any, of words without
-        tokens."""
+        """Adds the number of sentences that are read in several windows, and of words without tokens, unless 0."""
         counts = {
             "sentences_in_windows": int(np.sum(self.windows.part == 1)),
             "words_without_pieces": self.unknown_words,
@@ -239,19 +244,23 @@ class TokenLearner(ClassLearner):
 
     def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
         """Returns the examples of a split, in the text format of this backbone."""
-        model, learns = self.backbone.config, data.split == "train" and self.config.train_on == "all"
+        model, learns_later = self.backbone.config, data.split == "train" and self.config.train_on == "all"
         start = self.start_token if model.token_states == "outputs" else None
-        layout = InputFormat(self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride)
-        later = np.array(continuation_tags(self.config.labels, self.config.scheme)) if learns else None
-        return TaggedWindows(self.rows(data), layout, self.term, data.split, later)
+        input_format = InputFormat(
+            self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride
+        )
+        later_tags = np.array(continuation_tags(self.config.labels, self.config.scheme)) if learns_later else None
+        return TaggedWindows(self.rows(data), input_format, self.term, data.split, later_tags)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (M, C): tag scores."""
         rng, at_M = self.dropout_rng(batch, step), self._indices(batch)
-        return self.heads[self.term](self.pooled(self.hidden_of(batch, rng, at_M)), self.head_rng(rng, batch, at_M))
+        return self.heads[self.term](
+            self.pool_tokens(self.hidden_of(batch, rng, at_M)), self.head_rng(rng, batch, at_M)
+        )
 
     def _indices(self, batch: Batch) -> Tensor:
-        """Returns (M,): flat indices of the predicting tokens."""
+        """Returns (M,): the flat indices of the predicting tokens."""
         at_M = batch.targets[self.term].at
         assert at_M is not None
         return at_M
@@ -260,18 +269,18 @@ class TokenLearner(ClassLearner):
         return batch.inputs.documents[self._indices(batch)]
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
-        unsure_N = outputs.new_zeros(len(batch.inputs.lengths), dtype=torch.float32)
-        return unsure_N.scatter_reduce(0, self.documents(batch), normalized_entropy(outputs), "amax")
+        entropy_N = outputs.new_zeros(len(batch.inputs.lengths), dtype=torch.float32)
+        return entropy_N.scatter_reduce(0, self.documents(batch), normalized_entropy(outputs), "amax")
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns, for each window, the indices of its words in order, their best tags, and the probabilities of these
         tags."""
         word_M = batch.inputs.columns[WORD][self._indices(batch)].cpu().numpy()
-        fraction_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
-        first_M = word_M >= 0  # later tokens predict in training only
+        probability_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
+        first_M = word_M >= 0  # the later tokens of a word predict in training only
         counts = np.bincount(self.documents(batch).cpu().numpy()[first_M], minlength=len(batch.inputs.lengths))
-        ends = np.cumsum(counts)[:-1]
-        pieces = (np.split(values[first_M], ends) for values in (word_M, tag_M, fraction_M))
+        boundaries = np.cumsum(counts)[:-1]
+        pieces = (np.split(values[first_M], boundaries) for values in (word_M, tag_M, probability_M))
         return list(zip(*pieces, strict=True))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:

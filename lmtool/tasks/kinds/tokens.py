@@ -38,15 +38,15 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 class TokenClassification(TaskKind):
     """Rows of words, each word with the number of a tag. Tags that mark entities (IOB1, BIOES, ...) are converted to
-    BIO, which is learned, predicted and scored."""
+    BIO tags, which are learned, predicted and scored."""
 
     config: TokenClassificationConfig
     unit = "word"
 
     def with_labels(self, columns: Columns, origin: Origin) -> TokenClassificationConfig:
-        """Adds the scheme of the training tags, and the tag names."""
+        """Returns the configuration with the scheme of the training tags and the tag names."""
         config = self.config
-        sentences = self._named(_lists(columns[config.label]))
+        sentences = self._tag_names(_lists(columns[config.label]))
         scheme = scheme_of(sentences) if config.scheme == "auto" else config.scheme
         if scheme == "none" and config.metrics != ("accuracy",):
             raise UserError(
@@ -56,7 +56,7 @@ class TokenClassification(TaskKind):
             )
         config = config.model_copy(update={"scheme": scheme})
         if config.labels is None:
-            tags = list(chain(*type(self)(config)._in_bio(sentences, columns, origin)))
+            tags = list(chain(*type(self)(config)._to_bio(sentences, columns, origin)))
             labels = tuple(sorted(set(tags))) if scheme == "none" else bio_labels(tags)
             if len(labels) < 2:
                 found = f"all {len(tags):,} training words have the tag {labels[0]}" if labels else "there are no tags"
@@ -88,7 +88,7 @@ class TokenClassification(TaskKind):
     def _numbers(self, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
         """Returns the number of each word's tag. Raises UserError with file:line if a row has different numbers of
         words and tags, or an unknown tag."""
-        sentences = self._named(_lists(columns[self.config.label]))
+        sentences = self._tag_names(_lists(columns[self.config.label]))
         for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
             if len(sentence) != len(tags):
                 raise UserError(
@@ -97,7 +97,7 @@ class TokenClassification(TaskKind):
                 )
         number_of = {label: index for index, label in enumerate(self.classes)}
         decoded = []
-        for number, tags in enumerate(self._in_bio(sentences, columns, origin)):
+        for number, tags in enumerate(self._to_bio(sentences, columns, origin)):
             for offset, tag in enumerate(tags):
                 if tag not in number_of:
                     place = _place(columns, origin, number, offset)
@@ -105,15 +105,15 @@ class TokenClassification(TaskKind):
             decoded.append([number_of[tag] for tag in tags])
         return decoded
 
-    def _named(self, sentences: list[list[object]]) -> list[list[str]]:
-        """Returns the tags as texts. If all tags are class numbers, they are replaced by the class names."""
+    def _tag_names(self, sentences: list[list[object]]) -> list[list[str]]:
+        """Returns the tags as texts. If all tags are class numbers, class names replace them."""
         tag_names = [[text_of_label(tag) for tag in tags] for tags in sentences]
         tags_found, numbers = set(chain(*tag_names)), {str(number): label for number, label in enumerate(self.classes)}
         if tags_found and not tags_found & set(self.classes) and tags_found <= numbers.keys():
             return [[numbers[tag] for tag in tags] for tags in tag_names]
         return tag_names
 
-    def _in_bio(self, sentences: list[list[str]], columns: Columns, origin: Origin) -> list[list[str]]:
+    def _to_bio(self, sentences: list[list[str]], columns: Columns, origin: Origin) -> list[list[str]]:
         converted = []
         for number, tags in enumerate(sentences):
             try:
@@ -128,7 +128,7 @@ class TokenClassification(TaskKind):
         return converted
 
     def fit_config(self, train: Rows) -> TokenClassificationConfig:
-        """Adds tag weights, if configured."""
+        """Returns the configuration with the tag weights, if configured."""
         return with_class_weights(self.config, balanced_weights(flat(train.labels), len(self.classes)))
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
@@ -155,13 +155,13 @@ class TokenClassification(TaskKind):
 
     def join(self, parts: Sequence[Label]) -> Prediction:
         """parts: for each window, its word indices, their tags and the tags' probabilities."""
-        words, tags, fractions = (np.concatenate(values) for values in zip(*parts, strict=True))
+        words, tags, probabilities = (np.concatenate(values) for values in zip(*parts, strict=True))
         if not np.array_equal(words, np.arange(len(words))):
             raise RuntimeError(f"the words {words.tolist()} were predicted; each must be predicted once")
-        return Prediction(tags.tolist(), float(fractions.min()) if len(fractions) else 1.0)
+        return Prediction(tags.tolist(), float(probabilities.min()) if len(probabilities) else 1.0)
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        gold_M, predicted_M = self._both(rows, predictions)
+        gold_M, predicted_M = self._flat_tags(rows, predictions)
         values = compute(("accuracy",), gold_M, predicted_M)
         if self.config.metrics != ("accuracy",):
             scores = total(self._entities(rows, gold_M, predicted_M))
@@ -173,7 +173,7 @@ class TokenClassification(TaskKind):
     ) -> dict[str, list[float]]:
         """Returns each metric for each sample of sentences (`draws`: their indices, with repetitions). Counts are
         summed per sentence first, so that a sample only adds them up."""
-        gold_M, predicted_M = self._both(rows, predictions)
+        gold_M, predicted_M = self._flat_tags(rows, predictions)
         lengths_S = _lengths(rows.labels)
         sentence_M = np.repeat(np.arange(len(lengths_S)), lengths_S)
         right_S = np.bincount(sentence_M[gold_M == predicted_M], minlength=len(lengths_S))
@@ -189,7 +189,7 @@ class TokenClassification(TaskKind):
                 sample.append(right / max(words, 1) if name == "accuracy" else float(getattr(scores, name)))
         return values
 
-    def _both(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
+    def _flat_tags(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the gold tags (M,) and the predicted tags (M,), one of each per word."""
         lengths = _lengths(rows.labels)
         predicted = values_of(predictions)
@@ -216,14 +216,14 @@ class TokenClassification(TaskKind):
         return [self.classes[tag] for tag in value] if isinstance(value, list) else self.classes[value]
 
     def line(self, record: JsonMapping) -> str:
-        """Returns words, each followed by its tag unless outside of an entity."""
+        """Returns the words, each followed by its tag unless the tag is O."""
         words = zip(record[self.config.text[0]], record["prediction"], strict=True)
         return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
-        """Returns `classes`: metrics and gold count by entity type or tag; and how many gold entities begin with a
-        stray I."""
-        gold_M, predicted_M = self._both(rows, predictions)
+        """Returns `classes`, the metrics and the gold count of each entity type or tag, and the number of gold entities
+        that begin with a stray I."""
+        gold_M, predicted_M = self._flat_tags(rows, predictions)
         if self.config.scheme == "none":
             return {"classes": by_class(confusion(gold_M, predicted_M, len(self.classes)), self.classes)}
         classes = {
@@ -247,7 +247,7 @@ def _lengths(sentences: Label) -> np.ndarray:
 
 
 def _lists(values: Sequence[Label]) -> list[list[Label]]:
-    """Lists of items; a text is split at white space."""
+    """Returns a list for each value: a list as it is, a text split at white space, nothing as an empty list."""
     return [value.split() if isinstance(value, str) else list(value or ()) for value in values]
 
 

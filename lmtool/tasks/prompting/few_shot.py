@@ -183,7 +183,7 @@ class FewShot:
         self.batch_tokens, self.precision = batch_tokens, precision
         self.template = PromptTemplate(_prompt_template(kind))
         model = writer.model
-        self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.prefix, batch_tokens)
+        self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.bidirectional_prompt, batch_tokens)
 
     def evaluate(self, demonstrations: Rows, rows: Rows, seed: int = 0) -> PromptedEvaluation:
         """Predicts labeled rows from prompts with these demonstrations. seed: seeds the sampling of generated

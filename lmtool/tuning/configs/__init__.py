@@ -6,7 +6,7 @@ from lmtool.config.tables import attribute_of
 
 if TYPE_CHECKING:
     from lmtool.tuning.configs.adapter import AdapterConfig, AdapterFusionConfig
-    from lmtool.tuning.configs.base import ByDepthConfig, OfPretrainedConfig, TuningConfig
+    from lmtool.tuning.configs.base import RegularizableConfig, TuningConfig, UnfreezableConfig
     from lmtool.tuning.configs.methods import (
         BitFitConfig,
         FullConfig,
@@ -25,10 +25,10 @@ __all__ = [
     "AdapterConfig",
     "AdapterFusionConfig",
     "BitFitConfig",
-    "ByDepthConfig",
+    "UnfreezableConfig",
     "FullConfig",
     "HeadConfig",
-    "OfPretrainedConfig",
+    "RegularizableConfig",
     "PTuningConfig",
     "PrefixConfig",
     "SoftPromptConfig",

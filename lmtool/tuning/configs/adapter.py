@@ -19,7 +19,7 @@ from lmtool.learners.configs import WHOLE_WEIGHTS
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Activation, AdapterReads
 from lmtool.system.terminal import counted
-from lmtool.tuning.configs.base import ByDepthConfig, TuningConfig
+from lmtool.tuning.configs.base import TuningConfig, UnfreezableConfig
 
 _USE_ADAPTER_RUN = "use a run of lmtool finetune tuning=adapter"
 Placement = Literal["houlsby", "pfeiffer", "parallel"]
@@ -49,7 +49,7 @@ class PlacementSettings:
     trains_norms: bool = False
 
 
-HF_FORMAT: dict[Placement, PlacementSettings] = {
+PUBLISHED_SETTINGS: dict[Placement, PlacementSettings] = {
     # Section 2.1, with the middle of the published widths; activation and norms as in
     # github.com/google-research/adapter-bert.
     "houlsby": PlacementSettings(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
@@ -62,7 +62,8 @@ HF_FORMAT: dict[Placement, PlacementSettings] = {
 
 class TrainedAdapter(Config):
     """The adapters of an earlier run. A user gives the run's path; all other fields are read from the run's
-    configuration and saved with the new run, so that its checkpoints can be rebuilt without the earlier run."""
+    configuration and saved with the new run, so that the new run's checkpoints can be loaded without the earlier
+    run."""
 
     path: str = Field(description="The run or checkpoint with the adapters.", min_length=1)
     placement: Placement = Field(description="Placement of the adapters.")
@@ -80,8 +81,7 @@ class TrainedAdapter(Config):
 
 def _read_fields(path: str) -> JsonObject:
     """Returns the fields of `TrainedAdapter` from a run's configuration. Raises UserError if the run has no adapters,
-    or adapters that cannot be reused: stacked adapters, or adapters that were trained together with the layers'
-    norms."""
+    or if they cannot be reused because they are stacked or were trained together with the layers' norms."""
     try:
         saved = read_checkpoint(path)
     except UserError as error:
@@ -97,7 +97,7 @@ def _read_fields(path: str) -> JsonObject:
             f"{path}: the adapters of this run are stacked on those of {trained.stack_on[0].path}",
             "use a run whose adapters are not stacked",
         )
-    if trained.tunes_norms:
+    if trained.trains_norms:
         raise UserError(
             f"{path}: the layers' norms were trained together with the adapters, so the adapters do not fit the "
             "checkpoint from which the run started",
@@ -114,9 +114,9 @@ def _read_fields(path: str) -> JsonObject:
     }
 
 
-def _same_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Requirement]:
-    """Yields the requirements that the model has the hidden size and the number of layers with which adapters were
-    trained."""
+def _equal_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Requirement]:
+    """Yields the requirements that the model has the same hidden size and number of layers as the models in which
+    adapters were trained."""
     for adapter in trained:
         for name in ("hidden_size", "num_layers"):
             hint = "start from the checkpoint that the adapters were trained on"
@@ -143,12 +143,12 @@ def _other_placements(key: str, trained: tuple[TrainedAdapter, ...], placement: 
     """Yields a problem for each earlier run whose adapters have another placement."""
     for adapter in trained:
         if adapter.placement != placement:
-            message = f"{adapter.path}: this run has tuning.placement={adapter.placement}, not {placement}"
+            message = f"{adapter.path}: this run has tuning.placement={adapter.placement} instead of {placement}"
             yield Problem(key, message, f"train the run again with tuning.placement={placement}")
 
 
 @component("tuning", "adapter", builder="lmtool.tuning.adapter:AdapterTuning")
-class AdapterConfig(ByDepthConfig):
+class AdapterConfig(UnfreezableConfig):
     """Adapters: small modules after or parallel to the sublayers are trained with the head (Houlsby et al. 2019)."""
 
     name: Literal["adapter"] = Field("adapter", description="Adapters and the head are trained; the model is frozen.")
@@ -193,20 +193,20 @@ class AdapterConfig(ByDepthConfig):
     @property
     def published(self) -> PlacementSettings:
         """The published settings of the placement."""
-        return HF_FORMAT[self.placement]
+        return PUBLISHED_SETTINGS[self.placement]
 
     @property
     def activation_used(self) -> Activation:
-        """The activation between the down and the up projection: the configured or the published one."""
+        """The configured activation between the down and the up projection, or the published one."""
         return self.activation or self.published.activation
 
     @property
     def scale_used(self) -> Scale:
-        """The configured scale of an adapter's output, or the published scale."""
+        """The configured scale of an adapter's output, or the published one."""
         return self.published.scale if self.scale is None else self.scale
 
     @property
-    def tunes_norms(self) -> bool:
+    def trains_norms(self) -> bool:
         """Whether the norms of the layers are trained."""
         return self.published.trains_norms if self.train_norms is None else self.train_norms
 
@@ -215,7 +215,7 @@ class AdapterConfig(ByDepthConfig):
         return f"{self.name}_{self.placement}"
 
     @property
-    def builds_on(self) -> tuple[str, ...]:
+    def earlier_runs(self) -> tuple[str, ...]:
         return tuple(adapter.path for adapter in self.stack_on)
 
     def width_at(self, hidden_size: int) -> int:
@@ -236,7 +236,7 @@ class AdapterConfig(ByDepthConfig):
         )
         reduction = f"tuning.reduction={self.reduction or self.published.reduction or 1:g}"
         yield Requirement(wide_enough, "tuning.reduction", reduction, "set tuning.bottleneck=1 or more")
-        yield from _same_sizes("tuning.stack_on", self.stack_on)
+        yield from _equal_sizes("tuning.stack_on", self.stack_on)
 
     def conflicts(self) -> Iterator[Problem]:
         yield from _other_placements("tuning.stack_on", self.stack_on, self.placement)
@@ -260,14 +260,14 @@ class AdapterFusionConfig(TuningConfig):
     min_adapters: ClassVar[int] = 2
 
     @property
-    def builds_on(self) -> tuple[str, ...]:
+    def earlier_runs(self) -> tuple[str, ...]:
         return tuple(adapter.path for adapter in self.adapters)
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         reason = f"tuning={self.name} penalizes the distance of whole weight matrices from their initial values"
         yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "set tuning=adapter")
-        yield from _same_sizes("tuning.adapters", self.adapters)
+        yield from _equal_sizes("tuning.adapters", self.adapters)
 
     def conflicts(self) -> Iterator[Problem]:
         key, hint = "tuning.adapters", "tuning.adapters=[runs/A,runs/B]"
@@ -278,6 +278,8 @@ class AdapterFusionConfig(TuningConfig):
         folders = [Path(adapter.path).expanduser().resolve() for adapter in self.adapters]
         repeated = [run.path for run, folder in zip(self.adapters, folders, strict=True) if folders.count(folder) > 1]
         if repeated:
-            message = f"{key} names a run more than once: {', '.join(repeated)}; mixing a run with itself has no effect"
-            yield Problem(key, message, f"name each run once, {hint}")
+            message = (
+                f"{key} names a run more than once ({', '.join(repeated)}); mixing a run with itself has no effect"
+            )
+            yield Problem(key, message, f"name each run once: {hint}")
         yield from _other_placements(key, self.adapters, self.adapters[0].placement)

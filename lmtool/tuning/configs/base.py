@@ -1,4 +1,4 @@
-"""Configuration base classes of tuning methods and training schemes. Imports no torch."""
+"""Base classes of the configuration of tuning methods, and the training schemes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from lmtool.learners.configs import WHOLE_WEIGHTS, LearnedConfig
 from lmtool.models import recipes
 from lmtool.models.configs import LAYERS_OF_EACH_DEPTH, STACK, TRANSFORMER, ModelConfig
 from lmtool.nn.configs import Side
+from lmtool.system.terminal import counted
 from lmtool.training.configs import OptimizerConfig
 
 
 class TuningConfig(Component):
     """Base class of the configuration of tuning methods.
 
-    The published settings of a method, above all its learning rate, are in `conf/recipe/tuning/NAME.yaml`. The recipe
-    of the model applies to a method without such a file.
+    The published settings of a method, above all the learning rate, are in `conf/recipe/tuning/NAME.yaml`. A method
+    without such a file uses the recipe of the model.
     """
 
     group: ClassVar[str] = "tuning"
@@ -35,8 +36,8 @@ class TuningConfig(Component):
     name: str = Field(description="Tuning method.")
 
     @property
-    def builds_on(self) -> tuple[str, ...]:
-        """Paths of the earlier runs whose added parameters the method loads and freezes; none by default."""
+    def earlier_runs(self) -> tuple[str, ...]:
+        """Paths of the earlier runs whose added parameters the method loads and freezes; () by default."""
         return ()
 
     @property
@@ -47,7 +48,7 @@ class TuningConfig(Component):
 
     def recipe(self) -> JsonObject:
         """Returns the sections for `optimizer=auto` and `schedule=auto`; {} if there is no YAML file."""
-        return recipes.of_tuning(type(self), self.recipe_name)
+        return recipes.tuning_recipe(type(self), self.recipe_name)
 
     @property
     def positions(self) -> int:
@@ -55,9 +56,9 @@ class TuningConfig(Component):
         return 0
 
     def reserved_positions(self, model: ModelConfig) -> int:
-        """Returns by how many tokens the method shortens texts in this model; 0 if the model has no table of positions,
-        and so no limit."""
-        return self.positions if model.table_of_positions else 0
+        """Returns by how many tokens the method shortens texts in this model; 0 if the model's positions are
+        unlimited."""
+        return self.positions if model.has_limited_positions else 0
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
         """Returns warnings for training this model with this optimizer."""
@@ -65,11 +66,11 @@ class TuningConfig(Component):
 
     @property
     def schemes(self) -> tuple[SchemeConfig, ...]:
-        """The training schemes of the run: the order of unfreezing, and the regularization."""
+        """The training schemes of the run: the order of unfreezing and the regularization, if the method has them."""
         return ()
 
     @property
-    def needs_start(self) -> bool:
+    def needs_initial_weights(self) -> bool:
         """Whether training needs the initial weights in every step, so that a resumed run has to load them."""
         return False
 
@@ -83,41 +84,42 @@ class TuningConfig(Component):
             yield Requirement(STACK, "tuning", reason, "set tuning=full or tuning=head")
         for scheme in self.schemes:
             if scheme.name != "none":
-                reason = f"tuning with {scheme.name} tracks single weights from step to step"
-                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "use none instead")
+                group = "tuning/schedule" if isinstance(scheme, UnfreezingConfig) else "tuning/regularization"
+                reason = f"{group}={scheme.name} tracks single weights from step to step"
+                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, f"set {group}=none")
 
 
 @dataclass(frozen=True)
 class HeadInput:
-    """A model and a task, from which methods derive the hidden states that the task's heads read."""
+    """A model and a task, which determine the hidden states that the task's heads read."""
 
     model: ModelConfig
     task: LearnedConfig
 
     @property
     def sides(self) -> set[Side]:
-        """The stacks whose hidden states the heads read: "inputs" (encoder, or the only stack) or "outputs"
-        (decoder)."""
+        """The stacks whose hidden states the heads read: "inputs" for the encoder or the only stack, "outputs" for the
+        decoder of an encoder-decoder."""
         return {member.states_read(self.model) for member in self.task.member_configs()}
 
     @property
     def depth(self) -> int:
-        """The number of layers of the stack that the heads read; the smaller number if they read both stacks."""
+        """The number of layers of the stack that the heads read, or the smaller number if they read both stacks."""
         if self.model.architecture != "encoder_decoder":
             return self.model.num_layers
         depths = {"inputs": self.model.num_layers, "outputs": self.model.layers_of_decoder}
         return min(depths[side] for side in self.sides)
 
     @property
-    def frozen_table(self) -> bool:
-        """Whether all answers come from an output layer that is tied to the frozen token embedding, so that no head can
-        be trained. An encoder's masked language modeling head has further layers."""
+    def has_only_frozen_heads(self) -> bool:
+        """Whether no head can be trained, because all answers come from an output layer that is tied to the frozen
+        token embedding. This is never so in an encoder, whose masked language model head has more layers."""
         generates_text = all(member.writes_text for member in self.task.member_configs())
-        return generates_text and self.model.architecture != "encoder" and not self.model.learned_output
+        return generates_text and self.model.architecture != "encoder" and not self.model.untied_output
 
 
-def offered(model: ModelConfig, task: LearnedConfig | None) -> dict[str, object]:
-    """Returns, by section, the objects that must meet the requirements of a tuning method. `task` is None if it is
+def components_by_section(model: ModelConfig, task: LearnedConfig | None) -> dict[str, object]:
+    """Returns the objects with which the requirements of a tuning method are compared, by section. task: None if it is
     unknown."""
     head = None if task is None else HeadInput(model, task)
     return {"model": model, "task": task, "head_input": head}
@@ -130,35 +132,35 @@ ONE_STACK: Offer[HeadInput] = Offer(
 )
 
 
-def depth_of(layers: int) -> Offer[HeadInput]:
+def minimum_depth(layers: int) -> Offer[HeadInput]:
     """Returns the requirement that the head reads a stack of at least this many layers."""
     return Offer(
         "head_input",
         lambda head: head.depth >= layers,
-        lambda head: f"model={head.model.name} has {head.depth} layers before the head",
+        lambda head: f"model={head.model.name} has {counted(head.depth, 'layer')} before the head",
         wording="{reason}: {lacking}",
     )
 
 
 class SchemeConfig(Config):
-    """The base of training schemes."""
+    """Base class of the configuration of training schemes."""
 
     name: str = Field(description="Name of the scheme.")
 
     @property
-    def needs_start(self) -> bool:
+    def needs_initial_weights(self) -> bool:
         """Whether the scheme needs the initial weights in every step."""
         return False
 
 
 class UnfreezingConfig(SchemeConfig):
-    """When each trainable part starts training."""
+    """Base class of the orders in which trainable parts start training."""
 
     name: str = Field(description="Name of the order.")
 
 
 @component("tuning/schedule", "none", builder="lmtool.tuning.schemes:Scheme")
-class AtOnceConfig(UnfreezingConfig):
+class NoUnfreezingConfig(UnfreezingConfig):
     """Everything is trained from the first step."""
 
     name: Literal["none"] = Field("none", description="Everything is trained from the first step.")
@@ -177,12 +179,12 @@ class GradualUnfreezingConfig(UnfreezingConfig):
 
 
 class RegularizationConfig(SchemeConfig):
-    """Regularization towards the pretrained weights."""
+    """Base class of regularizations towards the pretrained weights."""
 
     name: str = Field(description="Name of the regularization.")
 
     @property
-    def needs_start(self) -> bool:
+    def needs_initial_weights(self) -> bool:
         return self.name != "none"
 
 
@@ -219,11 +221,11 @@ class MixoutConfig(RegularizationConfig):
     )
 
 
-class ByDepthConfig(TuningConfig):
+class UnfreezableConfig(TuningConfig):
     """Base class of methods that train parameters in every layer, so that layers can be unfrozen one after another."""
 
     schedule: Annotated[UnfreezingConfig, Choice("tuning/schedule")] = Field(
-        AtOnceConfig(), description="when each layer starts training; `lmtool list tuning/schedule`"
+        NoUnfreezingConfig(), description="when each layer starts training; `lmtool list tuning/schedule`"
     )
 
     @property
@@ -237,7 +239,7 @@ class ByDepthConfig(TuningConfig):
         yield from super().needs()
 
 
-class OfPretrainedConfig(TuningConfig):
+class RegularizableConfig(TuningConfig):
     """Base class of methods that train pretrained weights, which can be regularized towards their initial values."""
 
     regularization: Annotated[RegularizationConfig, Choice("tuning/regularization")] = Field(
@@ -250,5 +252,5 @@ class OfPretrainedConfig(TuningConfig):
         return (*super().schemes, self.regularization)
 
     @property
-    def needs_start(self) -> bool:
-        return super().needs_start or self.regularization.needs_start
+    def needs_initial_weights(self) -> bool:
+        return super().needs_initial_weights or self.regularization.needs_initial_weights

@@ -19,14 +19,21 @@ from lmtool.models.configs import (
     TRANSFORMER,
     ModelConfig,
     TransformerConfig,
-    number_of_layers,
+    minimum_layers,
 )
 from lmtool.training.configs import OptimizerConfig
-from lmtool.tuning.configs.base import ONE_STACK, ByDepthConfig, HeadInput, OfPretrainedConfig, TuningConfig, depth_of
+from lmtool.tuning.configs.base import (
+    ONE_STACK,
+    HeadInput,
+    RegularizableConfig,
+    TuningConfig,
+    UnfreezableConfig,
+    minimum_depth,
+)
 
 
 @component("tuning", "full", builder="lmtool.tuning.partial:FullTuning")
-class FullConfig(ByDepthConfig, OfPretrainedConfig):
+class FullConfig(UnfreezableConfig, RegularizableConfig):
     """Full finetuning: every parameter is trained, except in the lower layers that `freeze_layers` excludes."""
 
     requires_transformer: ClassVar[bool] = False
@@ -45,12 +52,12 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
             reason = f"{key}={self.freeze_layers} freezes layers of a transformer"
             yield Requirement(LAYERS_OF_EACH_DEPTH, key, reason, "set tuning.freeze_layers=0")
             yield Requirement(TRANSFORMER, key, reason, "set tuning.freeze_layers=0")
-            yield Requirement(number_of_layers(self.freeze_layers), key, reason, _fewer_layers)
+            yield Requirement(minimum_layers(self.freeze_layers), key, reason, _fewer_layers)
         yield from super().needs()
 
 
 def _fewer_layers(model: ModelConfig) -> str:
-    """Returns the hint for a model with fewer layers than are to be frozen."""
+    """Returns the hint if the model has fewer layers than should be frozen."""
     return f"set tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
 
 
@@ -86,22 +93,22 @@ class HeadConfig(TuningConfig):
         yield Requirement(_NO_LM_HEAD, key, setting, hint)
         yield Requirement(ONE_STACK, key, f"{setting} reads one stack", hint)
         if self.layers == "concat_last_4":
-            yield Requirement(depth_of(_CONCATENATED_LAYERS), key, setting, "set tuning.layers=scalar_mix")
+            yield Requirement(minimum_depth(_CONCATENATED_LAYERS), key, setting, "set tuning.layers=scalar_mix")
 
 
 _TRAINABLE_HEAD: Offer[HeadInput] = Offer(
     "head_input",
-    lambda head: not head.frozen_table,
+    lambda head: not head.has_only_frozen_heads,
     lambda head: (
-        f"the answers of task={head.task.name} come from the language model's head, which is the frozen token table "
-        f"of model={head.model.name}: nothing would be trained"
+        f"the answers of task={head.task.name} come from the language model's head, which is the frozen token "
+        f"embedding of model={head.model.name}, so nothing would be trained"
     ),
 )
 
 
 def _member_with_lm_head(task: LearnedConfig) -> LearnedConfig | None:
-    """Returns the first member of a task (the task itself unless it is a mixture) that uses the language model's head,
-    or None."""
+    """Returns the first member of a task that uses the language model's head, or None. A task that is no
+    mixture is its own only member."""
     return next(
         (member for member in task.member_configs() if member.writes_text or member.language_model_weight), None
     )
@@ -118,7 +125,7 @@ _NO_LM_HEAD: Offer[LearnedConfig] = Offer(
 
 
 @component("tuning", "last_n", builder="lmtool.tuning.partial:LastLayersTuning")
-class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
+class LastLayersConfig(UnfreezableConfig, RegularizableConfig):
     """The top layers and the head are trained; the layers below are frozen."""
 
     requires_transformer: ClassVar[bool] = False
@@ -143,16 +150,18 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
         yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning", "tuning=last_n trains the top layers", hint)
         yield Requirement(ONE_STACK, "tuning", "tuning=last_n trains one stack", "set tuning=full or tuning=lora")
         if self.layers is not None:
-            yield Requirement(depth_of(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_top_layers)
+            yield Requirement(
+                minimum_depth(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_top_layers
+            )
 
 
 def _fewer_top_layers(head: HeadInput) -> str:
-    """Returns the hint for a stack with fewer layers than are to be trained."""
+    """Returns the hint if the stack has fewer layers than should be trained."""
     return f"set tuning.layers={head.depth} or less, or tuning=full"
 
 
 @component("tuning", "bitfit", builder="lmtool.tuning.partial:BitFitTuning")
-class BitFitConfig(ByDepthConfig):
+class BitFitConfig(UnfreezableConfig):
     """BitFit: only biases and the head are trained (Ben Zaken et al. 2022)."""
 
     name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms are trained.")
@@ -167,7 +176,7 @@ Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate
 
 
 @component("tuning", "lora", builder="lmtool.tuning.lora:LoraTuning")
-class LoraConfig(ByDepthConfig):
+class LoraConfig(UnfreezableConfig):
     """Low-rank adaptation (Hu et al. 2021): linear maps compute W0 x + (alpha / rank) B A x, and A and B are
     trained."""
 
@@ -212,7 +221,8 @@ class LoraConfig(ByDepthConfig):
             yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
-        """Warns if the rank exceeds the smaller dimension of an edited map, which limits the rank of its update."""
+        """Returns a warning if the rank exceeds the smaller dimension of an edited map, which limits the rank of the
+        update."""
         model = cast(TransformerConfig, model)
         heads = {"k_proj": model.key_value_heads, "v_proj": model.key_value_heads}
         # Every map has one dimension of the hidden size; this is the other dimension.
@@ -233,7 +243,7 @@ class LoraConfig(ByDepthConfig):
 
 
 @component("tuning", "ia3", builder="lmtool.tuning.lora:Ia3Tuning")
-class Ia3Config(ByDepthConfig):
+class Ia3Config(UnfreezableConfig):
     """(IA)3: learned vectors rescale keys, values and feed-forward activations (Liu et al. 2022)."""
 
     name: Literal["ia3"] = Field(
@@ -242,7 +252,8 @@ class Ia3Config(ByDepthConfig):
 
 
 SMALL_RATE = 1e-2
-"""Learning rate below which soft prompts hardly change, which is warned about. The published rate is 0.3."""
+"""A warning is given for learning rates below this one, with which soft prompts hardly change. The published rate is
+0.3."""
 
 
 @component("tuning", "prompt", builder="lmtool.tuning.prompt:PromptTuning")
@@ -250,7 +261,7 @@ class SoftPromptConfig(TuningConfig):
     """Soft prompts (Lester et al. 2021): trainable vectors that act as tokens in every text; the model is frozen.
 
     The method was published for T5. In encoder-decoders and decoders, the soft prompt precedes the text, as published.
-    In an encoder, it follows the first token: the classifier reads the state of this token, which so keeps the position
+    In an encoder, it follows the first token, whose state the classifier reads, so that this token keeps the position
     that it had in pretraining. If the root mean square of the token vectors is below 1 (T5's is above 1), the learning
     rate is multiplied by it.
     """
@@ -270,7 +281,7 @@ class SoftPromptConfig(TuningConfig):
         "the mean embedding of each label's words, then the vocabulary; random: uniform in [-0.5, 0.5]",
     )
     head_scale: float = Field(
-        0.01, gt=0, description="learning rate of the heads as a multiple of the prompts' (published: none)"
+        0.01, gt=0, description="learning rate of the heads as a multiple of that of the prompt (not published)"
     )
 
     @property
@@ -293,15 +304,15 @@ class SoftPromptConfig(TuningConfig):
 
 @component("tuning", "prefix", builder="lmtool.tuning.prompt:PrefixTuning")
 class PrefixConfig(TuningConfig):
-    """Prefix tuning (Li and Liang 2021): in the attention of each layer, trainable keys and values precede those of
-    every text, in an encoder-decoder also in cross-attention; the model is frozen.
+    """Prefix tuning (Li and Liang 2021): in each layer's attention, cross-attention included, trainable keys and values
+    precede those of every text; the model is frozen.
 
     A prefix acts like the cached keys and values of earlier tokens, so it takes up the first positions.
     """
 
     name: Literal["prefix"] = Field("prefix", description="Trainable keys and values before every text, in each layer.")
     length: int = Field(
-        10, ge=1, le=100_000, description="prefix length in positions; section 5.3: 10; 200 for summaries; adapters: 30"
+        10, ge=1, le=100_000, description="prefix length in positions; published: 10, for summaries 200; AdapterHub: 30"
     )
     reparametrize: bool = Field(
         True,

@@ -13,7 +13,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, builder_module, entry_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
-from lmtool.models.published import HFConfig, unnamed
+from lmtool.models.published import HFConfig, default_label
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import count
 from lmtool.resolver.schema.run import ImportConfig
@@ -27,8 +27,8 @@ from lmtool.weights.padded_model import load
 from lmtool.weights.peft.adapter import TASK_TYPES, Adapter, read_adapter
 from lmtool.weights.peft.maps import HFBase, hf_linears
 from lmtool.weights.peft.settings import CONFIG, MERGE, TargetedSettings
-from lmtool.weights.reading import Weights, base_of_weights, our_names, read, their_names
-from lmtool.weights.saved_model import form_of, merged, saved_config, section
+from lmtool.weights.reading import Weights, base_of_weights, read, to_hf_names, to_lmtool_names
+from lmtool.weights.saved_model import decode_section, merge_tuned, saved_config, sequence_form_of
 from lmtool.weights.task_heads import HEADS, TaskHead, head_of_class
 
 _TOKENS = "backbone.embed.token.weight"
@@ -41,13 +41,16 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     adapter = read_adapter(folder)
     address = _base_address(adapter)
     saved = saved_config(address, config.offline)
-    start = merged(read(address, config.offline), saved)
-    model = section(address, saved, Choice("model"))
+    start = merge_tuned(read(address, config.offline), saved)
+    model = decode_section(address, saved, Choice("model"))
     base_folder, head = _base_folder(adapter, address, start, model, config.offline)
     base = _hf_base(adapter, base_folder, start, model)
     restored = adapter.restore(base)
-    tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
-    tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
+    tensors = {
+        **restored.added_tensors,
+        **_changed_tensors(adapter, base_folder, base, start, restored.changed_tensors),
+    }
+    tuning = json.loads(decode_section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
     base_tensors = _base_tensors(start, tensors, head)
     all_tensors = {**base_tensors, **tensors}
     settings: JsonObject = {"generation": saved["generation"]} if "generation" in saved else {}
@@ -66,13 +69,13 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     _require_same(load(str(output), offline=True).model.parts.state_dict(), all_tensors, output)
     values = count(sum(tensor.numel() for tensor in tensors.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {values} values on top of {address}")
-    merged_names = sorted(name for name in restored.changed if name not in adapter.saved)
+    merged_names = sorted(name for name in restored.changed_tensors if name not in adapter.saved)
     if merged_names:
         Output().line(
             f"merged into the base, because tuning={tuning['name']} cannot represent them: {listing(merged_names, 3)}"
         )
-    if adapter.settings.unread:
-        Output().line(f"not read in {CONFIG}: {', '.join(adapter.settings.unread)}")
+    if adapter.settings.unread_keys:
+        Output().line(f"not read in {CONFIG}: {', '.join(adapter.settings.unread_keys)}")
     if not has_label_names and (labels := settings.get("task", {}).get("labels")):
         Output().line(f"the adapter has no label names; they are assumed to be {', '.join(map(str, labels))}")
 
@@ -117,9 +120,9 @@ def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: Mod
     """Returns the base with the names of the transformers class that the adapter was trained for. Classes with a head
     put a prefix before the names of the backbone; it is removed if the adapter names the modules that it targets, and
     without the prefix."""
-    renamed = our_names(_mark_as_tied(base_folder), adapter.saved)
+    renamed = to_lmtool_names(_mark_as_tied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
-    base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
+    base = HFBase(model, tensors, to_hf_names(model, tensors), hf_linears(model, tensors))
     prefix = base_folder.family().HF_FORMAT.prefix
     has_targets = isinstance(adapter.settings, TargetedSettings)
     has_prefix = any(name.startswith(prefix) for name in adapter.updates)
@@ -139,7 +142,7 @@ def _changed_tensors(
     names. start: the base's weights. changed_tensors: the adapter's tensors, under transformers' names. Returns the
     changed tensors, under lmtool's names. Raises UserError if lmtool's model has no such tensor, or if only one of two
     tied tensors was trained."""
-    renamed = our_names(_mark_as_tied(base_folder), {**base.tensors, **changed_tensors})
+    renamed = to_lmtool_names(_mark_as_tied(base_folder), {**base.tensors, **changed_tensors})
     before = start.tensors
     changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}
     for name, tensor in changes.items():
@@ -175,17 +178,19 @@ def _with_labels(
     labeled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labeled.label_names()) != len(rows):
-        labels_by_id = {str(number): unnamed(number) for number in range(len(rows))}
+        labels_by_id = {str(number): default_label(number) for number in range(len(rows))}
         labeled = replace(labeled, config=HFConfig({**labeled.config, "id2label": labels_by_id}))
     names = labeled.label_names()
-    return labeled, names != [unnamed(number) for number in range(len(names))]
+    return labeled, names != [default_label(number) for number in range(len(names))]
 
 
 def _require_heads(
     adapter: Adapter, model: ModelConfig, task: Mapping[str, object], tensors: Mapping[str, Tensor], head: TaskHead
 ) -> None:
     """Raises UserError if neither the adapter nor its base has the task's head."""
-    expected = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
+    expected = [f"heads.{head.name}"] + (
+        ["heads.pooler"] if not head.scores_tokens and sequence_form_of(model, task).pooled else []
+    )
     missing = [part for part in expected if not any(part_of(name) == part for name in tensors)]
     if missing:
         raise UserError(

@@ -28,19 +28,19 @@ from lmtool.resolver.schema.run import ImportConfig
 from lmtool.session.trained import classifies
 from lmtool.system.secrets import masked
 from lmtool.types import Packed
-from lmtool.weights.comparing import ROUNDING, difference, same_tensors
+from lmtool.weights.comparing import ROUNDING_TOLERANCE, difference, same_tensors
 from lmtool.weights.exporting import ImportedModel, require_new, write_import
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import load
 from lmtool.weights.reading import read
 from lmtool.weights.saved_model import CheckpointModel
 
-POSITION, SEGMENT, TABLE = "backbone.embed.position.weight", "backbone.embed.segment.weight", "embed.segment"
+POSITION, SEGMENT, SEGMENT_MODULE = "backbone.embed.position.weight", "backbone.embed.segment.weight", "embed.segment"
 # Configuration fields that may differ between the families; the segment table is truncated or extended.
 _RESIZED = frozenset({"name", "segments"})
 # Attributes of modules that may differ, because they do not change the formula: direction, recomputation, table sizes.
 _MAY_DIFFER = frozenset(
-    {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "states_read"}
+    {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "concatenated_layers"}
 )
 # Methods of a backbone that must be the same functions in both families.
 _SAME_METHODS = ("position", "depth", "leave", "run", "read")
@@ -51,23 +51,29 @@ _COMPARABLE = (str, int, float, bool, tuple, type(None))
 
 @dataclass
 class ArchitectureConversion:
-    """A converted model, with a record of what happened to each tensor. model: the new model. config: Its
-    configuration. copied: Names of the tensors that were copied unchanged. resized: names of the tensors that were
-    copied with changes to their rows, each with a description of the changes. new: Names of the tensors that the source
-    lacks, each with its initial value. left_out: Names of the source's tensors that were not copied. masks: Class names
-    of the attention mask before and after, if it changed."""
+    """A converted model, with a record of what happened to each tensor.
+
+    Attributes:
+        model: The new model.
+        config: Its configuration.
+        copied: Names of the tensors that were copied unchanged.
+        resized: Names of the tensors whose rows were changed, each with a description of the changes.
+        initial_values: Names of the tensors that the source lacks, each with its initial value.
+        left_out: Names of the source's tensors that were not copied.
+        masks: Class names of the attention mask before and after, if it changed.
+    """
 
     model: CheckpointModel
     config: ModelConfig
     copied: list[str] = field(default_factory=list)
     resized: dict[str, str] = field(default_factory=dict)
-    new: dict[str, str] = field(default_factory=dict)
+    initial_values: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     masks: tuple[str, str] | None = None
 
     def plain(self) -> JsonObject:
         """Returns the content of crossed.json."""
-        tensor_names = {"resized": self.resized, "new": self.new, "left_out": self.left_out}
+        tensor_names = {"resized": self.resized, "new": self.initial_values, "left_out": self.left_out}
         return {"taken": self.copied, **tensor_names, "masks": self.masks}
 
 
@@ -99,7 +105,7 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
     for head in set(model.heads) - shared_heads:
         del model.heads[head]
     conversion = ArchitectureConversion(model, config)
-    _fill(conversion, source)
+    _copy_weights(conversion, source)
     copied = {*conversion.copied, *conversion.resized}
     conversion.left_out = [name for name in tensors if name not in copied]
     stacks = (cast(OneStack, part.backbone) for part in (source, model))
@@ -113,6 +119,7 @@ def largest_difference(source: CheckpointModel, conversion: ArchitectureConversi
     """Returns the largest difference of the hidden states of both models on a sample: one text if the attention mask is
     the same, otherwise texts of one token, which any mask lets attend to itself."""
     length = min(source.backbone.longest_text, conversion.model.backbone.longest_text, 24)
+    # Multiples of a prime, so that tokens are spread over the vocabulary.
     tokens = torch.arange(length) * 7919 % source.backbone.config.vocab_size
     sample = Packed(tokens, (length,) if conversion.masks is None else (1,) * length)
     return difference(*(part.eval().hidden(sample) for part in (source, conversion.model)))
@@ -160,11 +167,11 @@ def _stack_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
         yield "one of the two models is not a single stack of layers"
         return
     if not all(getattr(type(source), part) is getattr(type(model), part) for part in _SAME_METHODS):
-        yield "its layers are run differently"
+        yield "the layers are run differently"
     yield from _module_differences(source, model)
     position = model.embed.position
     if source.embed.segment is not None and model.embed.segment is None and not isinstance(position, Learned):
-        yield f"{TABLE} is only in the checkpoint"
+        yield f"{SEGMENT_MODULE} is only in the checkpoint"
 
 
 def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
@@ -172,7 +179,7 @@ def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
     before, after = (dict(part.named_modules()) for part in (source, model))
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
-        if name == TABLE or isinstance(old, Dropout) or isinstance(new, Dropout):
+        if name == SEGMENT_MODULE or isinstance(old, Dropout) or isinstance(new, Dropout):
             continue
         if old is None or new is None:
             place = "the checkpoint" if new is None else "the family"
@@ -209,22 +216,26 @@ def _plain(value: object) -> str:
 
 
 @torch.no_grad()
-def _fill(conversion: ArchitectureConversion, source: CheckpointModel) -> None:
+def _copy_weights(conversion: ArchitectureConversion, source: CheckpointModel) -> None:
     """Copies the weights of the source into the new model, and records what happened to each tensor."""
     tensors: Mapping[str, Tensor] = source.state_dict()
     for name, tensor in conversion.model.state_dict().items():
-        known = tensors.get(name)
-        if known is None:
+        source_tensor = tensors.get(name)
+        if source_tensor is None:
             # The modules are equal except for a bias or a segment table that the checkpoint lacks.
             tensor.zero_()
-            conversion.new[name] = "zero"
+            conversion.initial_values[name] = "zero"
             continue
-        values, change = known, ""
+        values, change = source_tensor, ""
         if name == POSITION:
             values, change = _positions(source, conversion.model, tensors)
-        elif name == SEGMENT and len(known) != len(tensor):
-            rows = [row if row < len(known) else 0 for row in range(len(tensor))]
-            values, change = known[rows], f"{len(tensor)} rows, was {len(known)}; new rows are copies of the first"
+        elif name == SEGMENT and len(source_tensor) != len(tensor):
+            old_rows = len(source_tensor)
+            rows = [row if row < old_rows else 0 for row in range(len(tensor))]
+            values, change = (
+                source_tensor[rows],
+                f"{len(tensor)} rows, was {old_rows}; new rows are copies of the first",
+            )
         tensor.copy_(values)
         if change:
             conversion.resized[name] = change
@@ -247,8 +258,8 @@ def _positions(source: CheckpointModel, model: CheckpointModel, tensors: Mapping
         changes.append("the first segment's vector is added")
     if old.offset != new.offset:
         changes.append(f"position 0 is in row {new.offset}, was in row {old.offset}")
-    first = old.weight[: new.offset] if old.offset == new.offset else values.new_zeros(new.offset, values.shape[1])
-    return torch.cat([first, values]), "; ".join(changes)
+    first_rows = old.weight[: new.offset] if old.offset == new.offset else values.new_zeros(new.offset, values.shape[1])
+    return torch.cat([first_rows, values]), "; ".join(changes)
 
 
 REPORT = "crossed.json"
@@ -287,7 +298,7 @@ def import_architecture(config: ImportConfig, name: str) -> None:
     _report(folder, loaded.config.name, conversion, difference)
     if not same_tensors(tensors, reloaded):
         raise CheckFailed(f"{folder} differs from what was written", "check the disk, and keep the checkpoint")
-    if not difference < ROUNDING:
+    if not difference < ROUNDING_TOLERANCE:
         message = f"the hidden states of model={name} differ from the checkpoint's by {difference:.3g}"
         raise CheckFailed(message, f"keep the checkpoint, and do not use {folder}")
 
@@ -297,7 +308,7 @@ def _report(folder: Path, before: str, conversion: ArchitectureConversion, diffe
     output.line(f"{folder} · model={conversion.config.name} with the weights of model={before}")
     rows = [("copied", _modules(conversion.copied))]
     rows += [("resized", f"{name}: {change}") for name, change in conversion.resized.items()]
-    rows += [("new", f"{_modules(conversion.new)}: zero")] if conversion.new else []
+    rows += [("new", f"{_modules(conversion.initial_values)}: zero")] if conversion.initial_values else []
     rows.append(("left out", _modules(conversion.left_out)))
     sample = "the same text"
     if conversion.masks is not None:

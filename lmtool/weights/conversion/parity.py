@@ -24,16 +24,21 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
-from lmtool.weights.comparing import CheckpointComparison, quiet_transformers, relative_difference, tokenized
+from lmtool.weights.comparing import (
+    CheckpointComparison,
+    quiet_transformers,
+    relative_difference,
+    tokenize_as_transformers,
+)
 from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
 from lmtool.weights.padded_model import LoadedCheckpoint, PaddedModel
-from lmtool.weights.saved_model import CheckpointModel, format_of
-from lmtool.weights.task_heads import CHOICES, head_of_class
+from lmtool.weights.saved_model import CheckpointModel, task_text_format
+from lmtool.weights.task_heads import MULTIPLE_CHOICE, head_of_class
 
-PARITY = 1e-4
+PARITY_TOLERANCE = 1e-4
 """Tolerance between the implementations, relative to the largest value, or to 1 if that is larger."""
-_LONGEST, _SHORTEST, _DECODER = 24, 4, 7
+_LONGEST_ROW, _SHORTEST_ROW, _DECODER_LENGTH = 24, 4, 7
 """Lengths of the sample in tokens: of its longest and its shortest row, and of the decoder's input."""
 
 
@@ -41,12 +46,15 @@ _LONGEST, _SHORTEST, _DECODER = 24, 4, 7
 class Parity:
     """The comparison of an exported folder, opened by transformers, with its checkpoint.
 
-    No comparison within lmtool can replace it: a key map that is wrong in both directions is visible only here.
-    library: "transformers" with its version; None if transformers is not installed. architecture: The class that opened
-    the folder; None if transformers does not have the class. errors: Names of the tensors that the class does not
-    expect, or the reason why it cannot open the folder. initialized: Names of the tensors that the folder lacks and
-    transformers therefore initializes, such as a pooler. differences: Largest relative difference of each output, by
-    the output's name.
+    No comparison within lmtool can replace this one: a key map that is wrong in both directions is visible only here.
+
+    Attributes:
+        library: "transformers" with its version; None if transformers is not installed.
+        architecture: The class that opened the folder; None if transformers does not have the class.
+        errors: Names of the tensors that the class does not expect, or the reason why it cannot open the folder.
+        initialized: Names of the tensors that the folder lacks, such as a pooler, so that transformers initializes
+            them.
+        differences: Largest relative difference of each output, by the output's name.
     """
 
     library: str | None
@@ -58,7 +66,7 @@ class Parity:
     @property
     def same(self) -> bool:
         """Whether no difference was found. This is also true if nothing was compared."""
-        return not self.errors and all(number < PARITY for number in self.differences.values())
+        return not self.errors and all(number < PARITY_TOLERANCE for number in self.differences.values())
 
     def row(self) -> tuple[str, str]:
         """Returns a label and a value for the screen."""
@@ -121,25 +129,25 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
     tokenizer: the tokenizer. Special tokens are not sampled. Returns inputs by the names in transformers, each (B, L)
     int64: ids and attention mask, for models with segments their segments, for encoder-decoders the decoder's ids. The
     rows of an encoder-decoder end with the end token, because its task heads read the state of this token."""
-    longest = min(model.max_positions, _LONGEST)
+    longest = min(model.max_positions, _LONGEST_ROW)
     if isinstance(model, BigbirdConfig):  # longer texts use block-sparse attention
         longest = min(longest, model.dense_length)
     ordinary = torch.tensor([row for row in range(tokenizer.vocab_size) if row not in tokenizer.special_ids])
-    lengths = torch.tensor([longest, max(longest - 5, 1), min(longest, _SHORTEST)])
+    lengths = torch.tensor([longest, max(longest - 5, 1), min(longest, _SHORTEST_ROW)])
     mask_BL = torch.arange(longest) < lengths[:, None]
     ids_BL = ordinary[torch.arange(mask_BL.numel()) * 7919 % len(ordinary)].reshape(mask_BL.shape)
     rows = {"input_ids": ids_BL, "attention_mask": mask_BL}
     if model.architecture == "encoder_decoder":
         ids_BL[torch.arange(len(lengths)), lengths - 1] = tokenizer.role("eos")
-        decoder_ids = ordinary[torch.arange(len(lengths) * _DECODER) % len(ordinary)]
-        rows["decoder_input_ids"] = decoder_ids.reshape(-1, _DECODER)
+        decoder_ids = ordinary[torch.arange(len(lengths) * _DECODER_LENGTH) % len(ordinary)]
+        rows["decoder_input_ids"] = decoder_ids.reshape(-1, _DECODER_LENGTH)
     elif model.segment_types > 1:
         rows["token_type_ids"] = (torch.arange(longest) >= lengths[:, None] // 2).long() * mask_BL
     ids_BL[~mask_BL] = tokenizer.roles.get("pad", 0)
     if model.architecture == "encoder" and model.summary.endswith("last"):  # transformers then pads on the left
         for name in ("input_ids", "attention_mask", "token_type_ids"):
-            pairs = zip(rows[name], lengths.tolist(), strict=True)
-            rows[name] = torch.stack([row.roll(longest - length) for row, length in pairs])
+            rows_and_lengths = zip(rows[name], lengths.tolist(), strict=True)
+            rows[name] = torch.stack([row.roll(longest - length) for row, length in rows_and_lengths])
     return {name: values.long() for name, values in rows.items()}
 
 
@@ -147,13 +155,13 @@ def _outputs(reference: nn.Module, architecture: str, rows: Mapping[str, Tensor]
     """Computes the outputs of a transformers model, by the names that `Parity` uses. For multiple choice, every row is
     the only choice of a question."""
     head = head_of_class({"architectures": [architecture]})
-    if head is not None and head.name == CHOICES:
+    if head is not None and head.name == MULTIPLE_CHOICE:
         return {"logits": reference(**{name: values[:, None] for name, values in rows.items()}).logits}
     output = dict(reference(**rows))
     if "start_logits" in output:
         return {"logits": torch.stack([output["start_logits"], output["end_logits"]], dim=-1)}
     keys = {"logits": ("logits", "prediction_logits"), "pair logits": ("seq_relationship_logits", "sop_logits")}
-    logits = {name: output[key] for name, keys_of_peer in keys.items() for key in keys_of_peer if key in output}
+    logits = {name: output[key] for name, hf_keys in keys.items() for key in hf_keys if key in output}
     return logits or {"hidden states": output["last_hidden_state"]}
 
 
@@ -177,12 +185,12 @@ _TEXTS = (
 )
 
 
-def layout_of(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: Tokenizer) -> str | None:
+def exported_format(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: Tokenizer) -> str | None:
     """Returns the name of the exported model's text format. None means that no special tokens are added: for a decoder
     without a task, or because the vocabulary lacks the special tokens of the format."""
     if task is None and model.architecture == "decoder":
         return None
-    name = model.text_format if task is None else format_of(model, task)
+    name = model.text_format if task is None else task_text_format(model, task)
     return name if set(FORMATS[name].roles) <= set(tokenizer.roles) else None
 
 
@@ -203,7 +211,7 @@ def compare_texts(
     original: TaskLearner | CheckpointModel,
     reloaded: LoadedCheckpoint,
     folder: Path,
-    layout: str,
+    format_name: str,
     tokenizer: Tokenizer,
 ) -> None:
     """Records the differences of the predictions for sample texts and pairs that fit into the folder's maximum length.
@@ -213,27 +221,29 @@ def compare_texts(
         original: The checkpoint's model: the learner of a task, or a backbone with its heads.
         reloaded: The exported folder, loaded with lmtool.
         folder: The exported folder.
-        layout: The text format of the model.
+        format_name: The name of the model's text format.
         tokenizer: The checkpoint's tokenizer.
     """
     settings = read_settings(folder)
-    longest, split = settings["model_max_length"], bool(settings.get("split_special_tokens"))
+    longest, splits_special = settings["model_max_length"], bool(settings.get("split_special_tokens"))
     texts = list(_TEXTS)
-    if split:
+    if splits_special:
         texts += [(f"so {token} it", f"is {token}") for token in tokenizer.pieces(tokenizer.roles.values())]
     for kind, rows in (("texts", [(first,) for first, _ in texts]), ("pairs", texts)):
-        overhead = FormatTemplate.of(text_format(layout, tokenizer), len(rows[0])).special_count
+        overhead = FormatTemplate.of(text_format(format_name, tokenizer), len(rows[0])).special_count
         fitting = [row for row in rows if sum(map(len, tokenizer.encode_batch(row))) + overhead <= longest]
         if isinstance(original, TaskLearner):
             if not original.takes_texts(len(rows[0])):
                 continue
             fitting = [row for row in fitting if _is_complete(original, row, longest)]
         if fitting:
-            comparison.texts[kind] = _text_difference(original, reloaded, folder, layout, tokenizer, fitting, longest)
+            comparison.prediction_differences[kind] = _text_difference(
+                original, reloaded, folder, format_name, tokenizer, fitting, longest
+            )
 
 
 def _is_complete(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool:
-    """Whether the task turns a row into exactly one example, without truncation."""
+    """Returns whether the task turns a row into exactly one example, without truncation."""
     metadata = original.examples_of_texts([row], longest).metadata()
     return metadata["examples"] == 1 and not metadata.get("truncated") and not metadata.get("cut_questions")
 
@@ -242,7 +252,7 @@ def _text_difference(
     original: TaskLearner | CheckpointModel,
     reloaded: LoadedCheckpoint,
     folder: Path,
-    layout: str,
+    format_name: str,
     tokenizer: Tokenizer,
     texts: Sequence[tuple[str, ...]],
     longest: int,
@@ -255,10 +265,10 @@ def _text_difference(
         examples = original.examples_of_texts(texts, longest)
     else:
         rows = Rows.of_texts(**{f"text{number}": column for number, column in enumerate(columns)})
-        examples = SequenceExamples(rows, InputFormat(tokenizer, layout, longest), "sample", "sample")
+        examples = SequenceExamples(rows, InputFormat(tokenizer, format_name, longest), "sample", "sample")
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, plan.rows["row"].copy(), 0)
-    inputs = tokenized(folder, *columns)
+    inputs = tokenize_as_transformers(folder, *columns)
     real = inputs["attention_mask"].bool()
     zeros = torch.zeros_like(inputs["input_ids"])
     segments = zeros[real]

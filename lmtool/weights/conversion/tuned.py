@@ -27,21 +27,21 @@ from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble
 from lmtool.weights.base import Base, saved_base
 from lmtool.weights.comparing import (
-    OTHER_CODE,
-    ROUNDING,
+    LIBRARY_TOLERANCE,
+    ROUNDING_TOLERANCE,
     CheckpointComparison,
     compare_outputs,
     difference,
     relative_difference,
-    tokenized,
+    tokenize_as_transformers,
 )
-from lmtool.weights.conversion.parity import layout_of, tokenizer_settings
+from lmtool.weights.conversion.parity import exported_format, tokenizer_settings
 from lmtool.weights.exporting import Export, export_of, write_delta, write_tokenizer_files
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
-from lmtool.weights.reading import Weights, read, read_base, their_names
+from lmtool.weights.reading import Weights, read, read_base, to_hf_names
 from lmtool.weights.saved_model import fold_checkpoint, saved_config, saved_model
 
 # Texts on which PEFT and lmtool are compared.
@@ -95,28 +95,30 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     section = json.loads(parts.tuning.fold(parts).model_dump_json())
     writer_of(section["name"])
     state, tuned_names = parts.state_dict(), tensor_names(tuned)
-    plain = {name: tensor for name, tensor in state.items() if name not in parts.added}
-    added_tensors = {name: tensor for name, tensor in state.items() if name in parts.added}
-    task = head_to_export(loaded.saved, plain)
+    base_tensors = {name: tensor for name, tensor in state.items() if name not in parts.added_names}
+    added_tensors = {name: tensor for name, tensor in state.items() if name in parts.added_names}
+    task = head_to_export(loaded.saved, base_tensors)
     tokenizer = tokenizer if task is None else tokenizer.with_padding()
-    export = export_of(loaded.config, plain, task, tokenizer)
+    export = export_of(loaded.config, base_tensors, task, tokenizer)
     hf_base = HFBase(
         loaded.config, export.lmtool_tensors, export.hf_tensors, hf_linears(loaded.config, export.lmtool_tensors)
     )
-    trained = {id(tensor) for name, tensor in plain.items() if name in tuned_names}
+    trained_ids = {id(tensor) for name, tensor in base_tensors.items() if name in tuned_names}
     _require_readable_base(loaded, export.architecture, base, config.offline)
-    changed = _hf_names(
-        loaded.config, export, {n for n, tensor in export.lmtool_tensors.items() if id(tensor) in trained}
+    trained_names = _hf_names(
+        loaded.config, export, {name for name, tensor in export.lmtool_tensors.items() if id(tensor) in trained_ids}
     )
     # `_hf_names` converts only names that depend on the family. The names of heads also depend on the class.
-    changed += [name for name, tensor in export.hf_tensors.items() if id(tensor) in trained and name not in changed]
-    tuned_model = TunedModel(section, added_tensors, hf_base, task_type_of(export.architecture), changed)
-    layout = layout_of(loaded.config, task, tokenizer)
-    tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
-    reading = tokenizer_settings(loaded.config, loaded.saved, task, tokenizer)
+    trained_names += [
+        name for name, tensor in export.hf_tensors.items() if id(tensor) in trained_ids and name not in trained_names
+    ]
+    tuned_model = TunedModel(section, added_tensors, hf_base, task_type_of(export.architecture), trained_names)
+    format_name = exported_format(loaded.config, task, tokenizer)
+    tokenizer = tokenizer if format_name is None else with_format(tokenizer, format_name)
+    settings = tokenizer_settings(loaded.config, loaded.saved, task, tokenizer)
     labels = {key: export.config[key] for key in LABEL_KEYS if key in export.config}
     card = _card(checkpoint, base, export, folder, section["name"])
-    write_files = partial(write_tokenizer_files, tokenizer=tokenizer, tokenizer_settings=reading, card=card)
+    write_files = partial(write_tokenizer_files, tokenizer=tokenizer, tokenizer_settings=settings, card=card)
     write_adapter(tuned_model, *_hub_name(base), labels, folder, write_files)
     _require_same(loaded, folder, added_tensors, hf_base, checkpoint)
     _open_with_peft(loaded, folder, export, read_base(base, tuned_names, checkpoint, config.offline))
@@ -128,26 +130,26 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
 def _require_readable_base(loaded: LoadedCheckpoint, architecture: str, base: Base, offline: bool) -> None:
     """Raises UserError if transformers cannot load the base's backbone into the adapter's class, and would initialize a
     new backbone, because the two classes put different prefixes before the names."""
-    declared = builder_module(entry_of(loaded.config)).HF_FORMAT
-    model_class = declared.named_class({"architectures": [architecture]})
+    hf_format = builder_module(entry_of(loaded.config)).HF_FORMAT
+    model_class = hf_format.named_class({"architectures": [architecture]})
     hugging_face = hf_folder(base.addresses[0], offline)
     names = [] if hugging_face is None else hugging_face.config.get("architectures") or []
-    if declared.prefix and model_class.prefix and architecture not in names:
+    if hf_format.prefix and model_class.prefix and architecture not in names:
         raise UserError(
             f"format=peft: transformers does not load the backbone of {base.checkpoint} into {architecture}, whose "
-            f"prefix is {model_class.prefix}, not {declared.prefix}: a new backbone would be initialized",
+            f"prefix is {model_class.prefix}, not {hf_format.prefix}: a new backbone would be initialized",
             "omit format= to export merged weights",
         )
 
 
 def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> list[str]:
     """Returns the names, in transformers, of the exported tensors that contain one of the named tensors of lmtool."""
-    # A tensor of transformers may join several of lmtool's: it contains a named tensor if it has any 1.
+    # A tensor of transformers may join several of lmtool's. It contains a named tensor if any of its values is 1.
     marks = {
         name: (torch.ones_like if name in names else torch.zeros_like)(tensor)
         for name, tensor in export.lmtool_tensors.items()
     }
-    renamed = their_names(model, marks)
+    renamed = to_hf_names(model, marks)
     return [name for name, mark in renamed.items() if name in export.hf_tensors and bool(mark.any())]
 
 
@@ -174,13 +176,13 @@ def _require_same(
     parts = loaded.model.parts
     base_tensors = {name: tensor for name, tensor in parts.state_dict().items() if name not in added_tensors}
     saved = {**loaded.saved, "tuning": restored.section}
-    weights = Weights({**base_tensors, **restored.added}, folder, checkpoint)
+    weights = Weights({**base_tensors, **restored.added_tensors}, folder, checkpoint)
     copy, _ = assemble(saved_model(checkpoint, saved, weights.tensors), loaded.tokenizer, trained=weights)
     comparison = CheckpointComparison({}, [], [])
     compare_outputs(comparison, parts, copy)
-    differences = [*comparison.layers.values(), comparison.logits or 0.0]
-    differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed.items()]
-    if not max(differences) <= ROUNDING:  # also true for NaN
+    differences = [*comparison.layer_differences.values(), comparison.logits_difference or 0.0]
+    differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed_tensors.items()]
+    if not max(differences) <= ROUNDING_TOLERANCE:  # also true for NaN
         raise CheckFailed(
             f"{folder} differs from the checkpoint: outputs differ by {max(differences):.3g}", "keep the checkpoint"
         )
@@ -196,25 +198,25 @@ def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base
     if not all(find_spec(package) for package in ("peft", "transformers")):
         Output().line("not compared with PEFT, which is not installed: pip install peft")
         return
-    rows = tokenized(folder, SAMPLE)
+    rows = tokenize_as_transformers(folder, SAMPLE)
     if loaded.config.architecture == "encoder_decoder" and loaded.model.parts.task is None:
         rows["decoder_input_ids"] = rows["input_ids"][:, :2]
     with torch.no_grad():
         lmtool_outputs = loaded.model(**rows)
     expected = lmtool_outputs.hidden if lmtool_outputs.logits is None else lmtool_outputs.logits
     try:
-        hf_tensors = their_names(loaded.config, base.tensors)
+        hf_tensors = to_hf_names(loaded.config, base.tensors)
         logits = peft_logits(folder, export.architecture, export.config, hf_tensors, rows)
     except Exception as error:  # versions of PEFT raise many kinds of errors
         problem = str(error).strip().partition("\n")[0]
         raise CheckFailed(
             f"PEFT cannot open {folder}: {type(error).__name__}: {problem}", "keep the folder, and report this"
         ) from error
-    logits = logits[:, -expected.shape[1] :]  # without the logits of virtual tokens, which come first
+    logits = logits[:, -expected.shape[1] :]  # omits the logits of virtual tokens, which come first
     real = rows["attention_mask"].bool() if expected.ndim == 3 and "decoder_input_ids" not in rows else slice(None)
     largest = relative_difference(expected[real], logits[real])
     Output().line(f"opened with PEFT: logits differ by {largest:.3g} of the largest, on {len(SAMPLE)} texts")
-    if not largest <= OTHER_CODE:
+    if not largest <= LIBRARY_TOLERANCE:
         raise CheckFailed(f"PEFT computes other logits from {folder}", "keep the checkpoint")
 
 

@@ -27,7 +27,7 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.reporting.console import Output
-from lmtool.resolver.matcher import missing_token, tokens_around
+from lmtool.resolver.matcher import missing_token, text_format_needs
 from lmtool.resolver.schema.run import ImportConfig, PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.evaluation import text_to_score
@@ -68,8 +68,8 @@ def vocabulary_tensors(
                 if isinstance(module, LMHead) and module.output is None and f"{name}.output.weight" in saved:
                     module.untie(blueprint.model.vocab_size, 1)
             shapes.append({name: tensor.shape for name, tensor in learner.state_dict().items()})
-    first, second = shapes
-    return [name for name, shape in first.items() if name in second and shape != second[name]]
+    smaller_shapes, larger_shapes = shapes
+    return [name for name, shape in smaller_shapes.items() if name in larger_shapes and shape != larger_shapes[name]]
 
 
 def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
@@ -94,12 +94,12 @@ def replaced_rows(tensors: Mapping[str, Tensor], names: Sequence[str], replaceme
     """
     entries = replacement.old_size
     return {
-        name: torch.cat([_rows(tensor[:entries], replacement), tensor[entries:]]) if name in names else tensor
+        name: torch.cat([_new_rows(tensor[:entries], replacement), tensor[entries:]]) if name in names else tensor
         for name, tensor in tensors.items()
     }
 
 
-def _rows(table: Tensor, replacement: Replacement) -> Tensor:
+def _new_rows(table: Tensor, replacement: Replacement) -> Tensor:
     """Returns the rows of the new entries, (N, ...), as copies or means of rows of the old table, (V, ...)."""
     counts = np.array([len(ids) for ids in replacement.sources])
     ids_P = torch.from_numpy(np.concatenate([*replacement.sources, np.empty(0, dtype=np.int64)]))
@@ -120,9 +120,9 @@ _NORMALIZATION_SAMPLE = "A  b\n\tÉ"
 
 @dataclass(frozen=True)
 class TextLoss:
-    """The loss with the old and the new vocabulary. term: name of the loss term. text: Title of the text on which the
-    loss was measured. before: Bits per byte with the old vocabulary. If the objective predicts only some tokens, all
-    tokens of the text count with the mean loss of the predicted ones. after: bits per byte with the new vocabulary."""
+    """The loss with the old and the new vocabulary. term: name of the loss term. text: title of the text on which the
+    loss was measured. before: bits per byte with the old vocabulary. If the objective predicts only some tokens, the
+    others count with the mean loss of the predicted tokens. after: bits per byte with the new vocabulary."""
 
     term: str
     text: str
@@ -141,46 +141,48 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     saved, weights = saved_config(config.checkpoint, config.offline), read(config.checkpoint, config.offline)
     _require_pretrained(config, hugging_face, saved, weights)
     parses = bool((saved.get("tokenizer") or {}).get("parse_special_tokens"))
-    old = Tokenizer.load(weights.folder, parses)
-    new = _tokenizer(FolderConfig(path=tokenizer_path, parse_special_tokens=parses), config.offline)
+    old_tokenizer = Tokenizer.load(weights.folder, parses)
+    new_tokenizer = _load_tokenizer(FolderConfig(path=tokenizer_path, parse_special_tokens=parses), config.offline)
 
-    trained = _with_head(config, saved, weights)
+    trained = _read_with_head(config, saved, weights)
     blueprint: SavedModel | PretrainConfig = saved_model(config.checkpoint, saved, weights.tensors)
     if trained is not None and "objective" in saved:
         blueprint = cast(PretrainConfig, trained.config)  # with the heads of the objective
     model = blueprint.model
-    if old.vocab_size > model.vocab_size:
-        message = f"the tokenizer has {old.vocab_size:,} tokens, but the embedding has {model.vocab_size:,} rows"
+    if old_tokenizer.vocab_size > model.vocab_size:
+        message = (
+            f"the tokenizer has {old_tokenizer.vocab_size:,} tokens, but the embedding has {model.vocab_size:,} rows"
+        )
         hint = "copy the tokenizer with which the checkpoint was trained into its folder"
         raise UserError(f"checkpoint={config.checkpoint}: {message}", hint)
-    mapping = replacement(old, new)
-    rows = new.vocab_size + model.vocab_size - old.vocab_size
-    _require_roles(trained, with_vocabulary(model, rows), new, tokenizer_path)
+    mapping = replacement(old_tokenizer, new_tokenizer)
+    row_count = new_tokenizer.vocab_size + model.vocab_size - old_tokenizer.vocab_size
+    _require_roles(trained, with_vocabulary(model, row_count), new_tokenizer, tokenizer_path)
     larger = _resize(blueprint, model.vocab_size + 1)
     names = vocabulary_tensors(blueprint, larger, weights.tensors.keys())
     names = [name for name in names if name in weights.tensors]
     tensors = replaced_rows(weights.tensors, names, mapping)
     loss: TextLoss | str = "the checkpoint has no head that predicts tokens"
     if trained is not None:
-        resized = _resize(cast(PretrainConfig, trained.config), rows)
-        new_model = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
+        resized = _resize(cast(PretrainConfig, trained.config), row_count)
+        new_model = replace(trained, config=resized, tokenizer=new_tokenizer, weights=replace(weights, tensors=tensors))
         loss = _measure_loss(config, trained, new_model)
 
     report = {
         "checkpoint": masked(config.checkpoint),
         "tokenizer": masked(tokenizer_path),
         **mapping.counts,
-        "rows_without_entry": model.vocab_size - old.vocab_size,
+        "rows_without_entry": model.vocab_size - old_tokenizer.vocab_size,
         "tensors": names,
         "bits_per_byte": None if isinstance(loss, str) else asdict(loss),
     }
     section = {"name": "folder", "path": masked(str(folder)), "parse_special_tokens": parses}
     new_config = _new_config(config, hugging_face, saved, weights)
-    new_config |= {"model": {**new_config["model"], "vocab_size": rows}, "tokenizer": section}
-    write_checkpoint(new_config, tensors, new, folder, {REPORT: report})
+    new_config |= {"model": {**new_config["model"], "vocab_size": row_count}, "tokenizer": section}
+    write_checkpoint(new_config, tensors, new_tokenizer, folder, {REPORT: report})
     if not same_tensors(tensors, read(str(folder), offline=True).tensors):
         raise CheckFailed(f"{folder} differs from what was written", "check the disk, and keep the checkpoint")
-    _report(folder, mapping, report, loss, old, new)
+    _report(folder, mapping, report, loss, old_tokenizer, new_tokenizer)
 
 
 def _require_pretrained(
@@ -199,7 +201,7 @@ def _require_pretrained(
         )
 
 
-def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
+def _load_tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
     """Loads the new tokenizer. Error messages name the key of the command, `tokenizer=`."""
     try:
         tokenizer: Tokenizer = hub_tokenizer(config, offline) or build(config, (), 0)
@@ -208,9 +210,9 @@ def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
         raise UserError(error.message.replace("tokenizer.path=", "tokenizer="), error.hint) from error
 
 
-def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
-    """Reads the checkpoint with its pretraining head, which the loss needs; None for a Hugging Face encoder without
-    such a head."""
+def _read_with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
+    """Reads the checkpoint with its pretraining head, which the loss needs. Returns None for a Hugging Face encoder
+    without such a head."""
     model = saved_model(config.checkpoint, saved, weights.tensors).model
     encoder = model.architecture == "encoder" and "objective" not in saved
     if encoder and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
@@ -219,16 +221,16 @@ def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weigh
     return read_trained(config.checkpoint, config.offline, precision)
 
 
-def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, path: str) -> None:
+def _require_roles(trained: Trained | None, model: ModelConfig, new_tokenizer: Tokenizer, path: str) -> None:
     """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
-    hint = "train a tokenizer that has this token: `lmtool tokenizer`, with tokenizer.special_tokens= if necessary"
+    hint = "use a tokenizer that has this token; lmtool tokenizer trains one, see tokenizer.special_tokens="
     if trained is None:
-        problem = missing_token(tokens_around(model), new.roles)
+        problem = missing_token(text_format_needs(model), new_tokenizer.roles)
         if problem is not None:
             raise UserError(f"tokenizer={path} {problem}", hint)
         return
     try:
-        require_fit(_resize(cast(PretrainConfig, trained.config), model.vocab_size), new)
+        require_fit(_resize(cast(PretrainConfig, trained.config), model.vocab_size), new_tokenizer)
     except UserError as error:
         raise UserError(f"tokenizer={path}: {error.message}", hint) from error
 
@@ -253,9 +255,9 @@ def _measure_loss(config: ImportConfig, before: Trained, after: Trained) -> Text
         )
         data, title = text_to_score(request, trained, trained.config)
         learner, length = trained.learner(), trained.config.max_length
-        terms = [name for name in learner.weights if name not in trained.tasks]
+        terms = [name for name in learner.loss_weights if name not in trained.tasks]
         if not terms:
-            return "its objective predicts no tokens of text"
+            return "the checkpoint's objective predicts no tokens of text"
         term = terms[0]
         budget = max(EVALUATION_TOKENS, length)
         try:
@@ -289,7 +291,12 @@ def _new_config(
 
 
 def _report(
-    folder: Path, mapping: Replacement, report: JsonMapping, loss: TextLoss | str, old: Tokenizer, new: Tokenizer
+    folder: Path,
+    mapping: Replacement,
+    report: JsonMapping,
+    loss: TextLoss | str,
+    old_tokenizer: Tokenizer,
+    new_tokenizer: Tokenizer,
 ) -> None:
     """Prints what changed: vocabulary entries, rows, tensors and the loss."""
     counts = mapping.counts
@@ -304,10 +311,13 @@ def _report(
         rows.append(("bits per byte", f"not measured: {loss}"))
     else:
         rows.append(("bits per byte", f"{loss.before:.4f} before · {loss.after:.4f} after · {loss.term}, {loss.text}"))
-        if old.decode(old.encode(_NORMALIZATION_SAMPLE)) != new.decode(new.encode(_NORMALIZATION_SAMPLE)):
+        old_text, new_text = (
+            tokenizer.decode(tokenizer.encode(_NORMALIZATION_SAMPLE)) for tokenizer in (old_tokenizer, new_tokenizer)
+        )
+        if old_text != new_text:
             rows.append(
                 ("", "not comparable: the tokenizers remove different characters, which add nothing to the loss")
             )
     output = Output()
-    output.line(f"{folder} · {new.vocab_size:,} tokens instead of {old.vocab_size:,}")
+    output.line(f"{folder} · {new_tokenizer.vocab_size:,} tokens instead of {old_tokenizer.vocab_size:,}")
     output.rows(rows)

@@ -29,6 +29,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import ExportConfig, ImportConfig
+from lmtool.system.terminal import counted
 from lmtool.tokenizers.configs import WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tokenizers.trained import from_words
@@ -57,7 +58,7 @@ class WordFile:
 
 
 def is_word_file(path: str | Path) -> bool:
-    """Whether a path is an existing file with the extension of a file of word vectors."""
+    """Returns whether a path is an existing file with the extension of a file of word vectors."""
     return str(path).lower().endswith(SUFFIXES) and Path(path).expanduser().is_file()
 
 
@@ -74,7 +75,7 @@ def read_words(path: Path) -> WordFile:
             width = int(parts[1]) if header else _trailing_numbers(parts)
             if width < 2:
                 raise UserError(
-                    f"{path}:1: not a word with its vector: {width} numbers at the end of the line",
+                    f"{path}:1: the line is not a word with its vector: it ends with {counted(width, 'number')}",
                     "write a word and its numbers per line, separated by spaces; convert a binary word2vec file with "
                     "gensim: save_word2vec_format(..., binary=False)",
                 )
@@ -87,7 +88,7 @@ def read_words(path: Path) -> WordFile:
             words[word] = None
             values.extend(row)
     if not words:
-        raise UserError(f"{path}: contains no words", _COPY_AGAIN)
+        raise UserError(f"{path} contains no words", _COPY_AGAIN)
     vectors = torch.from_numpy(np.frombuffer(values, dtype=np.float32).reshape(-1, width).copy())
     return WordFile(list(words), vectors, duplicates)
 
@@ -112,7 +113,10 @@ def _word(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[
     of the vectors."""
     count = _trailing_numbers(parts)
     if count < width or any(map(_is_number, parts[1:-width])):
-        raise UserError(f"{path}:{number}: {count} numbers after the word; the first line has {width}", _COPY_AGAIN)
+        raise UserError(
+            f"{path}:{number}: the line has {counted(count, 'number')} after the word, but the first line has {width}",
+            _COPY_AGAIN,
+        )
     try:
         row = [float(part) for part in parts[-width:]]
         word = b" ".join(parts[:-width]).decode()
@@ -166,8 +170,8 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
     output.rows(
         [
             ("text", "lowercased: no word has a capital letter" if lowercase else "case is kept"),
-            ("duplicates", f"{file.duplicates:,} lines with words of earlier lines, skipped"),
-            ("unreachable", unreachable(file, tokenizer)),
+            ("duplicates", f"{counted(file.duplicates, 'line')} skipped, with words of earlier lines"),
+            ("unreachable", describe_unreachable(file, tokenizer)),
             ("unknown words", f"the vector of {_UNKNOWN}" if _UNKNOWN in file.words else "zeros: the file has none"),
         ]
     )
@@ -178,8 +182,8 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
 def table_of(file: WordFile, tokenizer: Tokenizer) -> torch.Tensor:
     """Returns the vectors in the order of the tokenizer's ids, (V, H). Special tokens that the file does not list get
     zeros."""
-    if tokenizer.vocab_size < 8:
-        raise UserError(f"the file has only {len(file.words)} words", "use a file with more words")
+    if tokenizer.vocab_size < 8:  # the minimum of model.vocab_size
+        raise UserError(f"the file has only {counted(len(file.words), 'word')}", "use a file with more words")
     table_VH = torch.zeros(tokenizer.vocab_size, file.vectors.shape[1])
     numbers = {word: number for number, word in enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))}
     numbers[_UNKNOWN] = tokenizer.role("unk")
@@ -187,13 +191,13 @@ def table_of(file: WordFile, tokenizer: Tokenizer) -> torch.Tensor:
     return table_VH
 
 
-def unreachable(file: WordFile, tokenizer: Tokenizer) -> str:
+def describe_unreachable(file: WordFile, tokenizer: Tokenizer) -> str:
     """Describes, with examples, how many words of the file are never looked up, because the tokenizer splits them."""
     words = [word for word in file.words if word != _UNKNOWN and word not in WordConfig().specials.values()]
     encoded = zip(words, tokenizer.encode_batch(words), strict=True)
     split = [word for word, ids in encoded if len(ids) != 1 or tokenizer.pieces(ids)[0] != word]
     examples = f", such as {', '.join(split[:3])}" if split else ""
-    return f"{len(split):,} words that the tokenizer splits{examples}"
+    return f"{counted(len(split), 'word')} that the tokenizer splits{examples}"
 
 
 def export_vectors(config: ExportConfig) -> None:
@@ -240,14 +244,17 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
     tensors[_TABLE] = table_VH
     source: JsonObject = {"checkpoint": config.checkpoint, "revision": None}
     write_import(ImportedModel(tensors, model, loaded.tokenizer, source), folder)
-    new = sum(tensor.numel() for tensor in tensors.values()) - table_VH.numel()
-    rows = [("copied", f"{_TABLE.rpartition('.')[0]} {tuple(table_VH.shape)}"), ("new", f"all others: {new:,} values")]
+    new_count = sum(tensor.numel() for tensor in tensors.values()) - table_VH.numel()
+    rows = [
+        ("copied", f"{_TABLE.rpartition('.')[0]} {tuple(table_VH.shape)}"),
+        ("new", f"all others: {new_count:,} values"),
+    ]
     output = Output()
     output.line(f"{folder} · model={family} with the vectors of {config.checkpoint}")
     output.rows(rows)
 
 
 def holds_vectors(config: ImportConfig) -> bool:
-    """Whether the model of a checkpoint consists of word vectors only."""
+    """Returns whether the model of a checkpoint consists of word vectors only."""
     kind = chosen_class(saved_config(config.checkpoint, config.offline).get("model"), Choice("model"))
     return kind is not None and issubclass(kind, ModelConfig) and not kind.contextual

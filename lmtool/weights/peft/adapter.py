@@ -41,10 +41,10 @@ from lmtool.weights.peft.settings import (
 )
 from lmtool.weights.reading import read_file
 
-TENSOR = "prompt_embeddings"
-PROMPT_SUFFIXES = (TENSOR,)
+PROMPT_TENSOR = "prompt_embeddings"
+_PROMPT_SUFFIXES = (PROMPT_TENSOR,)
 _VIRTUAL, _PREFIX = "backbone.embed.virtual.weight", "backbone.prefix.weight"
-_KIND = {_VIRTUAL: "PROMPT_TUNING", _PREFIX: "PREFIX_TUNING"}
+_PEFT_TYPES = {_VIRTUAL: "PROMPT_TUNING", _PREFIX: "PREFIX_TUNING"}
 _ARCHITECTURES = {
     _VIRTUAL: {"CAUSAL_LM": "decoder", "SEQ_2_SEQ_LM": "encoder_decoder"},
     _PREFIX: {"CAUSAL_LM": "decoder"},
@@ -76,20 +76,20 @@ def prompt_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
         )
     prompt, sizes = tuned.tensors[name], _sizes(name, model)
     config = {
-        "peft_type": _KIND[name],
+        "peft_type": _PEFT_TYPES[name],
         "num_virtual_tokens": len(prompt),
         "num_transformer_submodules": 1,
         **sizes,
     }
-    return config, {TENSOR: prompt}
+    return config, {PROMPT_TENSOR: prompt}
 
 
 def _sizes(name: str, model: ModelConfig) -> dict[str, int]:
     """Returns the sizes of a model under PEFT's keys. For a prefix, these are the sizes of the key and value heads."""
     assert isinstance(model, TransformerConfig)
-    prefix = name == _PREFIX
-    heads = model.key_value_heads if prefix else model.num_heads
-    width = heads * model.width_of_head if prefix else model.hidden_size
+    is_prefix = name == _PREFIX
+    heads = model.key_value_heads if is_prefix else model.num_heads
+    width = heads * model.width_of_head if is_prefix else model.hidden_size
     return {"token_dim": width, "num_attention_heads": heads, "num_layers": model.num_layers}
 
 
@@ -110,16 +110,16 @@ def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], ba
     sizes = _sizes(name, base.model)
     count, width, depth = settings.num_virtual_tokens, sizes["token_dim"], sizes["num_layers"]
     expected = (count, 2 * depth * width if name == _PREFIX else width)
-    if tensors[TENSOR].shape != expected:
+    if tensors[PROMPT_TENSOR].shape != expected:
         raise UserError(
-            f"{CONFIG}: {TENSOR} has the shape {tuple(tensors[TENSOR].shape)}; num_virtual_tokens={count} and the base "
-            f"require {expected}",
+            f"{CONFIG}: {PROMPT_TENSOR} has the shape {tuple(tensors[PROMPT_TENSOR].shape)}; "
+            f"num_virtual_tokens={count} and the base require {expected}",
             DISAGREE,
         )
     section = {"name": "prompt", "length": count, "init": "random"}
     if name == _PREFIX:
         section = {"name": "prefix", "length": count, "reparametrize": False}
-    return RestoredAdapter(section, {name: tensors[TENSOR]}, {})
+    return RestoredAdapter(section, {name: tensors[PROMPT_TENSOR]}, {})
 
 
 LABELS = "labels.json"
@@ -128,7 +128,7 @@ transformers treats a folder with config.json as a complete model."""
 LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
 """The keys of config.json that labels.json contains."""
 _PREFIX_IN_PEFT = "base_model.model."
-_COPY = re.compile(r"\.(original_module|modules_to_save(\.default)?)\.")
+_SAVED_COPY = re.compile(r"\.(original_module|modules_to_save(\.default)?)\.")
 _HEADS: dict[str | None, tuple[str, ...]] = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
@@ -206,7 +206,9 @@ def write_adapter(
     _require_linears(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
     modules, saved = _saved_modules(tuned)
-    peft_tensors = {path if path == TENSOR else _PREFIX_IN_PEFT + path: tensor for path, tensor in tensors.items()}
+    peft_tensors = {
+        path if path == PROMPT_TENSOR else _PREFIX_IN_PEFT + path: tensor for path, tensor in tensors.items()
+    }
     for path in dict.fromkeys([*saved, *tuned.trained]):
         module, _, kind = path.rpartition(".")
         edited = kind == "bias" and module in config.get("target_modules", ())
@@ -260,7 +262,7 @@ def _saved_modules(tuned: TunedModel) -> tuple[list[str], list[str]]:
 
 
 def _is_within(module: str, suffixes: Sequence[str]) -> bool:
-    """Whether the path of a module, or the path of a module that contains it, ends with one of these suffixes."""
+    """Returns whether the path of a module, or of a module that contains it, ends with one of these suffixes."""
     parts = module.split(".")
     return any(".".join(parts[: depth + 1]).endswith(tuple(suffixes)) for depth in range(len(parts)))
 
@@ -307,7 +309,7 @@ class Adapter:
             restored = READERS[self.settings.peft_type](self.settings, self.updates, base)
         except UserError as error:
             raise UserError(f"{self.folder}: {error.message}", error.hint) from error
-        return RestoredAdapter(restored.section, restored.added, {**self.saved, **restored.changed})
+        return RestoredAdapter(restored.section, restored.added_tensors, {**self.saved, **restored.changed_tensors})
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -323,7 +325,7 @@ def read_adapter(folder: Path) -> Adapter:
         name.removeprefix(prefix): tensor.float() if tensor.is_floating_point() else tensor
         for name, tensor in read_file(folder / WEIGHTS).items()
     }
-    suffixes = {"LORA": LORA_SUFFIXES, "IA3": IA3_SUFFIXES}.get(settings.peft_type, PROMPT_SUFFIXES)
+    suffixes = {"LORA": LORA_SUFFIXES, "IA3": IA3_SUFFIXES}.get(settings.peft_type, _PROMPT_SUFFIXES)
     updates = {name: tensor for name, tensor in tensors.items() if name.endswith(suffixes)}
     if not updates:
         raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {suffixes[0]}", SAVE_AGAIN)
@@ -335,7 +337,9 @@ def read_adapter(folder: Path) -> Adapter:
         )
     saved = {name.replace(_BASE_LAYER, ""): tensor for name, tensor in tensors.items() if name not in updates}
     # With bias="all" the file contains the biases of a head three times: in the complete head, and in two copies.
-    saved = {name: saved[name] for name in saved if not _COPY.search(name) or _COPY.sub(".", name) not in saved}
+    saved = {
+        name: saved[name] for name in saved if not _SAVED_COPY.search(name) or _SAVED_COPY.sub(".", name) not in saved
+    }
     path = folder / LABELS
     labels = read_object(str(folder), path) if path.is_file() else {}
     labels = {key: labels[key] for key in ("id2label", "problem_type") if key in labels}

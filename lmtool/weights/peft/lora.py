@@ -51,8 +51,8 @@ def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
         if not parts:
             continue
         ranks[linear.module] = rank * len(parts)
-        first = tensors[f"{parts[0].name}.{_B}"]
-        b_OR = first.new_zeros(linear.outputs, rank * len(parts))
+        first_b_OR = tensors[f"{parts[0].name}.{_B}"]
+        b_OR = first_b_OR.new_zeros(linear.outputs, rank * len(parts))
         for number, part in enumerate(parts):
             b_OR[part.rows_O, rank * number : rank * (number + 1)] = tensors[f"{part.name}.{_B}"]
         rows = [tensors[f"{part.name}.{_A}"][:, part.columns_I] for part in parts]
@@ -66,7 +66,7 @@ def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
     config = {
         "peft_type": "LORA",
         "r": rank,
-        "lora_alpha": _number(section["alpha"]),
+        "lora_alpha": _integer_if_integral(section["alpha"]),
         "lora_dropout": section["dropout"],
         "use_rslora": rank_stabilized,
         "use_dora": section["dora"],
@@ -76,7 +76,7 @@ def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
         "rank_pattern": other_ranks,
         # Joined updates have a larger rank. The scale, alpha / rank or alpha / sqrt(rank), must not change with it.
         "alpha_pattern": {
-            module: _number(section["alpha"] * (number / rank) ** (0.5 if rank_stabilized else 1))
+            module: _integer_if_integral(section["alpha"] * (number / rank) ** (0.5 if rank_stabilized else 1))
             for module, number in other_ranks.items()
         },
     }
@@ -103,7 +103,7 @@ class _Update:
         return _Update(a_RI, self.b_OR[layer.rows_O], self.scale, magnitude_O)
 
     def changes(self, norm_O: Tensor) -> bool:
-        """Whether the update changes a layer whose weight has rows of these norms."""
+        """Returns whether the update changes a layer. norm_O: the norms of the rows of the layer's weight."""
         return bool(self.b_OR.any()) or (self.magnitude_O is not None and not self.magnitude_O.allclose(norm_O))
 
     def merge(self, weight_OI: Tensor) -> Tensor:
@@ -126,23 +126,23 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
     if missing and settings.target_modules != "all-linear":
         raise UserError(f"{CONFIG} targets {missing[0]}, but the adapter has no tensors for it", SAVE_AGAIN)
     changed_tensors: dict[str, Tensor] = {}
-    ours: dict[str, _Update] = {}
+    lmtool_updates: dict[str, _Update] = {}
     for module, update in updates.items():
         if update.bias_O is not None:
             changed_tensors[f"{module}.bias"] = base.tensors[f"{module}.bias"] + update.scale * update.bias_O
         linear, weight_OI = base.by_module.get(module), base.weight_OI(module)
         if linear is None:
-            changed_tensors[f"{module}.weight"] = base.stored(module, update.merge(weight_OI))
+            changed_tensors[f"{module}.weight"] = base.to_stored_layout(module, update.merge(weight_OI))
             continue
         norm_O = torch.linalg.vector_norm(weight_OI, dim=1)
         for part in linear.parts:
             part_update = update.select(part)
             # A part of a joined layer gets an update only if the joined update changes it.
             if len(linear.parts) == 1 or part_update.changes(norm_O[part.rows_O]):
-                ours[part.name] = part_update
-    if not ours:
+                lmtool_updates[part.name] = part_update
+    if not lmtool_updates:
         raise UserError(f"{WEIGHTS} contains only updates of layers that lmtool's tuning methods do not edit", MERGE)
-    return _with_one_rank(settings, ours, base, changed_tensors)
+    return _with_one_rank(settings, lmtool_updates, base, changed_tensors)
 
 
 def _with_one_rank(
@@ -159,14 +159,16 @@ def _with_one_rank(
     parts = [(linear.module, part) for linear in base.linears for part in linear.parts]
     for module, part in (pair for pair in parts if pair[1].name.rpartition(".")[2] in projections):
         weight_OI = base.weight_OI(module)[part.rows_O]
-        empty = _Update(weight_OI.new_zeros(0, weight_OI.shape[1]), weight_OI.new_zeros(len(weight_OI), 0), scale)
-        update = updates.get(part.name, empty)
-        missing = rank - len(update.a_RI)
+        zero_update = _Update(weight_OI.new_zeros(0, weight_OI.shape[1]), weight_OI.new_zeros(len(weight_OI), 0), scale)
+        update = updates.get(part.name, zero_update)
+        missing_rank = rank - len(update.a_RI)
         added_tensors[f"{part.name}.{_A}"] = torch.cat(
-            [update.a_RI, update.a_RI.new_zeros(missing, update.a_RI.shape[1])]
+            [update.a_RI, update.a_RI.new_zeros(missing_rank, update.a_RI.shape[1])]
         )
         scaled_OR = update.b_OR if update.scale == scale else update.b_OR * (update.scale / scale)
-        added_tensors[f"{part.name}.{_B}"] = torch.cat([scaled_OR, scaled_OR.new_zeros(len(scaled_OR), missing)], dim=1)
+        added_tensors[f"{part.name}.{_B}"] = torch.cat(
+            [scaled_OR, scaled_OR.new_zeros(len(scaled_OR), missing_rank)], dim=1
+        )
         if settings.use_dora:
             norm_O = torch.linalg.vector_norm(weight_OI, dim=1)
             added_tensors[f"{part.name}.{_MAGNITUDE}"] = norm_O if update.magnitude_O is None else update.magnitude_O
@@ -199,25 +201,25 @@ def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase
         reason, rank = None, settings.rank(module)
         if update.keys() != expected:
             kinds = sorted(_NAMES[kind] for kind in expected ^ update.keys())
-            reason = f"it has {module} with{'' if update.keys() > expected else 'out'} {', '.join(kinds)}"
+            reason = f"the adapter has {module} with{'' if update.keys() > expected else 'out'} {', '.join(kinds)}"
         elif not settings.targets(module):
-            reason = f"it updates {module}, which is not in target_modules"
+            reason = f"the adapter updates {module}, which is not in target_modules"
         elif bool(update["a_RI"].shape != (rank, inputs)) or bool(update["b_OR"].shape != (outputs, rank)):
             shapes = f"{tuple(update['b_OR'].shape)} x {tuple(update['a_RI'].shape)}"
-            reason = f"its update of {module} is {shapes}; expected {outputs} outputs, {inputs} inputs, rank {rank}"
+            reason = f"the update of {module} is {shapes}; expected {outputs} outputs, {inputs} inputs, rank {rank}"
         elif any(update[kind].shape != (outputs,) for kind in expected - {"a_RI", "b_OR"}):
-            reason = f"its update of {module} has a magnitude or bias of another size than {outputs} outputs"
+            reason = f"the update of {module} has a magnitude or bias of another size than {outputs} outputs"
         elif settings.lora_bias and f"{module}.bias" not in base.tensors:
             raise UserError(
-                f"lora_bias=true: its update of {module} has a bias, which the layer lacks", "use the adapter with PEFT"
+                f"lora_bias=true: the update of {module} has a bias, which the layer lacks", "use the adapter with PEFT"
             )
         if reason is not None:
             raise UserError(f"{CONFIG} and {WEIGHTS} disagree: {reason}", DISAGREE)
         yield module, _Update(scale=settings.scale(module), **update)
 
 
-def _number(value: float) -> float:
-    """Returns an integer if the value is integral, because PEFT declares alpha as an integer."""
+def _integer_if_integral(value: float) -> float:
+    """Returns the value, as an integer if it is integral, because PEFT declares alpha as an integer."""
     return int(value) if float(value).is_integer() else value
 
 
@@ -270,7 +272,7 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
     dims = {f".{kind}.weight": 0 for kind in _OUTPUTS} | {f".{kind}.weight": 1 for kind in _INPUTS}
     added_tensors = {
         f"{name.removesuffix('.weight')}.{_SCALE}": torch.ones(tensor.shape[dim])
-        for name, tensor in base.ours.items()
+        for name, tensor in base.lmtool_tensors.items()
         for suffix, dim in dims.items()
         if ".layers." in name and name.endswith(suffix)
     }
@@ -280,7 +282,7 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
         weight_OI, inputs = base.weight_OI(module).clone(), settings.scales_inputs(module)
         expected = (1, weight_OI.shape[1]) if inputs else (len(weight_OI), 1)
         if not settings.targets(module) or tensor.shape != expected:
-            reason = f"{name} is {tuple(tensor.shape)}, expected {expected}"
+            reason = f"{name} has the shape {tuple(tensor.shape)}, not {expected}"
             if not settings.targets(module):
                 reason = f"{module} is not in target_modules"
             raise UserError(f"{CONFIG} and {WEIGHTS} disagree: {reason}", DISAGREE)
@@ -293,7 +295,7 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
         if bool((merged_scale == 1).all()):
             continue
         factor = merged_scale if inputs else merged_scale[:, None]
-        changed_tensors[f"{module}.weight"] = base.stored(module, weight_OI * factor)
+        changed_tensors[f"{module}.weight"] = base.to_stored_layout(module, weight_OI * factor)
         if not inputs and f"{module}.bias" in base.tensors:
             changed_tensors[f"{module}.bias"] = base.tensors[f"{module}.bias"] * merged_scale
     return RestoredAdapter({"name": "ia3"}, added_tensors, changed_tensors)

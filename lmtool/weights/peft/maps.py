@@ -21,7 +21,7 @@ from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.tuning.configs.methods import Projection
 from lmtool.weights.peft.settings import MERGE
-from lmtool.weights.reading import their_names
+from lmtool.weights.reading import to_hf_names
 
 _WEIGHT = ".weight"
 _EDITED = tuple(f".{name}.weight" for name in get_args(Projection))
@@ -62,12 +62,12 @@ class HFLinear:
 def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLinear]:
     """Returns the linear layers of transformers that contain the layers that tuning methods edit.
 
-    The function replaces the weights of these layers by matrices of row numbers and of column numbers, converts both
-    with the key map of the family, and reads from the result where each row and column went. A layer that is not a
-    matrix in transformers (XLNet's weights have a dimension for heads) is left out. config: the model's configuration.
-    tensors: all tensors of the model, under lmtool's names.
+    The function replaces the weight of each layer by a matrix of row numbers and by a matrix of column numbers. It
+    converts both with the key map of the family, and reads from the results where each row and column is in
+    transformers. A layer that is not a matrix in transformers (XLNet's weights have a dimension for heads) is left out.
+    config: the model's configuration. tensors: all tensors of the model, under lmtool's names.
     """
-    first, rows, columns, total = {}, {}, {}, 0
+    first_row, rows, columns, total = {}, {}, {}, 0
     edited = [name for name in tensors if ".layers." in name and name.endswith(_EDITED)]
     for name in (name.removesuffix(_WEIGHT) for name in edited):
         outputs, inputs = tensors[name + _WEIGHT].shape
@@ -75,12 +75,12 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
         # conversion. Row numbers continue from layer to layer, so that a row number also identifies the layer.
         rows[name + _WEIGHT] = torch.arange(total, total + outputs, dtype=torch.float64)[:, None].repeat(1, inputs)
         columns[name + _WEIGHT] = torch.arange(inputs, dtype=torch.float64).repeat(outputs, 1)
-        first[name] = total
+        first_row[name] = total
         total += outputs
     other_tensors = {name: tensor.float() for name, tensor in tensors.items()}
-    by_column = their_names(config, {**other_tensors, **columns})
-    maps = []
-    for path, hf_rows in their_names(config, {**other_tensors, **rows}).items():
+    by_column = to_hf_names(config, {**other_tensors, **columns})
+    linears = []
+    for path, hf_rows in to_hf_names(config, {**other_tensors, **rows}).items():
         if hf_rows.dtype != torch.float64 or hf_rows.ndim != 2:
             continue
         hf_columns = by_column[path]
@@ -90,23 +90,28 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
             hf_rows, hf_columns = hf_rows.T, hf_columns.T
         numbers = hf_rows[:, 0].long()
         parts = []
-        for name, start in first.items():
+        for name, start in first_row.items():
             outputs = len(tensors[name + _WEIGHT])
             indices = ((numbers >= start) & (numbers < start + outputs)).nonzero()[:, 0]
             if len(indices):
                 rows_O = indices[(numbers[indices] - start).argsort()]
                 parts.append(LinearSlice(name, rows_O, hf_columns[indices[0]].long()))
-        maps.append(HFLinear(path.removesuffix(_WEIGHT), transposed, len(numbers), tuple(parts)))
-    return maps
+        linears.append(HFLinear(path.removesuffix(_WEIGHT), transposed, len(numbers), tuple(parts)))
+    return linears
 
 
 @dataclass(frozen=True)
 class TunedModel:
-    """A tuned model that is to be written as a PEFT adapter. section: the `tuning` section of its configuration.
-    tensors: The tensors that the tuning method added, under lmtool's names, without tensors that only training needs.
-    base: The model without the added tensors. Other trained tensors, such as heads, have their trained values.
-    task_type: PEFT's task type of the model, or None. trained: names, in transformers, of the base's tensors that were
-    trained, such as heads and biases."""
+    """A tuned model that is to be written as a PEFT adapter.
+
+    Attributes:
+        section: The `tuning` section of its configuration.
+        tensors: The tensors that the tuning method added, under lmtool's names, without tensors that only training
+            needs.
+        base: The model without the added tensors. Other trained tensors, such as heads, have their trained values.
+        task_type: PEFT's task type of the model, or None.
+        trained: Names, in transformers, of the base's tensors that were trained, such as heads and biases.
+    """
 
     section: JsonMapping
     tensors: Mapping[str, Tensor]
@@ -121,14 +126,14 @@ class RestoredAdapter:
 
     Attributes:
         section: The `tuning` section.
-        added: The tensors that the tuning method adds, under lmtool's names.
-        changed: Tensors of the base, under transformers' names, into which updates were merged because lmtool's method
-            has no counterpart for them.
+        added_tensors: The tensors that the tuning method adds, under lmtool's names.
+        changed_tensors: Tensors of the base, under transformers' names, into which updates were merged because
+            lmtool's method has no counterpart for them.
     """
 
     section: JsonObject
-    added: dict[str, Tensor]
-    changed: dict[str, Tensor]
+    added_tensors: dict[str, Tensor]
+    changed_tensors: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -137,13 +142,13 @@ class HFBase:
 
     Attributes:
         model: The model's configuration.
-        ours: The tensors under lmtool's names.
+        lmtool_tensors: The tensors under lmtool's names.
         tensors: The tensors under transformers' names.
         linears: The linear layers of transformers that tuning methods edit.
     """
 
     model: ModelConfig
-    ours: Mapping[str, Tensor]
+    lmtool_tensors: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
     linears: Sequence[HFLinear]
 
@@ -153,13 +158,13 @@ class HFBase:
         return {linear.module: linear for linear in self.linears}
 
     def has_separate_bias(self, linear: HFLinear) -> bool:
-        """Whether transformers adds the bias of a layer outside of its linear module (DeBERTa)."""
+        """Returns whether transformers adds the bias of a layer outside of its linear module (DeBERTa)."""
         return f"{linear.module}.bias" not in self.tensors and any(
-            f"{part.name}.bias" in self.ours for part in linear.parts
+            f"{part.name}.bias" in self.lmtool_tensors for part in linear.parts
         )
 
     def without_prefix(self, prefix: str) -> HFBase:
-        """Returns the same base with the names that the class without a head uses, which lack this prefix."""
+        """Returns the same base without this prefix before the names, as in the transformers class without a head."""
         tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
         linears = [replace(linear, module=linear.module.removeprefix(prefix)) for linear in self.linears]
         return replace(self, tensors=tensors, linears=linears)
@@ -174,13 +179,13 @@ class HFBase:
         weight = self.tensors.get(f"{module}.weight")
         if weight is None or weight.ndim != 2:
             raise UserError(
-                f"it updates {module}, which is not a linear layer of its base",
+                f"the adapter updates {module}, which is not a linear layer of its base",
                 "set base_model_name_or_path in adapter_config.json to the model that the adapter was trained on, or "
                 f"{MERGE}",
             )
         return weight.T if self._is_transposed(module) else weight
 
-    def stored(self, module: str, weight_OI: Tensor) -> Tensor:
+    def to_stored_layout(self, module: str, weight_OI: Tensor) -> Tensor:
         """Returns an (O, I) weight in the layout in which transformers stores it."""
         return (weight_OI.T if self._is_transposed(module) else weight_OI).contiguous()
 

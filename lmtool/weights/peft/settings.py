@@ -3,8 +3,8 @@
 Source: peft 0.21. The keys are in config.py of each method, the rules for target modules in tuners/tuners_utils.py, and
 the rules for rank and scale in utils/other.py.
 
-Keys with a wrong type and unsupported variants raise an error. Unknown keys are only listed (`unread`), because PEFT
-writes every field of a method, and each version of PEFT adds fields.
+Keys with a wrong type and unsupported variants raise an error. Unknown keys are only listed (`unread_keys`), because
+PEFT writes every field of a method, and each version of PEFT adds fields.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lmtool.config import words
 from lmtool.config.checkpoint import ADAPTER
 from lmtool.errors import UserError
+from lmtool.system.terminal import counted
 
 CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
 MERGE = "merge the adapter with PEFT (merge_and_unload), save the model, and import that"
@@ -46,9 +47,9 @@ class AdapterSettings(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
 
-    refused: ClassVar[Mapping[str, str]] = {}
+    unsupported_variants: ClassVar[Mapping[str, str]] = {}
     """The name of each variant that lmtool does not support, by the key that enables it."""
-    training: ClassVar[frozenset[str]] = frozenset()
+    training_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys that only initialization and training use. They do not change the outputs of a trained adapter."""
 
     peft_type: str
@@ -59,9 +60,9 @@ class AdapterSettings(BaseModel):
     ensure_weight_tying: bool = False
 
     @property
-    def unread(self) -> tuple[str, ...]:
+    def unread_keys(self) -> tuple[str, ...]:
         """Unknown keys that have a value other than false, 0 or empty."""
-        neutral = {"auto_mapping", "inference_mode", "peft_version", *self.training}
+        neutral = {"auto_mapping", "inference_mode", "peft_version", *self.training_keys}
         return tuple(sorted(key for key, value in (self.model_extra or {}).items() if value and key not in neutral))
 
 
@@ -73,7 +74,7 @@ class TargetedSettings(AdapterSettings):
     exclude_modules: list[str] | str | None = None
 
     def targets(self, module: str) -> bool:
-        """Whether the method edits the module with this path."""
+        """Returns whether the method edits the module with this path."""
         saved = self.modules_to_save or ()
         if any(_match(rf"(^|.*\.){name}($|\..*)", module) for name in saved):
             return False
@@ -85,12 +86,12 @@ class TargetedSettings(AdapterSettings):
 class Ia3Settings(TargetedSettings):
     """Keys of (IA)3. In modules that `feedforward_modules` names, the inputs are scaled instead of the outputs."""
 
-    training: ClassVar[frozenset[str]] = frozenset({"fan_in_fan_out", "init_ia3_weights"})
+    training_keys: ClassVar[frozenset[str]] = frozenset({"fan_in_fan_out", "init_ia3_weights"})
 
     feedforward_modules: list[str] | str = Field(default_factory=list)
 
     def scales_inputs(self, module: str) -> bool:
-        """Whether the inputs of the module are scaled."""
+        """Returns whether the inputs of the module are scaled."""
         if isinstance(self.feedforward_modules, str):
             return _match(self.feedforward_modules, module, complete=True)
         return module.endswith(tuple(self.feedforward_modules))
@@ -99,13 +100,13 @@ class Ia3Settings(TargetedSettings):
 class LoraSettings(TargetedSettings):
     """Keys of LoRA and DoRA."""
 
-    refused: ClassVar[Mapping[str, str]] = {
+    unsupported_variants: ClassVar[Mapping[str, str]] = {
         "use_qalora": "QALoRA", "layer_replication": "replicated layers", "trainable_token_indices": "trained tokens",
         "target_parameters": "targets that are not modules", "alora_invocation_tokens": "activated LoRA",
         "use_bdlora": "block-diagonal LoRA", "arrow_config": "Arrow", "kasa_config": "KaSA",
         "velora_config": "VeLoRA", "monteclora_config": "MonteCLoRA",
     }  # fmt: skip
-    training: ClassVar[frozenset[str]] = frozenset(
+    training_keys: ClassVar[frozenset[str]] = frozenset(
         {
             "fan_in_fan_out", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_config",
             "megatron_core", "qalora_group_size",
@@ -128,7 +129,7 @@ class LoraSettings(TargetedSettings):
     layers_pattern: list[str] | str | None = None
 
     def targets(self, module: str) -> bool:
-        # As PEFT does: the layer number is read from the path of the module.
+        # As in PEFT, the layer number is read from the path of the module.
         layers = self.layers_to_transform
         if not super().targets(module) or layers is None or layers == [] or isinstance(self.target_modules, str):
             return super().targets(module)
@@ -158,7 +159,7 @@ class PromptSettings(AdapterSettings):
     `num_transformer_submodules` is 2 if both the encoder and the decoder have a prompt.
     """
 
-    training: ClassVar[frozenset[str]] = frozenset(
+    training_keys: ClassVar[frozenset[str]] = frozenset(
         {
             "prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs",
             "encoder_reparameterization_type", "encoder_hidden_size", "encoder_num_layers", "encoder_dropout",
@@ -192,13 +193,13 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
     except ValidationError as error:
         first, other_keys = error.errors()[0], len({error["loc"][0] for error in error.errors()}) - 1
         key = str(first["loc"][0])
-        reason = "it is missing" if key not in content else f"given {words.quoted(content[key])}"
+        problem = f"{key} is missing" if key not in content else f"{key}: given {words.quoted(content[key])}"
         allowed = words.allowed_values(SETTINGS[method].model_fields[key])
-        more = f" (and {other_keys} more)" if other_keys else ""
+        others = f" (also wrong: {counted(other_keys, 'other key')})" if other_keys else ""
         raise UserError(
-            f"{path}: {key}: {reason}; allowed: {allowed}{more}", "save the adapter again, or correct the file"
+            f"{path}: {problem}; allowed: {allowed}{others}", "save the adapter again, or correct the file"
         ) from error
-    for key, variant in settings.refused.items():
+    for key, variant in settings.unsupported_variants.items():
         if content.get(key):
             raise UserError(f"{path}: {key}: given {words.quoted(content[key])}; lmtool has no {variant}", MERGE)
     if isinstance(settings, LoraSettings):
@@ -213,8 +214,8 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
 
 
 def _is_listed(names: Sequence[str] | str, module: str) -> bool:
-    """Whether a list of names contains the path of a module or a suffix of the path, or whether a regular expression
-    matches the whole path."""
+    """Returns whether a list of names contains the path of a module or a suffix of the path. Instead of a list, the
+    names may be a regular expression, which must match the whole path."""
     if isinstance(names, str):
         return _match(names, module, complete=True)
     return module in names or module.endswith(tuple(f".{name}" for name in names))
@@ -226,7 +227,7 @@ def _pattern_value(pattern: Mapping[str, Value], module: str, default: Value) ->
 
 
 def _match(pattern: str, module: str, complete: bool = False) -> bool:
-    """Whether a regular expression matches the start of a module's path, or with `complete` the whole path."""
+    """Returns whether a regular expression matches the start of a module's path, or with `complete` the whole path."""
     compiled = _compile(pattern)
     return (compiled.fullmatch if complete else compiled.match)(module) is not None
 

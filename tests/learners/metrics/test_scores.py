@@ -91,7 +91,7 @@ def test_a_constant_correlates_with_nothing():
 
 
 def test_refusals():
-    with pytest.raises(UserError, match="unknown metric acuracy"):
+    with pytest.raises(UserError, match="the metric acuracy does not exist"):
         compute(["acuracy"], [1], [1])
     with pytest.raises(UserError, match="cannot score 0"):
         compute(["accuracy"], [], [])

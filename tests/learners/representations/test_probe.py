@@ -21,7 +21,7 @@ from lmtool.learners.representations.layers import (
     TokenTargets,
     collect_states,
     fit,
-    frequent_types,
+    frequency_classes,
     majority,
     score_layers,
 )
@@ -63,7 +63,7 @@ WINDOWS = np.array([(0, 4), (4, 2), (6, 1)], dtype=[("start", "i8"), ("length", 
     [(0, [1, 2, 3, 4, 7], [0, 1, 2, 0, 0]), (-1, [2, 3, 4, 8], [0, 1, 2, 0]), (1, [1, 2, 3], [1, 2, 0])],
 )
 def test_targets_stand_in_the_same_window(offset, at, labels):
-    classes = frequent_types(STORE, WINDOWS, Words(), 3)
+    classes = frequency_classes(STORE, WINDOWS, Words(), 3)
     assert classes.tolist() == [-1] * 5 + [0, 1, 2, -1, -1]
     template = FormatTemplate.of(text_format("bert", Words()), 1)
     targets = TokenTargets(STORE, WINDOWS, Words(), template, offset, classes)

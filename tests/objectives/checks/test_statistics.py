@@ -53,7 +53,7 @@ def inspector_of(family, kind, config, documents="joined", **fields):
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_objective_is_as_defined(case, documents):
-    stats = inspector_of(*CASES[case], documents).measured(12000)
+    stats = inspector_of(*CASES[case], documents).measure(12000)
     assert not stats.broken()
     assert sum(statistic.expected is not None for statistic in stats.statistics.values()) >= 4
     assert all(
@@ -65,7 +65,7 @@ def test_every_objective_is_as_defined(case, documents):
 
 def test_permutations_are_drawn_and_lanes_measured():
     inspector = inspector_of("xlnet", "wordpiece", PlmConfig(reuse=13), memory_length=20)
-    (entry,) = inspector.described(1)
+    (entry,) = inspector.describe(1)
     lines = entry["drawing"]
     titles = [title for title, _ in lines]
     pieces, asked = entry["input"]["pieces"], {place["position"] for place in entry["targets"]["plm"]}
@@ -78,7 +78,7 @@ def test_permutations_are_drawn_and_lanes_measured():
     assert all(row[at] == "x" for at, row in enumerate(seen)) and len({row[13:] for row in seen[:13]}) == 1
     assert all(text.split()[1][at] == "." for at, (_, text) in zip(sorted(asked), lines[query + 1 :], strict=True))
     laned = inspector.learner.inspector(inspector.examples.in_lanes(3), 32)
-    assert not laned.measured(12000).broken()
+    assert not laned.measure(12000).broken()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_permutations_are_drawn_and_lanes_measured():
 def test_what_is_off_is_found(claimed, done, broken):
     inspector = inspector_of("bert", "wordpiece", done)
     inspector.config = claimed
-    assert broken in {statistic.name for statistic in inspector.measured(20000).broken()}
+    assert broken in {statistic.name for statistic in inspector.measure(20000).broken()}
 
 
 @pytest.mark.parametrize("config", [RtdConfig(), RtdConfig(variant="replace_mlm", generator_size=1.0)])
@@ -104,7 +104,7 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     # Far from the uniform distribution of initial weights.
     torch.nn.init.normal_(learner.backbone.embed.token.weight, std=1.0, generator=torch.Generator().manual_seed(0))
     inspector = learner.inspector(learner.examples(split(store(tokens), "joined", "train"), 32), 32)
-    stats = inspector.measured(12000)
+    stats = inspector.measure(12000)
     assert not stats.broken()
     kept, surprise = (
         stats.statistics[name]
@@ -117,7 +117,7 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
 
     monkeypatch.setattr("lmtool.objectives.rtd.sample_tokens", best)
     assert "negative log-probability of a sample, nats" in {
-        statistic.name for statistic in inspector.measured(12000).broken()
+        statistic.name for statistic in inspector.measure(12000).broken()
     }
 
 
@@ -134,7 +134,7 @@ def test_what_no_example_holds_is_counted():
     ids = [[[7] * (size + 1)], [[7] * size], [[7] * (2 * size + 1)], [[7]]]
     data = store(Encoded(), ids)
     examples = learner.examples(split(data, "separate", "train"), 32)
-    left = learner.inspector(examples, 32).measured(100).statistics["fraction of text in no example"]
+    left = learner.inspector(examples, 32).measure(100).statistics["fraction of text in no example"]
     assert (left.total, left.expected, left.count) == (3, 3, 4 * size + 3)
 
 

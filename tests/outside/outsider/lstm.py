@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from lmtool.models.base import Decoder, new
+from lmtool.models.base import Decoder, new_model
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import Context
@@ -73,4 +73,4 @@ class Lstm(Decoder):
 
 
 def build(config: LstmConfig, seed: int) -> Lstm:
-    return new(Lstm, config, seed)
+    return new_model(Lstm, config, seed)

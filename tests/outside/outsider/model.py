@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new
+from lmtool.models.base import Encoder, new_model
 from lmtool.nn.attention import only
 from lmtool.nn.context import Context
 from lmtool.nn.embeddings import Embeddings
@@ -42,4 +42,4 @@ class Averager(Encoder):
 
 
 def build(config: AveragerConfig, seed: int) -> Averager:
-    return new(Averager, config, seed)
+    return new_model(Averager, config, seed)

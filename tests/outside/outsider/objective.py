@@ -45,7 +45,7 @@ class Windows:
 
 
 class EveryNth(BaseLearner):
-    weights = {"nth": 1.0}
+    loss_weights = {"nth": 1.0}
 
     def __init__(self, config: EveryNthConfig, backbone: nn.Module, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -66,7 +66,7 @@ class EveryNth(BaseLearner):
         target = batch.targets["nth"]
         hidden_MH = self.backbone(batch.inputs, self.dropout_rng(batch, step))[target.at]
         total = self.heads["lm"].loss_sum(hidden_MH, self.backbone.embed.token.weight, target.labels)
-        return StepOutput({"nth": total}, self.weights)
+        return StepOutput({"nth": total}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

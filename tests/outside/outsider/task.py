@@ -39,7 +39,7 @@ class GradedLearner(RegressionLearner):
         values_N: Tensor = self.outputs(batch, step)[:, 0].float()
         delta = self.config.forgiveness
         total = F.huber_loss(values_N, self.labels(batch), reduction="sum", delta=delta)
-        return StepOutput({self.term: total}, self.weights)
+        return StepOutput({self.term: total}, self.loss_weights)
 
 
 class Graded(Regression):

@@ -25,7 +25,7 @@ from outsider.configs import TwoModelsConfig
 class TwoModels(BaseLearner):
     def __init__(self, config: TwoModelsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.weights = {"first": 1.0, "second": 1.0, "agreement": config.agreement}
+        self.loss_weights = {"first": 1.0, "second": 1.0, "agreement": config.agreement}
         self.peer: Backbone = build(backbone.config, seed + 1)
         self.peer.to(self.device)
         for name in ("masked_lm", "peer_lm"):
@@ -39,7 +39,7 @@ class TwoModels(BaseLearner):
         return dict.fromkeys(("first", "second"), ConstantPredictor.of_counts("unigram", counts))
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return dict.fromkeys(self.weights, float(len(labels_of(batch, "mlm"))))
+        return dict.fromkeys(self.loss_weights, float(len(labels_of(batch, "mlm"))))
 
     def logits(self, batch: Batch, step: int) -> list[Tensor]:
         rng, at = self.dropout_rng(batch, step), indices_of(batch, "mlm")
@@ -56,7 +56,7 @@ class TwoModels(BaseLearner):
             F.kl_div(own, other.detach(), log_target=True, reduction="sum")
             for own, other in (fractions, fractions[::-1])
         )
-        return StepOutput({"first": first, "second": second, "agreement": agreement}, self.weights)
+        return StepOutput({"first": first, "second": second, "agreement": agreement}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

@@ -67,12 +67,12 @@ def test_what_happens_reaches_the_tracker(tmp_path: Path, loaded: None, monkeypa
         pytest.param("begin", "raise", "RuntimeError: odd begin", marks=pytest.mark.slow),
         ("write", "raise", "RuntimeError: odd write"),
         pytest.param("end", "raise", "RuntimeError: odd end", marks=pytest.mark.slow),
-        pytest.param("begin", "leave", "it ended", marks=pytest.mark.slow),
-        pytest.param("write", "leave", "it ended", marks=pytest.mark.slow),
-        pytest.param("end", "leave", "it ended", marks=pytest.mark.slow),
+        pytest.param("begin", "leave", "its process ended", marks=pytest.mark.slow),
+        pytest.param("write", "leave", "its process ended", marks=pytest.mark.slow),
+        pytest.param("end", "leave", "its process ended", marks=pytest.mark.slow),
         pytest.param("begin", "hang", "no answer within 5 seconds", marks=pytest.mark.slow),
-        pytest.param("write", "hang", "not done 1 seconds after the run", marks=pytest.mark.slow),
-        pytest.param("end", "hang", "not done 1 seconds after the run", marks=pytest.mark.slow),
+        pytest.param("write", "hang", "it did not finish within 1 seconds after the run", marks=pytest.mark.slow),
+        pytest.param("end", "hang", "it did not finish within 1 seconds after the run", marks=pytest.mark.slow),
     ],
 )
 def test_one_that_goes_wrong_ends_nothing(
@@ -131,7 +131,7 @@ def test_the_loop_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         trackers.on_evaluation(ROWS[0])
         trackers.on_checkpoint(3, "x")
         assert thread.dropped == 2
-    assert any("2 rows were dropped" in line for line in said)
+    assert any("2 rows dropped" in line for line in said)
 
 
 def test_no_process_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
