@@ -98,7 +98,7 @@ def layers_of(backbone: Backbone) -> list[nn.Module]:
     """
     if isinstance(backbone, EncoderDecoder):
         return [*backbone.encoder.layers, *backbone.decoder.layers]
-    return list(backbone.depth()) if isinstance(backbone, OneStack) else [backbone]
+    return list(backbone.applied_layers()) if isinstance(backbone, OneStack) else [backbone]
 
 
 def lengthening(learner: nn.Module, length: float) -> float:

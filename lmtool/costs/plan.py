@@ -224,7 +224,7 @@ def works_of(
 
 def _enhanced_decoder_work(backbone: OneStack, length: float) -> Work:
     """Returns the work of an enhanced mask decoder (DeBERTa), which applies the last layer a second time."""
-    layers = list(backbone.depth())
+    layers = list(backbone.applied_layers())
     last = layers[-1:]
     return Work(1.0, _matrix_values(last), _attention_width(last), backbone.attended_tokens(len(layers) - 1, length))
 
@@ -232,7 +232,7 @@ def _enhanced_decoder_work(backbone: OneStack, length: float) -> Work:
 def _query_stream_work(backbone: OneStack, fraction: float, length: float) -> Work:
     """Returns the work of a query stream (XLNet): all layers at the predicted tokens, which have queries but no
     keys."""
-    layers = list(backbone.depth())
+    layers = list(backbone.applied_layers())
     projections = _matrix_values(part for layer in layers for part in _key_value_maps(cast(nn.Module, layer.self_attn)))
     return Work(
         fraction, _matrix_values(layers) - projections, _attention_width(layers), backbone.attended_tokens(0, length)
@@ -273,7 +273,7 @@ def _backbone_works(
         # A decoder's token attends to half of its text on average.
         encoder_context = encoder_length + backbone.encoder.ahead
         decoder_context = decoder_length / 2 + backbone.decoder.ahead
-        cross_context = encoder_length + backbone.decoder.crossed
+        cross_context = encoder_length + backbone.decoder.cross_ahead
         encoder_values = embedding + _matrix_values(encoder) + cross_keys
         decoder_values = embedding + _matrix_values(decoder) - cross_keys
         cross_width = sum(_head_width(cross) for cross in cross_attentions)
@@ -287,7 +287,7 @@ def _backbone_works(
         # A family that is not a stack of layers counts as a whole, each of its modules once.
         yield Work(fraction * total_length / length, _matrix_values([backbone]), passes=passes)
         return
-    layers = list(backbone.depth())
+    layers = list(backbone.applied_layers())
     widths = [_attention_width([layer]) for layer in layers]
     weighted = [width * backbone.attended_tokens(number, total_length) for number, width in enumerate(widths)]
     mean_context = sum(weighted) / max(1, sum(widths)) + backbone.ahead

@@ -173,7 +173,7 @@ class Relations(AttentionTerm):
             if relation == "attention":
                 yield from zip(student.scores(), teacher.scores(), strict=True)
                 continue
-            scores = (inputs.related(self._vectors(inputs, relation)) for inputs in (student, teacher))
+            scores = (inputs.relations(self._vectors(inputs, relation)) for inputs in (student, teacher))
             yield from zip(*scores, strict=True)
 
     def _vectors(self, inputs: AttentionInputs, relation: str) -> Tensor:

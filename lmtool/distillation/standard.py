@@ -77,8 +77,10 @@ def _layer_prefixes(
     ]
     for side, numbers in layers.items():
         (name, stack), (source_name, source_stack) = (by_side[side] for by_side in stacks)
-        source_layers = list(source_stack.depth())
-        for layer, source in zip(stack.depth(), (source_layers[number - 1] for number in numbers), strict=True):
+        source_layers = list(source_stack.applied_layers())
+        for layer, source in zip(
+            stack.applied_layers(), (source_layers[number - 1] for number in numbers), strict=True
+        ):
             if type(layer) is not type(source):
                 raise UserError(
                     f"distill.initialize: the student, model={student.backbone.config.name}, has a different kind of "

@@ -45,7 +45,7 @@ class Albert(BertLike):
         super().__init__(config, embed, [post_norm_layer(config, config.activation)])
         self.head_activation = config.activation
 
-    def depth(self) -> Iterator[nn.Module]:
+    def applied_layers(self) -> Iterator[nn.Module]:
         for _ in range(self.config.num_layers):
             yield self.layers[0]
 

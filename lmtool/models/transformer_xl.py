@@ -42,7 +42,7 @@ from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Mask, Recent
 from lmtool.nn.positions import Position
-from lmtool.nn.relative import Distances, RelativeAttention, in_front
+from lmtool.nn.relative import Distances, RelativeAttention, prepend_memory
 from lmtool.nn.stack import StackState, Tap, TapPoint, Taps, enter
 from lmtool.types import Packed
 
@@ -147,7 +147,7 @@ class MemoryRecorder(Tap):
     def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
         memory_NFH = self._memories[point.layer]
         memory_length = memory_NFH.shape[1]
-        joint = in_front(memory_NFH, x_TH.detach().to(memory_NFH.dtype), self._lengths)
+        joint = prepend_memory(memory_NFH, x_TH.detach().to(memory_NFH.dtype), self._lengths)
         texts = joint.split([memory_length + length for length in self._lengths])
         self.after.append(torch.stack([text[-memory_length:] for text in texts]))
         return x_TH

@@ -30,7 +30,7 @@ from lmtool.nn.attention import SelfAttention, attend
 from lmtool.nn.context import Context
 from lmtool.nn.layout import Full, Layout
 from lmtool.nn.positions import Position, sinusoids
-from lmtool.nn.relative import in_front, relative_shift
+from lmtool.nn.relative import prepend_memory, relative_shift
 from lmtool.types import Packed, Segments, send
 
 # Rank of keys that every query may attend to.
@@ -284,9 +284,9 @@ class TwoStreamAttention(SelfAttention):
             return self._two_streams(
                 x_SH if norm is None else norm(x_SH), context, streams, rows_PAD, read_M is not None
             )
-        q_TAD, k_ZAD, v_ZAD = self.projected(x_SH, None, streams.distances, norm)
+        q_TAD, k_ZAD, v_ZAD = self.project_and_rotate(x_SH, None, streams.distances, norm)
         if context.prefix is not None:
-            k_ZAD, v_ZAD = context.prefix.before(k_ZAD, v_ZAD)
+            k_ZAD, v_ZAD = context.prefix.prepend_to(k_ZAD, v_ZAD)
         bias = self.relative_scores(streams.content, rows_PAD)
         q_TAD = q_TAD + self.content_bias.to(q_TAD.dtype)
         return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
@@ -300,7 +300,7 @@ class TwoStreamAttention(SelfAttention):
         tokens = len(context.packed.tokens)
         x_ZH, x_MH = x_SH[:tokens], x_SH[tokens:]
         if context.memory_NFH is not None:
-            x_ZH = in_front(context.memory_NFH.to(x_ZH.dtype), x_ZH, context.packed.lengths)
+            x_ZH = prepend_memory(context.memory_NFH.to(x_ZH.dtype), x_ZH, context.packed.lengths)
         k_ZAD, v_ZAD = self.heads(self.k_proj(x_ZH)), self.heads(self.v_proj(x_ZH))
         q_SAD = self.heads(self.q_proj(x_MH if query_only else x_SH))
         q_SAD = q_SAD + self.content_bias.to(q_SAD.dtype)

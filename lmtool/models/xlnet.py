@@ -153,7 +153,7 @@ class Xlnet(Encoder):
         if rng is not None:
             # The query stream's dropout is independent of the content stream's.
             stream_S = (torch.arange(tokens + queries, device=device) >= tokens).long()
-            rng = rng.inserted(torch.cat([content_T, send(query_M, device)]), stream_S)
+            rng = rng.insert_virtual(torch.cat([content_T, send(query_M, device)]), stream_S)
         query_MH = self.query.weight.expand(queries, -1).to(state.x_TH.dtype)
         query_MH = self.embed.dropout(query_MH, None if rng is None else rng.rows(index_M))
         two_streams = replace(

@@ -47,7 +47,8 @@ def attend(
 ) -> Tensor:
     """Computes softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
-    bias: adds to the scores and, if `bias.weighs` (Shaw), a term computed from the attention weights to the result.
+    bias: adds a term to the scores and, if `bias.weighs` (Shaw), a term computed from the attention weights to the
+    result.
     scale: None for 1/sqrt(D). dropout: fraction of the weights that is dropped if there is a generator. rng: the
     generator of this layer's attention dropout, or None. Returns (T, A, D) in the type of q; zeros for queries whose
     document has no keys.
@@ -82,21 +83,21 @@ def reference_attention(
     for number, (queries, keys) in enumerate(zip(layout.query.lengths, layout.key.lengths, strict=True)):
         if not queries or not keys:
             continue
-        query_at, key_at = layout.query.starts[number], layout.key.starts[number]
-        q_ALD = q_TAD[query_at : query_at + queries].transpose(0, 1)
-        k_AKD = k_SAD[key_at : key_at + keys].transpose(0, 1)
-        v_AKD = v_SAD[key_at : key_at + keys].transpose(0, 1)
+        query_begin, key_begin = layout.query.starts[number], layout.key.starts[number]
+        q_ALD = q_TAD[query_begin : query_begin + queries].transpose(0, 1)
+        k_AKD = k_SAD[key_begin : key_begin + keys].transpose(0, 1)
+        v_AKD = v_SAD[key_begin : key_begin + keys].transpose(0, 1)
         query_positions = torch.arange(queries, device=device)[None] + layout.query_start[number]
         key_positions = torch.arange(keys, device=device)[None]
         q_ALD = q_ALD * scale
         scores_ALK = q_ALD @ k_AKD.transpose(1, 2)
         if bias is not None:
-            bias_of_tokens = bias.of_tokens(
-                torch.arange(query_at, query_at + queries, device=device)[None],
-                torch.arange(key_at, key_at + keys, device=device)[None],
+            token_bias = bias.of_tokens(
+                torch.arange(query_begin, query_begin + queries, device=device)[None],
+                torch.arange(key_begin, key_begin + keys, device=device)[None],
                 key_positions,
             )
-            scores_ALK = scores_ALK + bias_of_tokens.score(q_ALD[None], k_AKD[None], query_positions, key_positions)[0]
+            scores_ALK = scores_ALK + token_bias.score(q_ALD[None], k_AKD[None], query_positions, key_positions)[0]
         document = torch.tensor([number])
         allow = layout.mask.allow(query_positions[..., None].cpu(), key_positions[:, None].cpu(), document)
         if allow is not None:
@@ -105,16 +106,16 @@ def reference_attention(
         out_ALD = weights_ALK @ v_AKD
         if bias is not None and bias.weighs:
             out_ALD = out_ALD + bias.value(weights_ALK[None], query_positions, key_positions)[0]
-        out_TAD[query_at : query_at + queries] = out_ALD.transpose(0, 1)
+        out_TAD[query_begin : query_begin + queries] = out_ALD.transpose(0, 1)
     return out_TAD
 
 
-# Up to this many tokens, copying three matrices into one costs more than it saves.
-_FEW = 64
+# For fewer tokens, concatenating the weights of three projections costs more than one product saves.
+_MIN_JOINT_TOKENS = 64
 
 
-# From this fraction of selected tokens on, restricting attention to the selected queries saves no time.
-_MANY = 0.5
+# If more than this fraction of the tokens is selected, restricting attention to the selected queries saves no time.
+_MAX_SUBSET = 0.5
 
 
 def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
@@ -124,8 +125,8 @@ def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
 
 def joins(*projections: nn.Module) -> bool:
     """Whether several projections can be computed by one matrix product: they must be plain linear layers without
-    hooks, and all or none must have a bias. A projection that was edited (LoRA) or has a hook must be called by
-    itself."""
+    hooks, and all or none must have a bias. A projection that was edited (LoRA) or has a hook must be called
+    separately."""
     plain = [module for module in projections if is_plain(module, nn.Linear)]
     return len(plain) == len(projections) and len({module.bias is None for module in plain}) == 1
 
@@ -141,7 +142,7 @@ def joint_projection(x_TH: Tensor, *projections: nn.Module) -> Tensor:
 def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the three projections, computed by one product if possible. For few tokens, concatenating the weights
     would cost more than it saves."""
-    few = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and len(x_TH) < _FEW
+    few = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and len(x_TH) < _MIN_JOINT_TOKENS
     if few or not joins(q_proj, k_proj, v_proj):
         return apply_linear(q_proj, x_TH), apply_linear(k_proj, x_TH), apply_linear(v_proj, x_TH)
     joint_TX = joint_projection(x_TH, q_proj, k_proj, v_proj)
@@ -182,7 +183,7 @@ class MultiHead(nn.Module):
     kind: ClassVar[AttentionKind]
     """The name of this kind of attention in a layer."""
     table_maps: ClassVar[tuple[str, ...]] = ()
-    """The names of projections that are applied to a table of positions, once per batch, rather than to tokens."""
+    """Names of the projections that are applied to a table of positions, once per batch, rather than to tokens."""
 
     @property
     def head_size(self) -> int:
@@ -193,7 +194,7 @@ class MultiHead(nn.Module):
         """Splits (T, A*D) into heads, (T, A, D). Keys and values may have fewer heads than queries."""
         return x_TW.unflatten(-1, (-1, self.head_size))
 
-    def for_queries(self, x_SAD: Tensor) -> Tensor:
+    def repeat_for_queries(self, x_SAD: Tensor) -> Tensor:
         """Returns the keys or values, repeated so that each query head has one."""
         queries = self.num_heads // self.key_value_heads
         return x_SAD if queries == 1 else x_SAD.repeat_interleave(queries, 1)
@@ -210,10 +211,10 @@ class MultiHead(nn.Module):
     ) -> Tensor:
         """Applies attention and the output projection: (T, H), or (M, H) of the tokens `read_M`. An observer receives
         the inputs."""
-        k_SAD, v_SAD = self.for_queries(k_SAD), self.for_queries(v_SAD)
-        take = context.observer(self.kind)
-        if take is not None:
-            take(AttentionInputs(q_TAD, k_SAD, v_SAD, layout, bias, self.scale))
+        k_SAD, v_SAD = self.repeat_for_queries(k_SAD), self.repeat_for_queries(v_SAD)
+        observe = context.observer(self.kind)
+        if observe is not None:
+            observe(AttentionInputs(q_TAD, k_SAD, v_SAD, layout, bias, self.scale))
         rng = self.dropout.rng(context.rng)
         out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, bias, self.scale, self.dropout.rate, rng)
         return apply_linear(self.out_proj, only(out_TAD.flatten(-2), read_M))
@@ -224,8 +225,8 @@ class SelfAttention(MultiHead):
 
     kind = "self_attn"
 
-    @region(1, 2)  # the states and the turns have a row per token
-    def projected(
+    @region(1, 2)  # x_TH and turns have a row per token
+    def project_and_rotate(
         self, x_TH: Tensor, turns: Turns | None, position: Position, norm: nn.Module | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (T, A, D): the queries, keys and values. turns: the rotations for the positions of the tokens, or
@@ -255,33 +256,33 @@ class SelfAttention(MultiHead):
         H). norm: applied to the input, or None."""
         position, rng = context.position, self.dropout.rng(context.rng)
         turns = position.turns(context.positions_T, x_TH.dtype)
-        if isinstance(rng, TokenRng) and turns is None and self._in_one_piece(context):
+        if isinstance(rng, TokenRng) and turns is None and self._can_fuse(context):
             arguments = self.num_heads, context.layout, self.scale, self.dropout.rate, rng
-            if read_M is None or not 0 < len(read_M) <= _MANY * len(x_TH):
+            if read_M is None or not 0 < len(read_M) <= _MAX_SUBSET * len(x_TH):
                 out_TH = fused_attention(self.project_jointly(x_TH, norm), *arguments)
                 return apply_linear(self.out_proj, only(out_TH, read_M))
             query_MX, joint_TX = self.project_subset(x_TH, read_M, norm)
             return apply_linear(self.out_proj, fused_attention_of(query_MX, joint_TX, read_M, *arguments))
-        q_TAD, k_TAD, v_TAD = self.projected(x_TH, turns, position, norm)
+        q_TAD, k_TAD, v_TAD = self.project_and_rotate(x_TH, turns, position, norm)
         if context.cache is not None:
             k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)
         elif context.prefix is not None:
-            k_TAD, v_TAD = context.prefix.before(k_TAD, v_TAD)
+            k_TAD, v_TAD = context.prefix.prepend_to(k_TAD, v_TAD)
         return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, self.bias(position), context, read_M)
 
     def bias(self, position: Position) -> Position | None:
         """Returns the term added to this layer's scores, or None."""
         return position if position.scores else None
 
-    def _in_one_piece(self, context: Context) -> bool:
+    def _can_fuse(self, context: Context) -> bool:
         """Whether one function can compute the projections and the attention: nothing happens between them, and there
         is no observer."""
         layout = context.layout
-        between = context.position.scores or context.cache is not None or context.prefix is not None
-        between = between or isinstance(layout.mask, Blocks)
+        interrupted = context.position.scores or context.cache is not None or context.prefix is not None
+        interrupted = interrupted or isinstance(layout.mask, Blocks)
         same_tokens = self.key_value_heads == self.num_heads and layout.key is layout.query and layout.packed
-        looked_at = context.observer(self.kind) is not None
-        return same_tokens and not between and not looked_at and joins(self.q_proj, self.k_proj, self.v_proj)
+        observed = context.observer(self.kind) is not None
+        return same_tokens and not interrupted and not observed and joins(self.q_proj, self.k_proj, self.v_proj)
 
 
 # Cross-attention.
@@ -290,8 +291,8 @@ class SelfAttention(MultiHead):
 
 
 class CrossAttention(MultiHead):
-    """Attention with queries from the decoder, and keys and values from the encoder (Vaswani et al. 2017, 3.2.3). It
-    has no positions, because positions in two texts are not comparable."""
+    """Attention with queries from the decoder, and keys and values from the encoder (Vaswani et al. 2017, 3.2.3).
+    Positions play no part, because positions in two texts are not comparable."""
 
     kind = "cross_attn"
 
@@ -305,7 +306,7 @@ class CrossAttention(MultiHead):
             self.heads(apply_linear(self.v_proj, encoded.hidden_SH)),
         )
         if prefix is not None:
-            keys_values = prefix.before(*keys_values)
+            keys_values = prefix.prepend_to(*keys_values)
         if encoded.keep:
             encoded.cached[self] = keys_values
         return keys_values
@@ -314,7 +315,7 @@ class CrossAttention(MultiHead):
         """Maps (T, H) to (T, H). read_M: the flat indices of the tokens whose result is needed; the result is then (M,
         H). Raises ValueError if the context has no encoder output."""
         if context.encoded is None or context.cross_layout is None:
-            raise ValueError("cross-attention reads an encoder; the context has none")
+            raise ValueError("cross-attention needs an encoder output, but the context has none")
         k_SAD, v_SAD = self.keys_values(context.encoded, context.cross_prefix)
         q_TAD = self.heads(apply_linear(self.q_proj, x_TH))
         return self.attend_and_project(q_TAD, k_SAD, v_SAD, context.cross_layout, None, context, read_M)

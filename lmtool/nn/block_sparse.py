@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.layout import Layout, MaskedRows, TileIndex
-from lmtool.nn.tiled import attention_of, gather, scatter, widen
+from lmtool.nn.tiled import attend_rows, gather, scatter, widen
 from lmtool.types import Segments, send
 
 
@@ -158,7 +158,7 @@ def block_attention(
         for tile, unit in zip(plan.tiles, queries, strict=True):
             q_RALD = unit.view(len(tile.query_RL), heads, -1, q_TAD.shape[2])
             k_RAKD, v_RAKD = tile.seen_keys(keys, k_SAD), tile.seen_keys(values, v_SAD)
-            out = attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
+            out = attend_rows(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
             outs.append(out.reshape(unit.shape))
         out_UBD = scatter(torch.cat(outs), plan.units, len(plan.units.into_P)) if outs else q_TAD
         out_NBAD = out_UBD.view(-1, heads, plan.size, q_TAD.shape[2]).transpose(1, 2)

@@ -105,13 +105,13 @@ class PostNormCrossLayer(CrossLayer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """Maps (T, H) to (T, H), or (M, H) of the selected tokens."""
-        x_TH = self.between(x_TH, self.self_attn(x_TH, context), rng=context.rng)
+        x_TH = self.after_self_attention(x_TH, self.self_attn(x_TH, context), rng=context.rng)
         attention_out = self.cross_attn(x_TH, context, context.read_M)
         return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
-    def between(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Returns the part between self-attention and cross-attention, (T, H)."""
+    def after_self_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
+        """Computes the part between self-attention and cross-attention, (T, H)."""
         return self.norm1(x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1))
 
     @region(1, 2)
@@ -128,13 +128,16 @@ class PreNormCrossLayer(CrossLayer):
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """Maps (T, H) to (T, H), or (M, H) of the selected tokens."""
         attention_out = self.self_attn(x_TH, context, norm=self.norm1)
-        x_TH, normed_TH = self.between(x_TH, attention_out, rng=context.rng)
+        x_TH, normed_TH = self.after_self_attention(x_TH, attention_out, rng=context.rng)
         attention_out = self.cross_attn(normed_TH, context, context.read_M)
         return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
-    def between(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> tuple[Tensor, Tensor]:
-        """Returns the part between the attentions: (T, H) the residual stream, and the input of cross-attention."""
+    def after_self_attention(
+        self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Computes the part between self-attention and cross-attention. Returns (T, H): the residual stream, and the
+        input of cross-attention."""
         x_TH = x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH)
         return x_TH, self.norm2(x_TH)
 

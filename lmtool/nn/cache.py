@@ -112,7 +112,7 @@ class LayerCache:
             # Only once: rows that grow or are selected retain the prefix.
             self._keys_NCAD[:, : self._cache.ahead], self._values_NCAD[:, : self._cache.ahead] = prefix.heads(k_TAD)
         if self._cache.fresh:
-            return (k_TAD, v_TAD) if prefix is None else prefix.before(k_TAD, v_TAD)
+            return (k_TAD, v_TAD) if prefix is None else prefix.prepend_to(k_TAD, v_TAD)
         return self._keys_NCAD.flatten(0, 1), self._values_NCAD.flatten(0, 1)
 
     def _written(self, rows_NCAD: Tensor | None, x_TAD: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The context of a layer: where its tokens are, which tokens they attend to, and which results are needed.
 
-Shape letters: T tokens, S encoder tokens, M selected tokens, H hidden width, A heads, D head width, L queries and K
-keys of a document.
+Shape letters: T tokens, N texts, S encoder tokens, M selected tokens, F memory states of a text, H hidden width, A
+heads, D head width, L tokens of the longest encoder input.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from lmtool.types import Packed, Segments, send
 
 AttentionKind = Literal["self_attn", "cross_attn"]
 AttentionObserver = Callable[[AttentionInputs], None]
-"""Takes what an attention of a layer computes with."""
+"""Called with the inputs of an attention of a layer."""
 
 
 @dataclass
 class EncoderState:
     """The encoder output that a decoder attends to.
 
-    hidden_SH: last hidden states of the inputs. segments: documents of the inputs. keep: cache each layer's keys and
-    values for the next call, for generation without gradients. cached: those keys and values, (S, A, D) each, by
-    attention module. mask: input tokens that are visible. outputs: consecutive decoder texts that share an input. rng:
-    dropout's generator for the input tokens, applied to what the decoder computes from their states.
+    hidden_SH: last hidden states of the inputs. segments: documents of the inputs. keep: whether each layer's keys
+    and values are cached for the next call, for generation without gradients. cached: the cached keys and values, (S,
+    A, D) each, by attention module. mask: which input tokens are visible. outputs: the number of consecutive decoder
+    texts that share an input. rng: the dropout generator of the input tokens, for values that the decoder computes from
+    their states.
     """
 
     hidden_SH: Tensor
@@ -46,8 +47,8 @@ class EncoderState:
     _layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict, repr=False)
 
     def layout(self, outputs: Packed, ahead: int = 0) -> Layout:
-        """Returns the cross-attention layout: each decoder token attends to its whole input, after `ahead` prefix
-        keys."""
+        """Returns the cross-attention layout: each decoder token attends to its whole input and to the `ahead` prefix
+        keys before it."""
         keys, mask = with_prefix(self.segments, ahead), self.mask
         if ahead and isinstance(mask, First):
             mask = First(tuple(length + ahead for length in mask.lengths))
@@ -72,12 +73,12 @@ class EncoderState:
             raise ValueError("an input has no tokens")
         longest = max(lengths)
         if min(lengths) == longest:
-            return EncoderState(self.hidden_SH, self.segments, True)
+            return EncoderState(self.hidden_SH, self.segments, keep=True)
         steps_NL = torch.minimum(torch.arange(longest), torch.tensor(lengths)[:, None] - 1)
         index = (steps_NL + torch.tensor(self.segments.starts)[:, None]).flatten()
         segments = Segments.packed((longest,) * len(lengths), device)
         hidden = self.hidden_SH.index_select(0, send(index, device))
-        return EncoderState(hidden, segments, True, mask=First(lengths))
+        return EncoderState(hidden, segments, keep=True, mask=First(lengths))
 
     def select(self, rows: Sequence[int], outputs: int) -> None:
         """Keeps only the inputs in these rows, with `outputs` decoder texts each. Call after `in_rows`."""
@@ -88,11 +89,13 @@ class EncoderState:
         longest, device = self.segments.lengths[0], self.hidden_SH.device
         rows_N = send(torch.tensor(rows), device)
 
-        def cached(x_S: Tensor) -> Tensor:
+        def select_inputs(x_S: Tensor) -> Tensor:
             return x_S.unflatten(0, (inputs, -1)).index_select(0, rows_N).flatten(0, 1)
 
-        self.hidden_SH = cached(self.hidden_SH)
-        self.cached = {module: (cached(keys), cached(values)) for module, (keys, values) in self.cached.items()}
+        self.hidden_SH = select_inputs(self.hidden_SH)
+        self.cached = {
+            module: (select_inputs(keys), select_inputs(values)) for module, (keys, values) in self.cached.items()
+        }
         self.segments = Segments.packed((longest,) * len(rows), device)
         if isinstance(self.mask, First):
             self.mask = First(tuple(self.mask.lengths[row] for row in rows))
@@ -103,11 +106,11 @@ class Context:
     """Everything a layer reads besides its hidden states in one forward pass.
 
     packed: the texts. layout: which tokens attend to which. positions_T: positions within the documents. position: how
-    attention uses them. rng: dropout's generator, None in evaluation. cache: the layer's cache of earlier tokens.
+    attention uses positions. rng: dropout's generator, None in evaluation. cache: the layer's cache of earlier tokens.
     encoded, cross_layout: a decoder's encoder output, and the layout of attention to it. read_M: flat indices of the
-    tokens whose result is needed; None for all. watch: returns the observer of an attention, if any. prefix,
-    cross_prefix: keys and values before those of the texts and of the encoder; None if there are none or if a cache
-    already holds them. queries_TH: states that form the queries and the residual, if they differ from the layer's
+    tokens whose result is needed; None for all. watch: returns the observer of an attention, or None.
+    prefix, cross_prefix: keys and values before those of the texts and of the encoder; None if there are none or if a
+    cache already holds them. queries_TH: states that form the queries and the residual, if they differ from the layer's
     input. memory_NFH: earlier states of each text, used as keys and values only.
     """
 
@@ -127,10 +130,10 @@ class Context:
     memory_NFH: Tensor | None = None
 
     @classmethod
-    def of(cls, packed: Packed, mask: Mask, position: Position | None = None, **more: Any) -> Self:
+    def of(cls, packed: Packed, mask: Mask, position: Position | None = None, **fields: Any) -> Self:
         """Returns the context of a single layer on a packed batch. position: None for no positions."""
         position = Position() if position is None else position
-        return cls(packed, Layout.of(packed, mask), packed.positions, position, **more)
+        return cls(packed, Layout.of(packed, mask), packed.positions, position, **fields)
 
     @cached_property
     def read_rng(self) -> DropoutRng | None:

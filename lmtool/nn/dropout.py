@@ -180,7 +180,7 @@ class DropoutRng(Protocol):
     def for_outputs(self) -> DropoutRng:
         """Returns the generator of the tokens that the decoder of an encoder-decoder reads."""
 
-    def inserted(self, source_S: Tensor, number_S: Tensor) -> DropoutRng:
+    def insert_virtual(self, source_S: Tensor, number_S: Tensor) -> DropoutRng:
         """Returns the generator after inserting virtual tokens. source_S: the token at or next to each position.
         number_S: the number of the virtual token there, 0 for none."""
 
@@ -250,7 +250,7 @@ class TokenRng:
             raise ValueError("these draws were made without the keys of the outputs")
         return TokenRng(self._output_keys_T, location=self._location)
 
-    def inserted(self, source_S: Tensor, number_S: Tensor) -> TokenRng:
+    def insert_virtual(self, source_S: Tensor, number_S: Tensor) -> TokenRng:
         keys_S = self.keys_T[source_S]
         return TokenRng(torch.where(number_S > 0, mix(keys_S + number_S * _GOLDEN), keys_S), location=self._location)
 
@@ -282,7 +282,7 @@ class DeviceRng:
     def for_outputs(self) -> DeviceRng:
         return self
 
-    def inserted(self, source_S: Tensor, number_S: Tensor) -> DeviceRng:
+    def insert_virtual(self, source_S: Tensor, number_S: Tensor) -> DeviceRng:
         return self
 
 

@@ -1,6 +1,7 @@
 """Tokens to vectors, in two calls: `tokens` looks them up, `finish` adds what depends on the position.
 
-Virtual tokens are inserted between the two. Shape letters: T tokens, H hidden width, V rows of the token table.
+Virtual tokens are inserted between the two. Shape letters: T tokens, H hidden width, E width of the token vectors, V
+rows of the token table, U distinct tokens of a batch.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def reserved_positions(embed: StackInput, ahead: int = 0) -> int:
 
 
 class _LookUp(torch.autograd.Function):
-    """table[ids] with a sparse gradient for the table: each row that was read, once, with the same sum as in the dense
-    gradient, bit by bit."""
+    """table[ids], with a sparse gradient for the table. The gradient has each row that was read once, with the same sum
+    as in the dense gradient, bit by bit."""
 
     @staticmethod
     def forward(ctx: Any, table_VE: Tensor, ids_T: Tensor) -> Tensor:
@@ -76,10 +77,12 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (ids_T,), (gradient_TE,) = ctx.saved_tensors, gradients
-        rows_U, numbers_T = ids_T.unique(return_inverse=True)
-        sums_UE = torch.ops.aten.embedding_dense_backward(gradient_TE, numbers_T, len(rows_U), -1, False)
-        rows = torch.sparse_coo_tensor(rows_U[None], sums_UE, ctx.shape, is_coalesced=True, check_invariants=False)
-        return rows, None
+        ids_U, index_T = ids_T.unique(return_inverse=True)
+        sums_UE = torch.ops.aten.embedding_dense_backward(gradient_TE, index_T, len(ids_U), -1, False)
+        gradient_VE = torch.sparse_coo_tensor(
+            ids_U[None], sums_UE, ctx.shape, is_coalesced=True, check_invariants=False
+        )
+        return gradient_VE, None
 
 
 class Embeddings(StackInput):
@@ -87,12 +90,12 @@ class Embeddings(StackInput):
 
     token: (V, E). further: tables of tokens after the vocabulary, which belong to heads. segments: rows of the segment
     table, 0 for none. scale: the factor of the token vectors, see `scaled`. project: maps to the stack's width if the
-    tables are narrower (ALBERT, ELECTRA); otherwise E is H. by_rows: a leaf that shares the token table's memory and
-    gets a sparse gradient; replaces the table in the lookup if the training loop supports it
-    (`training.sparse_row_gradients`).
+    tables are narrower (ALBERT, ELECTRA); otherwise E is H. sparse_leaf: a leaf that shares the memory of the token
+    table and gets a sparse gradient. The lookup reads it instead of the table if the training loop sets it
+    (`sparse_row_gradients`).
     """
 
-    by_rows: Tensor | None = None
+    sparse_leaf: Tensor | None = None
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Embeddings(StackInput):
         segment = nn.Embedding(segments, hidden_size) if segments else None
         super().__init__(position, dropout, segment, norm)
         self.token = nn.Embedding(vocab_size, hidden_size)
-        self.further: tuple[nn.Embedding, ...] = ()  # in a tuple: their tensors are the heads'
+        self.further: tuple[nn.Embedding, ...] = ()  # a tuple, because the tables belong to the heads
         self.scale = 1.0
         self.project = project
 
@@ -123,8 +126,8 @@ class Embeddings(StackInput):
         return first
 
     def _look_up(self, ids_T: Tensor) -> Tensor:
-        """Returns the rows of the token table. An edited table and a compiled forward get dense gradients."""
-        leaf, weight = self.by_rows, self.token.weight
+        """Returns the rows of the token table, (T, E). An edited table and a compiled forward get dense gradients."""
+        leaf, weight = self.sparse_leaf, self.token.weight
         if leaf is None or torch.compiler.is_compiling() or not (torch.is_grad_enabled() and weight.requires_grad):
             return self.token(ids_T)
         if not is_plain(self.token, nn.Embedding) or leaf.data_ptr() != weight.data_ptr():
@@ -132,16 +135,16 @@ class Embeddings(StackInput):
         return _LookUp.apply(leaf, ids_T)
 
     def tokens(self, ids_T: Tensor) -> Tensor:
-        """Maps ids (T,) to (T, H)."""
+        """Maps ids (T,) to token vectors (T, E)."""
         first = self.token.num_embeddings
-        vectors_TH = self._look_up(ids_T if not self.further else ids_T.clamp(max=first - 1))
+        vectors_TE = self._look_up(ids_T if not self.further else ids_T.clamp(max=first - 1))
         for table in self.further:
-            numbers_T = ids_T - first
-            in_table_T = (numbers_T >= 0) & (numbers_T < table.num_embeddings)
-            extra_TH = table(numbers_T.clamp(0, table.num_embeddings - 1))
-            vectors_TH = torch.where(in_table_T[:, None], extra_TH, vectors_TH)
+            row_T = ids_T - first
+            in_table_T = (row_T >= 0) & (row_T < table.num_embeddings)
+            further_TE = table(row_T.clamp(0, table.num_embeddings - 1))
+            vectors_TE = torch.where(in_table_T[:, None], further_TE, vectors_TE)
             first += table.num_embeddings
-        return vectors_TH if self.scale == 1.0 else vectors_TH * self.scale
+        return vectors_TE if self.scale == 1.0 else vectors_TE * self.scale
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Maps token vectors (T, E) to the (T, H) input of a stack."""

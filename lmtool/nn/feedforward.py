@@ -39,13 +39,13 @@ class FeedForward(nn.Module):
         self.fc_out = nn.Linear(feedforward_size, hidden_size, bias)
         self.dropout = Dropout(dropout)
 
-    def inner(self, x_TH: Tensor) -> Tensor:
+    def activate(self, x_TH: Tensor) -> Tensor:
         """Maps (T, H) to the input of `fc_out`."""
         return self.activation(apply_linear(self.fc_in, x_TH))
 
     def forward(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Maps (T, H) to (T, H)."""
-        return apply_linear(self.fc_out, self.dropout(self.inner(x_TH), rng))
+        return apply_linear(self.fc_out, self.dropout(self.activate(x_TH), rng))
 
 
 class GatedFeedForward(FeedForward):
@@ -58,7 +58,7 @@ class GatedFeedForward(FeedForward):
         super().__init__(hidden_size, feedforward_size, activation, bias, dropout)
         self.fc_gate = nn.Linear(hidden_size, feedforward_size, bias)
 
-    def inner(self, x_TH: Tensor) -> Tensor:
+    def activate(self, x_TH: Tensor) -> Tensor:
         return self.activation(apply_linear(self.fc_gate, x_TH)) * apply_linear(self.fc_in, x_TH)
 
 
@@ -77,7 +77,7 @@ class AdapterSlot(nn.Module):
     def forward(
         self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
     ) -> Tensor:
-        """Returns (M, H): what the residual sum adds. out_MH: output of the sublayer. norm: applied after the sum, or
+        """Returns (M, H): the term of the residual sum. out_MH: output of the sublayer. norm: applied after the sum, or
         None. read_MH: input of a feed-forward sublayer; None means residual_MH."""
         return out_MH
 
@@ -122,8 +122,8 @@ class BottleneckAdapter(AdapterSlot):
 
 
 class StackedAdapters(AdapterSlot):
-    """A stack of adapters, each applied to the output of the one below (Pfeiffer et al. 2020, "MAD-X", 2.3): those
-    below are already trained, the top one learns."""
+    """A stack of adapters, each applied to the output of the one below (Pfeiffer et al. 2020, "MAD-X", 2.3): the
+    adapters below are already trained; only the top one is trained."""
 
     def __init__(self, below: Iterable[BottleneckAdapter], top: BottleneckAdapter):
         super().__init__()
@@ -140,8 +140,7 @@ class StackedAdapters(AdapterSlot):
 
 class FusedAdapters(AdapterSlot):
     """Several trained adapters of the same slot, mixed for each token by attention over them (Pfeiffer et al. 2021,
-    "AdapterFusion", 3.2): the query is their input, keys and values are
-    computed from their changes."""
+    "AdapterFusion", 3.2). The query is computed from the input of the adapters, keys and values from their changes."""
 
     def __init__(self, hidden_size: int, adapters: Sequence[BottleneckAdapter]):
         super().__init__()

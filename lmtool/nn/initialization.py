@@ -29,10 +29,10 @@ def truncated_normal(std: float) -> Draw:
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         # Takes a third of the time of torch's trunc_normal_, which uses the inverse error function.
         values = tensor.view(-1).normal_(0.0, std, generator=generator)
-        beyond = (values.abs() > 2 * std).nonzero().flatten()
-        while len(beyond):
-            values[beyond] = torch.empty(len(beyond)).normal_(0.0, std, generator=generator)
-            beyond = beyond[values[beyond].abs() > 2 * std]
+        outliers = (values.abs() > 2 * std).nonzero().flatten()
+        while len(outliers):
+            values[outliers] = torch.empty(len(outliers)).normal_(0.0, std, generator=generator)
+            outliers = outliers[values[outliers].abs() > 2 * std]
 
     return draw
 
@@ -65,8 +65,8 @@ def uniform(bound: float) -> Draw:
 
 
 def orthogonal_blocks(tensor: Tensor, generator: torch.Generator) -> None:
-    """Makes each of the stacked square blocks an orthogonal matrix: recurrent maps, one block per gate (Saxe,
-    McClelland and Ganguli 2014)."""
+    """Makes each of the stacked square blocks an orthogonal matrix (Saxe, McClelland and Ganguli 2014). In a recurrent
+    map each gate has a block."""
     for block in tensor.split(tensor.shape[1]):
         nn.init.orthogonal_(block, generator=generator)
 
@@ -91,8 +91,8 @@ def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> No
 
 @torch.no_grad()
 def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = "") -> None:
-    """Initializes as `initialize` does, with a distribution for each module: draw_of takes a module's name and the
-    module."""
+    """Initializes as `initialize` does, but with a distribution for each module. draw_of: returns the distribution for
+    a module name and the module."""
     name_dropouts(module, prefix)
     for path, part in module.named_modules():
         for kind, parameter in part.named_parameters(recurse=False):
@@ -108,9 +108,9 @@ def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Mod
                 parameter.fill_(0.0 if "bias" in kind else 1.0)
 
 
-class _Undrawn(TorchFunctionMode):
-    """Skips torch's own initialization of modules built inside the context. On the meta device, where it has no effect,
-    torch would import its compiler for it, which takes a second."""
+class _SkipInitialization(TorchFunctionMode):
+    """Skips torch's own initialization of modules built inside the context. On the meta device the initialization has
+    no effect, but torch would import its compiler for it, which takes a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -121,11 +121,11 @@ class _Undrawn(TorchFunctionMode):
 
 def materialize(make: Callable[[], AnyModule]) -> AnyModule:
     """Builds a module on the default device without torch's own initialization, which would take seconds at full size
-    and advance the global generator. Its values are undefined until `initialize`."""
+    and advance the global generator. The values are undefined until `initialize` sets them."""
     device = torch.get_default_device()
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), _SkipInitialization():
         module = make()
     if device.type == "meta":
         return module
-    # As `to_empty`, whose empty_like on a meta tensor imports sympy for half a second.
+    # Like `to_empty`, which calls empty_like on meta tensors and thereby imports sympy for half a second.
     return module._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))

@@ -25,14 +25,14 @@ TILE_WIDTH = 16
 
 
 WindowSize = tuple[int, int]
-"""(left, right)."""
+"""(left, right): the numbers of keys before and after a query that it attends to; -1 for all."""
 
 
 class Mask(Protocol):
     """Says which keys a query attends to. Positions count the keys of the document.
 
-    window: (left, right) keys a query attends to around its own, -1 for all, if that describes the mask completely, as
-    the variable-length kernels need it; otherwise None.
+    window: the mask as a window around each query, for the variable-length kernels; None if a window does not describe
+    it completely.
     """
 
     @property
@@ -166,8 +166,8 @@ class TileIndex:
     """How tokens map to the slots of all tiles, concatenated.
 
     into_P: the token in each slot. real_M, tokens_M: the slots that hold real tokens, and those tokens, ordered by
-    token. padding: the other slots. complete: `tokens_M` is 0, 1, 2, ... without gaps. identity: `into_P` is too, so
-    that nothing has to move.
+    token. padding: the other slots. complete: whether `tokens_M` is 0, 1, 2, ... without gaps. identity: whether
+    `into_P` is the same, so that nothing has to move.
     """
 
     into_P: Tensor
@@ -179,8 +179,8 @@ class TileIndex:
 
     @classmethod
     def of(cls, into_P: Tensor, real_P: Tensor, tokens: int | None, device: torch.device) -> TileIndex:
-        """Builds the tile on the host for a device. real_P: slots that hold real tokens. tokens: the number of tokens,
-        if they are contiguous."""
+        """Builds the index on the host and sends it to a device. real_P: whether a slot holds a real token. tokens: the
+        number of tokens, if they are contiguous."""
         real_M = real_P.nonzero().flatten()
         tokens_M, order_M = into_P[real_M].sort()
         is_complete = len(tokens_M) == tokens
@@ -250,7 +250,7 @@ class Layout:
 
     @cached_property
     def plans(self) -> dict[int, Any]:
-        """Further plans shared by all layers, by number of heads (`kernels`)."""
+        """Further plans shared by all layers, by number of heads (`kernels`, `block_sparse`)."""
         return {}
 
     @cached_property
@@ -291,25 +291,26 @@ class Layout:
     def _tile(self, numbers: list[int], queries: _TokenRows, keys: _TokenRows) -> Tile:
         starts_R = torch.tensor([self.query_start[number] for number in numbers])
         positions_RL = queries.positions_RL + starts_R[:, None]
-        key_steps_RK, length = keys.positions_RL, keys.index_RL.shape[1]
+        key_steps_RK, num_keys = keys.positions_RL, keys.index_RL.shape[1]
         # Causal self-attention needs no mask for the padding of its rows: it comes after every real query.
         causal = isinstance(self.mask, Causal) and not starts_R.any() and torch.equal(queries.lengths_R, keys.lengths_R)
         allow: Tensor | None
         if causal:
-            allow = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+            allow = torch.ones(1, 1, num_keys, num_keys, dtype=torch.bool).tril()
         else:
             allow = self.mask.allow(positions_RL[:, :, None], key_steps_RK[:, None, :], torch.tensor(numbers))
             allow = allow if allow is None or allow.dim() == 4 else allow[:, None]
             if keys.ragged:
-                real_R11K = (torch.arange(length) < keys.lengths_R[:, None])[:, None, None]
+                real_R11K = (torch.arange(num_keys) < keys.lengths_R[:, None])[:, None, None]
                 allow = real_R11K if allow is None else allow & real_R11K
-                # Rows of padding that attend to nothing would be NaN; nothing reads them, so they attend to everything.
+                # A padding query that attends to nothing would yield NaN. Nothing reads the result, so it may attend to
+                # everything.
                 allow = allow | ~allow.any(-1, keepdim=True)
         if allow is not None:
             allow = None if allow.all() else send(allow, self.device)
         # One row of positions applies to all texts if they start at the same position, which saves work on position
         # scores.
-        key_positions_RK = torch.arange(length)[None]
+        key_positions_RK = torch.arange(num_keys)[None]
         if (starts_R == starts_R[0]).all():
             positions_RL = torch.arange(queries.index_RL.shape[1])[None] + starts_R[0]
         return Tile(
@@ -323,11 +324,11 @@ class Layout:
 
     def _tile_index(self, segments: Segments, rows: tuple[_TokenRows, ...]) -> TileIndex:
         empty = torch.zeros(0, dtype=torch.int64)
-        into_P = torch.cat([empty, *(tile.index_RL.flatten() for tile in rows)])
+        into_P = torch.cat([empty, *(token_rows.index_RL.flatten() for token_rows in rows)])
         real_P = torch.cat(
             [
                 empty.bool(),
-                *((torch.arange(tile.index_RL.shape[1]) < tile.lengths_R[:, None]).flatten() for tile in rows),
+                *((torch.arange(part.index_RL.shape[1]) < part.lengths_R[:, None]).flatten() for part in rows),
             ]
         )
         return TileIndex.of(into_P, real_P, sum(segments.lengths) if segments.contiguous else None, self.device)

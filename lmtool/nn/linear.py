@@ -1,8 +1,8 @@
 """Linear maps of packed batches, whose number of tokens changes from step to step.
 
 On a CPU, oneDNN computes products in half precision and compiles a kernel for every new shape of the operands: 2 to 4
-ms for a product that takes 0.3 to 0.8 ms (one thread with AMX). Here these products are padded to a multiple of
-`ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation.
+ms for a product that takes 0.3 to 0.8 ms (one thread with AMX). Here the tokens of these products are padded to a
+multiple of `ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation.
 
 Shape letters: T tokens, I inputs, O outputs, R rows (T padded to a multiple of `ROW_MULTIPLE`).
 """
@@ -28,7 +28,7 @@ def product_type(x: Tensor) -> torch.dtype:
 
 
 def aligned_rows(x_TI: Tensor, dtype: torch.dtype) -> Tensor:
-    """Converts x to a type and, if this is a half-precision type on a CPU, pads it with zeros to R rows. Fewer than
+    """Converts x to `dtype`, and pads it with zeros to R rows if this is half precision on a CPU. Fewer than
     `ROW_MULTIPLE` rows are not padded, because they have few different shapes."""
     tokens = len(x_TI)
     extra = -tokens % ROW_MULTIPLE
@@ -60,20 +60,20 @@ class _AlignedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        rows, weight_dtype = aligned_rows(x, dtype), weight.to(dtype)
-        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight_dtype)
+        x_rows, cast_weight = aligned_rows(x, dtype), weight.to(dtype)
+        ctx.save_for_backward(x_rows if ctx.needs_input_grad[1] else None, cast_weight)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        return F.linear(rows, weight_dtype, None if bias is None else bias.to(dtype))[: len(x)]
+        return F.linear(x_rows, cast_weight, None if bias is None else bias.to(dtype))[: len(x)]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,), (rows, weight) = gradients, ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+        (gradient,), (x_rows, weight) = gradients, ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gradient_rows = aligned_rows(gradient, weight.dtype)
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         return (
-            (gradient_rows @ weight)[: len(gradient)].to(x_dtype) if for_x else None,
-            (gradient_rows.T @ rows).to(weight_dtype) if for_weight else None,
-            gradient.sum(0).to(bias_dtype) if for_bias else None,
+            (gradient_rows @ weight)[: len(gradient)].to(x_dtype) if needs_x else None,
+            (gradient_rows.T @ x_rows).to(weight_dtype) if needs_weight else None,
+            gradient.sum(0).to(bias_dtype) if needs_bias else None,
             None,
         )

@@ -28,7 +28,7 @@ class LayerPrefix:
     values_PW: Tensor
     index_S: Tensor
 
-    def before(self, k_TAD: Tensor, v_TAD: Tensor) -> tuple[Tensor, Tensor]:
+    def prepend_to(self, k_TAD: Tensor, v_TAD: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values (S, A, D): for each document the prefix, then the document's own."""
         keys_PAD, values_PAD = self.heads(k_TAD)
         keys_SAD = torch.cat([keys_PAD, k_TAD]).index_select(0, self.index_S)
@@ -60,13 +60,13 @@ class KeyPrefix(nn.Module):
 
     def layers(self, segments: Segments) -> list[LayerPrefix]:
         """Returns the prefix of each layer, for documents in these segments."""
-        index_S = in_front(segments, len(self))
+        index_S = _prefixed_index(segments, len(self))
         parts = self.rows().chunk(2 * self.depth, -1)
         pairs = zip(parts[::2], parts[1::2], strict=True)
         return [LayerPrefix(keys_PW, values_PW, index_S) for keys_PW, values_PW in pairs]
 
 
-def in_front(segments: Segments, count: int) -> Tensor:
+def _prefixed_index(segments: Segments, count: int) -> Tensor:
     """Returns for each position of the documents, with `count` prefix rows before each that has tokens, its row (S,)
     among prefix and tokens, concatenated."""
     lengths = torch.tensor(with_prefix(segments, count).lengths, dtype=torch.int64)
@@ -144,7 +144,7 @@ class VirtualTokens(nn.Module):
         tokens_S = packed.tokens.index_select(0, source_S)
         return Insertion(Packed(tokens_S, lengths, columns, prefixes), number_S, source_S, batch_T)
 
-    def among(self, vectors_TE: Tensor, insertion: Insertion) -> Tensor:
+    def insert(self, vectors_TE: Tensor, insertion: Insertion) -> Tensor:
         """Returns (S, E): the batch's token vectors with the virtual ones inserted."""
         if len(insertion.number_S) == len(vectors_TE):
             return vectors_TE  # no text begins here

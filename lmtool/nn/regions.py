@@ -3,8 +3,8 @@
 Attention reads the lengths of its texts on the host and picks a plan and a kernel by them, so a compiler would build a
 new graph for each batch. It therefore stays uncompiled, and everything between is compiled separately, once for all
 layers of a kind (torchtitan's regional compilation). The number of tokens is dynamic; everything else that differs
-between layers or steps is passed as a tensor, including dropout's generator (`RngTensors`). Parameter names are those
-of the uncompiled model.
+between layers or steps is passed as a tensor, including dropout's generator (`RngTensors`). Compilation does not change
+parameter names.
 
 Shape letters: T tokens.
 """
@@ -40,14 +40,14 @@ class CompiledRegions:
         calls."""
         tensors = [tensor for number in rows for tensor in _tensors(arguments[number])]
         if any(len(tensor) < 2 for tensor in tensors):
-            return function(*arguments, **_named(rng))  # compilers make graphs of their own for sizes of 0 and 1
+            return function(*arguments, **_rng_keyword(rng))  # a compiler specializes on sizes of 0 and 1
         dropouts = self._dropouts_of(arguments[0]) if isinstance(arguments[0], nn.Module) else ()
         try:
             for dropout in dropouts:
                 tensors += dropout.set_rng_tensors(rng)
             for tensor in tensors:
                 torch._dynamo.mark_dynamic(tensor, 0)
-            return self._of(function)(*arguments)
+            return self._compiled_function(function)(*arguments)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(next(iter(str(error).split("\n\n"))).split())[:200]
             raise UserError(
@@ -57,7 +57,7 @@ class CompiledRegions:
             for dropout in dropouts:
                 dropout.rng_tensors = None
 
-    def _of(self, function: Function) -> Function:
+    def _compiled_function(self, function: Function) -> Function:
         if function not in self._compiled:
             self._compiled[function] = torch.compile(function, fullgraph=True, dynamic=False, backend=self.backend)
         return self._compiled[function]
@@ -74,14 +74,14 @@ _active: CompiledRegions | None = None
 
 @contextmanager
 def regions_by(compiled: CompiledRegions | None) -> Iterator[None]:
-    """Calls all regions through `compiled` inside the context; None: uncompiled. It applies to the whole process,
-    because a backward pass recomputes in other threads."""
+    """Calls all regions through `compiled` inside the context; None: uncompiled. This applies to all threads of the
+    process, because a backward pass recomputes layers in other threads."""
     global _active
-    before, _active = _active, compiled
+    previous, _active = _active, compiled
     try:
         yield
     finally:
-        _active = before
+        _active = previous
 
 
 def region(*rows: int) -> Callable[[Function], Function]:
@@ -89,19 +89,19 @@ def region(*rows: int) -> Callable[[Function], Function]:
     dropout's generator as `rng`. rows: indices of the arguments, tensors or tuples of them, whose first dimension
     counts tokens."""
 
-    def decorated(function: Function) -> Function:
+    def decorate(function: Function) -> Function:
         @wraps(function)
-        def called(*arguments: Any, rng: DropoutRng | None = None) -> Any:
+        def call(*arguments: Any, rng: DropoutRng | None = None) -> Any:
             if _active is None or torch.compiler.is_compiling():
-                return function(*arguments, **_named(rng))
+                return function(*arguments, **_rng_keyword(rng))
             return _active.call(function, rows, arguments, rng)
 
-        return called
+        return call
 
-    return decorated
+    return decorate
 
 
-def _named(rng: DropoutRng | None) -> dict[str, DropoutRng]:
+def _rng_keyword(rng: DropoutRng | None) -> dict[str, DropoutRng]:
     return {} if rng is None else {"rng": rng}
 
 

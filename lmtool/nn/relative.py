@@ -36,10 +36,10 @@ def relative_shift(products_RALP: Tensor, keys: int) -> Tensor:
     return flat.unflatten(-1, (queries, distances - 1))[..., :keys]
 
 
-def in_front(memory_NFH: Tensor, x_TH: Tensor, lengths: tuple[int, ...]) -> Tensor:
+def prepend_memory(memory_NFH: Tensor, x_TH: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Returns (Z, H): the states of each text, preceded by its memory."""
     pairs = zip(memory_NFH.unbind(), x_TH.split(lengths), strict=True)
-    return torch.cat([part for pair in pairs for part in pair])
+    return torch.cat([states for pair in pairs for states in pair])
 
 
 class Distances(Position):
@@ -54,7 +54,7 @@ class Distances(Position):
         self.hidden_size, self.clamp = hidden_size, clamp
         self.content_bias = nn.Parameter(torch.empty(num_heads, hidden_size // num_heads))
         self.place_bias = nn.Parameter(torch.empty(num_heads, hidden_size // num_heads))
-        self._rows: tuple[tuple[object, ...], Tensor] | None = None
+        self._cached_rows: tuple[tuple[object, ...], Tensor] | None = None
 
     def rows(self, farthest: int, like: Tensor) -> Tensor:
         """Returns (P, H): the sinusoids of the distances from `farthest` down to 0, in the type of `like` or a wider
@@ -62,12 +62,12 @@ class Distances(Position):
         dtype = torch.promote_types(like.dtype, torch.float32)
         key = farthest, self.training, like.device, dtype
         # All layers of a forward use the same rows.
-        if self._rows is None or self._rows[0] != key:
+        if self._cached_rows is None or self._cached_rows[0] != key:
             distances_P = torch.arange(farthest, -1, -1, device=like.device)
             if self.clamp is not None and not self.training:
                 distances_P = distances_P.clamp(max=self.clamp)
-            self._rows = key, sinusoids(distances_P, self.hidden_size).to(dtype)
-        return self._rows[1]
+            self._cached_rows = key, sinusoids(distances_P, self.hidden_size).to(dtype)
+        return self._cached_rows[1]
 
 
 class DistanceScores(Position):
@@ -122,7 +122,7 @@ class RelativeAttention(SelfAttention):
         self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
         distances, memory_NFH = cast(Distances, context.position), context.memory_NFH
-        x_ZH = x_TH if memory_NFH is None else in_front(memory_NFH, x_TH, context.packed.lengths)
+        x_ZH = x_TH if memory_NFH is None else prepend_memory(memory_NFH, x_TH, context.packed.lengths)
         q_TAD, (k_ZAD, v_ZAD) = (
             self.project_queries(x_TH, distances.content_bias, norm),
             self.project_keys_values(x_ZH, norm),
@@ -130,7 +130,7 @@ class RelativeAttention(SelfAttention):
         if context.cache is not None:
             k_ZAD, v_ZAD = context.cache.append(k_ZAD, v_ZAD, context.prefix)
         elif context.prefix is not None:
-            k_ZAD, v_ZAD = context.prefix.before(k_ZAD, v_ZAD)
+            k_ZAD, v_ZAD = context.prefix.prepend_to(k_ZAD, v_ZAD)
         bias = self.distance_scores(distances, context.layout, x_TH)
         return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, context.layout, bias, context, read_M)
 

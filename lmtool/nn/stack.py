@@ -54,14 +54,14 @@ class Tap:
         return True
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
-        """Called when a stack starts a forward pass. May return a layer and the states (T, H) after it, before any tap,
-        from an earlier forward over the same texts: the layers up to it are skipped if nothing else observes them.
-        None: start at the embedding."""
+        """Called when a stack starts a forward pass. A tap may skip the first layers if no other tap is called: it
+        returns the number of a layer and the states (T, H) after this layer, before any tap, from an earlier forward
+        over the same texts. None: start at the embedding."""
         return None
 
     def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
-        """Returns the states with which the model continues: the given ones, or others of their shape. The tokens are
-        those of the batch, without virtual ones."""
+        """Returns the states with which the model continues: `x_TH` itself, or other states of its shape. The tokens
+        are those of the batch, without virtual ones."""
         return x_TH
 
     def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
@@ -88,23 +88,24 @@ class Taps(Tap):
         return x_TH
 
     def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
-        takers = [taker for tap in self.taps if (taker := tap.attention(point, kind)) is not None]
-        return partial(_each, takers) if takers else None
+        observers = [observe for tap in self.taps if (observe := tap.attention(point, kind)) is not None]
+        return partial(_call_each, observers) if observers else None
 
 
-def _each(takers: Iterable[AttentionObserver], *arguments: Any) -> None:
-    for taker in takers:
-        taker(*arguments)
+def _call_each(observers: Iterable[AttentionObserver], *arguments: Any) -> None:
+    for observe in observers:
+        observe(*arguments)
 
 
 @dataclass(frozen=True)
 class StackState:
     """The texts after the embedding, as the layers read them.
 
-    x_TH: their states. packed, positions_T, rng: all tokens including virtual ones, their positions and their dropout
-    generator. position: what the stack's attention knows about positions. cache: the cache of earlier tokens. batch_T:
-    indices of the batch's tokens among all; None if they are the same. ahead: positions of a prefix or a memory before
-    each text. memories: (N, F, H) for each layer, the states before each text; None if there are none.
+    x_TH: the states of all tokens. packed, positions_T, rng: all tokens including virtual ones, their positions and
+    their dropout generator. position: what the stack's attention knows about positions. cache: the cache of earlier
+    tokens. batch_T: indices of the batch's tokens among all; None if there are no others. ahead: positions of a prefix
+    or a memory before each text. memories: (N, F, H) for each layer, the states before each text; None if there are
+    none.
     """
 
     x_TH: Tensor
@@ -118,7 +119,7 @@ class StackState:
     memories: Sequence[Tensor] | None = None
 
     def read(self, read_M: Tensor | None) -> Tensor | None:
-        """Returns the indices of selected tokens of the batch (None: all) among all tokens; None: all of these."""
+        """Maps indices of the batch's tokens (None: all of them) to indices among all tokens. None: all tokens."""
         if self.batch_T is None or read_M is None:
             return read_M if self.batch_T is None else self.batch_T
         return self.batch_T.index_select(0, read_M)
@@ -127,15 +128,15 @@ class StackState:
         """Returns the attention layout under a mask."""
         return Layout.of(self.packed, mask, self.ahead) if self.cache is None else self.cache.layout(self.packed, mask)
 
-    def tapped(self, tap: Tap, point: TapPoint, x_TH: Tensor) -> Tensor:
-        """Returns the states after a tap."""
+    def apply_tap(self, tap: Tap, point: TapPoint, x_TH: Tensor) -> Tensor:
+        """Returns the states that a tap returns, or `x_TH` if it is not called at this point."""
         if not tap.wants(point):
             return x_TH
         if self.batch_T is None:
             return tap(point, x_TH)
-        tapped_TH = x_TH.index_select(0, self.batch_T)
-        replaced = tap(point, tapped_TH)
-        return x_TH if replaced is tapped_TH else x_TH.index_copy(0, self.batch_T, replaced)
+        batch_TH = x_TH.index_select(0, self.batch_T)
+        tapped_TH = tap(point, batch_TH)
+        return x_TH if tapped_TH is batch_TH else x_TH.index_copy(0, self.batch_T, tapped_TH)
 
 
 def enter(
@@ -151,9 +152,9 @@ def enter(
     batch_T = None
     if embed.virtual is not None:
         insertion = embed.virtual.insertion(packed, None if cache is None else cache.lengths)
-        vectors_TE = embed.virtual.among(vectors_TE, insertion)
+        vectors_TE = embed.virtual.insert(vectors_TE, insertion)
         packed, batch_T = insertion.packed, insertion.batch_T
-        rng = None if rng is None else rng.inserted(insertion.source_S, insertion.number_S)
+        rng = None if rng is None else rng.insert_virtual(insertion.source_S, insertion.number_S)
     if ahead and packed.prefixes:
         packed = replace(packed, prefixes=tuple(prefix + ahead for prefix in packed.prefixes))
     if cache is None:
@@ -168,11 +169,11 @@ def enter(
 class Stack(nn.Module):
     """Layers over an embedding, and what follows the last one.
 
-    causal: whether a token attends only to itself and earlier tokens. final_norm: None for none. dropout: the rate of
-    the dropout after it. side: the side of a batch that it reads. embed: the embedding, if the stack owns it. prefix,
-    cross_prefix: learned keys and values before each text, and before those of cross-attention; set by prefix tuning,
-    otherwise None. tap: called in every forward, before the caller's; None by default. recomputes: whether a layer
-    stores only its input for the backward pass, which runs it again.
+    causal: whether a token attends only to itself and earlier tokens. final_norm: the norm after the last layer, or
+    None. dropout: the rate of the dropout after the norm. side: the side of a batch that the stack reads. embed: the
+    embedding, if the stack owns it. prefix, cross_prefix: learned keys and values before each text, and before those of
+    cross-attention; set by prefix tuning, otherwise None. tap: called in every forward, before the caller's; None by
+    default. recomputes: whether a layer stores only its input for the backward pass, which then runs the layer again.
     """
 
     prefix: KeyPrefix | None
@@ -211,7 +212,7 @@ class Stack(nn.Module):
         return 0 if self.prefix is None else len(self.prefix)
 
     @property
-    def crossed(self) -> int:
+    def cross_ahead(self) -> int:
         """Prefix positions before the keys of cross-attention."""
         return 0 if self.cross_prefix is None else len(self.cross_prefix)
 
@@ -220,19 +221,19 @@ class Stack(nn.Module):
         UserError if there are too few positions."""
         virtual = embed.virtual_count
         embed.position.check(capacity + virtual + self.ahead, virtual + self.ahead)
-        return Cache(len(list(self.depth())), documents, capacity + virtual, ahead=self.ahead)
+        return Cache(len(list(self.applied_layers())), documents, capacity + virtual, ahead=self.ahead)
 
-    def depth(self) -> Iterator[nn.Module]:
+    def applied_layers(self) -> Iterator[nn.Module]:
         """Yields the layers in the order they are applied."""
         yield from self.layers
 
     def mask(self, number: int, packed: Packed) -> Mask:
-        """Returns the mask of a layer, counted from 0."""
+        """Returns the mask of a layer. number: counted from 0."""
         return causal_mask(packed) if self.causal else Full()
 
     def attended_tokens(self, number: int, length: float) -> float:
-        """Returns the mean number of tokens that a token attends to in this layer, for a text of this length: each
-        costs a product with a key and one with a value."""
+        """Returns the mean number of tokens that a token attends to in this layer, for a text of this length. Each of
+        them costs a product with a key and one with a value."""
         return length / 2 if self.causal else length
 
     def position(self, number: int, state: StackState) -> Position:
@@ -254,20 +255,20 @@ class Stack(nn.Module):
         """Returns hidden states (T, H) of the stack, or (M, H) of the tokens with the flat indices `read_M`. encoded: a
         decoder's encoder output. last: replaces the last layer."""
         first, x_TH = 0, state.x_TH
-        layers: list[Callable[[Tensor, Context], Tensor]] = list(self.depth())
+        layers: list[Callable[[Tensor, Context], Tensor]] = list(self.applied_layers())
         if last is not None:
             layers[-1] = last
         if self.tap is not None:
             tap = self.tap if tap is None else Taps(self.tap, tap)
         if tap is not None:
-            resumed = tap.begin(self.side)
-            if resumed is not None and state.batch_T is None:
-                first, x_TH = resumed
-            x_TH = state.tapped(tap, TapPoint(first, self.side), x_TH)
+            start = tap.begin(self.side)
+            if start is not None and state.batch_T is None:
+                first, x_TH = start
+            x_TH = state.apply_tap(tap, TapPoint(first, self.side), x_TH)
         layouts: dict[Mask, Layout] = {}
-        cross_layout = None if encoded is None else encoded.layout(state.packed, self.crossed)
+        cross_layout = None if encoded is None else encoded.layout(state.packed, self.cross_ahead)
         prefixes, cross_prefixes = self._prefixes(state), self._cross_prefixes(encoded)
-        tapped_last = tap is not None and tap.wants(TapPoint(len(layers), self.side))
+        taps_last = tap is not None and tap.wants(TapPoint(len(layers), self.side))
         for number, layer in enumerate(layers[first:], first):
             mask, point = self.mask(number, state.packed), TapPoint(number + 1, self.side)
             if mask not in layouts:
@@ -282,28 +283,28 @@ class Stack(nn.Module):
                 None if state.cache is None else state.cache.layers[number],
                 encoded,
                 cross_layout,
-                read_M if number == len(layers) - 1 and not tapped_last else None,
+                read_M if number == len(layers) - 1 and not taps_last else None,
                 None if tap is None else partial(tap.attention, point),
                 None if prefixes is None else prefixes[number],
                 None if cross_prefixes is None else cross_prefixes[number],
                 memory_NFH=None if state.memories is None else state.memories[number],
             )
-            x_TH = self._applied(layer, x_TH, context)
+            x_TH = self._apply_layer(layer, x_TH, context)
             if tap is not None:
-                x_TH = state.tapped(tap, point, x_TH)
-        if tapped_last or first == len(layers):
+                x_TH = state.apply_tap(tap, point, x_TH)
+        if taps_last or first == len(layers):
             x_TH = only(x_TH, read_M)
         return self.leave(x_TH, select_rng(state.rng, read_M))
 
-    def _applied(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
-        """Applies a layer, recomputing it in the backward pass if possible: an accumulating cache or an observer would
-        otherwise see it twice. Random numbers are functions of the location, so no generator state has to be
-        restored."""
-        single_run = not torch.is_grad_enabled() or (context.cache is not None and context.cache.accumulates)
-        single_run = single_run or (context.encoded is not None and context.encoded.keep)
+    def _apply_layer(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
+        """Applies a layer, which the backward pass recomputes if the stack does so. Layers with an accumulating cache
+        or an observer are not recomputed, because these would be called twice. Random numbers are functions of the
+        location, so no generator state has to be restored."""
+        runs_once = not torch.is_grad_enabled() or (context.cache is not None and context.cache.accumulates)
+        runs_once = runs_once or (context.encoded is not None and context.encoded.keep)
         if (
             not self.recomputes
-            or single_run
+            or runs_once
             or any(context.observer(kind) is not None for kind in get_args(AttentionKind))
         ):
             return layer(x_TH, context)
@@ -335,16 +336,16 @@ def recompute_layers(model: nn.Module) -> None:
         stack.recomputes = True
 
 
-_WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
-_BLOCKS = "blocks of tokens to those they see, gathered"
-_TILES = "documents of like length together, no padding read"
+_FLASH = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
+_BLOCKS = "blocks of tokens with the blocks they attend to"
+_TILES = "documents of similar length together, without padding"
 
 
 def attention_path(
     model: nn.Module, device: torch.device, dtype: torch.dtype, prefixes: Collection[bool] = (False,)
 ) -> str:
-    """Returns how a model's attentions compute in training, for the screen. prefixes: contains True if texts have a
-    prefix that the whole text attends to, False if texts have none."""
+    """Returns how a model's attentions are computed in training, for the screen. prefixes: contains True if there are
+    texts with a prefix that the whole text attends to, False if there are texts without one."""
     paths: dict[str, str] = {}
     prefixed: set[SelfAttention] = set()
     windows: dict[nn.Module, tuple[int, int] | None] = {}
@@ -354,7 +355,7 @@ def attention_path(
             continue
         if stack.blocks is not None:
             paths[_BLOCKS] = f"in texts of more than {stack.blocks.longest_dense} tokens"
-        for number, layer in enumerate(stack.depth()):
+        for number, layer in enumerate(stack.applied_layers()):
             attentions = [part for part in layer.modules() if isinstance(part, SelfAttention)]
             prefixed.update(attentions if stack.ahead and stack.causal else ())
             windows |= dict.fromkeys(attentions, stack.mask(number, sample).window)
@@ -370,12 +371,12 @@ def attention_path(
         elif is_self and biased:
             paths[_TILES] = "where positions add to the scores"
         elif kernel == "jagged" and part in prefixed:
-            paths[_TILES] = "where a prefix stands before a text that is read left to right"
+            paths[_TILES] = "where a causal model has a prefix before its texts"
         elif not has_window(kernel, windows.get(part, Full.window)):
-            paths[_TILES] = "where a layer sees a window"
+            paths[_TILES] = "where a layer attends to a window"
         else:
             if is_self and True in prefixes:
-                paths[_TILES] = "where a text has a prefix that all of it sees"
+                paths[_TILES] = "where a text has a prefix that all its tokens attend to"
             if not is_self or False in prefixes:
-                paths[_WORDS[kernel]] = ""
+                paths[_FLASH[kernel]] = ""
     return "; ".join(f"{path} ({why})" if why else path for path, why in paths.items())

@@ -74,8 +74,8 @@ def attention_weights(
                 weights[number] = weights_ALK[:, : layout.query.lengths[number], : layout.key.lengths[number]]
     lengths = zip(layout.query.lengths, layout.key.lengths, strict=True)
     return [
-        weights[number] if number in weights else q_TAD.new_zeros(q_TAD.shape[1], *query_and_key_lengths, dtype=dtype)
-        for number, query_and_key_lengths in enumerate(lengths)
+        weights[number] if number in weights else q_TAD.new_zeros(q_TAD.shape[1], queries, keys, dtype=dtype)
+        for number, (queries, keys) in enumerate(lengths)
     ]
 
 
@@ -98,7 +98,8 @@ def tiled_scores(
     keys = _rows(k_SAD.to(dtype), layout.key_index, [tile.key_RK.shape for tile in layout.tiles])
     for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
         q_RALD = q_RALD * scale
-        # Not around the yield: reading two of these generators in turn would exit the contexts in the wrong order.
+        # The context must not contain the yield: reading two of these generators in turn would exit their contexts in
+        # the wrong order.
         with torch.autocast(q_TAD.device.type, enabled=False):
             scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
             if bias is not None:
@@ -120,8 +121,8 @@ def score_terms(
     for tile, q_RALD, k_RAKD in zip(layout.tiles, queries, keys, strict=True):
         with torch.autocast(q_TAD.device.type, enabled=False):
             content_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
-            of_tokens = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
-            terms = of_tokens.terms(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
+            token_bias = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
+            terms = token_bias.terms(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
             terms = {"content": content_RALK, **terms}
         yield {name: term.expand_as(content_RALK) for name, term in terms.items()}
 
@@ -144,7 +145,7 @@ def _tile_attention(
 ) -> Tensor:
     """Returns one tile, (R, A, L, D)."""
     if bias is None:
-        return attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
+        return attend_rows(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
     tile_bias = _score_bias(q_RALD, k_RAKD, tile, bias)
     if not bias.weighs and not _is_keyed(rate, rng):
@@ -156,7 +157,7 @@ def _tile_attention(
     return out_RALD
 
 
-def attention_of(
+def attend_rows(
     q_RALD: Tensor,
     k_RAKD: Tensor,
     v_RAKD: Tensor,
@@ -174,7 +175,7 @@ def attention_of(
 
 
 def _is_keyed(rate: float, rng: DropoutRng | None) -> bool:
-    """Whether weights are dropped by token keys."""
+    """Whether dropout of the weights is keyed by token, so that the weights are needed."""
     return rate > 0.0 and isinstance(rng, TokenRng)
 
 
@@ -185,7 +186,7 @@ def _drop_weights(weights_RALK: Tensor, rows: MaskedRows, rate: float, rng: Drop
 
 
 def _score_bias(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) -> Tensor | None:
-    """Returns the sum of bias and mask; None without a bias. The queries are scaled."""
+    """Returns the sum of bias and mask; None without a bias. q_RALD: already scaled."""
     if bias is None:
         return None
     score_bias = _bias_of_tile(q_RALD, k_RAKD, tile, bias)
@@ -199,7 +200,7 @@ def _bias_of_tile(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) ->
 
 
 def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, bias: Tensor | None) -> Tensor:
-    """Returns (R, A, L, K): softmax of the scores. The queries are scaled."""
+    """Returns (R, A, L, K): softmax of the scores. q_RALD: already scaled."""
     scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
     if bias is not None:
         scores_RALK = scores_RALK + bias
@@ -210,10 +211,10 @@ def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, bias: Tensor | No
 
 
 def gather(x_T: Tensor, index: TileIndex) -> Tensor:
-    """Returns (P, ...): the tokens' values in their slots. The gradient of padding is dropped: it must not be read."""
+    """Returns (P, ...): the tokens' values in their slots. Padding gets no gradient: it must not be read."""
     if not index.identity:
         return cast(Tensor, _Gather.apply(x_T, index))
-    # A cache buffer of one document may be longer.
+    # The cache of a single document may have spare capacity.
     return x_T if len(x_T) == len(index.into_P) else x_T[: len(index.into_P)]
 
 
@@ -225,17 +226,17 @@ def scatter(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """x_T[into_P]. A token has at most one real slot and padding gets no gradient, so the backward is a gather too, not
-    a scatter-add."""
+    """x_T[into_P]. A token has at most one real slot, and padding gets no gradient. The backward is therefore also a
+    gather, not a scatter-add."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: TileIndex) -> Tensor:
-        ctx.places, ctx.tokens = index, x.shape[0]
+        ctx.index, ctx.tokens = index, x.shape[0]
         return x.index_select(0, index.into_P)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _to_tokens(gradients[0], ctx.places, ctx.tokens), None
+        return _to_tokens(gradients[0], ctx.index, ctx.tokens), None
 
 
 class _Scatter(torch.autograd.Function):
@@ -243,13 +244,13 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, index: TileIndex, tokens: int) -> Tensor:
-        ctx.places = index
+        ctx.index = index
         return _to_tokens(y, index, tokens)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        return gradient.index_select(0, ctx.places.into_P).index_fill_(0, ctx.places.padding, 0.0), None, None
+        return gradient.index_select(0, ctx.index.into_P).index_fill_(0, ctx.index.padding, 0.0), None, None
 
 
 def _to_tokens(y: Tensor, index: TileIndex, tokens: int) -> Tensor:
@@ -261,14 +262,15 @@ def _to_tokens(y: Tensor, index: TileIndex, tokens: int) -> Tensor:
 
 # Attention inputs for taps: weights, scores, and relations among the vectors.
 #
-# Computed separately from the attention itself, whose kernels return none of it; with gradient, before dropout.
+# They are computed separately from the attention itself, whose kernels return none of them; with gradients, before
+# dropout.
 #
 # Shape letters: T query tokens, S key tokens, A heads, D head width, R rows of a tile, L queries and K keys of a row.
 
 
 class AttentionInputs(NamedTuple):
     """Queries, keys and values of an attention, after rotation, including virtual tokens and a prefix's keys and
-    values. layout: which attend to which. bias: added to the scores. scale: None for 1/sqrt(D)."""
+    values. layout: which tokens attend to which. bias: added to the scores. scale: None for 1/sqrt(D)."""
 
     q_TAD: Tensor
     k_SAD: Tensor
@@ -291,6 +293,6 @@ class AttentionInputs(NamedTuple):
             return iter(())
         return score_terms(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
-    def related(self, x_TAD: Tensor) -> Iterator[TileScores]:
+    def relations(self, x_TAD: Tensor) -> Iterator[TileScores]:
         """Computes x x^T / sqrt(D) of vectors of a self-attention's tokens, where they attend to each other."""
         return tiled_scores(x_TAD, x_TAD, self.layout)

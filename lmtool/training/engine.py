@@ -221,7 +221,7 @@ class Fsdp(Plain):
         for unit in (*_layers(learner), learner):
             unit.register_forward_pre_hook(_Watched(unit, names, self._note))
         for stack in _stacks(learner):
-            for last in list(stack.depth())[-1:]:
+            for last in list(stack.applied_layers())[-1:]:
                 last.register_forward_hook(lambda layer, inputs, x_TH: self._ends.append(x_TH))
 
     def begin(self, step: int) -> None:

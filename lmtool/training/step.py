@@ -34,15 +34,15 @@ def sparse_row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool)
     tables = [part for part in learner.modules() if isinstance(part, Embeddings)] if sparse else []
     for table in tables:
         # A separate leaf, because autograd adds a sparse gradient to a dense one in new memory.
-        table.by_rows = table.token.weight.detach().requires_grad_()
-        table.by_rows.register_post_accumulate_grad_hook(partial(_merge, table.token.weight))
+        table.sparse_leaf = table.token.weight.detach().requires_grad_()
+        table.sparse_leaf.register_post_accumulate_grad_hook(partial(_merge, table.token.weight))
     buffers = _Buffers()
     hooks = (optimizer.register_step_pre_hook(buffers.fill), optimizer.register_step_post_hook(buffers.clear))
     try:
         yield
     finally:
         for table in tables:
-            table.by_rows = None
+            table.sparse_leaf = None
         for hook in hooks:
             hook.remove()
 

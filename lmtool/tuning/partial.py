@@ -66,7 +66,7 @@ class HeadTuning(TuningMethod):
             parameter.requires_grad_(name.startswith("heads.") and (trains_pooler or not in_pooler))
         if reads_several_layers:
             read_stack = next(stack for _, stack in stacks(learner.backbone) if stack.side == learner.head_side)
-            depth = sum(1 for _ in read_stack.depth())
+            depth = sum(1 for _ in read_stack.applied_layers())
             learner.add_head(LAYERS, _FEATURES[self.config.layers](depth))
 
     def merge(self, learner: BaseLearner) -> None:

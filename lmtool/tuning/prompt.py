@@ -223,7 +223,7 @@ def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int |
     config = cast(TransformerConfig, learner.backbone.config)
     width, hidden_size = config.key_value_heads * config.width_of_head, learner.backbone.hidden_size
     for slot in prefix_slots(learner):
-        depth = len(list(slot.stack.depth()))
+        depth = len(list(slot.stack.applied_layers()))
         prefix = (
             new_module(learner, KeyPrefix, length, depth, width)
             if inner_size is None

@@ -33,7 +33,7 @@ def test_a_cache_has_only_the_heads_of_keys():
 def test_grouped_queries_read_their_own_head():
     attention = CASES["llama"].pair().ours.backbone.layers[0].self_attn
     k_SAD = torch.randn(5, 2, 8)
-    spread = attention.for_queries(k_SAD)
+    spread = attention.repeat_for_queries(k_SAD)
     assert all(torch.equal(spread[:, head], k_SAD[:, head // 3]) for head in range(6))
 
 

@@ -26,5 +26,5 @@ def test_a_distilbert_has_one_epsilon() -> None:
 
 def test_albert_has_one_layer() -> None:
     model = build(CASES["albert"].config, 0)
-    assert len(model.layers) == 1 and len(list(model.depth())) == 3
+    assert len(model.layers) == 1 and len(list(model.applied_layers())) == 3
     assert {name.split(".")[1] for name, _ in model.named_parameters() if name.startswith("layers.")} == {"0"}

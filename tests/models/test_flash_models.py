@@ -60,7 +60,7 @@ def outcome(model, lengths, first=0):
 
 def applied(model):
     """The attentions of a model, one that is applied again as often as it is."""
-    layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.depth()]
+    layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.applied_layers()]
     return [part for layer in layers for part in layer.children() if isinstance(part, attention.MultiHead)]
 
 

@@ -45,7 +45,9 @@ def random_prefixes(backbone, seed=0):
     stacks = [backbone] if hasattr(backbone, "layers") else [backbone.encoder, backbone.decoder]
     for stack in stacks:
         for attribute in ("prefix", *(["cross_prefix"] if hasattr(stack.layers[0], "cross_attn") else [])):
-            drawn = torch.randn(len(list(stack.depth())), 2, COUNT, width_of(backbone), generator=generator).double()
+            drawn = torch.randn(
+                len(list(stack.applied_layers())), 2, COUNT, width_of(backbone), generator=generator
+            ).double()
             set_prefix(stack, attribute, [tuple(pair) for pair in drawn])
 
 

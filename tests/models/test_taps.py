@@ -147,7 +147,7 @@ def test_what_a_tap_replaces_is_computed_with(family, layer):
         for number in range(layer, depth):
             position = stack.position(number, SimpleNamespace(position=stack.embed.position))
             context = Context.of(texts, stack.mask(number, texts), position, **more)
-            x_TH = list(stack.depth())[number](x_TH, context)
+            x_TH = list(stack.applied_layers())[number](x_TH, context)
         torch.testing.assert_close(got, stack.leave(x_TH), rtol=0, atol=1e-12)
     assert not torch.allclose(got, plain)
 

@@ -97,10 +97,10 @@ def test_each_virtual_token_drops_by_itself():
     numbers = torch.tensor([5])
     rng = TokenRng(token_keys(0, 1, numbers, numbers * 0, Packed(torch.zeros(4).long(), (4,))))
     insertion = VirtualTokens(3, 8).insertion(Packed(torch.zeros(4).long(), (4,)))
-    spread = rng.inserted(insertion.source_S, insertion.number_S)
+    spread = rng.insert_virtual(insertion.source_S, insertion.number_S)
     assert len(set(spread.keys_T.tolist())) == 7 and torch.equal(spread.keys_T[3:], rng.keys_T)
     device = DeviceRng(0, torch.device("cpu"))
-    assert device.inserted(insertion.source_S, insertion.number_S) is device
+    assert device.insert_virtual(insertion.source_S, insertion.number_S) is device
 
 
 def test_a_prefix_that_all_of_a_text_sees_grows_by_them():

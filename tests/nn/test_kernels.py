@@ -266,13 +266,13 @@ def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropou
 @pytest.mark.parametrize(
     ("device", "dtype", "dropout", "biased", "prefixes", "words"),
     [
-        ("cpu", torch.bfloat16, 0.1, False, {False}, "documents of like length together, no padding read"),
+        ("cpu", torch.bfloat16, 0.1, False, {False}, "documents of similar length together, without padding"),
         ("cuda", torch.bfloat16, 0.0, False, {False}, "variable-length flash"),
         ("cuda", torch.bfloat16, 0.1, False, {False}, "flash of jagged tensors, which has dropout"),
-        ("cuda", torch.bfloat16, 0.0, True, {False}, "documents of like length.*positions add to the scores.*$"),
-        ("cuda", torch.float32, 0.0, False, {False}, "documents of like length.*bf16 or fp16.*$"),
-        ("cuda", torch.bfloat16, 0.0, False, {True}, "documents of like length.*prefix.*$"),
-        ("cuda", torch.bfloat16, 0.0, False, {True, False}, "documents of like.*; variable-length flash$"),
+        ("cuda", torch.bfloat16, 0.0, True, {False}, "documents of similar length.*positions add to the scores.*$"),
+        ("cuda", torch.float32, 0.0, False, {False}, "documents of similar length.*bf16 or fp16.*$"),
+        ("cuda", torch.bfloat16, 0.0, False, {True}, "documents of similar length.*prefix.*$"),
+        ("cuda", torch.bfloat16, 0.0, False, {True, False}, "documents of similar.*; variable-length flash$"),
     ],
 )
 def test_the_path_in_words(with_flash, device, dtype, dropout, biased, prefixes, words):
@@ -286,7 +286,7 @@ def test_jagged_tensors_count_a_window_from_the_first_key(with_flash, causal):
     layer.self_attn = SelfAttention(64, 4, 0.1)
     stack = Stack([layer], causal)
     stack.prefix = KeyPrefix(3, 1, 64)
-    words = "documents of like.*a prefix stands before" if causal else "flash of jagged tensors"
+    words = "documents of similar.*a causal model has a prefix before" if causal else "flash of jagged tensors"
     assert re.match(words, attention_path(stack, CUDA, torch.bfloat16))
 
 
@@ -296,7 +296,9 @@ def test_jagged_tensors_have_no_windows(with_flash, dropout):
     sizes = {"vocab_size": 50, "num_layers": 2, "hidden_size": 64, "num_heads": 4, "attention_dropout": dropout}
     model = build(ModernbertConfig(**sizes), 0)
     words = (
-        "flash of jagged tensors.*; documents of like.*a layer sees a window" if dropout else "variable-length flash$"
+        "flash of jagged tensors.*; documents of similar.*a layer attends to a window"
+        if dropout
+        else "variable-length flash$"
     )
     assert re.match(words, attention_path(model, CUDA, torch.bfloat16))
 

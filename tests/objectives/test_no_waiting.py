@@ -98,7 +98,7 @@ def test_a_step_does_not_wait(name, tokenizers, device):
     flash = bool(watch.seen["torch_attn::_varlen_attn"])
     assert flash == (name != "prefix_lm gpt" and family not in ("deberta", "xlnet"))
     words = attention_path(learner, device, torch.bfloat16, {name == "prefix_lm gpt"})
-    assert ("variable-length flash" in words, "documents of like length" in words) == (
+    assert ("variable-length flash" in words, "documents of similar length" in words) == (
         flash,
         family == "t5" or not flash,
     )

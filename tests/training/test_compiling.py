@@ -55,7 +55,7 @@ def test_what_cannot_be_compiled_is_refused():
 
     with (
         compiled(True, broken),
-        pytest.raises(UserError, match="could not compile SelfAttention.projected.*no such") as caught,
+        pytest.raises(UserError, match="could not compile SelfAttention.project_and_rotate.*no such") as caught,
     ):
         SelfAttention(8, 2, 0.0)(torch.randn(5, 8), Context.of(Packed(torch.zeros(5), (3, 2)), Full()))
     assert caught.value.hint == "set compile=false"

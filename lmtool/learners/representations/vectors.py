@@ -151,7 +151,7 @@ def depth_of(backbone: Backbone) -> int:
     stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
     if not isinstance(stack, Stack):
         raise UserError(f"model={backbone.config.name} is not a stack of layers", "use a checkpoint of another model")
-    return len(list(stack.depth()))
+    return len(list(stack.applied_layers()))
 
 
 class HiddenStates:
