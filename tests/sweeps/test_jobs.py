@@ -185,7 +185,7 @@ def test_a_missing_extra_is_one_line(
         return imported(name)
 
     monkeypatch.setattr(hydra_plugins.importlib, "import_module", no_module)
-    monkeypatch.setattr(hydra_plugins, "_known", lambda group: {"basic"})
+    monkeypatch.setattr(hydra_plugins, "_registered", lambda group: {"basic"})
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "hydra/launcher=joblib"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: hydra/launcher=joblib is not installed", "hint: pip install 'lmtool[sweeps]'"
