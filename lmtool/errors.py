@@ -46,17 +46,18 @@ class UserError(LmtoolError):
 class Problem:
     """One error in a configuration: the dotted key, what is wrong with it, and what to do.
 
-    meant: the keys that an unknown key probably stands for. absent: a required key has no value.
+    likely_keys: the keys that an unknown key probably stands for. absent: a required key has no value.
     """
 
     key: str
     message: str
     hint: str | None = None
-    meant: tuple[str, ...] = ()
+    likely_keys: tuple[str, ...] = ()
     absent: bool = False
 
 
-# The hints for system errors that the user can fix. {action}: what to do elsewhere, such as "put run_dir=".
+# The hints for system errors that the user can fix. {action} is the start of the
+# remedy: "put run_dir=" gives "put run_dir= on another disk".
 _SYSTEM_HINTS = {
     errno.ENOSPC: "free some space, or {action} on another disk",
     errno.EDQUOT: "free some of your quota, or {action} on another disk",
@@ -109,7 +110,7 @@ class ConfigError(UserError):
         first = self.problems[0]
         super().__init__(first.message, first.hint)
 
-    def inside(self, origin: str, hint: str) -> ConfigError:
+    def in_file(self, origin: str, hint: str) -> ConfigError:
         """Returns the same errors, for a configuration that was read from a file. origin: the file. hint: what to do
         about the file; an error about plugins keeps its own hint, because plugins are typed on the command line."""
         return ConfigError(

@@ -30,7 +30,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.padded_model import LoadedCheckpoint
 from lmtool.weights.padded_model import load as load_checkpoint
-from lmtool.weights.reading import notes
+from lmtool.weights.reading import ignored_warnings
 
 Texts = str | Sequence[str]
 _BATCH_TOKENS = 8192
@@ -169,7 +169,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     """Loads a checkpoint: a run or checkpoint of lmtool, a published folder or hf://org/name. Raises UserError if it
     cannot be read, or a part of the backbone is missing."""
     base = load_checkpoint(checkpoint, device, offline)
-    for note in notes(str(checkpoint), base.report.ignored):
+    for note in ignored_warnings(str(checkpoint), base.report.ignored):
         warnings.warn(note, stacklevel=2)
     parts: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(base)}
     if base.tokenizer is not None:

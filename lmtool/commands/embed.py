@@ -24,7 +24,7 @@ from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.padded_model import LoadedCheckpoint, load
-from lmtool.weights.reading import notes
+from lmtool.weights.reading import ignored_warnings
 from lmtool.weights.saved_model import decode_section
 
 # Texts in a row group of a .parquet file.
@@ -137,7 +137,7 @@ def run(config: EmbedConfig) -> None:
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")
 
-    for note in (*notes(config.checkpoint, loaded.report.ignored), *embedder.notes):
+    for note in (*ignored_warnings(config.checkpoint, loaded.report.ignored), *embedder.notes):
         warn(note)
     with output.bar("embedding") if config.output is not None else nullcontext(no_progress) as progress:
         vectors = embedder.vectors(rows, progress, warn)

@@ -38,7 +38,7 @@ from lmtool.weights.conversion.word_vectors import export_vectors
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.padded_model import load
-from lmtool.weights.reading import Weights, notes, read
+from lmtool.weights.reading import Weights, ignored_warnings, read
 from lmtool.weights.saved_model import merge_tuned, saved_config, saved_model
 from lmtool.weights.sentence_encoders import sentence_encoder
 
@@ -117,7 +117,7 @@ def require_published_tensors(weights: Weights, model: ModelConfig, export: Expo
 
 def warn_about(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
     """Prints warnings about the parts of a published folder that are not copied with its model."""
-    warnings = notes(published.checkpoint, ignored)
+    warnings = ignored_warnings(published.checkpoint, ignored)
     encoder = sentence_encoder(published, offline)
     if encoder is not None:
         pools = " and ".join([f"pooling={' + '.join(encoder.modes)}", *encoder.extra_steps])

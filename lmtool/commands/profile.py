@@ -123,15 +123,15 @@ def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) 
 def _record(session: Session, steps: int, folder: Path) -> StepProfile:
     """Returns the profile of some steps of a session."""
     config, precision, compiles = session.config, session.run.precision, session.compilation.on
-    on_device = precision.device.type == "cuda"
+    on_gpu = precision.device.type == "cuda"
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)
     teacher = getattr(session.distilled, "teacher", None)
     extra_ranges = [] if teacher is None else [(teacher, Teacher.predict.__name__, TEACHER)]
-    with ranges(session.trained, extra_ranges, compiles):  # each step runs with and without the profiler
-        train_few_steps(session, profiled, WARM_UP + 2 * steps)
+    with ranges(session.trained, extra_ranges, compiles):
+        train_few_steps(session, profiled, WARM_UP + 2 * steps)  # each step runs with and without the profiler
     recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))
-    costs = attribute(recording.profiler.events(), on_device)
+    costs = attribute(recording.profiler.events(), on_gpu)
     return StepProfile(
         milliseconds=costs.milliseconds,
         unprofiled_milliseconds=1000 * recording.unprofiled_seconds,
@@ -145,11 +145,11 @@ def _record(session: Session, steps: int, folder: Path) -> StepProfile:
         precision=precision.name,
         device=str(precision.device),
         threads=torch.get_num_threads(),
-        metadata=_metadata(config, session.loader.metadata(), on_device, compiles),
+        metadata=_metadata(config, session.loader.metadata(), on_gpu, compiles),
     )
 
 
-def _metadata(config: RunConfig, metadata: JsonObject, on_device: bool, compiles: bool) -> JsonObject:
+def _metadata(config: RunConfig, metadata: JsonObject, on_gpu: bool, compiles: bool) -> JsonObject:
     """Returns the properties of the run from which `print_profile` chooses its remarks. metadata: the metadata of the
     loader."""
     model = config.model
@@ -160,7 +160,7 @@ def _metadata(config: RunConfig, metadata: JsonObject, on_device: bool, compiles
         "batch_tokens": config.batch_tokens,
         "micro_batch_tokens": config.micro_batch_tokens,
         "padding_avoided": metadata.get("padding_avoided"),
-        "native_bf16": on_device or cpu_has_bf16(),
+        "native_bf16": on_gpu or cpu_has_bf16(),
         "compiled": compiles,
         "gradient_checkpointing": config.gradient_checkpointing,
     }

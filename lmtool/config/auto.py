@@ -183,7 +183,7 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
             f"{section}.{key}",
             f"{section}.{key}={_display(values[key])}, but the checkpoint has "
             f"{section}.{key}={_display(checkpoint_values.get(key))}",
-            f"{section}=auto takes it from the checkpoint; checkpoint=none starts without one",
+            f"{section}=auto takes it from the checkpoint; checkpoint=none starts without a checkpoint",
         )
         for key in differing
     ]

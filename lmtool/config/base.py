@@ -56,7 +56,9 @@ class Variant:
             return pattern.sub(lambda match: f"{self.path}.{match[1]}", text)
 
         hint = None if problem.hint is None else move(problem.hint)
-        return replace(problem, key=f"{self.path}.{problem.key}", message=move(problem.message), hint=hint, meant=())
+        return replace(
+            problem, key=f"{self.path}.{problem.key}", message=move(problem.message), hint=hint, likely_keys=()
+        )
 
 
 class Config(BaseModel):

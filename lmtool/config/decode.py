@@ -57,7 +57,7 @@ def decode(
         for key in clean.keys() - command.model_fields
         for name, _ in wording.meant_by(key, clean[key], command, clean).pairs
     }
-    reported = {key for problem in earlier for key in (problem.key, *problem.meant)}
+    reported = {key for problem in earlier for key in (problem.key, *problem.likely_keys)}
     unreadable_checkpoint = "checkpoint" in reported | misspelt
     clean, unresolved, unresolved_sections = resolve(
         command, clean, checkpoint_config, unreadable_checkpoint, next(iter((teachers or {}).values()), None)
@@ -76,7 +76,7 @@ def decode(
             _, errors = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, running)
             problems += [variant.relocated(problem) for problem in errors if problem not in config_problems]
     # A value is not missing if its key is misspelt, or if it could not be read. Missing values come last.
-    reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
+    reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.likely_keys)}
     problems = sorted(
         (problem for problem in problems if not (problem.absent and problem.key in reported_keys)),
         key=lambda problem: problem.absent,

@@ -44,19 +44,19 @@ class Requirement:
     """A property that a component requires of another section.
 
     offer: the property. key: the key whose value requires it. reason: the first half of the message: the value, and why
-    it requires the property. instead: the hint, the nearest legal overrides, or a function of the other component that
+    it requires the property. hint: the nearest legal overrides, or a function of the other component that
     returns it; None: the matcher searches for the nearest override.
     """
 
     offer: Offer[Any]
     key: str
     reason: str
-    instead: str | Callable[[Any], str] | None = None
+    hint: str | Callable[[Any], str] | None = None
 
     def problem(self, other: object) -> Problem:
         """Returns the error for a component without the property."""
-        instead = self.instead(other) if callable(self.instead) else self.instead
-        hint = None if instead is None else ", ".join(filter(None, (instead, self.offer.alternative)))
+        override = self.hint(other) if callable(self.hint) else self.hint
+        hint = None if override is None else ", ".join(filter(None, (override, self.offer.alternative)))
         return Problem(self.key, self.offer.message(self.reason, other), hint)
 
 

@@ -208,7 +208,7 @@ def unknown_key(key: str, value: object, command: type[Config], data: JsonObject
         key,
         f"unknown key {key}",
         suggestions.hint or _elsewhere(key, command),
-        meant=tuple(name for name, _ in suggestions.pairs),
+        likely_keys=tuple(name for name, _ in suggestions.pairs),
     )
 
 

@@ -91,23 +91,24 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
     """
     host = batch.host
     count = len(host.inputs.lengths)
-    uniform_N3 = random_streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
+    draws_N3 = random_streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
+    source_draw_N, start_draw_N, site_draw_N = draws_N3.T
     numbers_N = np.arange(count)
     # A task may use only the encoder of an encoder-decoder.
-    reachable = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
-    sources_N = (numbers_N + 1 + (uniform_N3[:, 0] * (count - 1)).astype(np.int64)) % max(count, 1)
-    site_N = (uniform_N3[:, 2] * len(reachable)).astype(np.int64)
+    reachable = [index for index, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
+    sources_N = (numbers_N + 1 + (source_draw_N * (count - 1)).astype(np.int64)) % max(count, 1)
+    choice_N = (site_draw_N * len(reachable)).astype(np.int64)
     swaps, swapped_texts = {}, 0
-    for index, number in enumerate(reachable):
-        packed = host.inputs if sites[number].side == "inputs" else host.outputs
+    for choice, site_index in enumerate(reachable):
+        packed = host.inputs if sites[site_index].side == "inputs" else host.outputs
         assert packed is not None
         # The only text of a batch has no source but itself.
-        bases = numbers_N[(site_N == index) & (sources_N != numbers_N)]
-        swap, text_count = _swap(packed, bases, sources_N[bases], uniform_N3[bases, 1], proportion)
+        bases = numbers_N[(choice_N == choice) & (sources_N != numbers_N)]
+        swap, text_count = _swap(packed, bases, sources_N[bases], start_draw_N[bases], proportion)
         if text_count:
-            swaps[number] = swap
+            swaps[site_index] = swap
             swapped_texts += text_count
-    return Interventions(swaps, uniform_N3[:, 1], swapped_texts)
+    return Interventions(swaps, start_draw_N, swapped_texts)
 
 
 def _swap(
@@ -134,8 +135,8 @@ class Swapped(Tap):
         recorded: The states of the ordinary forward of the same model over the same batch.
         swaps: For each batch of `member_batches`, the swapped tokens by tap point.
         dimensions: The range of swapped dimensions of a state, as fractions of its width.
-        run: For each stack, how often it has run, minus one: the index of the current batch of `member_batches` in
-            `swaps` and in the recorded states.
+        batch_index: For each stack, the index of its current batch of `member_batches`, in `swaps` and in the recorded
+            states. Each run of the stack increases it.
     """
 
     def __init__(
@@ -145,27 +146,27 @@ class Swapped(Tap):
         dimensions: tuple[float, float] = (0.0, 1.0),
     ):
         self.recorded, self.swaps, self.dimensions = recorded, swaps, dimensions
-        self.run: dict[Side, int] = {}
+        self.batch_index: dict[Side, int] = {}
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
         """Skips the layers below the first swap: the stack starts from the recorded states there."""
-        self.run[side] = run = self.run.get(side, -1) + 1
-        swapped = self.swaps[run]
+        self.batch_index[side] = index = self.batch_index.get(side, -1) + 1
+        swapped = self.swaps[index]
         if side == "outputs" and any(point.side == "inputs" for point in swapped):
             return None  # the decoder reads changed states of the encoder
-        first = min((point.layer for point in swapped if point.side == side), default=None)
-        if first is None:
-            first = max((point.layer for point in self.recorded.states if point.side == side), default=None)
-        return None if first is None else (first, self.recorded.states[TapPoint(first, side)][run])
+        start_layer = min((point.layer for point in swapped if point.side == side), default=None)
+        if start_layer is None:  # nothing is swapped in this stack, so it starts from its last recorded layer
+            start_layer = max((point.layer for point in self.recorded.states if point.side == side), default=None)
+        return None if start_layer is None else (start_layer, self.recorded.states[TapPoint(start_layer, side)][index])
 
     def wants(self, point: TapPoint) -> bool:
-        return point in self.swaps[self.run[point.side]]
+        return point in self.swaps[self.batch_index[point.side]]
 
     def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
-        run = self.run[point.side]
-        swap = self.swaps[run][point]
+        index = self.batch_index[point.side]
+        swap = self.swaps[index][point]
         to_S, from_S = send(swap.to_S, x_TH.device), send(swap.from_S, x_TH.device)
-        rows_SH = self.recorded.states[point][run].index_select(0, from_S)
+        rows_SH = self.recorded.states[point][index].index_select(0, from_S)
         first, last = _dimension_range(self.dimensions, x_TH.shape[1])
         if (first, last) != (0, x_TH.shape[1]):
             base_SH = x_TH.index_select(0, to_S)

@@ -41,14 +41,14 @@ def indices_of(batch: Batch, term: str) -> Tensor:
 
 
 def hidden_at(
-    read: Callable[..., Tensor], batch: Batch, indices: dict[str, Tensor], rng: DropoutRng | None
+    forward: Callable[..., Tensor], batch: Batch, indices: dict[str, Tensor], rng: DropoutRng | None
 ) -> dict[str, Tensor]:
     """Returns the hidden states that each term reads, from a single forward.
 
     A position that several terms read is computed once in the last layer.
 
     Args:
-        read: A backbone, or a function with its signature.
+        forward: A backbone, or a function with its signature.
         batch: The batch, on its device.
         indices: Flat token indices (...) by term. They come from `batch.host`, because a tensor's size must be known
             without waiting for the device.
@@ -59,7 +59,7 @@ def hidden_at(
     """
     read_M, inverse = torch.cat([index.flatten() for index in indices.values()]).unique(return_inverse=True)
     device = batch.inputs.tokens.device
-    hidden_MH = read(batch.inputs, rng, read_M=send(read_M, device))
+    hidden_MH = forward(batch.inputs, rng, read_M=send(read_M, device))
     rows_by_term = send(inverse, device).split([index.numel() for index in indices.values()])
     return {
         term: hidden_MH.index_select(0, rows).view(*index.shape, hidden_MH.shape[-1])
@@ -71,7 +71,8 @@ class Tuning(Protocol):
     """The interface of a tuning method, such as LoRA, to the model that it edits; see `lmtool.tuning.base`."""
 
     def edit(self, learner: object, seed: int, new: Collection[str] | None = None) -> None:
-        """Edits the model after its weights are loaded: freezes, adds or replaces parameters."""
+        """Edits the model after its weights are loaded: freezes, adds or replaces parameters. new: names of the
+        submodules that were not loaded from a checkpoint; None if unknown."""
 
     def merge(self, learner: object) -> None:
         """Merges added parameters into the weights that the model had before, which gives a plain model."""
@@ -160,7 +161,9 @@ class ModelWithHeads(nn.Module):
         """
         features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
         recorder = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
-        tap, is_frozen = tap if recorder is None else recorder, self.is_feature_extractor
+        is_frozen = self.is_feature_extractor
+        if recorder is not None:
+            tap = recorder
         rng = None if is_frozen else rng
         with torch.no_grad() if is_frozen else nullcontext():
             if outputs is not None:
@@ -216,8 +219,8 @@ AnyLearner = TypeVar("AnyLearner", bound=ModelWithHeads)
 
 
 def add_exits(learner: ModelWithHeads, depths: Collection[int]) -> None:
-    """Adds exits to a learner: copies of its heads with new weights, each after another layer. depths: the numbers of
-    these layers, counted from 1."""
+    """Adds exits to a learner: one copy of its heads, with new weights, after each of the layers `depths`, counted
+    from 1."""
     final_heads = dict(learner.heads.items())
     for depth in depths:
         heads = nn.ModuleDict({name: copy.deepcopy(head) for name, head in final_heads.items()})

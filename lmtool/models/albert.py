@@ -104,8 +104,8 @@ HF_FORMAT = HFFormat(
         HFClass("AlbertModel"),
     ),
     prefix="albert.",
-    outside=("predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
-    unread=("position_ids",),
+    outside_prefixes=("predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+    unread_suffixes=("position_ids",),
     fields={**ENCODER_FIELDS, "embedding_size": "embedding_size"},
     defaults={
         **ENCODER_DEFAULTS,
@@ -117,8 +117,8 @@ HF_FORMAT = HFFormat(
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
-    constant={"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"},
-    allowed={
+    required_values={"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"},
+    supported_values={
         "hidden_act": tuple(_ACTIVATIONS),
         "net_structure_type": (0,),
         "num_memory_blocks": (0,),
@@ -132,7 +132,7 @@ to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
 def to_hf_config(config: AlbertConfig) -> JsonObject:
-    """Converts the activation too, which differs between versions."""
+    """Also converts the activation, which differs between versions 1 and 2 of ALBERT."""
     activation = next(hf_name for hf_name, name in _ACTIVATIONS.items() if name == config.activation)
     return {**HF_FORMAT.to_hf_config(config), "hidden_act": activation}
 

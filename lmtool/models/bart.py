@@ -151,9 +151,9 @@ HF_FORMAT = TwoStackFormat(
         HFClass("BartForConditionalGeneration", predicts=True),
     ),
     prefix="model.",
-    outside=("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs."),
+    outside_prefixes=("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs."),
     # Old files contain version numbers, `encoder.version` and `decoder.version`.
-    unread=("coder.version",),
+    unread_suffixes=("coder.version",),
     fields={
         "vocab_size": "vocab_size",
         "encoder_layers": "num_layers",
@@ -172,8 +172,8 @@ HF_FORMAT = TwoStackFormat(
         "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "max_position_embeddings": 1024, "dropout": 0.1,
         "attention_dropout": 0.0, "activation_dropout": 0.0, "init_std": 0.02,
     },
-    constant={"activation_function": "gelu", "scale_embedding": False},
-    allowed={
+    required_values={"activation_function": "gelu", "scale_embedding": False},
+    supported_values={
         "normalize_before": (False,),
         "normalize_embedding": (True,),
         "add_final_layer_norm": (False,),
@@ -184,7 +184,7 @@ HF_FORMAT = TwoStackFormat(
     },
     repeats={"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"},
     # Hard-coded in transformers.
-    fixed={"norm_epsilon": 1e-5},
+    lmtool_constants={"norm_epsilon": 1e-5},
 )  # fmt: skip
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 

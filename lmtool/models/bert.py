@@ -118,13 +118,13 @@ HF_FORMAT = HFFormat(
         HFClass("BertModel"),
     ),
     prefix="bert.",
-    outside=("cls.", "classifier.", "qa_outputs."),
+    outside_prefixes=("cls.", "classifier.", "qa_outputs."),
     # Old files contain this constant.
-    unread=("position_ids",),
+    unread_suffixes=("position_ids",),
     fields=ENCODER_FIELDS,
     defaults=ENCODER_DEFAULTS,
-    constant=ENCODER_CONSTANT,
-    allowed=ENCODER_ALLOWED,
+    required_values=ENCODER_CONSTANT,
+    supported_values=ENCODER_ALLOWED,
 )
 to_hf = HF_FORMAT.to_hf
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -119,8 +119,8 @@ HF_FORMAT = HFFormat(
         "BigBirdForMultipleChoice": "its pooler has another activation than the family's classifier",
     },
     prefix="bert.",
-    outside=("cls.", "classifier.", "qa_classifier."),
-    unread=("position_ids",),
+    outside_prefixes=("cls.", "classifier.", "qa_classifier."),
+    unread_suffixes=("position_ids",),
     fields={**ENCODER_FIELDS, "block_size": "block_size", "num_random_blocks": "random_blocks"},
     defaults={
         **ENCODER_DEFAULTS,
@@ -129,14 +129,14 @@ HF_FORMAT = HFFormat(
         "block_size": 64,
         "num_random_blocks": 3,
     },
-    constant={
+    required_values={
         "hidden_act": "gelu_new", "attention_type": "block_sparse", "use_bias": True, "rescale_embeddings": False,
     },
-    allowed={
+    supported_values={
         "is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False),
         "position_embedding_type": ("absolute",),
     },
-    fixed={"pattern_seed": 0},
+    lmtool_constants={"pattern_seed": 0},
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

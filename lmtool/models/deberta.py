@@ -230,15 +230,15 @@ HF_FORMAT = _DebertaFormat(
     tied=TIED,
     classes=classes("Deberta"),
     prefix="deberta.",
-    outside=OUTSIDE,
-    unread=("position_ids",),
+    outside_prefixes=OUTSIDE,
+    unread_suffixes=("position_ids",),
     fields=FIELDS,
     defaults={
         **DEFAULTS, "vocab_size": 50265, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
         "intermediate_size": 3072,
     },
-    constant=CONSTANT,
-    allowed={**ALLOWED, "talking_head": (False,), "position_buckets": (-1, 0), "share_att_key": (False,)},
+    required_values=CONSTANT,
+    supported_values={**ALLOWED, "talking_head": (False,), "position_buckets": (-1, 0), "share_att_key": (False,)},
     positions=None,
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

@@ -85,15 +85,15 @@ HF_FORMAT = _DebertaV3Format(
     tied=TIED,
     classes=classes("DebertaV2", multiple_choice("DebertaV2ForMultipleChoice")),
     prefix="deberta.",
-    outside=OUTSIDE,
-    unread=("position_ids",),
+    outside_prefixes=OUTSIDE,
+    unread_suffixes=("position_ids",),
     fields={**FIELDS, "position_buckets": "buckets"},
     defaults={
         **DEFAULTS, "vocab_size": 128100, "num_hidden_layers": 24, "hidden_size": 1536, "num_attention_heads": 24,
         "intermediate_size": 6144,
     },
-    constant={**CONSTANT, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
-    allowed=ALLOWED,
+    required_values={**CONSTANT, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    supported_values=ALLOWED,
     positions=None,
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

@@ -74,6 +74,7 @@ class LlamaConfig(TransformerConfig):
         return not self.tied
 
     def fields_for_heads(self, heads: int) -> dict[str, int]:
+        """Returns the number of key-value heads for another number of heads: its nearest divisor in proportion."""
         scaled = max(heads * self.num_key_value_heads // self.num_heads, 1)
         return {"num_key_value_heads": next(number for number in range(scaled, 0, -1) if heads % number == 0)}
 

@@ -78,8 +78,8 @@ HF_FORMAT = HFFormat(
         HFClass("DistilBertModel"),
     ),
     prefix="distilbert.",
-    outside=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
-    unread=("position_ids",),
+    outside_prefixes=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+    unread_suffixes=("position_ids",),
     fields={
         "vocab_size": "vocab_size",
         "n_layers": "num_layers",
@@ -95,11 +95,11 @@ HF_FORMAT = HFFormat(
         "vocab_size": 30522, "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072,
         "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
     },
-    constant={"activation": "gelu"},
+    required_values={"activation": "gelu"},
     # Sinusoidal positions are stored in the same way as learned ones.
-    allowed={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
+    supported_values={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
     # Hard-coded in transformers.
-    fixed={"norm_epsilon": 1e-12},
+    lmtool_constants={"norm_epsilon": 1e-12},
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -88,8 +88,8 @@ HF_FORMAT = HFFormat(
         HFClass("ElectraModel"),
     ),
     prefix="electra.",
-    outside=("discriminator_predictions.", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
-    unread=("position_ids",),
+    outside_prefixes=("discriminator_predictions.", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
+    unread_suffixes=("position_ids",),
     fields={**ENCODER_FIELDS, "embedding_size": "embedding_size"},
     defaults={
         **ENCODER_DEFAULTS,
@@ -98,8 +98,8 @@ HF_FORMAT = HFFormat(
         "num_attention_heads": 4,
         "intermediate_size": 1024,
     },
-    constant=ENCODER_CONSTANT,
-    allowed=ENCODER_ALLOWED,
+    required_values=ENCODER_CONSTANT,
+    supported_values=ENCODER_ALLOWED,
 )
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -81,13 +81,13 @@ class HFFormat:
         unsupported: Classes whose heads lmtool does not support, by name, with the reason.
         unties: Whether `tie_word_embeddings=false` in config.json means that the output layer is untied.
         prefix: Prefix of the backbone's tensor names, which files of a model without a head omit.
-        outside: Prefixes of tensor names that do not belong to the backbone.
-        unread: Suffixes of tensor names in files that no model reads.
-        constant: Keys of config.json with a single supported value.
-        allowed: Supported values by key of config.json, for other keys or instead of `constant`. A missing key or null
-            means the first value.
+        outside_prefixes: Prefixes of tensor names that do not belong to the backbone.
+        unread_suffixes: Suffixes of tensor names in files that no model reads.
+        required_values: Keys of config.json with a single supported value.
+        supported_values: Supported values by key of config.json, for other keys or instead of `required_values`. A
+            missing key or null means the first value.
         repeats: Keys of config.json that repeat the value of another key.
-        fixed: Our fields that have only one value in transformers.
+        lmtool_constants: Our fields that have only one value in transformers.
         positions: Kind of positions in transformers; None if the family checks its positions itself.
         model_type_of: Our name of the family whose `model_type` is used; None for the family's own.
     """
@@ -102,12 +102,12 @@ class HFFormat:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     unties: bool = True
     prefix: str = ""
-    outside: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-    constant: Mapping[str, object] = field(default_factory=dict)
-    allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    outside_prefixes: tuple[str, ...] = ()
+    unread_suffixes: tuple[str, ...] = ()
+    required_values: Mapping[str, object] = field(default_factory=dict)
+    supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     repeats: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, object] = field(default_factory=dict)
+    lmtool_constants: Mapping[str, object] = field(default_factory=dict)
     positions: str | None = "learned"
     model_type_of: str | None = None
 
@@ -140,7 +140,7 @@ class HFFormat:
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
         """Returns the tensors of a transformers model, with or without a head, under our names. config: the content of
         its config.json. Raises UserError like `Tied.resolve`."""
-        model_class, prefixes = self.named_class(config), (self.prefix, *self.outside)
+        model_class, prefixes = self.named_class(config), (self.prefix, *self.outside_prefixes)
         keys, prefix = self._keys_and_prefix(model_class)
         renamed = {self._replace_prefix(name, prefix, self.prefix): name for name in tensors}
         # The names in the file, by their names with the backbone's prefix.
@@ -153,7 +153,7 @@ class HFFormat:
         return {
             keys.from_hf(path) or names.get(path, path): tensor
             for path, tensor in unique.items()
-            if not path.endswith(self.unread)
+            if not path.endswith(self.unread_suffixes)
         }
 
     def _keys_and_prefix(self, model_class: HFClass | None) -> tuple[KeyMap, str]:
@@ -165,7 +165,7 @@ class HFFormat:
 
     def _replace_prefix(self, path: str, prefix: str, new_prefix: str) -> str:
         """Returns a tensor's name with the prefix replaced if the tensor belongs to the backbone, else unchanged."""
-        in_backbone = path.startswith(prefix) and not path.startswith(self.outside)
+        in_backbone = path.startswith(prefix) and not path.startswith(self.outside_prefixes)
         return new_prefix + path.removeprefix(prefix) if in_backbone else path
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
@@ -173,7 +173,7 @@ class HFFormat:
         this configuration."""
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
-        for name, value in self.fixed.items():
+        for name, value in self.lmtool_constants.items():
             if getattr(config, name) != value:
                 raise UserError(
                     f"model.{name}={getattr(config, name)}: {self.title} in transformers supports only {value}",
@@ -181,17 +181,17 @@ class HFFormat:
                 )
         section = {key: getattr(config, name) for key, name in self.fields.items()}
         repeated = {key: section[other] for key, other in self.repeats.items()}
-        return {"model_type": self.model_type, **section, **repeated, **self.constant}
+        return {"model_type": self.model_type, **section, **repeated, **self.required_values}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         """Returns the `model` section for the content of a config.json. Raises UserError if lmtool does not support
         it."""
-        allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
+        allowed = {**{key: (value,) for key, value in self.required_values.items()}, **self.supported_values}
         section = section_fields(data, self.fields, self.defaults)
         for key, other in self.repeats.items():
             allowed[key] = (section[self.fields[other]],)
         expect(data, self.model, **allowed)
-        return {"name": self.model, **section, **self.fixed}
+        return {"name": self.model, **section, **self.lmtool_constants}
 
 
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")

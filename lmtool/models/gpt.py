@@ -117,13 +117,13 @@ HF_FORMAT = JointProjectionFormat(
         HFClass("GPT2LMHeadModel", predicts=True),
     ),
     prefix="transformer.",
-    outside=("lm_head.", "score.", "classifier.", "qa_outputs."),
+    outside_prefixes=("lm_head.", "score.", "classifier.", "qa_outputs."),
     # Attention masks in old files.
-    unread=(".attn.bias", ".attn.masked_bias"),
+    unread_suffixes=(".attn.bias", ".attn.masked_bias"),
     fields={**DECODER_FIELDS, "n_inner": "feedforward_size"},
     defaults=DECODER_DEFAULTS,
-    constant={"activation_function": "gelu_new"},
-    allowed={
+    required_values={"activation_function": "gelu_new"},
+    supported_values={
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),

@@ -80,13 +80,13 @@ HF_FORMAT = JointProjectionFormat(
         HFClass("OpenAIGPTLMHeadModel", predicts=True),
     ),
     prefix="transformer.",
-    outside=("lm_head.", "score."),
+    outside_prefixes=("lm_head.", "score."),
     # Attention masks and position ids in old files.
-    unread=(".attn.bias", "position_ids"),
+    unread_suffixes=(".attn.bias", "position_ids"),
     fields=DECODER_FIELDS,
     defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
-    constant={"afn": "gelu"},
-    allowed={"tie_word_embeddings": (True, False)},
+    required_values={"afn": "gelu"},
+    supported_values={"tie_word_embeddings": (True, False)},
     repeats={"embd_pdrop": "resid_pdrop"},
 )
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

@@ -90,7 +90,7 @@ def build(config: LlamaConfig, seed: int) -> Llama:
 class LlamaEncoder(Llama):
     """Llama's layers as an encoder without heads: every token attends to the whole text (BehnamGhader et al. 2024,
     "LLM2Vec: Large Language Models Are Secretly Powerful Text Encoders", section 2.1). `lmtool import model=` converts
-    a decoder's weights, and back."""
+    the weights of a decoder to those of an encoder, or back."""
 
     head_biases = False
 
@@ -140,9 +140,9 @@ class LlamaFormat(HFFormat):
         assert isinstance(config, LlamaConfig) and isinstance(positions, RotaryPositionsConfig)
         require_half_split(positions, self.title)
         rotary = {"rope_type": "default", "rope_theta": positions.base}
-        return {**data, **self.head_size(config), "rope_parameters": rotary, "tie_word_embeddings": config.tied}
+        return {**data, **self.head_size_entry(config), "rope_parameters": rotary, "tie_word_embeddings": config.tied}
 
-    def head_size(self, config: LlamaConfig) -> dict[str, int]:
+    def head_size_entry(self, config: LlamaConfig) -> dict[str, int]:
         """Returns the key for the width of a head, if the family has one."""
         return {"head_dim": config.width_of_head}
 
@@ -207,21 +207,21 @@ HF_FORMAT = LlamaFormat(
     tied=TIED,
     classes=classes("Llama"),
     prefix="model.",
-    outside=("lm_head.", "score.", "qa_outputs."),
+    outside_prefixes=("lm_head.", "score.", "qa_outputs."),
     # Computed buffers in old files.
-    unread=("rotary_emb.inv_freq",),
+    unread_suffixes=("rotary_emb.inv_freq",),
     fields=FIELDS,
     defaults={
         "vocab_size": 32000, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
         "intermediate_size": 11008, "max_position_embeddings": 2048, "attention_dropout": 0.0,
         "initializer_range": 0.02, "rms_norm_eps": 1e-6,
     },
-    constant={"hidden_act": "silu"},
-    allowed={
+    required_values={"hidden_act": "silu"},
+    supported_values={
         "attention_bias": (False,), "mlp_bias": (False,), "pretraining_tp": (1,), "rope_interleaved": (False,),
         "is_llama_config": (True,),
     },
-    fixed={"dropout": 0.0},
+    lmtool_constants={"dropout": 0.0},
     positions="rotary",
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

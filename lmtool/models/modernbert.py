@@ -238,7 +238,7 @@ HF_FORMAT = _ModernBertFormat(
         HFClass("ModernBertModel"),
     ),
     prefix="model.",
-    outside=("head.", "decoder.", "classifier."),
+    outside_prefixes=("head.", "decoder.", "classifier."),
     fields={
         "vocab_size": "vocab_size",
         "num_hidden_layers": "num_layers",
@@ -256,8 +256,8 @@ HF_FORMAT = _ModernBertFormat(
         "intermediate_size": 1152, "max_position_embeddings": 8192, "attention_dropout": 0.0,
         "initializer_range": 0.02, "norm_eps": 1e-5,
     },
-    constant={"hidden_activation": "gelu", "classifier_activation": "gelu"},
-    allowed={
+    required_values={"hidden_activation": "gelu", "classifier_activation": "gelu"},
+    supported_values={
         "attention_bias": (False,), "mlp_bias": (False,), "norm_bias": (False,), "classifier_bias": (False,),
         "decoder_bias": (True,), "tie_word_embeddings": (True, False),
         # Keys that only concern transformers' implementation.

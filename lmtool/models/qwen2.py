@@ -36,7 +36,7 @@ def build(config: Qwen2Config, seed: int) -> Qwen2:
 
 @dataclass(frozen=True)
 class _Qwen2Format(LlamaFormat):
-    def head_size(self, config: LlamaConfig) -> dict[str, int]:
+    def head_size_entry(self, config: LlamaConfig) -> dict[str, int]:
         return {}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
@@ -52,16 +52,16 @@ HF_FORMAT = _Qwen2Format(
     tied=TIED,
     classes=classes("Qwen2"),
     prefix="model.",
-    outside=("lm_head.", "score.", "qa_outputs."),
+    outside_prefixes=("lm_head.", "score.", "qa_outputs."),
     fields=FIELDS,
     defaults={
         "vocab_size": 151936, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
         "num_key_value_heads": 32, "intermediate_size": 22016, "max_position_embeddings": 32768,
         "attention_dropout": 0.0, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
     },
-    constant={"hidden_act": "silu"},
-    allowed={"use_sliding_window": (False,), "use_mrope": (False,)},
-    fixed={"dropout": 0.0},
+    required_values={"hidden_act": "silu"},
+    supported_values={"use_sliding_window": (False,), "use_mrope": (False,)},
+    lmtool_constants={"dropout": 0.0},
     positions="rotary",
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

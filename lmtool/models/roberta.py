@@ -93,13 +93,13 @@ HF_FORMAT = HFFormat(
         HFClass("RobertaModel"),
     ),
     prefix="roberta.",
-    outside=("lm_head.", "classifier.", "qa_outputs."),
-    unread=("position_ids",),
+    outside_prefixes=("lm_head.", "classifier.", "qa_outputs."),
+    unread_suffixes=("position_ids",),
     fields=ENCODER_FIELDS,
     defaults={**ENCODER_DEFAULTS, "vocab_size": 50265},
     # Positions start after the id of the padding token, which therefore must be 1.
-    constant={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
-    allowed=ENCODER_ALLOWED,
+    required_values={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
+    supported_values=ENCODER_ALLOWED,
 )
 to_hf = HF_FORMAT.to_hf
 

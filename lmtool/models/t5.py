@@ -158,8 +158,8 @@ HF_FORMAT = HFFormat(
         HFClass("T5ForConditionalGeneration", predicts=True),
     ),
     unsupported={"T5ForTokenClassification": "it has the encoder alone"},
-    outside=("lm_head.", f"{_HEAD}.", "qa_outputs."),
-    unread=(_UNREAD,),
+    outside_prefixes=("lm_head.", f"{_HEAD}.", "qa_outputs."),
+    unread_suffixes=(_UNREAD,),
     unties=False,  # in T5, transformers uses tie_word_embeddings to scale the hidden states
     fields={
         "vocab_size": "vocab_size",
@@ -179,7 +179,7 @@ HF_FORMAT = HFFormat(
         "vocab_size": 32128, "num_layers": 6, "d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048,
         "n_positions": 512, "dropout_rate": 0.1, "initializer_factor": 1.0, "layer_norm_epsilon": 1e-6,
     },
-    allowed={"feed_forward_proj": ("relu", "gated-gelu"), "is_decoder": (False,)},
+    supported_values={"feed_forward_proj": ("relu", "gated-gelu"), "is_decoder": (False,)},
     positions="t5",
 )  # fmt: skip
 

@@ -101,10 +101,14 @@ HF_FORMAT = replace(
     keys=KEYS,
     classes=(HFClass("MarianMTModel", predicts=True),),
     # Position tables are constants.
-    unread=("embed_positions.weight",),
+    unread_suffixes=("embed_positions.weight",),
     defaults={**bart.HF_FORMAT.defaults, "vocab_size": 58101},
-    constant={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
-    allowed={**bart.HF_FORMAT.allowed, "normalize_embedding": (False,), "static_position_embeddings": (True,)},
+    required_values={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
+    supported_values={
+        **bart.HF_FORMAT.supported_values,
+        "normalize_embedding": (False,),
+        "static_position_embeddings": (True,),
+    },
     repeats={**bart.HF_FORMAT.repeats, "decoder_vocab_size": "vocab_size"},
     positions="sinusoidal",
 )

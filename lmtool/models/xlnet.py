@@ -272,7 +272,7 @@ HF_FORMAT = _XlnetFormat(
     ),
     unsupported={"XLNetForQuestionAnswering": "it searches for the end of an answer behind each of the best starts"},
     prefix="transformer.",
-    outside=("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
+    outside_prefixes=("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
     fields={
         "vocab_size": "vocab_size",
         "n_layer": "num_layers",
@@ -287,11 +287,11 @@ HF_FORMAT = _XlnetFormat(
         "vocab_size": 32000, "n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096, "dropout": 0.1,
         "initializer_range": 0.02, "layer_norm_eps": 1e-12,
     },
-    constant={
+    required_values={
         "ff_activation": "gelu", "attn_type": "bi", "clamp_len": -1, "same_length": False, "bi_data": False,
         "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh",
     },
-    allowed={"untie_r": (True,), "tie_word_embeddings": (True, False)},
+    supported_values={"untie_r": (True,), "tie_word_embeddings": (True, False)},
     positions=None,
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

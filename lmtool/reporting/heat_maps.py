@@ -29,7 +29,7 @@ _TOKEN_CHARACTERS = 10
 
 
 def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
-    """Draws attention maps of the heads of a layer. weights_ALL: (A, L, L)."""
+    """Draws attention maps of the heads of a layer. weights_ALL: (A, L, L) for A heads and L tokens."""
     heads = len(weights_ALL)
     columns = min(_MAPS_PER_ROW, heads)
     rows = -(-heads // columns)
@@ -111,7 +111,8 @@ def _add_color_bar(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -
 
 
 def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
-    """Returns the cosines of each pair of sentences, in the first and the last layer."""
+    """Draws the cosines of each pair of sentences, in the first and the last layer. pairs_WSS: (W, S, S) for W layers
+    and S sentences."""
     layer_indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
     sentences = pairs_WSS.shape[-1]
     names = [str(number) for number in range(1, sentences + 1)]
@@ -178,7 +179,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
     return figure
 
 
-# By the side of an interchange measurement.
+# The name of the stack for the side of a batch on which states are swapped.
 _STACKS = {"inputs": "encoder", "outputs": "decoder"}
 
 
@@ -228,7 +229,7 @@ def settings_figure(
     """Returns a heat map of two keys of a sweep.
 
     Args:
-        block: the compared groups.
+        block: all compared groups, for the direction of their metric.
         groups: the groups in this map.
         name: title of the map.
         keys: the keys in rows and in columns.

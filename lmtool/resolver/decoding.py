@@ -35,8 +35,8 @@ def decode_config(
         data: composed plain data, or the body of a saved configuration.
         earlier: problems found before, reported together with the others.
         running: whether the command runs on this machine, rather than only being planned.
-        reads_checkpoint: False for a complete configuration: no section has to be taken from its checkpoint, and
-            its teachers are read only if it runs.
+        reads_checkpoint: whether to read the checkpoint and the teachers. False for a complete configuration, which
+            takes no section from its checkpoint; its teachers are then read only if `running`.
 
     Raises:
         ConfigError: all errors.
@@ -95,8 +95,8 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
 
 
 def _suggest_plan(verb: str, data: JsonMapping, problem: Problem) -> Problem:
-    """Returns the problem of a type of device (`h100`) that was given to a command that runs, reworded: only
-    `lmtool plan` accepts types. Other problems are returned unchanged."""
+    """If the problem is a type of device (`h100`), returns a problem that says that only `lmtool plan` accepts types.
+    Other problems are returned unchanged."""
     name = data.get("device")
     if problem.key != "device" or name not in DEVICES:
         return problem
@@ -109,7 +109,7 @@ def _suggest_other_commands(verb: str, problem: Problem) -> Problem:
     """Returns a problem with an unknown key, with a hint that names the commands that have the key. Other problems are
     returned unchanged."""
     others = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
-    if not problem.message.startswith("unknown key") or problem.meant or not others:
+    if not problem.message.startswith("unknown key") or problem.likely_keys or not others:
         return problem
     return replace(problem, hint=f"omit it: {problem.key} is a key of lmtool {', '.join(others)}")
 

@@ -36,9 +36,8 @@ def text_format_needs(model: ModelConfig, text_format: str | None = None) -> Ite
     that replaces the model's own."""
     definition, start = FORMATS.get(text_format or model.text_format), model.start_role
     for role in (*(definition.roles if definition is not None else ()), *([start] if start else [])):
-        yield Requirement(
-            special_token(role), "tokenizer", f"model={model.name} adds to its texts", "set tokenizer=auto"
-        )
+        reason = f"model={model.name} adds to its texts"  # completes "has no mask token, which ..."
+        yield Requirement(special_token(role), "tokenizer", reason, "set tokenizer=auto")
 
 
 def missing_token(needs: Iterable[Requirement], roles: Iterable[str]) -> str | None:
@@ -81,14 +80,14 @@ def match(command: type[Config], section: str, *keys: str, others: SectionsOf | 
 
 
 def _incompatibilities(section: str, component: Component, others: JsonObject) -> Iterator[Problem]:
-    """Yields the first unmet requirement of a component and of each member of a mixture. If the requirement names no
-    remedy, or is one of an objective in a mixture, the hint is the nearest legal override."""
+    """Yields the first unmet requirement of a component and of each member of a mixture. If the requirement has no
+    hint, or is one of an objective in a mixture, the hint is the nearest legal override."""
     parts = component.member_configs() if isinstance(component, LearnedConfig) else (component,)
     for part in (component, *(part for part in parts if part is not component)):
         for need, other in unmet(part, **others):
             problem = _reword(section, component, part, need.problem(other))
             in_objective_mixture = part is not component and isinstance(component, ObjectiveConfig)
-            if need.instead is not None and not in_objective_mixture:
+            if need.hint is not None and not in_objective_mixture:
                 yield problem
                 break
             yield replace(problem, hint=_nearest_hint(component, part, others))
@@ -259,7 +258,7 @@ def _to_override(member: str | JsonObject) -> str:
 # A recurrent model, or one with a memory, carries state from batch to batch along parallel streams of joined text
 # (data/loader.py). One process must therefore read all streams from the beginning of an epoch to its end.
 
-_SEPARATE = "or data.documents=separate, which carries no state"
+_OR_SEPARATE = "or data.documents=separate, which carries no state"
 
 
 def reads_lanes(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> bool:
@@ -269,7 +268,7 @@ def reads_lanes(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig
 
 @rule(PretrainConfig, "model", "objective", "data")
 def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> Iterator[Problem]:
-    """XLNet's memory holds the states of tokens that the next window reuses, so the objective must reuse some."""
+    """A memory of reused tokens (XLNet's; only its objective has `reuse`) is empty if the objective reuses none."""
     if objective.reuses_nothing and fits(objective, model, None) and reads_lanes(model, objective, data):
         yield Problem(
             "model.memory_length",
@@ -290,16 +289,16 @@ def _interrupting_phase(phases: Phases) -> str | None:
 
 _WORDING = "{lacking}: {reason}"  # unlike the default of Offer, the typed value comes first
 ONE_PROCESS: Offer[int] = Offer(
-    "devices", lambda processes: processes == 1, lambda processes: f"devices={processes}", _SEPARATE, _WORDING
+    "devices", lambda processes: processes == 1, lambda processes: f"devices={processes}", _OR_SEPARATE, _WORDING
 )
 ONE_MODEL: Offer[DistillConfig] = Offer(
-    "distill", lambda distill: distill.name == "none", lambda distill: f"distill={distill.name}", _SEPARATE, _WORDING
+    "distill", lambda distill: distill.name == "none", lambda distill: f"distill={distill.name}", _OR_SEPARATE, _WORDING
 )
 SAME_STREAMS: Offer[Phases] = Offer(
     "phases",
     lambda phases: _interrupting_phase(phases) is None,
     lambda phases: _interrupting_phase(phases) or "",
-    _SEPARATE,
+    _OR_SEPARATE,
     _WORDING,
 )
 

@@ -37,7 +37,7 @@ from lmtool.training.loop import train
 from lmtool.training.profiling import StopTraining
 from lmtool.training.progress import TrainingResult
 from lmtool.types import Loader
-from lmtool.weights.reading import notes
+from lmtool.weights.reading import ignored_warnings
 
 Preparation = PretrainPreparation | FinetunePreparation
 _NEVER = 2**31
@@ -78,7 +78,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     settings = session.settings(held_out.baseline_loss(baseline))
     metadata: dict[str, JsonObject] = {"data": dict(session.metadata), "model": {}, "run": {}}
     if session.loaded is not None and session.loaded.ignored:
-        unread = notes(str(session.config.checkpoint), session.loaded.ignored)
+        unread = ignored_warnings(str(session.config.checkpoint), session.loaded.ignored)
         metadata["data"]["warnings"] = [*session.metadata.get("warnings", ()), *unread]
     for companion in companions:
         for section, entries in companion.begin(session).items():

@@ -31,7 +31,7 @@ from lmtool.tuning.configs.base import TuningConfig
 from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.exporting import IMPORT_COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
-from lmtool.weights.reading import Weights, layout_warnings, notes, read
+from lmtool.weights.reading import Weights, ignored_warnings, layout_warnings, read
 from lmtool.weights.saved_model import decode_section, saved_config
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
@@ -141,7 +141,7 @@ def load_trained(config: UseConfig) -> Trained:
     """Reads the checkpoint of a command and prints warnings about it. Raises UserError as `read_trained` does."""
     precision = select_precision(config.precision, select_device(config.device))
     trained = read_trained(config.checkpoint, config.offline, precision)
-    for note in notes(config.checkpoint, trained.weights.ignored):
+    for note in ignored_warnings(config.checkpoint, trained.weights.ignored):
         Output().line(f"warning: {note}", "yellow")
     return trained
 
@@ -177,7 +177,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     try:
         config = decode_config(verb, {**body(full_config), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
-        raise error.inside(
+        raise error.in_file(
             f"checkpoint={checkpoint}", "use another checkpoint: this value is in its config.json"
         ) from error
     config = config.last if isinstance(config, PretrainConfig) else config  # the configuration of the last phase

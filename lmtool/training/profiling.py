@@ -36,7 +36,7 @@ _BY_NAME: dict[str, tuple[str, tuple[str, ...]]] = {
     "ffn": (FEED_FORWARD, ("forward",)),
     "prefix": (ADDED, ("layers",)),
     "cross_prefix": (ADDED, ("layers",)),
-    "virtual": (ADDED, ("insertion", "among")),
+    "virtual": (ADDED, ("insertion", "insert")),
     "attn_adapter": (ADDED, ("forward",)),
     "ffn_adapter": (ADDED, ("forward",)),
 }

@@ -80,8 +80,10 @@ class LoadedCheckpoint:
         beams, ...). Raises UserError if the checkpoint has no tokenizer or no language modeling head."""
         head = dict(self.model.parts.heads.items()).get("lm")
         if self.tokenizer is None or not isinstance(head, LMHead):
-            missing = "tokenizer" if self.tokenizer is None else "language modeling head"
-            raise UserError(f"the checkpoint has no {missing}", "use the checkpoint of a generative language model")
+            if self.tokenizer is None:
+                raise UserError("the checkpoint has no tokenizer", "use a checkpoint whose folder has tokenizer.json")
+            hint = "use the checkpoint of a generative language model"
+            raise UserError("the checkpoint has no language modeling head", hint)
         writer = writer_of(self.model.parts.backbone, head, self.tokenizer, self.task)
         ids = writer.prompts(prompts, [("prompts", number) for number in range(len(prompts))])
         config = GenerationConfig(**settings).with_published(self.saved.get("generation", {}))

@@ -142,7 +142,7 @@ def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]
     return () if reason is None else (f"tokenizer.json: special tokens around texts, {reason}",)
 
 
-def notes(checkpoint: str, ignored: Sequence[str]) -> list[str]:
+def ignored_warnings(checkpoint: str, ignored: Sequence[str]) -> list[str]:
     """Returns a warning that lists the ignored keys and files of a checkpoint, if there are any."""
     return [f"checkpoint={checkpoint} has parts that lmtool does not read: {'; '.join(ignored)}"] if ignored else []
 
@@ -177,7 +177,8 @@ def _multiple_end_tokens(settings: Mapping[str, object]) -> list[str]:
 
 
 def _suppresses_unused_rows(name: str, settings: Mapping[str, object], vocab_size: object) -> bool:
-    """Returns whether a setting suppresses exactly the last rows of the embedding, which lmtool never generates."""
+    """Returns whether a setting suppresses exactly the last ids, the embedding's rows without a token, which lmtool
+    never generates."""
     tokens = settings.get("suppress_tokens")
     if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(vocab_size, int):
         return False

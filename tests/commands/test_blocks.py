@@ -25,7 +25,7 @@ def test_it_resumes_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
     more = [*BLOCKS, "schedule=constant", "checkpoint_every=1"]
     run = pretrain("part", *more, "max_steps=1", model=MODEL)
     path = json.loads((run / "facts.json").read_text())["model"]["attention"]
-    assert "blocks of tokens to those they see, gathered (in texts of more than 14 tokens)" in path
+    assert "blocks of tokens with the blocks they attend to (in texts of more than 14 tokens)" in path
     assert "no text is long enough" not in capsys.readouterr().out
     resumed = weights(pretrain("part", *more, "max_steps=2", model=MODEL))
     assert "resumes from step 1" in capsys.readouterr().out

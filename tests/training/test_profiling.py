@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from lmtool.config.tables import build
 from lmtool.models.configs import BertConfig
 from lmtool.nn.regions import is_plain
+from lmtool.training import profiling
 from lmtool.training.attribution import CLIP, LOSS, MOVE, ZERO, attribute, flops_of
 from lmtool.training.profiling import (
     ATTENTION,
@@ -135,6 +139,15 @@ def test_a_map_in_the_backward_is_its_own_part() -> None:
 )
 def test_flops(name: str, shapes: list[list[int]], flops: int | None) -> None:
     assert flops_of(name, shapes) == flops
+
+
+def test_methods_of_the_parts_exist() -> None:
+    """The tables name methods as strings, so a renamed method would silently lose its range."""
+    names = {method for _, methods in profiling._BY_NAME.values() for method in methods}
+    names |= {*profiling._NETWORK_METHODS, *profiling._BACKBONE_METHODS, "leave"}
+    package = Path(profiling.__file__).parents[1]
+    defined = set(re.findall(r"def (\w+)\(", "\n".join(file.read_text() for file in package.rglob("*.py"))))
+    assert names <= defined
 
 
 def test_ranges_leave_nothing_and_touch_no_plain_projection() -> None:

@@ -56,7 +56,9 @@ class StandardConfig(DistillConfig):
         min_length=1,
         description="file of hard labels, instead of a teacher: `lmtool predict output=` of the training rows",
     )
-    gold: float = Field(0.5, ge=0, description="weight of the student's own loss on the gold labels")
+    gold: float = Field(
+        0.5, ge=0, description="weight of the student's own loss on its targets: gold labels, or see targets="
+    )
     terms: Annotated[dict[str, TermConfig], Several("distill/term")] = Field(
         {},
         description="distillation terms by name, each with a weight (`lmtool list distill/term`); null removes one",
@@ -103,12 +105,12 @@ class StandardConfig(DistillConfig):
 
     @property
     def same_batches(self) -> bool:
-        """Whether teachers run on the student's batches. A teacher with stored outputs may tokenize rows itself."""
+        """Whether teachers run on the student's batches, as they do unless their outputs are stored."""
         return self.compares and not self.store
 
     @property
     def compares_rows_only(self) -> bool:
-        # The terms that can average teachers compare predictions, the others compare states within the text.
+        # A term that can average teachers compares predictions, one per row; the others compare hidden states.
         return all(term.supports_average for term in self.comparisons.values())
 
     @property
@@ -165,16 +167,18 @@ class StandardConfig(DistillConfig):
             return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
         if not self.comparisons and self.targets == "gold":
             message = f"distill={self.name}: no term has a weight above 0, so the student learns nothing from a teacher"
-            return Problem("distill.terms", message, "set distill=soft, distill.terms.soft.weight=0.5 or distill=none")
+            return Problem(
+                "distill.terms", message, "set distill=soft, or distill.terms.soft.weight=0.5, or distill=none"
+            )
         if self.starts_from_teacher and not self.checkpoints:
             message = f"distill.initialize={self.initialize} copies layers of a teacher, but no teacher is set"
             return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
-        terms_without_teacher = [
+        terms_with_teacher = [
             name for name, term in self.comparisons.items() if self.predictions is None or not term.supports_labels
         ]
-        if not terms_without_teacher or self.checkpoints:
+        if not terms_with_teacher or self.checkpoints:
             return None
-        message = f"distill.terms.{terms_without_teacher[0]} learns from a teacher, but no teacher is set"
+        message = f"distill.terms.{terms_with_teacher[0]} learns from a teacher, but no teacher is set"
         return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
 
     @property
@@ -356,7 +360,7 @@ class SelfConfig(DistillConfig):
         yield Requirement(ONE_DOMAIN, "distill", reason, "set task.domain=null, or distill=none")
         yield Requirement(_ONE_STACK, "distill", reason, "set model=bert, or distill=none")
         yield Requirement(_SEVERAL_LAYERS, "distill", reason, "set model.num_layers=2, or distill=none")
-        yield Requirement(self._valid_exits(), "distill.exits", "distill.exits", _middle_exit)
+        yield Requirement(self._valid_exits(), "distill.exits", reason="distill.exits", hint=_middle_exit)
 
     def _valid_exits(self) -> Offer[ModelConfig]:
         """Returns the property of a model that all exits follow distinct layers below its last layer."""

@@ -212,7 +212,7 @@ class Threshold(NamedTuple):
 
 
 def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndarray) -> Threshold:
-    """Returns the threshold with the best mean score, found as by `find_best_thresh` of evaluate-v2.0.
+    """Returns the threshold with the best mean score, computed as in `find_best_thresh` of evaluate-v2.0.
 
     If it is best to predict no answer for every question, the threshold is below all null differences.
 

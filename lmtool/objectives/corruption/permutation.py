@@ -3,10 +3,10 @@
 Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet", NeurIPS 2019, section 2.3 and data_utils.py of its published
 code. One in K tokens is predicted, where K is the field `context`. A text is divided into windows of K n tokens; in
 each window an n-gram of n tokens is predicted, which begins with a word. The probability of n is proportional to 1/n,
-for n <= `longest`. Because the windows may not reach the end of a text, single tokens are added until 1/K of the
-tokens are predicted. As in the published code, n counts tokens, even if a word has several tokens. In that code,
-however, a window has K n tokens in addition to its n-gram; n-grams then use less of the budget, and a sixth of all
-predicted tokens are single tokens.
+for n <= `longest`. If the windows end before the text does, single tokens are added until 1/K of the tokens are
+predicted. As in the published code, n counts tokens, even if a word has several tokens. In that code,
+however, a window has K n tokens in addition to its n-gram; n-grams then have fewer of the predicted tokens, and a
+sixth of all predicted tokens are single tokens.
 
 Predicted and special tokens are in a random order, after all other tokens. The ranks in this order determine the
 attention masks (`models.two_streams`). The first `reuse` tokens of an example are ordered separately, before all
@@ -27,8 +27,8 @@ import numpy as np
 from lmtool.objectives.corruption.masking import MaskedTexts, PackedTexts, Vocabulary, budget
 from lmtool.objectives.permutation_configs import PlmConfig
 
-# The random numbers of a run are keyed by the position of its first token and by the number of the n-gram; the random
-# numbers of a token are keyed by its position, plus an offset that the keys of runs do not reach.
+# The random numbers of a run of text are keyed by the position of its first token and by the number of the n-gram; those
+# of a token are keyed by its position, plus an offset that the keys of runs do not reach.
 _KEYS_PER_RUN = 1 << 20
 _TOKEN_KEYS = 1 << 50
 _LENGTH, _PLACE = 0, 1
@@ -70,26 +70,26 @@ def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Pe
         return texts.uniform(owners_T[indices], numbers)
 
     indices_P = np.flatnonzero(is_text_T)
-    block_P = 2 * owners_T[indices_P] + blocks_T[indices_P]
-    remaining_B = budget(np.bincount(block_P, minlength=2 * len(texts.lengths)), 1 / config.context)
-    runs = _Runs(indices_P, block_P, vocabulary.starts_word[tokens_T[indices_P]], remaining_B)
+    block_ids_P = 2 * owners_T[indices_P] + blocks_T[indices_P]
+    remaining_B = budget(np.bincount(block_ids_P, minlength=2 * len(texts.lengths)), 1 / config.context)
+    runs = _Runs(indices_P, block_ids_P, vocabulary.starts_word[tokens_T[indices_P]], remaining_B)
     chosen_P, sampled_lengths, starts = _sample_ngrams(
         config, runs, lambda indices, number: uniform(indices, positions_T[indices] * _KEYS_PER_RUN + number)
     )
     # Add single tokens in random order until the budget of each block is used.
-    remaining_B = remaining_B - np.bincount(block_P[chosen_P], minlength=len(remaining_B))
-    free = np.flatnonzero(~chosen_P & (remaining_B[block_P] > 0))
+    remaining_B = remaining_B - np.bincount(block_ids_P[chosen_P], minlength=len(remaining_B))
+    free = np.flatnonzero(~chosen_P & (remaining_B[block_ids_P] > 0))
     priorities = uniform(indices_P[free], _TOKEN_KEYS + positions_T[indices_P[free]])
-    order = free[np.lexsort((priorities, block_P[free]))]
-    single = order[_index_in_group(block_P[order]) < remaining_B[block_P[order]]]
-    chosen_P[single] = True
+    order = free[np.lexsort((priorities, block_ids_P[free]))]
+    single_indices = order[_index_in_group(block_ids_P[order]) < remaining_B[block_ids_P[order]]]
+    chosen_P[single_indices] = True
     indices = indices_P[chosen_P]
 
     permuted_T = ~is_text_T
     permuted_T[indices] = True
     order_T = uniform(np.arange(len(tokens_T)), 2 * _TOKEN_KEYS + positions_T)
     ranks_T = _ranks(permuted_T, owners_T, blocks_T, order_T)
-    is_single = np.isin(indices, indices_P[single])
+    is_single = np.isin(indices, indices_P[single_indices])
     return PermutedTexts(
         tokens_T, indices, tokens_T[indices], ranks_T, is_single, sampled_lengths, indices_P[starts], blocks_T
     )
@@ -108,14 +108,14 @@ class _Runs:
     the number of tokens to predict in each run. next_start: (P+1,) for each token, the next token that begins a word,
     which may be the token itself; P if there is none."""
 
-    def __init__(self, indices_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, budget_B: np.ndarray):
-        opens = (np.diff(indices_P, prepend=-2) != 1) | (np.diff(block_P, prepend=-1) != 0)
+    def __init__(self, indices_P: np.ndarray, block_ids_P: np.ndarray, starts_word_P: np.ndarray, budget_B: np.ndarray):
+        opens = (np.diff(indices_P, prepend=-2) != 1) | (np.diff(block_ids_P, prepend=-1) != 0)
         self.indices, self.first = indices_P, np.flatnonzero(opens)
         self.end = np.append(self.first[1:], len(indices_P))[: len(self.first)]
         # Each block has an exact budget, which its runs share in proportion to their lengths. Rounding the cumulative
         # budget at the end of each run preserves the sum.
-        block_U = block_P[self.first]
-        sizes_B = np.bincount(block_P, minlength=len(budget_B))
+        block_U = block_ids_P[self.first]
+        sizes_B = np.bincount(block_ids_P, minlength=len(budget_B))
         before_B = np.cumsum(sizes_B) - sizes_B
         ends = self.end - before_B[block_U]
         cumulative = np.rint(budget_B[block_U] * ends / np.maximum(sizes_B[block_U], 1)).astype(np.int64)

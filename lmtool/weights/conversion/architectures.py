@@ -43,7 +43,7 @@ _MAY_DIFFER = frozenset(
     {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "concatenated_layers"}
 )
 # Methods of a backbone that must be the same functions in both families.
-_SAME_METHODS = ("position", "depth", "leave", "run", "read")
+_SAME_METHODS = ("position", "applied_layers", "leave", "run", "read")
 _MAX_REPORTED = 4  # differences in a message
 _LOSES_BIAS = " loses its bias"
 _COMPARABLE = (str, int, float, bool, tuple, type(None))

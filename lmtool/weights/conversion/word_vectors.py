@@ -185,9 +185,9 @@ def table_of(file: WordFile, tokenizer: Tokenizer) -> torch.Tensor:
     if tokenizer.vocab_size < 8:  # the minimum of model.vocab_size
         raise UserError(f"the file has only {counted(len(file.words), 'word')}", "use a file with more words")
     table_VH = torch.zeros(tokenizer.vocab_size, file.vectors.shape[1])
-    numbers = {word: number for number, word in enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))}
-    numbers[_UNKNOWN] = tokenizer.role("unk")
-    table_VH[torch.tensor([numbers[word] for word in file.words])] = file.vectors
+    ids = {word: token_id for token_id, word in enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))}
+    ids[_UNKNOWN] = tokenizer.role("unk")
+    table_VH[torch.tensor([ids[word] for word in file.words])] = file.vectors
     return table_VH
 
 
@@ -211,8 +211,8 @@ def export_vectors(config: ExportConfig) -> None:
         )
     tokenizer, table_VH = loaded.tokenizer, loaded.model.parts.state_dict()[_TABLE].float()
     words = tokenizer.pieces(range(tokenizer.vocab_size))
-    ids = [number for number, word in enumerate(words) if number not in tokenizer.special_ids and word]
-    exported = [words[number] for number in ids]
+    ids = [token_id for token_id, word in enumerate(words) if token_id not in tokenizer.special_ids and word]
+    exported = [words[token_id] for token_id in ids]
     if "unk" in tokenizer.roles:
         exported, ids = [*exported, _UNKNOWN], [*ids, tokenizer.role("unk")]
     vectors, folder = table_VH[ids], Path(config.output).expanduser()

@@ -71,7 +71,8 @@ def prompt_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
     reason = _incompatibility(name, None if len(tuned.tensors) > 1 or tuned.trained else tuned.task_type, model)
     if reason is not None:
         raise UserError(
-            f"PEFT uses tuning={tuned.section['name']} of model={model.name} with this head differently: {reason}",
+            f"PEFT would not give lmtool's outputs for tuning={tuned.section['name']} of model={model.name} with this "
+            f"head: {reason}",
             DELTA,
         )
     prompt, sizes = tuned.tensors[name], _sizes(name, model)
