@@ -314,7 +314,7 @@ class Dropout(nn.Module):
         if rng is None or self.rate == 0.0:
             return None
         if self.site is None:
-            raise ValueError("a Dropout without a name would drop as another one does: call name_sites on the model")
+            raise ValueError("a Dropout without a name would drop as another one does: call name_dropouts on the model")
         return rng.at(self.site)
 
     def set_rng_tensors(self, rng: DropoutRng | None) -> list[Tensor]:

@@ -34,7 +34,7 @@ class Witness:
         model, task = learner.backbone.config, getattr(learner, "kind", None)
         section = None if task is None else task.config.model_dump()
         tensors = {name: tensor.detach().clone() for name, tensor in learner.state_dict().items()}
-        self.tensors = export_of(model, tensors, section, tokenizer).tensors
+        self.tensors = export_of(model, tensors, section, tokenizer).hf_tensors
 
     def give_weights(self, model: Any) -> None:
         """Loads the weights into the Trainer's model. Raises RuntimeError if the parameters differ."""

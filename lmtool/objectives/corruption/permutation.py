@@ -27,8 +27,8 @@ import numpy as np
 from lmtool.objectives.corruption.masking import MaskedTexts, PackedTexts, Vocabulary, budget
 from lmtool.objectives.permutation_configs import PlmConfig
 
-# The random numbers of a run of text are keyed by the position of its first token and by the number of the n-gram; those
-# of a token are keyed by its position, plus an offset that the keys of runs do not reach.
+# The random numbers of a run of text are keyed by the position of its first token and by the number of the n-gram.
+# Those of a token are keyed by its position, plus an offset that the keys of runs do not reach.
 _KEYS_PER_RUN = 1 << 20
 _TOKEN_KEYS = 1 << 50
 _LENGTH, _PLACE = 0, 1
