@@ -92,7 +92,7 @@ class EarlyEvaluation(TaskEvaluation):
 
     depths: tuple[int, ...] = ()
 
-    def more(self, number: int) -> JsonObject:
+    def extra_fields(self, number: int) -> JsonObject:
         return {"exit": self.depths[number]}
 
 

@@ -122,7 +122,7 @@ def test_an_encoder_decoder_reads_a_gap_and_writes_the_word(tokenizers, family, 
     assert learner.tokenizer.decode(batch.inputs.tokens[at + 1 : -1]) == "."
     assert learner.tokenizer.decode(batch.targets["sst2"].labels).strip() == "great"
     kind = build(data.config)
-    assert kind.parsed("terrible").value == 0 and kind.parsed("negative") is None
+    assert kind.parse("terrible").value == 0 and kind.parse("negative") is None
     assert len(evaluation(learner.eval(), data.validation["dev"], max_length=60).predictions) == 6
 
 

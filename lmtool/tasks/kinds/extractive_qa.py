@@ -112,14 +112,14 @@ class ExtractiveQa(TextKind):
         spans = spans[np.argsort(-spans["score"], kind="stable")]
         _, first = np.unique(spans[["start", "end"]], return_index=True)
         answer = PredictedAnswer(spans[np.sort(first)[: self.config.n_best]], min(part.null for part in parts))
-        return Prediction(answer, float(self.fractions(answer)[0]))
+        return Prediction(answer, float(self.probabilities(answer)[0]))
 
-    def fractions(self, answer: PredictedAnswer) -> np.ndarray:
+    def probabilities(self, answer: PredictedAnswer) -> np.ndarray:
         """Returns the probabilities of the reported spans, followed by the probability of no answer if it is
         allowed."""
         scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._with_null(answer))
-        fractions = np.exp(scores - scores.max())
-        return fractions / fractions.sum()
+        probabilities = np.exp(scores - scores.max())
+        return probabilities / probabilities.sum()
 
     def _with_null(self, answer: PredictedAnswer) -> bool:
         return self.config.unanswerable or not len(answer.spans_K)
@@ -128,9 +128,9 @@ class ExtractiveQa(TextKind):
         """Returns the prediction if no answer is chosen above this threshold of the null difference."""
         answer = prediction.value
         is_answered = len(answer.spans_K) > 0 and answer.null_difference <= threshold
-        fractions = self.fractions(answer)
+        probabilities = self.probabilities(answer)
         return Prediction(
-            PredictedAnswer(answer.spans_K, answer.null, is_answered), float(fractions[0 if is_answered else -1])
+            PredictedAnswer(answer.spans_K, answer.null, is_answered), float(probabilities[0 if is_answered else -1])
         )
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -179,7 +179,7 @@ class ExtractiveQa(TextKind):
         """Returns the inputs of `threshold_scores`: the scores of each row's best text, whether or not it is predicted,
         and the null differences."""
         answers = values_of(predictions)
-        texts = [self._text(rows, number, answer.first) for number, answer in enumerate(answers)]
+        texts = [self._text(rows, number, answer.best_span) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])
         return threshold_scores(self._gold(rows)[0], texts), null_N
 
@@ -203,13 +203,18 @@ class ExtractiveQa(TextKind):
         record = super().record(rows, number, prediction)
         start, end = answer.span
         record |= {"prediction": self._text(rows, number, (start, end)), "start": start, "end": end}
-        fractions = self.fractions(answer).tolist()
+        probabilities = self.probabilities(answer).tolist()
         best: list[JsonObject] = [
-            {"text": self._text(rows, number, span[:2]), "start": span.start, "end": span.end, "probability": fraction}
-            for span, fraction in zip(answer.best, fractions, strict=False)
+            {
+                "text": self._text(rows, number, span[:2]),
+                "start": span.start,
+                "end": span.end,
+                "probability": probability,
+            }
+            for span, probability in zip(answer.best_spans, probabilities, strict=False)
         ]
         if self._with_null(answer):
-            best.append({"text": "", "start": 0, "end": 0, "probability": fractions[-1]})
+            best.append({"text": "", "start": 0, "end": 0, "probability": probabilities[-1]})
             best.sort(key=lambda row: -row["probability"])
         if self.config.unanswerable and len(answer.spans_K):
             record["null_difference"] = answer.null_difference
@@ -232,7 +237,7 @@ def _require_different_ids(columns: Columns, origin: Origin) -> None:
         first = row_of_id.setdefault(str(value), number)
         if value is not None and first != number:
             raise UserError(
-                f"{location(origin[number])}: {name}={value} repeats that of {location(origin[first])}",
+                f"{location(origin[number])}: {name}={value} repeats the id of {location(origin[first])}",
                 "give each question a unique id",
             )
 
@@ -245,7 +250,8 @@ class AnswerInspector(TaskInspector):
 
 
 class ExtractiveQaLearner(TaskLearner):
-    """Learns the start and the end of the answer: the mean of two cross entropies over the tokens of a window."""
+    """Learns the start and the end of the answer. The loss is the mean of two cross entropies over the tokens of a
+    window."""
 
     config: ExtractiveQaConfig
     kind: ExtractiveQa
@@ -265,8 +271,8 @@ class ExtractiveQaLearner(TaskLearner):
 
     def examples(self, data: SplitData, max_length: int) -> QuestionWindows:
         name, stride = self.backbone.config.text_format, self.config.stride
-        layout = InputFormat(self.tokenizer, name, max_length, self.start_token, stride)
-        return QuestionWindows(self.config, self.rows(data), layout, data.split)
+        input_format = InputFormat(self.tokenizer, name, max_length, self.start_token, stride)
+        return QuestionWindows(self.config, self.rows(data), input_format, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (T, 2): scores of each token as start and end."""

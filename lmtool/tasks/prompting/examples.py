@@ -28,7 +28,7 @@ from lmtool.tasks.kinds.texts import TaskExamples
 from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, prompt_capacity
 from lmtool.types import Batch, Target
 
-TERM = "mlm"
+AUXILIARY_TERM = "mlm"
 """The term of the auxiliary loss."""
 ANSWERS = "answer"
 """The column of a batch's inputs that is 1 at a predicted answer."""
@@ -164,20 +164,20 @@ def text_keys(rows: Rows) -> np.ndarray:
 class Wording:
     """How rows are presented to a model.
 
-    pattern: the prompt's template. around: the model's special tokens around one text. mask: the mask token, which
-    stands at the answer's position; None for a decoder, which reads only the text before the answer. words: (C,) the
-    token that stands for each class.
+    pattern: the prompt's template. text_template: the model's special tokens around one text. mask: the mask token, which stands
+    at the answer's position; None for a decoder, which reads only the text before the answer. words: (C,) the token
+    that stands for each class.
     """
 
     pattern: Pattern
-    around: FormatTemplate
+    text_template: FormatTemplate
     mask: int | None
     words: Sequence[int]
 
     def template(self, demonstrations: bool) -> FormatTemplate:
         """Returns the tokens around the texts of a question. demonstrations: adds those around the texts of a labeled
         row of each class: before the question for a decoder, otherwise after it, each closed like a text of its own."""
-        first, last = (piece.tolist() for piece in self.around.pieces)
+        first, last = (piece.tolist() for piece in self.text_template.pieces)
         before = SEPARATOR if self.mask is None and demonstrations else ""
         question, (run, index) = self.pattern.pieces(None if self.mask is None else [self.mask], before)
         answered = [
@@ -193,7 +193,7 @@ class Wording:
         marks = [[0] * len(tokens) for tokens in runs]
         if self.mask is not None:
             marks[run][index + (len(first) if run == 0 else 0)] = 1
-        values = self.around.text_columns
+        values = self.text_template.text_columns
         columns = {name: [[column[0]] * len(tokens) for tokens in runs] for name, column in values.items()}
         return FormatTemplate(
             tuple(np.array(tokens, dtype=np.int64) for tokens in runs),
@@ -289,7 +289,7 @@ class PromptedExamples(TaskExamples):
             texts, masked_M, labels_M = self.auxiliary.masked(rows["auxiliary"], examples, epoch)
             assembled, order = _side_by_side(assembled, texts)
             indices = np.flatnonzero(np.isin(order, masked_M + len(order) - len(texts.tokens)))
-            targets[TERM] = Target(torch.from_numpy(labels_M), at=torch.from_numpy(indices))
+            targets[AUXILIARY_TERM] = Target(torch.from_numpy(labels_M), at=torch.from_numpy(indices))
             numbers, row_N = numbers.repeat_interleave(2), row_N.repeat_interleave(2)
             parts = torch.arange(2, dtype=torch.int32).repeat(len(rows))
         return Batch(assembled.packed(), targets, numbers, parts, None, row_N)
