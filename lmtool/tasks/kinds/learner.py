@@ -140,12 +140,10 @@ class TaskScorer(Scorer):
                 self.finished_parts += len(self.partial_rows.pop(row))
 
     def result(self) -> TaskEvaluation:
-        kind, rows, term = self.learner.kind, self.rows, self.learner.term
+        kind, rows, term, count = self.learner.kind, self.rows, self.learner.term, self.scored_parts
         expected, received = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.partial_rows.values()))
-        if self.scored_parts != expected or received != expected or self.predictions.missing:
-            raise RuntimeError(
-                f"{len(rows)} rows: {self.scored_parts} predictions arrived, for {received} of {expected} parts"
-            )
+        if count != expected or received != expected or self.predictions.missing:
+            raise RuntimeError(f"{len(rows)} rows: {count} predictions arrived, for {received} of {expected} parts")
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
         predictions = self.learner.with_thresholds(self.predictions)

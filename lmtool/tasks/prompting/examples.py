@@ -164,9 +164,9 @@ def text_keys(rows: Rows) -> np.ndarray:
 class Wording:
     """How rows are presented to a model.
 
-    pattern: the prompt's template. text_template: the model's special tokens around one text. mask: the mask token, which stands
-    at the answer's position; None for a decoder, which reads only the text before the answer. words: (C,) the token
-    that stands for each class.
+    pattern: the prompt's template. text_template: the model's special tokens around one text. mask: the mask token,
+    which stands at the answer's position; None for a decoder, which reads only the text before the answer. words: (C,)
+    the token that stands for each class.
     """
 
     pattern: Pattern

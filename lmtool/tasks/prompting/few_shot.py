@@ -54,8 +54,8 @@ def row_values(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
 @dataclass(frozen=True)
 class Question:
     """A prompt: the tokens before an answer. shown: the number of demonstrations in the prompt; if not all fit, the
-    last ones are used. shared: the tokens of these demonstrations, the same for all rows. row_tokens: the
-    tokens of the row."""
+    last ones are used. shared: the tokens of these demonstrations, the same for all rows. row_tokens: the tokens of
+    the row."""
 
     shown: int
     shared: tuple[int, ...]
@@ -113,12 +113,12 @@ class Prompts:
         length, reserved = len(first) + self._special_count, answer_length if self._one_stack else 0
         answer_note = f", and its answer {reserved}" if reserved else ""
         text_length, longest_text = length + reserved, self.writer.model.backbone.longest_text
-        length_hint = f"the model reads at longest_text {longest_text} tokens: "
+        length_hint = f"the model reads at most {longest_text} tokens: "
         if text_length <= longest_text:
             length_hint = f"set max_length={text_length} or more, "
         raise UserError(
-            f"{location(place)}: the prompt needs {length} tokens even without demonstrations{answer_note}; the limit is "
-            f"{self.longest}",
+            f"{location(place)}: the prompt needs {length} tokens even without demonstrations{answer_note}; the "
+            f"limit is {self.longest}",
             f"{length_hint}use a shorter task.prompt.template=, or remove the row",
         )
 
