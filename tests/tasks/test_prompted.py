@@ -300,5 +300,5 @@ def test_a_checkpoint_with_a_prompt_keeps_it():
     assert not task_config("sst2", head="paper").takes_head(form, MODELS["bert"])
     classic = task_config("sst2").with_head({"head": "paper", "prompt": {}, "demonstrations": 0})
     assert classic.head == "paper" and classic.prompt.words
-    with pytest.raises(ValueError, match="demonstration_rows: a row of positive has 1 texts"):
+    with pytest.raises(ValueError, match="demonstration_rows: each row of positive must have the texts"):
         type(trained).model_validate({**trained.model_dump(), "demonstration_rows": {"positive": (("a", "b"),)}})
