@@ -227,7 +227,8 @@ def _parallel_columns(columns: Columns, name: str) -> list[str]:
 
 def _kinds(values: list[object], has_parallel_column: bool = False, is_plural: bool = False) -> list[str]:
     """Returns the task kinds whose label a column may be; empty for a column of texts. has_parallel_column: whether
-    another column has lists of the same lengths. is_plural: whether the column's name suggests several labels per row."""
+    another column has lists of the same lengths. is_plural: whether the column's name suggests several labels
+    per row."""
     present = [value for value in values if text_of_label(value)]
     if not present:
         return []

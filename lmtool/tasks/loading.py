@@ -223,12 +223,10 @@ def unlabeled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = Fa
 def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) -> Rows:
     """Returns the unlabeled texts of a task's target domain. Raises UserError like `load_task`."""
     assert config.domain is not None
-    target_config = config.model_copy(update={"path": config.domain.target})
+    target = config.model_copy(update={"path": config.domain.target})
     try:
-        tables, _ = read_tables(target_config, cache_dir, offline)
-        return _decode_unlabeled(
-            build(config), _columns(target_config, "train", tables["train"]), tables["train"].origin
-        )
+        tables, _ = read_tables(target, cache_dir, offline)
+        return _decode_unlabeled(build(config), _columns(target, "train", tables["train"]), tables["train"].origin)
     except UserError as error:
         message = error.message.replace("task.path=", "task.domain.target=")
         raise UserError(message, error.hint and error.hint.replace("task.path=", "task.domain.target=")) from error
@@ -319,8 +317,7 @@ def _development_splits(config: TaskConfig, columns: Mapping[str, Columns]) -> l
 
 
 def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:
-    """Holds out a seeded tenth of the groups (distinct texts) with all their rows, so that no text is in both sets.
-    Shape letter: E training rows."""
+    """Holds out a seeded tenth of the groups (distinct texts) with all their rows, so that no text is in both sets."""
     numbers: dict[str, int] = {}
     group_E = np.array([numbers.setdefault(repr(group), len(numbers)) for group in groups])
     if len(numbers) < 2:

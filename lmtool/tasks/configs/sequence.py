@@ -181,8 +181,8 @@ class SequenceConfig(TaskConfig):
         return self._field_without_effect(self.of_summary, "applies to heads over the whole text", "reads one position")
 
     def _field_without_effect(self, fields: tuple[str, ...], scope: str, contrast: str) -> Problem | None:
-        """Returns the problem of the first field that is set without effect under this head, if any. scope: to which heads
-        the fields apply. contrast: how this head differs."""
+        """Returns the problem of the first field that is set without effect under this head, if any. scope: to which
+        heads the fields apply. contrast: how this head differs."""
         for field in fields:
             value, default = self, type(self).model_validate({})
             for name in field.split("."):
