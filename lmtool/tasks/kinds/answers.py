@@ -72,10 +72,10 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldA
         skip = "task.bad_answers=skip skips and counts such rows"
         if index < 0:
             return f"the answer {_truncate(text)!r} is not in its context", f"correct the row; {skip}"
-        there = context[max(start, 0) : max(start, 0) + len(text)]
+        found = context[max(start, 0) : max(start, 0) + len(text)]
         return (
             f"answer_start={start} does not point at the answer {_truncate(text)!r}: the context has "
-            f"{_truncate(there)!r} there",
+            f"{_truncate(found)!r} there",
             f"answer_start counts characters from 0 (it is at {index}); {skip}",
         )
     return None
@@ -114,16 +114,16 @@ def best_spans(
     Returns:
         (N, K) scores in descending order, and the first and last tokens; -inf after the last span.
     """
-    off = -torch.inf
-    starts_NL = starts_NL.float().masked_fill(~allowed_NL, off)
-    ends_NL = ends_NL.float().masked_fill(~allowed_NL, off)
+    excluded = -torch.inf
+    starts_NL = starts_NL.float().masked_fill(~allowed_NL, excluded)
+    ends_NL = ends_NL.float().masked_fill(~allowed_NL, excluded)
     length = starts_NL.shape[1]
-    reach = min(longest, length)
-    ends_NLA = torch.nn.functional.pad(ends_NL, (0, reach - 1), value=off).unfold(1, reach, 1)
+    longest_span = min(longest, length)
+    ends_NLA = torch.nn.functional.pad(ends_NL, (0, longest_span - 1), value=excluded).unfold(1, longest_span, 1)
     scores = (starts_NL[:, :, None] + ends_NLA).flatten(1)
     best_NK, flat_NK = scores.topk(min(count, scores.shape[1]), dim=1)
-    first_NK = flat_NK // reach
-    return best_NK, first_NK, first_NK + flat_NK % reach
+    first_NK = flat_NK // longest_span
+    return best_NK, first_NK, first_NK + flat_NK % longest_span
 
 
 # Answers as spans of a context. The predictions for a window and for a row are arrays.

@@ -5,7 +5,7 @@ If a window has no answer, both targets are the class token. Text formats withou
 with a token that stands for no answer. Heads equal those of transformers' ...ForQuestionAnswering: only ModernBERT's
 has a pooler, and the decoder of an encoder-decoder reads the same text as its encoder.
 
-Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K reported answers.
+Shape letters: T tokens, N windows, L tokens of the longest window, H hidden width, K reported answers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ExtractiveQa(TextKind):
         labels = list(rows.labels or ())
         if not labeled and not self.config.unanswerable and not any(labels):
             return replace(rows, labels=None)  # on the hub, the answers of a test split are empty lists
-        return self._checked(rows, labels) if rows.labels is not None else rows
+        return self._valid_rows(rows, labels) if rows.labels is not None else rows
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> list[tuple[GoldAnswer, ...]]:
         return [gold_answers(value, place) for value, place in zip(values, origin, strict=True)]
@@ -77,18 +77,18 @@ class ExtractiveQa(TextKind):
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
-    def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
+    def _valid_rows(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
         """Returns the rows whose answers occur in their contexts. Raises UserError at the first other row, unless
         bad_answers=skip."""
-        contexts, rows_left = rows.columns[self.config.text[1]], []
+        contexts, valid_rows = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
             if problem is None:
-                rows_left.append(number)
-            elif self.config.bad_answers == "refuse" or not (rows_left or number + 1 < len(rows)):
+                valid_rows.append(number)
+            elif self.config.bad_answers == "refuse" or not (valid_rows or number + 1 < len(rows)):
                 raise UserError(f"{location(rows.origin[number])}: {rows.ids[number]}: {problem[0]}", problem[1])
-        self.skipped += len(rows) - len(rows_left)
-        return rows if len(rows_left) == len(rows) else rows.take(np.array(rows_left))
+        self.skipped += len(rows) - len(valid_rows)
+        return rows if len(valid_rows) == len(rows) else rows.take(np.array(valid_rows))
 
     def groups(self, rows: Rows) -> Sequence[object]:
         """Returns the contexts: questions about the same context are held out together."""
@@ -117,15 +117,15 @@ class ExtractiveQa(TextKind):
     def probabilities(self, answer: PredictedAnswer) -> np.ndarray:
         """Returns the probabilities of the reported spans, followed by the probability of no answer if it is
         allowed."""
-        scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._with_null(answer))
+        scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._includes_null(answer))
         probabilities = np.exp(scores - scores.max())
         return probabilities / probabilities.sum()
 
-    def _with_null(self, answer: PredictedAnswer) -> bool:
+    def _includes_null(self, answer: PredictedAnswer) -> bool:
         return self.config.unanswerable or not len(answer.spans_K)
 
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
-        """Returns the prediction if no answer is chosen above this threshold of the null difference."""
+        """Returns the prediction under a threshold: it is no answer if the null difference is above the threshold."""
         answer = prediction.value
         is_answered = len(answer.spans_K) > 0 and answer.null_difference <= threshold
         probabilities = self.probabilities(answer)
@@ -134,16 +134,16 @@ class ExtractiveQa(TextKind):
         )
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
+        (metrics,) = self._metrics_of_samples(rows, predictions, [np.arange(len(rows))])
         return metrics
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        samples = list(self._of_samples(rows, predictions, draws))
+        samples = list(self._metrics_of_samples(rows, predictions, draws))
         return {name: [sample[name] for sample in samples] for name in self.config.metrics}
 
-    def _of_samples(
+    def _metrics_of_samples(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> Iterator[dict[str, float]]:
         """Yields the metrics of several samples of the rows. Each answer is scored only once."""
@@ -152,7 +152,7 @@ class ExtractiveQa(TextKind):
         scores = answer_scores(gold, answers, self.config.unanswerable)
         raw, null_N = scores, np.zeros(len(rows))
         if self.config.unanswerable:
-            raw, null_N = self._raw(rows, predictions)
+            raw, null_N = self._best_span_scores(rows, predictions)
         for numbers in draws:
             sample = {name: values[numbers] for name, values in scores.items()}
             raw_sample = {name: values[numbers] for name, values in raw.items()}
@@ -160,14 +160,14 @@ class ExtractiveQa(TextKind):
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
         """Returns the threshold with the best f1 on labeled rows."""
-        raw, null_N = self._raw(rows, predictions)
+        raw, null_N = self._best_span_scores(rows, predictions)
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
         """Returns the best threshold for each of the two metrics."""
         if not self.config.unanswerable:
             return {}
-        (raw, null_N), answered_N = self._raw(rows, predictions), self._gold(rows)[1]
+        (raw, null_N), answered_N = self._best_span_scores(rows, predictions), self._gold(rows)[1]
         return {f"best_{name}_threshold": best_threshold(raw[name], answered_N, null_N).value for name in raw}
 
     def _gold(self, rows: Rows) -> tuple[list[list[str]], np.ndarray]:
@@ -175,7 +175,9 @@ class ExtractiveQa(TextKind):
         assert rows.labels is not None
         return [[answer.text for answer in answers] for answers in rows.labels], np.array(list(map(bool, rows.labels)))
 
-    def _raw(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def _best_span_scores(
+        self, rows: Rows, predictions: Sequence[Prediction]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns the inputs of `threshold_scores`: the scores of each row's best text, whether or not it is predicted,
         and the null differences."""
         answers = values_of(predictions)
@@ -213,7 +215,7 @@ class ExtractiveQa(TextKind):
             }
             for span, probability in zip(answer.best_spans, probabilities, strict=False)
         ]
-        if self._with_null(answer):
+        if self._includes_null(answer):
             best.append({"text": "", "start": 0, "end": 0, "probability": probabilities[-1]})
             best.sort(key=lambda row: -row["probability"])
         if self.config.unanswerable and len(answer.spans_K):
@@ -263,9 +265,9 @@ class ExtractiveQaLearner(TaskLearner):
         head = SequenceHead(self.token_width, 2, kind.config.dropout)
         self.add_token_head(head)
         if kind.config.unanswerable:
-            set_threshold = kind.config.null_threshold
+            configured_threshold = kind.config.null_threshold
             threshold = torch.tensor(
-                0.0 if set_threshold is None else set_threshold, dtype=torch.float64, device=self.device
+                0.0 if configured_threshold is None else configured_threshold, dtype=torch.float64, device=self.device
             )
             head.register_buffer("null_threshold", threshold)
 
@@ -344,9 +346,11 @@ class ExtractiveQaLearner(TaskLearner):
     def with_thresholds(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if not self.config.unanswerable:
             return predictions
-        set_threshold = self.config.null_threshold  # overrides the tuned one
+        configured_threshold = self.config.null_threshold  # overrides the tuned one
         threshold = (
-            float(self.heads[self.term].get_buffer("null_threshold")) if set_threshold is None else set_threshold
+            float(self.heads[self.term].get_buffer("null_threshold"))
+            if configured_threshold is None
+            else configured_threshold
         )
         decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):

@@ -159,8 +159,8 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
         for row, prediction in enumerate(predictions):
             probabilities_C = np.asarray(prediction.value)
             decisions_C = probabilities_C >= thresholds_C
-            sure = np.where(decisions_C, probabilities_C, 1 - probabilities_C).min()
-            decided.put(row, Prediction(decisions_C.astype(np.int8), float(sure), probabilities_C))
+            certainty = np.where(decisions_C, probabilities_C, 1 - probabilities_C).min()
+            decided.put(row, Prediction(decisions_C.astype(np.int8), float(certainty), probabilities_C))
         return decided
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
