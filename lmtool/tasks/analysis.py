@@ -88,11 +88,12 @@ def _with_interval(value: float, samples: Sequence[float] | np.ndarray) -> dict[
 
 @dataclass(frozen=True)
 class EarlyEvaluation(TaskEvaluation):
-    """depths: by row, the number of the layer after which it was predicted; for several windows, the deepest."""
+    """The evaluation of rows that exit early. depths: for each row, the number of the layer after which it was
+    predicted; for several windows, the deepest."""
 
     depths: tuple[int, ...] = ()
 
-    def more(self, number: int) -> JsonObject:
+    def extra_fields(self, number: int) -> JsonObject:
         return {"exit": self.depths[number]}
 
 
@@ -122,27 +123,27 @@ class EarlyExitScorer(TaskScorer):
             finally:
                 stack.tap = None
             documents = len(batch.inputs.lengths)
-            sure_N = torch.ones(documents, dtype=torch.bool)
+            exits_N = torch.ones(documents, dtype=torch.bool)
             if depth != last:
-                sure_N = view.uncertainty(outputs, batch).cpu() <= self.entropy
-            exited.append((self.task_outputs(view, batch, outputs), sure_N))
-            if bool(sure_N.all()):
+                exits_N = view.uncertainty(outputs, batch).cpu() <= self.entropy
+            exited.append((self.task_outputs(view, batch, outputs), exits_N))
+            if bool(exits_N.all()):
                 break
             assert segment.recorded is not None
-            left_N = ~sure_N
-            left_T = left_N.repeat_interleave(torch.tensor(batch.inputs.lengths))
-            first, states_TH = depth, segment.recorded[left_T.to(segment.recorded.device)]
-            batch = select_documents(batch, left_N)
+            remaining_N = ~exits_N
+            remaining_T = remaining_N.repeat_interleave(torch.tensor(batch.inputs.lengths))
+            first, states_TH = depth, segment.recorded[remaining_T.to(segment.recorded.device)]
+            batch = select_documents(batch, remaining_N)
         return exited
 
     def take(self, batch: Batch, outputs: list[tuple[TaskOutputs, Tensor]]) -> None:
-        for depth, (task_outputs, sure_N) in zip(self.views, outputs, strict=False):
-            self.add_outputs(batch, task_outputs, sure_N.numpy())
+        for depth, (task_outputs, exits_N) in zip(self.views, outputs, strict=False):
+            self.add_outputs(batch, task_outputs, exits_N.numpy())
             assert batch.rows is not None
-            for row in batch.rows[sure_N].tolist():
+            for row in batch.rows[exits_N].tolist():
                 self.depths[row] = max(self.depths[row], depth)
-            if not bool(sure_N.all()):
-                batch = select_documents(batch, ~sure_N)
+            if not bool(exits_N.all()):
+                batch = select_documents(batch, ~exits_N)
 
     def result(self) -> EarlyEvaluation:
         evaluation = super().result()
@@ -167,10 +168,10 @@ def with_early_exit(learner: Any, checkpoint: str, depth: int | None, entropy: f
         )
     if depth is not None:
         if depth not in exits:
-            near = min(exits, key=lambda other: abs(other - depth))
+            nearest_exit = min(exits, key=lambda other: abs(other - depth))
             raise UserError(
                 f"exit={depth}: checkpoint={checkpoint} has exits only after the layers {', '.join(map(str, exits))}",
-                f"set exit={near}, or omit it for all layers",
+                f"set exit={nearest_exit}, or omit it for all layers",
             )
         view = at_exit(learner, depth)
         view.scorer_class = partial(EarlyExitScorer, views={depth: view})

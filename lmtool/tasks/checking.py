@@ -109,9 +109,9 @@ def divergence(first: Mapping[Label, float], second: Mapping[Label, float]) -> f
     sides = [np.array([side.get(name, 0) for name in names], dtype=np.float64) for side in (first, second)]
     if not all(side.sum() for side in sides):
         return float("nan")
-    fractions = [side / side.sum() for side in sides]
-    middle = (fractions[0] + fractions[1]) / 2
-    return sum(float(np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0]))) for side in fractions) / 2
+    probabilities = [side / side.sum() for side in sides]
+    middle = (probabilities[0] + probabilities[1]) / 2
+    return sum(float(np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0]))) for side in probabilities) / 2
 
 
 def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
@@ -129,7 +129,7 @@ def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
 
 MOST_FAILING = 1000
 """The maximum number of invalid rows that are listed. Reading stops beyond it."""
-_BATCH = 1000  # texts measured at a time
+_TEXTS_PER_BATCH = 1000  # texts measured at a time
 _PLACE = re.compile(r"(.+?):(\d+)(?::\d+)?: ")
 
 
@@ -176,7 +176,7 @@ class _Measures:
     def of(cls, split_texts: LabeledTexts, length_of: Callable[[Sequence[str]], list[int]]) -> _Measures:
         lengths, weights, keys, empty = array("q"), array("q"), array("Q"), 0
         texts = iter(split_texts.texts)
-        while batch := list(islice(texts, _BATCH)):
+        while batch := list(islice(texts, _TEXTS_PER_BATCH)):
             lengths.extend(length_of(batch))
             weights.extend(len(_WORD.findall(text)) if split_texts.by_words else 1 for text in batch)
             keys.extend(map(key_of, batch))
@@ -195,18 +195,18 @@ def read_valid_rows(
             try:
                 return decode_tables(config, tables, dict(metadata), seed), problems
             except UserError as problem:
-                valid_tables = _without(tables, problem)
+                valid_tables = _without_row(tables, problem)
                 if valid_tables is None:
                     if not problems:
                         raise
-                    problems.append(problem)  # no row is named, so none can be left out
+                    problems.append(problem)  # the error names no row that could be left out
                     return None, problems
                 problems.append(problem)
                 tables = valid_tables
     return None, problems
 
 
-def _without(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, TaskTable] | None:
+def _without_row(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, TaskTable] | None:
     """Returns the tables without the row that an error names by file:line; None if it names no row."""
     match = _PLACE.match(problem.message)
     if match is None:
@@ -285,9 +285,9 @@ def compare(
 def _repeats(
     split_texts: LabeledTexts, other_texts: LabeledTexts, matches: Matches, weights: np.ndarray, max_pairs: int
 ) -> JsonObject:
-    """Duplicates in a split: the numbers of texts that equal another one (up to case, punctuation and spacing), that
-    are similar to one, and that equal one with a different label; the fraction of the split taken up by texts that
-    equal another one; and at most `max_pairs` pairs, first those with different labels.
+    """Returns the duplicates in a split: the number of texts that equal another text (up to case, punctuation and
+    spacing), of texts that are similar to another text, and of equal texts with a different label; the fraction of the
+    split taken up by equal texts; and at most `max_pairs` pairs, those with different labels first.
     """
     numbers = np.flatnonzero(matches.repeated >= 0)
     repeated, similarity = matches.repeated[numbers], matches.similarity[numbers]

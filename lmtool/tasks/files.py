@@ -19,30 +19,30 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import IDS
 
 # Bytes read to recognize a format.
-_HEAD = 4096
-_DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
+_BEGINNING_BYTES = 4096
+_DEVELOPMENT_NAME = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
 
 
 @dataclass(frozen=True)
 class FileLayout:
     """A layout of files: how it is recognized and read. suffixes: the suffixes of its files. read: returns the rows of
-    a file. starts: tests whether a file that begins with a text has this layout; None: the suffix decides."""
+    a file. recognizes: whether a file that begins with a text has this layout; None: the suffix decides."""
 
     suffixes: tuple[str, ...]
     read: Callable[[Path, TaskConfig], Table]
-    starts: Callable[[str], bool] | None = None
+    recognizes: Callable[[str], bool] | None = None
 
-    def takes(self, file: Path) -> bool:
+    def matches(self, file: Path) -> bool:
         """Whether a file has this layout."""
         if file.suffix.lower() not in self.suffixes:
             return False
-        return self.starts is None or (file.is_file() and self.starts(beginning(file)))
+        return self.recognizes is None or (file.is_file() and self.recognizes(beginning(file)))
 
 
 def beginning(file: Path) -> str:
     """Returns the first characters of a file, from which its format is recognized."""
     with file.open("rb") as handle:
-        return handle.read(_HEAD).decode("utf-8-sig", errors="ignore")
+        return handle.read(_BEGINNING_BYTES).decode("utf-8-sig", errors="ignore")
 
 
 def suffixes(config: TaskConfig) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def suffixes(config: TaskConfig) -> tuple[str, ...]:
 
 def layout_of(file: Path, config: TaskConfig) -> str | None:
     """Returns the name of the layout in which a task reads a file; None if it cannot."""
-    return next((name for name in config.layouts if LAYOUTS[name].takes(file)), None)
+    return next((name for name in config.layouts if LAYOUTS[name].matches(file)), None)
 
 
 def read_file(file: Path, config: TaskConfig) -> Table:
@@ -67,7 +67,7 @@ def read_file(file: Path, config: TaskConfig) -> Table:
     return LAYOUTS[name].read(file, config)
 
 
-def _table(file: Path, config: TaskConfig) -> Table:
+def _read_table_file(file: Path, config: TaskConfig) -> Table:
     header = None if config.header is None or _has_header(config, file) else config.header
     column_names = (*config.columns, config.label, *config.aliases)
     return read_table(file, header=header, skip_ragged=config.ragged_rows == "skip", known=column_names)
@@ -88,18 +88,18 @@ def _has_header(config: TaskConfig, file: Path) -> bool:
     return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.columns)
 
 
-def _columns(file: Path, config: TaskConfig) -> Table:
+def _read_conll_file(file: Path, config: TaskConfig) -> Table:
     return read_columns(file, config.text[0], config.label, config.header, config.ragged_rows == "skip")
 
 
 LAYOUTS: dict[str, FileLayout] = {
     "squad": FileLayout((".json",), lambda file, config: read_squad(file), begins_squad),
-    "conll": FileLayout((".conll", ".bio", ".iob", ".iob2", ".tsv", ".txt"), _columns),
+    "conll": FileLayout((".conll", ".bio", ".iob", ".iob2", ".tsv", ".txt"), _read_conll_file),
     "conllu": FileLayout((".conllu",), lambda file, config: read_conllu(file, config.text[0])),
-    "table": FileLayout((".tsv", ".csv", ".jsonl", ".json", ".txt"), _table),
+    "table": FileLayout((".tsv", ".csv", ".jsonl", ".json", ".txt"), _read_table_file),
     "parquet": FileLayout((".parquet",), lambda file, config: read_parquet(file)),
 }
-"""By name: `TaskConfig.layouts` lists those that a kind supports; the first match reads a file."""
+"""The layouts by name. `TaskConfig.layouts` lists the names that a kind supports; the first match reads a file."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class TaskTable:
 def canonical(split: str) -> str:
     """Returns the canonical name of a split: dev for validation, valid, val and devel, also before a suffix like
     _matched."""
-    return _DEVELOPMENT.sub("dev", split.lower())
+    return _DEVELOPMENT_NAME.sub("dev", split.lower())
 
 
 def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], JsonObject]:
@@ -180,11 +180,11 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
                 f"task.path={config.path}: {file.name} is not a regular file, but {kind}",
                 f"put the {split} rows there, or remove it from the folder",
             )
-    plain = config.validation == TaskConfig.model_fields["validation"].default
+    is_default = config.validation == TaskConfig.model_fields["validation"].default
     stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in paths.values()}
     ignored = [
         entry for entry, stem in stems.items()
-        if canonical(stem) in development or (not plain and _DEVELOPMENT.match(stem))
+        if canonical(stem) in development or (not is_default and _DEVELOPMENT_NAME.match(stem))
     ]  # fmt: skip
     if ignored and not development & paths.keys():
         is_table = ignored[0] in files and ignored[0].suffix.lower() != ".txt"
@@ -207,13 +207,13 @@ def _examples(config: TaskConfig) -> str:
 
 def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
     """Returns the splits of a hub data set by canonical name. Classes are converted to names, so that their order does
-    not matter. UserError, with alternative commands, if the data set is not available."""
-    without = (
+    not matter. Raises UserError, with an alternative command, if the data set is not available."""
+    alternative_command = (
         f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
         "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
     )
     name, _, subset = str(config.hub).partition(":")
-    with hub_access(f"task={config.name}: task.hub={config.hub}", name, offline, without) as datasets:
+    with hub_access(f"task={config.name}: task.hub={config.hub}", name, offline, alternative_command) as datasets:
         splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
     return {canonical(split): hub_table(f"{config.hub} {split}", rows) for split, rows in splits.items()}
 

@@ -26,26 +26,26 @@ from lmtool.tasks.configs.base import joined_columns
 from lmtool.tasks.files import beginning
 from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, Columns, text_of_label
 
-_WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
-_SUFFIXES = (*SUFFIXES, ".parquet", *_WORDS)
+_TAG_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".iob2")
+_SUFFIXES = (*SUFFIXES, ".parquet", *_TAG_SUFFIXES)
 TABLES = tuple(suffix for suffix in _SUFFIXES if suffix != ".txt")
 """Suffixes of files that hold rows."""
-# Integer labels: up to _FEW distinct values are classes, from _MANY on values; in between, they can be either.
-_FEW, _MANY = 20, 50
-_LABELS = (
+# Up to _MAX_CLASSES distinct integers are classes; _MIN_VALUES or more are values; numbers between can be either.
+_MAX_CLASSES, _MIN_VALUES = 20, 50
+_LABEL_NAMES = (
     "label", "labels", "class", "category", "gold", "score", "rating", "stars", "sentiment", "intent",
     "topic", "topics",
 )  # fmt: skip
 # Column names that suggest several labels per cell.
-_PLURALS = ("labels", "topics", "classes", "categories", "tags", "genres", "emotions")
+_PLURAL_NAMES = ("labels", "topics", "classes", "categories", "tags", "genres", "emotions")
 # Separators of the labels in a cell.
 _DELIMITERS = (",", ";", "|")
 # A column whose values have at least this many words on average is input text, not a label.
-_LONG = 3
+_MIN_TEXT_WORDS = 3
 _TAG = re.compile(r"O|[BIEMSLU]-\S+")
 # Names of the source and target columns of seq2seq.
-_PAIRS = (("source", "target"), ("src", "tgt"))
-_WITH_HEADER = (".tsv", ".txt", ".csv")
+_SEQ2SEQ_NAMES = (("source", "target"), ("src", "tgt"))
+_HEADER_SUFFIXES = (".tsv", ".txt", ".csv")
 _WORKBOOKS = (".xlsx", ".xls", ".ods")
 SAVE_AS = "save one sheet per CSV file in the program that wrote it, and give that"
 
@@ -86,24 +86,24 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
     if suffix in _WORKBOOKS:
         raise UserError(f"task={value} is a workbook; lmtool reads tables as text", SAVE_AS)
     kind, text, label = overrides.get("kind"), _list(overrides.get("text")), overrides.get("label")
-    if suffix in _WORDS or (kind == "token_classification" and suffix in (".tsv", ".txt")):
+    if suffix in _TAG_SUFFIXES or (kind == "token_classification" and suffix in (".tsv", ".txt")):
         return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
     if suffix == ".json" and begins_squad(beginning(file)):
         return Guess(kind or "extractive_qa", text or ("question", "context"), label or "answers")
     columns = _columns(file, _list(overrides.get("header")))
     if kind is None and suffix in (".tsv", ".txt") and any(map(_are_tags, columns, columns.values())):
         return Guess("token_classification", text or ("tokens",), label or "tags")
-    if suffix in _WITH_HEADER and not (text and label) and "header" not in overrides and (why := headless(columns)):
+    if suffix in _HEADER_SUFFIXES and not (text and label) and "header" not in overrides and (why := headless(columns)):
         raise UserError(f"task={value}: {why}", _with_header(value, columns, kind))
     columns = _without_ids(columns)
     lower = {name.lower(): name for name in columns}
     if kind is None and text is None and label is None:
         if {"question", "context", "answers"} <= lower.keys():
             return Guess("extractive_qa", (lower["question"], lower["context"]), lower["answers"])
-        for source, target in _PAIRS:
+        for source, target in _SEQ2SEQ_NAMES:
             if {source, target} <= lower.keys():
                 return Guess("seq2seq", (lower[source],), lower[target])
-    return _of_columns(value, columns, kind, text, label)
+    return _guess_from_columns(value, columns, kind, text, label)
 
 
 def _columns(file: Path, header: tuple[str, ...] | None) -> Columns:
@@ -134,7 +134,7 @@ def headless(columns: Columns) -> str | None:
             return f"{problem}a number, like all other values of its column"
         # A one-word name may well occur in a list of distinct words.
         repeated = len(set(words)) <= max(2, len(words) / 2)
-        if name.strip() in words and (len(name.split()) >= _LONG or repeated):
+        if name.strip() in words and (len(name.split()) >= _MIN_TEXT_WORDS or repeated):
             return f"{problem}also a value of its column ({words.count(name.strip()):,} of {len(words):,} rows)"
     return None
 
@@ -145,14 +145,14 @@ def _with_header(value: str, columns: Columns, kind: str | None) -> str:
     names = [f"column_{number}" for number in range(1, len(columns) + 1)]
     rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
     with contextlib.suppress(UserError):
-        guessed = _of_columns(value, rows, kind, None, None)
+        guessed = _guess_from_columns(value, rows, kind, None, None)
         texts = ["text"] if len(guessed.text) == 1 else [f"text_{number}" for number, _ in enumerate(guessed.text, 1)]
         names_by_role = {guessed.label: "label", **dict(zip(guessed.text, texts, strict=True))}
         names = [names_by_role.get(name, name) for name in names]
     header = f"task.header=[{','.join(names)}]"
     hints = [f"name them: {shlex.join([f'task={value}', header])}"]
     with contextlib.suppress(UserError):
-        words = _of_columns(value, _without_ids(columns), kind, None, None).words(value)
+        words = _guess_from_columns(value, _without_ids(columns), kind, None, None).words(value)
         hints.append(f"if it is a header: {shlex.join(words)}")
     return "   ".join(hints)
 
@@ -162,7 +162,7 @@ def _without_ids(columns: Columns) -> Columns:
     return {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
 
 
-def _of_columns(
+def _guess_from_columns(
     value: str, columns: Columns, kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
     """Returns the guess for a table. kind, text, label: values on the command line; None for those to guess."""
@@ -172,17 +172,17 @@ def _of_columns(
         is_text_column = unknown[0] in text_columns
         key = "task.text" if is_text_column else "task.label"
         raise no_column(f"task={value}", unknown[0], [*columns], key, listed=is_text_column)
-    inputs = text_columns or _words_of(columns)
+    inputs = text_columns or _word_column(columns)
     kinds = {
-        name: _kinds(values, bool(_parallel(columns, name)), kind is None and name.lower() in _PLURALS)
+        name: _kinds(values, bool(_parallel_columns(columns, name)), kind is None and name.lower() in _PLURAL_NAMES)
         for name, values in columns.items()
         if name not in inputs
     }
     if label is None:
         labels = [name for name, candidates in kinds.items() if candidates and (kind is None or kind in candidates)]
-        labels_by_name = [name for name in labels if name.lower() in _LABELS]
+        labels_by_name = [name for name in labels if name.lower() in _LABEL_NAMES]
         constant = [
-            name for name in kinds if name.lower() in _LABELS and len(set(map(text_of_label, columns[name]))) == 1
+            name for name in kinds if name.lower() in _LABEL_NAMES and len(set(map(text_of_label, columns[name]))) == 1
         ]
         if constant and not labels_by_name:
             raise UserError(
@@ -208,13 +208,13 @@ def _of_columns(
     return guesses[0]
 
 
-def _words_of(columns: Columns) -> tuple[str, ...]:
+def _word_column(columns: Columns) -> tuple[str, ...]:
     """Returns the column of words: among columns of equally long lists, the one with the most distinct values."""
-    lists = [name for name in columns if _parallel(columns, name)]
+    lists = [name for name in columns if _parallel_columns(columns, name)]
     return tuple(sorted(lists, key=lambda name: -len({str(item) for row in columns[name] for item in row}))[:1])
 
 
-def _parallel(columns: Columns, name: str) -> list[str]:
+def _parallel_columns(columns: Columns, name: str) -> list[str]:
     """Returns the other columns whose lists have the same length as this column's in every row."""
     if not all(isinstance(value, list) for value in columns[name]):
         return []
@@ -225,36 +225,41 @@ def _parallel(columns: Columns, name: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -> list[str]:
-    """Returns the task kinds whose label a column may be; empty for a column of texts. of_words: whether another column
-    has lists of the same lengths. plural: whether the column's name suggests several labels per row."""
+def _kinds(values: list[object], has_parallel_column: bool = False, is_plural: bool = False) -> list[str]:
+    """Returns the task kinds whose label a column may be; empty for a column of texts. has_parallel_column: whether
+    another column has lists of the same lengths. is_plural: whether the column's name suggests several labels
+    per row."""
     present = [value for value in values if text_of_label(value)]
     if not present:
         return []
     if all(isinstance(value, list) for value in present):
-        return ["token_classification" if of_words else "multi_label"]
+        return ["token_classification" if has_parallel_column else "multi_label"]
     words = [text_of_label(value) for value in present]
-    multiple = ["multi_label"] if _delimiter_of(words) else []
-    if multiple and plural:
-        return multiple
+    multi_label = ["multi_label"] if _delimiter_of(words) else []
+    if multi_label and is_plural:
+        return multi_label
     distinct = len(set(words))
     numbers = [number for number in map(_number, words) if number is not None]
     if len(numbers) == len(words):
         integers = all(number == int(number) for number in numbers)
-        if integers and distinct <= _FEW:
+        if integers and distinct <= _MAX_CLASSES:
             return ["classification"] if distinct > 1 else []
-        return ["regression"] if distinct >= (_MANY if integers else _FEW + 1) else ["classification", "regression"]
+        return (
+            ["regression"]
+            if distinct >= (_MIN_VALUES if integers else _MAX_CLASSES + 1)
+            else ["classification", "regression"]
+        )
     # Class names recur; texts rarely do.
     few = 1 < distinct <= max(2, min(len(words) / 2, 1000))
-    short = sum(len(word.split()) for word in words) / len(words) < _LONG
-    return [*multiple, *(["classification"] if few and short else [])]
+    short = sum(len(word.split()) for word in words) / len(words) < _MIN_TEXT_WORDS
+    return [*multi_label, *(["classification"] if few and short else [])]
 
 
 def _delimiter_of(cells: Sequence[str]) -> str | None:
     """Returns the separator of labels in cells, if the cells hold several short labels that recur; otherwise None."""
     for delimiter in _DELIMITERS:
         # Checked first, since a text column fails it at once.
-        if not all(0 < len(part.split()) < _LONG for cell in cells for part in cell.split(delimiter)):
+        if not all(0 < len(part.split()) < _MIN_TEXT_WORDS for cell in cells for part in cell.split(delimiter)):
             continue
         split_cells = [tuple(part.strip() for part in cell.split(delimiter)) for cell in cells]
         labels = Counter(label for split_cell in split_cells for label in split_cell)
@@ -286,13 +291,13 @@ def _texts(value: str, columns: Columns, label: str, kind: str) -> tuple[str, ..
     """Returns the text columns for a label. Raises UserError if there are none, or more than a pair."""
     other_columns = [name for name in columns if name != label]
     if kind == "token_classification":
-        return _words_of(columns) or ("tokens",)
+        return _word_column(columns) or ("tokens",)
     texts = [name for name in other_columns if is_text(columns[name])]
     if len(texts) in (1, 2):
         return tuple(texts)
-    if len(columns) == 1 and (between := next((mark for mark in ",;|" if mark in label), None)):
+    if len(columns) == 1 and (separator := next((mark for mark in ",;|" if mark in label), None)):
         raise UserError(
-            f"task={value} was read as one column, {label!r}, whose values seem to be separated by {between!r}",
+            f"task={value} was read as one column, {label!r}, whose values seem to be separated by {separator!r}",
             "rename the file to match its separator: .tsv for tabs, .csv for commas or semicolons",
         )
     if not texts:
@@ -308,7 +313,7 @@ def is_text(values: list[object]) -> bool:
     words = [value for value in values if isinstance(value, str)]
     if len(words) < len(values) / 2 or all(_number(word) is not None for word in words):
         return False
-    long_texts = sum(len(word.split()) >= _LONG for word in words)
+    long_texts = sum(len(word.split()) >= _MIN_TEXT_WORDS for word in words)
     return long_texts > len(words) / 2 or len(set(words)) > len(words) / 2
 
 
@@ -316,8 +321,8 @@ def _refuse(value: str, guesses: Sequence[Guess]) -> NoReturn:
     """Raises the error that lists the overrides of the first guesses."""
     first, second = (shlex.join(guess.words(value)) for guess in guesses[:2])
     more = f" (or {len(guesses) - 2} more)" if len(guesses) > 2 else ""
-    unclear = "which column is the label" if guesses[0].label != guesses[1].label else "which task is meant"
-    raise UserError(f"task={value}: its columns do not determine {unclear}", f"set {first}   or {second}{more}")
+    question = "which column is the label" if guesses[0].label != guesses[1].label else "which task is meant"
+    raise UserError(f"task={value}: its columns do not determine {question}", f"set {first}   or {second}{more}")
 
 
 def _training_file(value: str) -> Path:

@@ -69,7 +69,7 @@ class TaskData:
 
     def splits(self) -> dict[str, SplitData]:
         """Returns the training and development splits, for a learner."""
-        splits = self._data({"train": self.train, **self.validation})
+        splits = self._split_data({"train": self.train, **self.validation})
         if self.unlabeled is not None:
             name = self.config.name
             splits["train"] = SplitData("train", rows={name: self.train, unlabeled_name(name): self.unlabeled})
@@ -77,9 +77,9 @@ class TaskData:
 
     def labeled_tests(self) -> dict[str, SplitData]:
         """Returns the test splits with labels."""
-        return self._data({split: rows for split, rows in self.test.items() if rows.labels is not None})
+        return self._split_data({split: rows for split, rows in self.test.items() if rows.labels is not None})
 
-    def _data(self, splits: dict[str, Rows]) -> dict[str, SplitData]:
+    def _split_data(self, splits: dict[str, Rows]) -> dict[str, SplitData]:
         return {split: SplitData(split, rows={self.config.name: rows}) for split, rows in splits.items()}
 
 
@@ -104,27 +104,27 @@ def decode_tables(
     config: TaskConfig, tables: Mapping[str, TaskTable], metadata: JsonObject, seed: int, scoring: bool = False
 ) -> TaskData:
     """Decodes the tables of a task's splits; see `load_task`."""
-    first: TaskKind = build(config)
+    configured_kind: TaskKind = build(config)
     if scoring and config.path is not None and Path(config.path).expanduser().is_file():
         tables = {**tables, "dev": tables["train"]}
     if scoring and "train" not in tables:
-        return _without_train(config, first, tables, metadata)
+        return _without_train(config, configured_kind, tables, metadata)
     columns = {split: _columns(config, split, table) for split, table in tables.items()}
     if "train" not in columns:
         raise UserError(
             f"{metadata['source']} has no train split; it has {', '.join(sorted(columns)) or 'none'}",
             "name a folder with a train file (train.tsv, train.csv or train.jsonl), or one file to train on",
         )
-    _check_label(config, "train", columns["train"], tables["train"])
-    kind: TaskKind = build(first.with_labels(columns["train"], tables["train"].origin))
+    _require_label(config, "train", columns["train"], tables["train"])
+    kind: TaskKind = build(configured_kind.with_labels(columns["train"], tables["train"].origin))
 
     def decode(split: str, labeled: bool) -> Rows:
         if labeled:
-            _check_label(config, split, columns[split], tables[split])
+            _require_label(config, split, columns[split], tables[split])
         return kind.rows(columns[split], tables[split].origin, labeled)
 
     train = decode("train", True)
-    validation = {split: decode(split, True) for split in _validation(config, columns)}
+    validation = {split: decode(split, True) for split in _development_splits(config, columns)}
     test = {split: decode(split, False) for split in map(canonical, config.test) if split in columns}
     if not validation:
         train, validation["dev"] = _hold_out(train, kind.groups(train), seed)
@@ -133,12 +133,12 @@ def decode_tables(
     if config.train_examples is not None and config.train_examples < len(train):
         metadata["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
-    shots, extra = config.few_shots, None
+    shots, unlabeled = config.few_shots, None
     if shots is not None:
         train, selection, unused_rows, few_shot = _few_shots(kind, train, validation, test, shots, seed)
         test |= {f"full_{split}": rows for split, rows in validation.items()}
         validation, metadata = {"dev": selection}, {**metadata, **few_shot}
-        extra = unused_rows if config.has_auxiliary_mlm and len(unused_rows) else None
+        unlabeled = unused_rows if config.has_auxiliary_mlm and len(unused_rows) else None
     kind_metadata, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
@@ -152,7 +152,7 @@ def decode_tables(
         **kind_metadata,
         "warnings": warnings,
     }
-    data = TaskData(kind.fit_config(train), train, validation, test, metadata, extra)
+    data = TaskData(kind.fit_config(train), train, validation, test, metadata, unlabeled)
     metadata["fingerprint"] = _sha256(data.contents())
     return data
 
@@ -223,10 +223,10 @@ def unlabeled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = Fa
 def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) -> Rows:
     """Returns the unlabeled texts of a task's target domain. Raises UserError like `load_task`."""
     assert config.domain is not None
-    elsewhere = config.model_copy(update={"path": config.domain.target})
+    target = config.model_copy(update={"path": config.domain.target})
     try:
-        tables, _ = read_tables(elsewhere, cache_dir, offline)
-        return _decode_unlabeled(build(config), _columns(elsewhere, "train", tables["train"]), tables["train"].origin)
+        tables, _ = read_tables(target, cache_dir, offline)
+        return _decode_unlabeled(build(config), _columns(target, "train", tables["train"]), tables["train"].origin)
     except UserError as error:
         message = error.message.replace("task.path=", "task.domain.target=")
         raise UserError(message, error.hint and error.hint.replace("task.path=", "task.domain.target=")) from error
@@ -280,53 +280,53 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
     missing = [part for name in config.text for part in joined_columns(name) if not {name, part} & columns.keys()]
     if missing:
         raise UserError(
-            f"{_where(table, split)}: no column {missing[0]} to read; there are {', '.join(table.names)}",
+            f"{_place(table, split)}: no column {missing[0]} to read; there are {', '.join(table.names)}",
             f"name the text with task.text=[{','.join(table.names[: len(config.text)])}], "
             "or the columns of a file without a header line with task.header=[...]",
         )
     if not table.origin:
-        raise UserError(f"{_where(table, split)}: no rows", "use a file with rows, or remove it from the folder")
+        raise UserError(f"{_place(table, split)}: no rows", "use a file with rows, or remove it from the folder")
     return columns
 
 
-def _check_label(config: TaskConfig, split: str, columns: Columns, table: TaskTable) -> None:
+def _require_label(config: TaskConfig, split: str, columns: Columns, table: TaskTable) -> None:
     if config.label not in columns:
         raise UserError(
-            f"{_where(table, split)}: no column {config.label} to predict; there are {', '.join(table.names)}",
+            f"{_place(table, split)}: no column {config.label} to predict; there are {', '.join(table.names)}",
             "name it with task.label=COLUMN",
         )
 
 
-def _where(table: TaskTable, split: str) -> str:
+def _place(table: TaskTable, split: str) -> str:
     return table.origin[0][0] if table.origin else f"split {split}"
 
 
-def _validation(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]:
+def _development_splits(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]:
     """Returns the names of the configured development splits, or of equivalent ones. Raises UserError if one is
     missing."""
     configured = [canonical(split) for split in config.validation]
     missing_splits = [split for split in configured if split not in columns and split[:3] != "dev"]
     if missing_splits:
         available = [split for split in columns if split not in ("train", *map(canonical, config.test))]
-        right = f"task.validation=[{','.join(available)}]" if available else "omit task.validation="
+        remedy = f"task.validation=[{','.join(available)}]" if available else "omit task.validation="
         raise UserError(
             f"task.validation names the split {missing_splits[0]}; the data have the splits {', '.join(columns)}",
-            f"{right}, or add a {missing_splits[0]} file to the folder",
+            f"{remedy}, or add a {missing_splits[0]} file to the folder",
         )
-    return [split for split in configured if split in columns] or ["dev"][: "dev" in columns]
+    return [split for split in configured if split in columns] or (["dev"] if "dev" in columns else [])
 
 
 def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:
     """Holds out a seeded tenth of the groups (distinct texts) with all their rows, so that no text is in both sets."""
-    group: dict[str, int] = {}
-    member = np.array([group.setdefault(repr(value), len(group)) for value in groups])
-    if len(group) < 2:
+    numbers: dict[str, int] = {}
+    group_E = np.array([numbers.setdefault(repr(group), len(numbers)) for group in groups])
+    if len(numbers) < 2:
         raise UserError(
             f"{train.origin[0][0]}: no development split, and all {len(train)} training rows have the same text",
             "use a folder with a dev file",
         )
-    count = min(max(round(HELD_OUT * len(group)), 1), len(group) - 1)
-    held_out = np.isin(member, Permutation(len(group), seed, "sample", _HOLD_OUT)(np.arange(count)))
+    count = min(max(round(HELD_OUT * len(numbers)), 1), len(numbers) - 1)
+    held_out = np.isin(group_E, Permutation(len(numbers), seed, "sample", _HOLD_OUT)(np.arange(count)))
     return train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
 
 
@@ -394,7 +394,7 @@ def _documents(columns: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yields the rows as documents. A repeated text is left out after its first occurrence."""
     texts: set[str] = set()
     for row in zip(*columns, strict=True):
-        new = [text for text in dict.fromkeys(row) if text.strip() and text not in texts]
-        texts.update(new)
-        if new:
-            yield "\n".join(new)
+        unread = [text for text in dict.fromkeys(row) if text.strip() and text not in texts]
+        texts.update(unread)
+        if unread:
+            yield "\n".join(unread)

@@ -41,15 +41,15 @@ class MixedData:
     def metadata(self) -> JsonObject:
         """The metadata of each member, with a warning if one member dominates the loss."""
         metadata: JsonObject = {f"task {name}": data.metadata for name, data in self.members.items()}
-        first = {name: build(data.config).first_loss(data.train) for name, data in self.members.items()}
-        heavy = [
+        first_losses = {name: build(data.config).first_loss(data.train) for name, data in self.members.items()}
+        loss_warnings = [
             f"the loss of {name} is the square of values far from 0: it starts at {loss:.1f} and dominates the other "
             f"tasks, where classification starts at {math.log(2):.1f} (two classes) to {math.log(50):.1f} (fifty); "
             f"task.with.{name}.standardize=train divides it by the variance of the values"
-            for name, loss in first.items()
+            for name, loss in first_losses.items()
             if loss is not None and loss > math.log(50)
         ]
-        return {**metadata, "warnings": heavy} if heavy else metadata
+        return {**metadata, "warnings": loss_warnings} if loss_warnings else metadata
 
     def texts(self) -> list[Sequence[str]]:
         return [column for data in self.members.values() for column in data.texts()]
@@ -57,15 +57,15 @@ class MixedData:
     def splits(self) -> dict[str, SplitData]:
         """Returns the training rows of all members; their first development splits, combined; and each further split by
         itself."""
-        entry = {name: data.splits() for name, data in self.members.items()}
-        firsts = [list(splits)[1] for splits in entry.values()]
-        first = firsts[0] if len(set(firsts)) == 1 else "dev"
-        combine: dict[str, dict[str, Rows]] = {"train": {}, first: {}}
-        for (name, splits), chief in zip(entry.items(), firsts, strict=True):
+        member_splits = {name: data.splits() for name, data in self.members.items()}
+        first_names = [list(splits)[1] for splits in member_splits.values()]
+        shared_name = first_names[0] if len(set(first_names)) == 1 else "dev"
+        rows_by_title: dict[str, dict[str, Rows]] = {"train": {}, shared_name: {}}
+        for (name, splits), first_name in zip(member_splits.items(), first_names, strict=True):
             for split, part in splits.items():
-                title = first if split == chief else split if split != first else f"{name}_{split}"
-                combine.setdefault(title, {}).update(part.rows)
-        return {split: SplitData(split, rows=rows) for split, rows in combine.items()}
+                title = shared_name if split == first_name else split if split != shared_name else f"{name}_{split}"
+                rows_by_title.setdefault(title, {}).update(part.rows)
+        return {split: SplitData(split, rows=rows) for split, rows in rows_by_title.items()}
 
     def labeled_tests(self) -> dict[str, SplitData]:
         splits: dict[str, dict[str, Rows]] = {}
@@ -114,7 +114,7 @@ def rows_of(tasks: Mapping[str, TaskData], split: str) -> dict[str, Rows]:
 
 AVERAGE = Metric("average")
 # Metrics in percent, divided by 100.
-_OF_100 = ("bleu", "chrf")
+_PERCENT_METRICS = ("bleu", "chrf")
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class TaskMixture(Mixture):
 
 def average(scores: Mapping[str, tuple[str, Mapping[str, float]]]) -> float:
     """Returns the mean of the tasks' metrics. scores: for each task, the name of its metric and all its scores."""
-    values = [entry[metric] / (100 if metric in _OF_100 else 1) for metric, entry in scores.values()]
+    values = [by_name[metric] / (100 if metric in _PERCENT_METRICS else 1) for metric, by_name in scores.values()]
     return sum(values) / len(values)
 
 
@@ -189,16 +189,18 @@ class MixedTaskScorer(MixedScorer):
 
     def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
         merged = super().combine(evaluations)
-        entry = {name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)}
+        members = {
+            name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)
+        }
         scores = {
             name: (evaluation.kind.config.metric, evaluation.scores)
-            for name, evaluation in entry.items()
+            for name, evaluation in members.items()
             if evaluation.kind is not None and evaluation.scores
         }
-        first = {AVERAGE.name: average(scores)} if scores else {}
-        first |= {f"{name}_{metric}": values[metric] for name, (metric, values) in scores.items()}
-        all_scores = {**first, **merged.scores}
-        return MixedEvaluation(merged.terms, merged.loss_weights, all_scores, merged.warnings, {}, entry)
+        task_scores = {AVERAGE.name: average(scores)} if scores else {}
+        task_scores |= {f"{name}_{metric}": values[metric] for name, (metric, values) in scores.items()}
+        all_scores = {**task_scores, **merged.scores}
+        return MixedEvaluation(merged.terms, merged.loss_weights, all_scores, merged.warnings, {}, members)
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ DIAGNOSTIC = "ax"
 NOT_AVERAGED = "wnli"
 """Excluded from the average: its development set contradicts its training set (gluebenchmark.com, question 12)."""
 # Metrics that the leaderboard averages; two metrics count as their mean.
-_SCORES: dict[str, tuple[str, ...]] = {
+_AVERAGED_METRICS: dict[str, tuple[str, ...]] = {
     "cola": ("matthews",), "sst2": ("accuracy",), "mrpc": ("f1", "accuracy"), "stsb": ("pearson", "spearman"),
     "qqp": ("f1", "accuracy"), "mnli": ("dev_matched_accuracy", "dev_mismatched_accuracy"), "qnli": ("accuracy",),
     "rte": ("accuracy",), "wnli": ("accuracy",),
@@ -239,7 +241,7 @@ FILES: dict[tuple[str, str], str] = {
 }  # fmt: skip
 """The leaderboard's file for a task's test split."""
 # Tasks submitted with class names; the others with numbers.
-_BY_NAME = ("mnli", "qnli", "rte", DIAGNOSTIC)
+_SUBMITTED_BY_NAME = ("mnli", "qnli", "rte", DIAGNOSTIC)
 
 
 class Glue:
@@ -270,7 +272,7 @@ def folder_of(member: str, path: Path) -> Path | None:
 def score_of(member: str, metrics: Mapping[str, float]) -> float:
     """Returns the score of a task in GLUE's average: the mean of its metrics. MNLI without two development sets has one
     accuracy."""
-    names = [name for name in _SCORES[member] if name in metrics] or ["accuracy"]
+    names = [name for name in _AVERAGED_METRICS[member] if name in metrics] or ["accuracy"]
     return sum(metrics[name] for name in names) / len(names)
 
 
@@ -288,6 +290,6 @@ def submission(member: str, labels: tuple[str, ...] | None, predictions: Iterabl
         if labels is None:
             text = f"{min(max(float(prediction), 0.0), 5.0):.3f}"
         else:
-            text = prediction if member in _BY_NAME else str(labels.index(prediction))
+            text = prediction if member in _SUBMITTED_BY_NAME else str(labels.index(prediction))
         lines.append(f"{number}\t{text}")
     return "\n".join(lines) + "\n"

@@ -185,7 +185,7 @@ def test_windows_are_joined_into_one_answer():
     first = WindowAnswers(np.array([(3, 5, 4.0), (0, 2, 1.0)], SPANS), 3.0)
     second = WindowAnswers(np.array([(3, 5, 4.5), (8, 9, 2.0)], SPANS), 2.0)
     prediction = kind.join([first, second])
-    assert prediction.value.best == (Span(3, 5, 4.5), Span(8, 9, 2.0)) and prediction.value.null == 2.0
+    assert prediction.value.best_spans == (Span(3, 5, 4.5), Span(8, 9, 2.0)) and prediction.value.null == 2.0
     fractions = np.exp([4.5, 2.0, 2.0])
     assert prediction.score == pytest.approx(fractions[0] / fractions.sum())
     rows = Rows(["a"], {"question": ["who?"], "context": ["abcdefghij"]}, None, [("x", 1)])
@@ -276,7 +276,7 @@ def changed(**fields):
         ({"answers": {"text": [""], "answer_start": [0]}}, "an empty answer"),
         ({"answers": {"text": [], "answer_start": []}}, "a question without an answer"),
         ({"answers": {"text": ["Zoë"]}}, "train.jsonl:3: unknown layout of answers"),
-        ({"id": "q1"}, "train.jsonl:3: id=q1 repeats that of .*train.jsonl:2"),
+        ({"id": "q1"}, "train.jsonl:3: id=q1 repeats the id of .*train.jsonl:2"),
     ],
 )
 def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):

@@ -394,5 +394,5 @@ def test_repeated_ids_and_unlabeled_tests_are_said(tmp_path):
     table(tmp_path / "test.tsv", ["text"], [["a text"]])
     metadata = load(task_config("classification", path=tmp_path)).metadata
     (warning,) = metadata["warnings"]
-    assert "train.tsv:5: id=0 repeats that of" in warning and "train.tsv:2, and 2 more do" in warning
+    assert "train.tsv:5: id=0 repeats the id of" in warning and "train.tsv:2, and 2 more rows repeat an id" in warning
     assert metadata["without_labels"] == "test: not scored"

@@ -66,7 +66,7 @@ def test_a_column_without_classes_is_refused(tmp_path):
     ("fields", "message"),
     [
         ({"thresholds": 1.0}, "between 0 and 1"),
-        ({"labels": ("a", "b"), "thresholds": (0.5,)}, "1 numbers for 2 labels"),
+        ({"labels": ("a", "b"), "thresholds": (0.5,)}, "one number for each of the 2 labels, not 1"),
         ({"loss": {"label_smoothing": 0.1, "focal_gamma": 2.0}}, "give one of them"),
     ],
 )

@@ -122,7 +122,7 @@ def test_an_encoder_decoder_reads_a_gap_and_writes_the_word(tokenizers, family, 
     assert learner.tokenizer.decode(batch.inputs.tokens[at + 1 : -1]) == "."
     assert learner.tokenizer.decode(batch.targets["sst2"].labels).strip() == "great"
     kind = build(data.config)
-    assert kind.parsed("terrible").value == 0 and kind.parsed("negative") is None
+    assert kind.parse("terrible").value == 0 and kind.parse("negative") is None
     assert len(evaluation(learner.eval(), data.validation["dev"], max_length=60).predictions) == 6
 
 
@@ -300,5 +300,5 @@ def test_a_checkpoint_with_a_prompt_keeps_it():
     assert not task_config("sst2", head="paper").takes_head(form, MODELS["bert"])
     classic = task_config("sst2").with_head({"head": "paper", "prompt": {}, "demonstrations": 0})
     assert classic.head == "paper" and classic.prompt.words
-    with pytest.raises(ValueError, match="demonstration_rows: a row of positive has 1 texts"):
+    with pytest.raises(ValueError, match="demonstration_rows: each row of positive must have the texts"):
         type(trained).model_validate({**trained.model_dump(), "demonstration_rows": {"positive": (("a", "b"),)}})

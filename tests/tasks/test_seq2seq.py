@@ -18,7 +18,7 @@ from lmtool.models.configs import GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.models.pretransformer_configs import LstmConfig, RnnAttentionConfig
 from lmtool.tasks.configs import ScheduledSamplingConfig
-from lmtool.tasks.kinds.seq2seq import by_source
+from lmtool.tasks.kinds.seq2seq import merge_by_source
 from lmtool.tasks.kinds.text_learner import truth_probability
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
@@ -135,7 +135,7 @@ def test_examples_are_shown_with_the_tokens_they_predict(family):
 
 def test_rows_of_one_source_are_one_text_with_all_targets():
     rows = rows_of([("a", ("x", "y")), ("b", "z"), ("a", ("y", "w"))])
-    joined = by_source(rows)
+    joined = merge_by_source(rows)
     assert joined.columns == {"source": ["a", "b"]} and joined.labels == [("x", "y", "w"), ("z",)]
     learner = learner_of("t5", generate_examples=1)
     scored = evaluation(learner, rows, max_length=48)

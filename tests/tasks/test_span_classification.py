@@ -104,5 +104,7 @@ def test_spans_that_point_nowhere_are_refused(value, message, tmp_path):
 def test_spans_too_far_apart_are_refused(tokenizers, tmp_path):
     data = data_of(tmp_path, rows_of(), text=["text", "span1", "span2"])
     learner = data.config.learner(backbone(), tokenizers["bert"], 0)
-    with pytest.raises(UserError, match=r"train.jsonl:1: its spans extend over \d+ tokens; max_length=8 allows 6"):
+    with pytest.raises(
+        UserError, match=r"train.jsonl:1: the spans of this row extend over \d+ tokens; max_length=8 allows 6"
+    ):
         examples_of(learner, data.train, 8)

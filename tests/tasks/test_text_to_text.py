@@ -52,8 +52,8 @@ def test_rows_are_read_as_published(name, starts, tmp_path):
     texts, labels = build(data.config).texts(data.train)
     assert texts == sources(name, data.train) and texts[0].startswith(starts)
     assert set(labels) == set(("False", "True") if name in ("wic", "boolq") else data.config.labels)
-    assert [build(data.config).parsed(label).value for label in labels] == data.train.labels.tolist()
-    assert build(data.config).parsed("true") is None
+    assert [build(data.config).parse(label).value for label in labels] == data.train.labels.tolist()
+    assert build(data.config).parse("true") is None
 
 
 def test_columns_joined_before_their_head_was_known_are_refused(tmp_path):

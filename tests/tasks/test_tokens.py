@@ -209,7 +209,7 @@ def test_words_without_pieces_and_sentences_without_words(tokenizers, tmp_path):
     assert metadata["words_without_pieces"] == 2
     (tmp_path / "train.jsonl").write_text((tmp_path / "dev.jsonl").read_text() * 1 + "\n" + json.dumps(rows[1]))
     (tmp_path / "train.conll").unlink()
-    assert load(tmp_path).metadata["warnings"] == ["2 training sentences have no words and are not used"]
+    assert load(tmp_path).metadata["warnings"] == ["2 training sentences without words: not used"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_errors_name_the_line(train, dev, message, tmp_path):
 
 def test_words_and_tags_of_different_number(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"tokens": ["a"], "tags": ["B-X"]}\n{"tokens": ["a", "b"], "tags": ["O"]}\n')
-    with pytest.raises(UserError, match=r"train.jsonl:2: 2 words and 1 tags"):
+    with pytest.raises(UserError, match=r"train.jsonl:2: 2 words and 1 tag"):
         load(tmp_path)
     (tmp_path / "train.jsonl").write_text('{"tokens": ["a", 3], "tags": ["B-X", "O"]}\n')
     with pytest.raises(UserError, match=r"train.jsonl:1: the column tokens holds int, not words"):
@@ -249,7 +249,7 @@ def test_entities_that_begin_with_i_are_counted(tokenizers, tmp_path):
     conll(tmp_path / "dev.conll", [(["a", "b", "c"], ["B-X", "O", "I-X"])])
     data = load(tmp_path)
     assert data.config.scheme == "bio" and data.metadata["entities"] == {"X": 2}
-    assert "1 training entities begin with I" in data.metadata["warnings"][0]
+    assert "1 training entity begins with I" in data.metadata["warnings"][0]
     details = evaluation(learner_of(data, tokenizers), data.validation["dev"]).details
     assert details["gold_beginning_with_i"] == 1
     assert details["classes"]["X"]["support"] == 2 and details["classes"]["X"].keys() >= {"precision", "recall", "f1"}

@@ -61,7 +61,9 @@ def require_classes(labels: tuple[str, ...] | None, weights: object = None) -> N
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise ValueError(f"labels={list(labels)}: two or more names are needed, and none may occur twice")
     if isinstance(weights, tuple) and len(weights) != len(labels):
-        raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
+        raise ValueError(
+            f"loss.class_weights needs one weight for each of the {len(labels)} labels, not {len(weights)}"
+        )
 
 
 class TaskConfig(LearnedConfig):
@@ -255,7 +257,7 @@ class TaskConfig(LearnedConfig):
             raise ValueError(f"header={list(self.header)} names a column twice")
         unknown = sorted(set(self.files.values()) - {"train", "dev", "test"})
         if unknown:
-            raise ValueError(f"files names the split {unknown[0]}: one of train, dev, test")
+            raise ValueError(f"files names the split {unknown[0]}; it must be train, dev or test")
         return self
 
 
@@ -287,8 +289,8 @@ class PromptConfig(Config):
 
 def placeholders(template: str) -> list[str]:
     """Returns the placeholders of a template, in order. Raises ValueError if braces do not match."""
-    names = [name for _, name, form, change in Formatter().parse(template) if name is not None]
-    if any(form or change for _, _, form, change in Formatter().parse(template)):
+    names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    if any(format_spec or conversion for _, _, format_spec, conversion in Formatter().parse(template)):
         raise ValueError(
             f"template={template!r}: a placeholder is a column name in braces, without format or conversion"
         )

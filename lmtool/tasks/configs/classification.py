@@ -149,7 +149,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         if self.head == PROMPT:
             problems = self.template_problem(), self.ambiguous()
         else:
-            problems = self._out_of_prompt(), self._ambiguous("label_words", self.written_labels)
+            problems = self._prompt_field_problem(), self._ambiguous("label_words", self.written_labels)
         yield from (problem for problem in problems if problem is not None)
 
     def ambiguous(self) -> Problem | None:
@@ -157,7 +157,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return self._ambiguous("prompt.words", self.words)
 
     def _ambiguous(self, field: str, words: tuple[str, ...]) -> Problem | None:
-        """Returns the same for one field that maps classes to words."""
+        """Returns the reason why one field does not map the classes to different words, if any."""
         field_words = self.prompt.words if field == "prompt.words" else self.label_words
         unknown = [name for name in field_words if self.labels is not None and name not in self.labels]
         if unknown:
@@ -174,8 +174,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             )
         return None
 
-    def _out_of_prompt(self) -> Problem | None:
-        """Returns a field that has no effect without a prompt."""
+    def _prompt_field_problem(self) -> Problem | None:
+        """Returns the problem of a field that has no effect without a prompt, if any."""
         for field in ("auxiliary_mlm", "demonstrations", "demonstration_rows"):
             value = getattr(self, field)
             if value:
@@ -204,7 +204,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
                     f"demonstration_rows names {name!r}, which is not a label: {', '.join(self.labels[:8])}"
                 )
             if not rows or any(len(row) != len(self.text) for row in rows):
-                raise ValueError(f"demonstration_rows: a row of {name} has {len(self.text)} texts: {list(self.text)}")
+                raise ValueError(f"demonstration_rows: each row of {name} must have the texts {', '.join(self.text)}")
         return self
 
 
@@ -237,8 +237,8 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
 
     @model_validator(mode="after")
     def _text_before_choices(self) -> MultipleChoiceConfig:
-        before = len(self.text) - self.choices - self.continued
-        if before < 1:
+        context_count = len(self.text) - self.choices - self.continued
+        if context_count < 1:
             requirement = "a text before the choices" + (", and the beginning of each" if self.continued else "")
             raise ValueError(f"text={list(self.text)} names {self.choices} choices; there must be {requirement}")
         if self.prompt.words:

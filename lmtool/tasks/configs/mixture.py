@@ -60,9 +60,9 @@ class GlueConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _members_of_glue(self) -> GlueConfig:
-        alternatives = [name for name in self.names if name not in get_args(Member)]
-        if alternatives:
-            raise ValueError(f"members: {alternatives[0]} is not a GLUE task; allowed: {', '.join(get_args(Member))}")
+        unknown = [name for name in self.names if name not in get_args(Member)]
+        if unknown:
+            raise ValueError(f"members: {unknown[0]} is not a GLUE task; allowed: {', '.join(get_args(Member))}")
         return self
 
 
@@ -150,14 +150,16 @@ class MixtureTaskConfig(TaskConfig):
         """Returns sampling rates of the members, which sum to 1. Raises ValueError if the rows have not been
         counted."""
         if self.rows is None:
-            raise ValueError("build a mixture from the config of its loaded data, where the rows are counted")
-        of_rows = {
+            raise ValueError(
+                "the training rows are not counted yet: build the mixture from the config of its loaded data"
+            )
+        weight_of = {
             "proportional": lambda count: float(count),
             "uniform": lambda count: 1.0,
             "temperature": lambda count: count ** (1 / self.temperature),
             "capped": lambda count: float(min(count, self.cap)),
         }[self.sampling]
-        sizes = [of_rows(count) for count in self.rows]
+        sizes = [weight_of(count) for count in self.rows]
         return tuple(size / sum(sizes) for size in sizes)
 
     def text_format(self, model: ModelConfig) -> str:
@@ -179,18 +181,18 @@ class MixtureTaskConfig(TaskConfig):
                     "written as text"
                 )
                 yield Problem("task.head", message, f"remove {member.name} from task.members, or omit task.head=")
-        yield from self._other_scores()
+        yield from self._metric_problems()
 
-    def _other_scores(self) -> Iterator[Problem]:
-        """Members of a mixture need higher-is-better metrics."""
+    def _metric_problems(self) -> Iterator[Problem]:
+        """Yields a problem for each member whose metric is better when it is lower."""
         from lmtool.learners.metrics import smaller_is_better  # imports numpy, which no other configuration needs
 
         for member in self.member_configs():
             if smaller_is_better(member.metric):
-                alternatives = [metric for metric in member.metrics if not smaller_is_better(metric)]
+                others = [metric for metric in member.metrics if not smaller_is_better(metric)]
                 key = f"task.with.{member.name}.metric"
                 message = f"{key}={member.metric}: lower is better; mixtures average higher-is-better metrics"
-                yield Problem("task.members", message, f"set {key}={alternatives[0] if alternatives else 'NAME'}")
+                yield Problem("task.members", message, f"set {key}={others[0] if others else 'NAME'}")
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureTaskConfig:
@@ -201,11 +203,11 @@ class MixtureTaskConfig(TaskConfig):
                 raise ValueError(f"members: {title_of(member)}: {member_problem(error, names('task'))}") from error
         members = self.member_configs()
         titles = [member.name for member in members]
-        twice = next((title for title in titles if titles.count(title) > 1), None)
-        if twice is not None:
+        repeated = next((title for title in titles if titles.count(title) > 1), None)
+        if repeated is not None:
             raise ValueError(
-                f"members={titles}: {twice} is named twice; give one of them another name, as a section: {{kind: "
-                f"{members[titles.index(twice)].kind}, name: {twice}_2, path: FOLDER}}"
+                f"members={titles}: {repeated} is named twice; give one of them another name, as a section: {{kind: "
+                f"{members[titles.index(repeated)].kind}, name: {repeated}_2, path: FOLDER}}"
             )
         nested = [member.name for member in members if isinstance(member, (MixtureTaskConfig, GlueConfig))]
         if nested:

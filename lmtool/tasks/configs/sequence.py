@@ -139,7 +139,7 @@ class SequenceConfig(TaskConfig):
                 CONTEXT, "task.head", f"{subject} predicts from both sides of the context", "set task.head=paper"
             )
             outputs = tuple(field for field in self.of_outputs if field not in self.of_summary)
-            problem = self._meaningless(outputs, "applies to heads over the whole text", "reads one position")
+            problem = self._field_without_effect(outputs, "applies to heads over the whole text", "reads one position")
             if problem is not None:
                 yield Requirement(_SCORES_WORDS, problem.key, problem.message, problem.hint)
         elif self.head == "transformers":
@@ -156,45 +156,46 @@ class SequenceConfig(TaskConfig):
     def conflicts(self) -> Iterator[Problem]:
         problem = None
         if self.head == TEXT_TO_TEXT:
-            problem = self._unwritten()
+            problem = self._text_to_text_problem()
         elif self.head == PROMPT:
-            problem = self._unprompted()
+            problem = self._prompt_problem()
         elif self.auxiliary_lm and self.domain_adaptation is not None:
             name = self.domain_adaptation
-            message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={name}: one auxiliary loss"
+            message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={name} both add an auxiliary loss"
             problem = Problem("task.domain", message, "omit one of them")
         if problem is not None:
             yield problem
 
-    def _unwritten(self) -> Problem | None:
+    def _text_to_text_problem(self) -> Problem | None:
         """Returns the reason why labels cannot be written as text, if any."""
         if not self.labels_as_text:
             message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} cannot be written as text"
             return Problem("task.head", message, "omit it")
-        return self._meaningless(self.of_outputs, "applies to heads that output classes or values", "has none")
+        return self._field_without_effect(self.of_outputs, "applies to heads that output classes or values", "has none")
 
-    def _unprompted(self) -> Problem | None:
+    def _prompt_problem(self) -> Problem | None:
         """Returns the reason why labels cannot be words of a prompt, if any."""
         if not self.fills_prompts:
             message = f"task.head={PROMPT} names classes by words; task.kind={self.kind} has no classes"
             return Problem("task.head", message, "omit it")
-        return self._meaningless(self.of_summary, "applies to heads over the whole text", "reads one position")
+        return self._field_without_effect(self.of_summary, "applies to heads over the whole text", "reads one position")
 
-    def _meaningless(self, fields: tuple[str, ...], whose: str, but: str) -> Problem | None:
-        """Returns the first field that is set without effect under this head."""
+    def _field_without_effect(self, fields: tuple[str, ...], scope: str, contrast: str) -> Problem | None:
+        """Returns the problem of the first field that is set without effect under this head, if any. scope: to which
+        heads the fields apply. contrast: how this head differs."""
         for field in fields:
             value, default = self, type(self).model_validate({})
             for name in field.split("."):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
                 value_text = value.name if isinstance(value, DomainConfig) else value
-                message = f"task.{field}={value_text} {whose}; task.head={self.head} {but}"
+                message = f"task.{field}={value_text} {scope}; task.head={self.head} {contrast}"
                 return Problem(f"task.{field}", message, "omit it")
         return None
 
 
 class WindowedConfig(SequenceConfig):
-    """Kinds whose long texts may be read in windows."""
+    """The base of kinds whose long texts may be read in windows."""
 
     windows: Literal["none", "mean", "max"] = Field(
         "none",
@@ -303,13 +304,15 @@ class MultiLabelConfig(WindowedConfig):
     def _labels_fit(self) -> MultiLabelConfig:
         thresholds = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
         if not all(0 < threshold < 1 for threshold in thresholds):
-            raise ValueError(f"thresholds={self.thresholds}: between 0 and 1")
+            raise ValueError(f"thresholds={self.thresholds}: a threshold must be between 0 and 1")
         if self.labels is not None:
             if len(set(self.labels)) != len(self.labels) or not self.labels:
                 raise ValueError(f"labels={list(self.labels)}: labels must differ")
             for name, configured in (("loss.class_weights", self.loss.class_weights), ("thresholds", self.thresholds)):
                 if isinstance(configured, tuple) and len(configured) != len(self.labels):
-                    raise ValueError(f"{name} has {len(configured)} numbers for {len(self.labels)} labels")
+                    raise ValueError(
+                        f"{name} needs one number for each of the {len(self.labels)} labels, not {len(configured)}"
+                    )
         return self
 
 

@@ -119,7 +119,7 @@ class Seq2SeqConfig(PromptedConfig):
             )
 
     @model_validator(mode="after")
-    def _metric_listed(self) -> Seq2SeqConfig:
+    def _texts_fit(self) -> Seq2SeqConfig:
         if self.generation.max_new_tokens < 2:
             raise ValueError("generation.max_new_tokens=1 leaves no room for a text and its end token")
         if self.prompt.words:
@@ -190,9 +190,9 @@ class ExtractiveQaConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> ExtractiveQaConfig:
-        of_null = [name for name in self.metrics if name not in ("exact_match", "f1")]
-        if of_null and not self.unanswerable:
-            raise ValueError(f"metrics names {of_null[0]}, which needs unanswerable=true")
+        null_metrics = [name for name in self.metrics if name not in ("exact_match", "f1")]
+        if null_metrics and not self.unanswerable:
+            raise ValueError(f"metrics names {null_metrics[0]}, which needs unanswerable=true")
         if self.null_threshold is not None and not self.unanswerable:
             raise ValueError(f"null_threshold={self.null_threshold} needs unanswerable=true")
         return self

@@ -25,8 +25,8 @@ from lmtool.types import Batch, Packed, Target
 # Parses the answer column in its common layouts and checks the answers against the contexts.
 
 
-_FORM = 'write {"text": [...], "answer_start": [...]}, or a list of {"text": ..., "answer_start": ...}'
-_SHOWN = 60
+_ANSWER_HINT = 'write {"text": [...], "answer_start": [...]}, or a list of {"text": ..., "answer_start": ...}'
+_MAX_SHOWN_CHARACTERS = 60
 
 
 class GoldAnswer(NamedTuple):
@@ -51,7 +51,7 @@ def gold_answers(value: Label, place: tuple[str, int]) -> tuple[GoldAnswer, ...]
     elif _is_list(value) and all(isinstance(item, dict) for item in value):
         pairs = [(item.get("text"), item.get("answer_start")) for item in value]
     if pairs is None or not all(isinstance(text, str) and _is_number(start) for text, start in pairs):
-        raise UserError(f"{location(place)}: unknown layout of answers: {_truncate(repr(value))}", _FORM)
+        raise UserError(f"{location(place)}: unknown layout of answers: {_truncate(repr(value))}", _ANSWER_HINT)
     return tuple(GoldAnswer(text, int(start)) for text, start in pairs)
 
 
@@ -72,10 +72,10 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldA
         skip = "task.bad_answers=skip skips and counts such rows"
         if index < 0:
             return f"the answer {_truncate(text)!r} is not in its context", f"correct the row; {skip}"
-        there = context[max(start, 0) : max(start, 0) + len(text)]
+        found = context[max(start, 0) : max(start, 0) + len(text)]
         return (
             f"answer_start={start} does not point at the answer {_truncate(text)!r}: the context has "
-            f"{_truncate(there)!r} there",
+            f"{_truncate(found)!r} there",
             f"answer_start counts characters from 0 (it is at {index}); {skip}",
         )
     return None
@@ -90,7 +90,7 @@ def _is_number(value: object) -> bool:
 
 
 def _truncate(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "..."
 
 
 # The search for the best answers in windows, given scores of their tokens.
@@ -114,16 +114,16 @@ def best_spans(
     Returns:
         (N, K) scores in descending order, and the first and last tokens; -inf after the last span.
     """
-    off = -torch.inf
-    starts_NL = starts_NL.float().masked_fill(~allowed_NL, off)
-    ends_NL = ends_NL.float().masked_fill(~allowed_NL, off)
+    excluded = -torch.inf
+    starts_NL = starts_NL.float().masked_fill(~allowed_NL, excluded)
+    ends_NL = ends_NL.float().masked_fill(~allowed_NL, excluded)
     length = starts_NL.shape[1]
-    reach = min(longest, length)
-    ends_NLA = torch.nn.functional.pad(ends_NL, (0, reach - 1), value=off).unfold(1, reach, 1)
+    longest_span = min(longest, length)
+    ends_NLA = torch.nn.functional.pad(ends_NL, (0, longest_span - 1), value=excluded).unfold(1, longest_span, 1)
     scores = (starts_NL[:, :, None] + ends_NLA).flatten(1)
     best_NK, flat_NK = scores.topk(min(count, scores.shape[1]), dim=1)
-    first_NK = flat_NK // reach
-    return best_NK, first_NK, first_NK + flat_NK % reach
+    first_NK = flat_NK // longest_span
+    return best_NK, first_NK, first_NK + flat_NK % longest_span
 
 
 # Answers as spans of a context. The predictions for a window and for a row are arrays.
@@ -160,8 +160,8 @@ class PredictedAnswer:
     answered: bool = True
 
     @property
-    def best(self) -> tuple[Span, ...]:
-        """The reported spans."""
+    def best_spans(self) -> tuple[Span, ...]:
+        """The reported spans, in descending order of score."""
         return tuple(map(Span._make, self.spans_K.tolist()))
 
     @property
@@ -172,10 +172,10 @@ class PredictedAnswer:
     @property
     def span(self) -> tuple[int, int]:
         """The characters of the predicted answer."""
-        return self.first if self.answered else (0, 0)
+        return self.best_span if self.answered else (0, 0)
 
     @property
-    def first(self) -> tuple[int, int]:
+    def best_span(self) -> tuple[int, int]:
         """The characters of the best span, even if no answer is predicted."""
         return (int(self.spans_K[0]["start"]), int(self.spans_K[0]["end"])) if len(self.spans_K) else (0, 0)
 
@@ -204,22 +204,31 @@ def null_first(format_name: str) -> bool:
 class QuestionWindows(TaskExamples):
     """Examples of a question and a window of its context. Adjacent windows share `InputFormat.stride` tokens."""
 
-    def __init__(self, config: ExtractiveQaConfig, rows: Rows, layout: InputFormat, split: str):
-        super().__init__(rows, config.name, split, layout.start)
-        self.max_length, self.null_first = layout.max_length, null_first(layout.format_name)
-        self.template = layout.template(2, min_tokens=2)
-        self._questions, self._contexts = (AlignedTexts(rows.columns[name], layout.tokenizer) for name in config.text)
-        capacity = layout.max_length - self.template.special_count
+    def __init__(self, config: ExtractiveQaConfig, rows: Rows, input_format: InputFormat, split: str):
+        super().__init__(rows, config.name, split, input_format.start)
+        self.max_length, self.null_first = input_format.max_length, null_first(input_format.format_name)
+        self.template = input_format.template(2, min_tokens=2)
+        self._questions, self._contexts = (
+            AlignedTexts(rows.columns[name], input_format.tokenizer) for name in config.text
+        )
+        capacity = input_format.max_length - self.template.special_count
         # At least half of the capacity belongs to the context.
         question_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, capacity // 2))
         self.cut_questions = int(np.sum(question_E < self._questions.lengths_E))
         context_E = capacity - question_E
-        cut = windows(self._contexts.lengths_E, context_E, np.minimum(layout.stride or 0, context_E // 2))
-        self._require_all_tokens(cut.text, cut.start, cut.end)
-        question_W = question_E[cut.text]
-        packed_W = question_W + cut.lengths + self.template.special_count
+        context_windows = windows(
+            self._contexts.lengths_E, context_E, np.minimum(input_format.stride or 0, context_E // 2)
+        )
+        self._require_all_tokens(context_windows.text, context_windows.start, context_windows.end)
+        question_W = question_E[context_windows.text]
+        packed_W = question_W + context_windows.lengths + self.template.special_count
         self._plan = self.build_plan(
-            packed_W, row=cut.text, part=cut.part, start=cut.start, end=cut.end, question=question_W
+            packed_W,
+            row=context_windows.text,
+            part=context_windows.part,
+            start=context_windows.start,
+            end=context_windows.end,
+            question=question_W,
         )
         self._spans_E = None if rows.labels is None else self._answer_tokens(rows.labels)
 

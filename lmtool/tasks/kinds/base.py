@@ -18,6 +18,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.metrics import METRICS, Metric, compute
 from lmtool.models.base import Backbone
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import Columns, Origin, is_unlabeled, row_ids, text_of
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
@@ -224,4 +225,4 @@ class TextKind(TaskKind):
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
         texts = (text for column in train.columns.values() for text in column if isinstance(text, str))
         empty = sum(not text.strip() for text in texts)
-        return {}, [f"{empty:,} empty texts in the training rows"] if empty else []
+        return {}, [f"{counted(empty, 'empty text')} in the training rows"] if empty else []

@@ -20,6 +20,7 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.metrics import by_class, calibration, confusion
 from lmtool.learners.model import normalized_entropy
 from lmtool.models.heads.base import loss_sum, losses
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs import (
     ClassificationConfig,
     ClassLossConfig,
@@ -105,13 +106,14 @@ def require_one_per_class(key: str, numbers: object, names: Sequence[str]) -> No
     """Raises UserError if a tuple does not have one number for each class."""
     if isinstance(numbers, tuple) and len(numbers) != len(names):
         raise UserError(
-            f"task.{key} has {len(numbers)} numbers for the {len(names)} labels {', '.join(names[:8])}",
+            f"task.{key} has {counted(len(numbers), 'number')}, but the task has {counted(len(names), 'label')}: "
+            f"{', '.join(names[:8])}",
             "use one number per label, in the order of the labels",
         )
 
 
 class ClassLearner(TaskLearner):
-    """Learns the cross entropy with the task's label smoothing, focal loss and class weights.
+    """Minimizes the cross entropy with the task's label smoothing, focal loss and class weights.
 
     The loss is the mean over examples; with class weights, the weighted sum of the losses divided by the sum of the
     labels' weights, as in torch. Focal loss has the same divisor: its factors are meant to lower the loss."""
@@ -125,7 +127,7 @@ class ClassLearner(TaskLearner):
         self.loss = ClassLossConfig.model_validate({}) if loss is None else loss
         weights = self.loss.class_weights
         if not self.kind.classes or weights == "balanced":
-            raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
+            raise ValueError("the classes are not known yet: build the task from the config that load_task returns")
         self.register_buffer("class_weights", None if weights == "none" else torch.tensor(weights), persistent=False)
 
     def weights_on(self, device: torch.device) -> Tensor | None:
@@ -159,6 +161,6 @@ class TextClassLearner(ClassLearner):
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """Returns, for each text, the best class, its probability, and the probabilities of all classes."""
-        fractions_NC = outputs.detach().float().softmax(-1)
-        best, classes = fractions_NC.max(-1)
-        return list(map(Prediction, classes.tolist(), best.tolist(), fractions_NC.cpu().numpy()))
+        probabilities_NC = outputs.detach().float().softmax(-1)
+        best, classes = probabilities_NC.max(-1)
+        return list(map(Prediction, classes.tolist(), best.tolist(), probabilities_NC.cpu().numpy()))

@@ -39,7 +39,7 @@ from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tasks.kinds.texts import EncodedTexts
 from lmtool.tasks.prompting.examples import (
     ANSWERS,
-    TERM,
+    AUXILIARY_TERM,
     Auxiliary,
     Demonstrations,
     PromptedExamples,
@@ -91,16 +91,16 @@ class PromptedLearner(TextClassLearner):
         problem = refusal(config, model=backbone.config)
         if problem is not None:
             raise UserError(problem.message, problem.hint)
-        self.fills = backbone.config.architecture == "encoder"
-        self.pretrained_heads = ("masked_lm",) if self.fills else ("lm",)
-        self.add_head(self.pretrained_heads[0], masked_lm_head(backbone) if self.fills else lm_head(backbone))
+        self.fills_mask = backbone.config.architecture == "encoder"
+        self.pretrained_heads = ("masked_lm",) if self.fills_mask else ("lm",)
+        self.add_head(self.pretrained_heads[0], masked_lm_head(backbone) if self.fills_mask else lm_head(backbone))
         if config.auxiliary_mlm:
-            self.loss_weights = {self.term: 1.0 - config.auxiliary_mlm, TERM: config.auxiliary_mlm}
+            self.loss_weights = {self.term: 1.0 - config.auxiliary_mlm, AUXILIARY_TERM: config.auxiliary_mlm}
         self.set_loss(config.loss)
         tokens = [0] * len(config.words)
         if tokenizer is not None:  # parameter counting passes no tokenizer
             self.pattern = Pattern(config.template, tokenizer)
-            self.mask = tokenizer.role("mask") if self.fills else None
+            self.mask = tokenizer.role("mask") if self.fills_mask else None
             tokens = label_tokens(self.pattern, config.labels or (), config.words)
         self.tokens = tokens
         self.register_buffer("words", torch.tensor(tokens), persistent=False)
@@ -115,8 +115,8 @@ class PromptedLearner(TextClassLearner):
 
     def examples(self, data: SplitData, max_length: int) -> PromptedExamples:
         config, rows = self.config, self.rows(data)
-        around = FormatTemplate.of(text_format(config.text_format(self.backbone.config), self.tokenizer), 1)
-        wording = Wording(self.pattern, around, self.mask, self.tokens)
+        text_template = FormatTemplate.of(text_format(config.text_format(self.backbone.config), self.tokenizer), 1)
+        wording = Wording(self.pattern, text_template, self.mask, self.tokens)
         demonstrations = auxiliary = None
         if config.demonstrations:
             demonstrations = Demonstrations(
@@ -130,41 +130,45 @@ class PromptedLearner(TextClassLearner):
 
     def counts(self, batch: Batch) -> dict[str, float]:
         counts = super().counts(batch)
-        return counts if TERM not in batch.targets else {**counts, TERM: float(len(labels_of(batch, TERM)))}
+        return (
+            counts
+            if AUXILIARY_TERM not in batch.targets
+            else {**counts, AUXILIARY_TERM: float(len(labels_of(batch, AUXILIARY_TERM)))}
+        )
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (N, C): logits of the words of the classes."""
         read_N = send(self.answer_indices(batch.host), batch.inputs.tokens.device)
-        return self._of_words(self.hidden(batch.inputs, rng=self.dropout_rng(batch, step), read_M=read_N))
+        return self._word_logits(self.hidden(batch.inputs, rng=self.dropout_rng(batch, step), read_M=read_N))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        if TERM not in batch.targets:
+        if AUXILIARY_TERM not in batch.targets:
             return super().forward(batch, step)
-        indices = {self.term: self.answer_indices(batch.host), TERM: indices_of(batch.host, TERM)}
+        indices = {self.term: self.answer_indices(batch.host), AUXILIARY_TERM: indices_of(batch.host, AUXILIARY_TERM)}
         hidden = hidden_at(
             self.backbone, batch, indices, None if self.is_feature_extractor else self.dropout_rng(batch, step)
         )
-        of_text = self._lm.loss_sum(hidden[TERM], self._table, labels_of(batch, TERM))
-        total = self.training_loss(self._of_words(hidden[self.term]), batch)
-        return StepOutput({self.term: total, TERM: of_text}, self.loss_weights)
+        mlm_loss = self._lm.loss_sum(hidden[AUXILIARY_TERM], self._table, labels_of(batch, AUXILIARY_TERM))
+        total = self.training_loss(self._word_logits(hidden[self.term]), batch)
+        return StepOutput({self.term: total, AUXILIARY_TERM: mlm_loss}, self.loss_weights)
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Adds the auxiliary language modeling loss of a uniform prediction."""
-        of_text = self.loss_weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
-        return super().baseline_loss(batches, predictors) + of_text
+        mlm_loss = self.loss_weights.get(AUXILIARY_TERM, 0.0) * math.log(self.backbone.config.vocab_size)
+        return super().baseline_loss(batches, predictors) + mlm_loss
 
     def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """Assigns predictions to terms: with auxiliary language modeling, the same head predicts the words of classes
         and the masked words of texts."""
-        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, PredictedWords(logits))
+        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (AUXILIARY_TERM, PredictedWords(logits))
 
     def answer_indices(self, batch: Batch) -> Tensor:
         """Returns (N,): flat indices, on the host, of the tokens that predict the answers."""
-        if self.fills:
+        if self.fills_mask:
             return batch.inputs.columns[ANSWERS].nonzero()[:, 0]
         return summary_index(batch.inputs, "last")
 
-    def _of_words(self, hidden_NH: Tensor) -> Tensor:
+    def _word_logits(self, hidden_NH: Tensor) -> Tensor:
         return self._lm.of_tokens(hidden_NH, self._table, self.words)
 
 
@@ -190,18 +194,18 @@ class PromptWriter(TextToTextLearner):
 class PromptPairs(TextPairs):
     """Examples of a prompt and the word to write. pieces: the tokens around the texts of a prompt."""
 
-    def __init__(self, layout: PairFormat, rows: Rows, split: str, pattern: Pattern, pieces: list[list[int]]):
+    def __init__(self, pair_format: PairFormat, rows: Rows, split: str, pattern: Pattern, pieces: list[list[int]]):
         self.pattern, self.pieces = pattern, pieces
-        super().__init__(layout, rows, split)
+        super().__init__(pair_format, rows, split)
 
     def encode_sources(self, capacity: int) -> tuple[EncodedTexts, int]:
-        layout = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
-        columns = len(layout.pieces) - 1
+        template = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
+        columns = len(template.pieces) - 1
         texts = PatternTexts(self.rows, self.pattern)
-        retained = truncate_texts(texts.lengths[:columns], prompt_capacity(capacity, layout.special_count, columns))
+        retained = truncate_texts(texts.lengths[:columns], prompt_capacity(capacity, template.special_count, columns))
         row_E = np.arange(len(self.rows))
         cells = [(text.read(row_E, lengths), lengths) for text, lengths in zip(texts.texts, retained, strict=False)]
-        assembled = assemble(layout, cells)
+        assembled = assemble(template, cells)
         truncated = int(np.sum((retained < texts.lengths[:columns]).any(axis=0)))
         return EncodedTexts(assembled.tokens, assembled.lengths), truncated
 
@@ -267,7 +271,7 @@ class Classification(NamedClassKind, WrittenKind):
         words = self.label_words()
         return [words[label] for label in labels]
 
-    def parsed(self, text: str) -> Prediction | None:
+    def parse(self, text: str) -> Prediction | None:
         """Returns the class whose name or word the text is, with probability 1; None for any other text."""
         words = list(self.label_words())
         return Prediction(words.index(text), 1.0) if text in words else None
@@ -288,8 +292,8 @@ class Classification(NamedClassKind, WrittenKind):
         return np.asarray(part.probabilities)
 
     def prediction_of_votes(self, votes: np.ndarray) -> Prediction:
-        fractions = votes / votes.sum()
-        return Prediction(int(fractions.argmax()), float(fractions.max()), fractions)
+        probabilities = votes / votes.sum()
+        return Prediction(int(probabilities.argmax()), float(probabilities.max()), probabilities)
 
 
 class ClassificationLearner(SequenceLearner, TextClassLearner):

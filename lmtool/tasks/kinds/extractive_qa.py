@@ -5,7 +5,7 @@ If a window has no answer, both targets are the class token. Text formats withou
 with a token that stands for no answer. Heads equal those of transformers' ...ForQuestionAnswering: only ModernBERT's
 has a pooler, and the decoder of an encoder-decoder reads the same text as its encoder.
 
-Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K reported answers.
+Shape letters: T tokens, N windows, L tokens of the longest window, H hidden width, K reported answers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ExtractiveQa(TextKind):
         labels = list(rows.labels or ())
         if not labeled and not self.config.unanswerable and not any(labels):
             return replace(rows, labels=None)  # on the hub, the answers of a test split are empty lists
-        return self._checked(rows, labels) if rows.labels is not None else rows
+        return self._valid_rows(rows, labels) if rows.labels is not None else rows
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> list[tuple[GoldAnswer, ...]]:
         return [gold_answers(value, place) for value, place in zip(values, origin, strict=True)]
@@ -77,18 +77,18 @@ class ExtractiveQa(TextKind):
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
-    def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
+    def _valid_rows(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
         """Returns the rows whose answers occur in their contexts. Raises UserError at the first other row, unless
         bad_answers=skip."""
-        contexts, rows_left = rows.columns[self.config.text[1]], []
+        contexts, valid_rows = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
             if problem is None:
-                rows_left.append(number)
-            elif self.config.bad_answers == "refuse" or not (rows_left or number + 1 < len(rows)):
+                valid_rows.append(number)
+            elif self.config.bad_answers == "refuse" or not (valid_rows or number + 1 < len(rows)):
                 raise UserError(f"{location(rows.origin[number])}: {rows.ids[number]}: {problem[0]}", problem[1])
-        self.skipped += len(rows) - len(rows_left)
-        return rows if len(rows_left) == len(rows) else rows.take(np.array(rows_left))
+        self.skipped += len(rows) - len(valid_rows)
+        return rows if len(valid_rows) == len(rows) else rows.take(np.array(valid_rows))
 
     def groups(self, rows: Rows) -> Sequence[object]:
         """Returns the contexts: questions about the same context are held out together."""
@@ -112,38 +112,38 @@ class ExtractiveQa(TextKind):
         spans = spans[np.argsort(-spans["score"], kind="stable")]
         _, first = np.unique(spans[["start", "end"]], return_index=True)
         answer = PredictedAnswer(spans[np.sort(first)[: self.config.n_best]], min(part.null for part in parts))
-        return Prediction(answer, float(self.fractions(answer)[0]))
+        return Prediction(answer, float(self.probabilities(answer)[0]))
 
-    def fractions(self, answer: PredictedAnswer) -> np.ndarray:
+    def probabilities(self, answer: PredictedAnswer) -> np.ndarray:
         """Returns the probabilities of the reported spans, followed by the probability of no answer if it is
         allowed."""
-        scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._with_null(answer))
-        fractions = np.exp(scores - scores.max())
-        return fractions / fractions.sum()
+        scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._includes_null(answer))
+        probabilities = np.exp(scores - scores.max())
+        return probabilities / probabilities.sum()
 
-    def _with_null(self, answer: PredictedAnswer) -> bool:
+    def _includes_null(self, answer: PredictedAnswer) -> bool:
         return self.config.unanswerable or not len(answer.spans_K)
 
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
-        """Returns the prediction if no answer is chosen above this threshold of the null difference."""
+        """Returns the prediction under a threshold: it is no answer if the null difference is above the threshold."""
         answer = prediction.value
         is_answered = len(answer.spans_K) > 0 and answer.null_difference <= threshold
-        fractions = self.fractions(answer)
+        probabilities = self.probabilities(answer)
         return Prediction(
-            PredictedAnswer(answer.spans_K, answer.null, is_answered), float(fractions[0 if is_answered else -1])
+            PredictedAnswer(answer.spans_K, answer.null, is_answered), float(probabilities[0 if is_answered else -1])
         )
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
+        (metrics,) = self._metrics_of_samples(rows, predictions, [np.arange(len(rows))])
         return metrics
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        samples = list(self._of_samples(rows, predictions, draws))
+        samples = list(self._metrics_of_samples(rows, predictions, draws))
         return {name: [sample[name] for sample in samples] for name in self.config.metrics}
 
-    def _of_samples(
+    def _metrics_of_samples(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> Iterator[dict[str, float]]:
         """Yields the metrics of several samples of the rows. Each answer is scored only once."""
@@ -152,7 +152,7 @@ class ExtractiveQa(TextKind):
         scores = answer_scores(gold, answers, self.config.unanswerable)
         raw, null_N = scores, np.zeros(len(rows))
         if self.config.unanswerable:
-            raw, null_N = self._raw(rows, predictions)
+            raw, null_N = self._best_span_scores(rows, predictions)
         for numbers in draws:
             sample = {name: values[numbers] for name, values in scores.items()}
             raw_sample = {name: values[numbers] for name, values in raw.items()}
@@ -160,14 +160,14 @@ class ExtractiveQa(TextKind):
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
         """Returns the threshold with the best f1 on labeled rows."""
-        raw, null_N = self._raw(rows, predictions)
+        raw, null_N = self._best_span_scores(rows, predictions)
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
         """Returns the best threshold for each of the two metrics."""
         if not self.config.unanswerable:
             return {}
-        (raw, null_N), answered_N = self._raw(rows, predictions), self._gold(rows)[1]
+        (raw, null_N), answered_N = self._best_span_scores(rows, predictions), self._gold(rows)[1]
         return {f"best_{name}_threshold": best_threshold(raw[name], answered_N, null_N).value for name in raw}
 
     def _gold(self, rows: Rows) -> tuple[list[list[str]], np.ndarray]:
@@ -175,11 +175,13 @@ class ExtractiveQa(TextKind):
         assert rows.labels is not None
         return [[answer.text for answer in answers] for answers in rows.labels], np.array(list(map(bool, rows.labels)))
 
-    def _raw(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def _best_span_scores(
+        self, rows: Rows, predictions: Sequence[Prediction]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns the inputs of `threshold_scores`: the scores of each row's best text, whether or not it is predicted,
         and the null differences."""
         answers = values_of(predictions)
-        texts = [self._text(rows, number, answer.first) for number, answer in enumerate(answers)]
+        texts = [self._text(rows, number, answer.best_span) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])
         return threshold_scores(self._gold(rows)[0], texts), null_N
 
@@ -203,13 +205,18 @@ class ExtractiveQa(TextKind):
         record = super().record(rows, number, prediction)
         start, end = answer.span
         record |= {"prediction": self._text(rows, number, (start, end)), "start": start, "end": end}
-        fractions = self.fractions(answer).tolist()
+        probabilities = self.probabilities(answer).tolist()
         best: list[JsonObject] = [
-            {"text": self._text(rows, number, span[:2]), "start": span.start, "end": span.end, "probability": fraction}
-            for span, fraction in zip(answer.best, fractions, strict=False)
+            {
+                "text": self._text(rows, number, span[:2]),
+                "start": span.start,
+                "end": span.end,
+                "probability": probability,
+            }
+            for span, probability in zip(answer.best_spans, probabilities, strict=False)
         ]
-        if self._with_null(answer):
-            best.append({"text": "", "start": 0, "end": 0, "probability": fractions[-1]})
+        if self._includes_null(answer):
+            best.append({"text": "", "start": 0, "end": 0, "probability": probabilities[-1]})
             best.sort(key=lambda row: -row["probability"])
         if self.config.unanswerable and len(answer.spans_K):
             record["null_difference"] = answer.null_difference
@@ -232,7 +239,7 @@ def _require_different_ids(columns: Columns, origin: Origin) -> None:
         first = row_of_id.setdefault(str(value), number)
         if value is not None and first != number:
             raise UserError(
-                f"{location(origin[number])}: {name}={value} repeats that of {location(origin[first])}",
+                f"{location(origin[number])}: {name}={value} repeats the id of {location(origin[first])}",
                 "give each question a unique id",
             )
 
@@ -245,7 +252,8 @@ class AnswerInspector(TaskInspector):
 
 
 class ExtractiveQaLearner(TaskLearner):
-    """Learns the start and the end of the answer: the mean of two cross entropies over the tokens of a window."""
+    """Learns the start and the end of the answer. The loss is the mean of two cross entropies over the tokens of a
+    window."""
 
     config: ExtractiveQaConfig
     kind: ExtractiveQa
@@ -257,16 +265,16 @@ class ExtractiveQaLearner(TaskLearner):
         head = SequenceHead(self.token_width, 2, kind.config.dropout)
         self.add_token_head(head)
         if kind.config.unanswerable:
-            set_threshold = kind.config.null_threshold
+            configured_threshold = kind.config.null_threshold
             threshold = torch.tensor(
-                0.0 if set_threshold is None else set_threshold, dtype=torch.float64, device=self.device
+                0.0 if configured_threshold is None else configured_threshold, dtype=torch.float64, device=self.device
             )
             head.register_buffer("null_threshold", threshold)
 
     def examples(self, data: SplitData, max_length: int) -> QuestionWindows:
         name, stride = self.backbone.config.text_format, self.config.stride
-        layout = InputFormat(self.tokenizer, name, max_length, self.start_token, stride)
-        return QuestionWindows(self.config, self.rows(data), layout, data.split)
+        input_format = InputFormat(self.tokenizer, name, max_length, self.start_token, stride)
+        return QuestionWindows(self.config, self.rows(data), input_format, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (T, 2): scores of each token as start and end."""
@@ -338,9 +346,11 @@ class ExtractiveQaLearner(TaskLearner):
     def with_thresholds(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if not self.config.unanswerable:
             return predictions
-        set_threshold = self.config.null_threshold  # overrides the tuned one
+        configured_threshold = self.config.null_threshold  # overrides the tuned one
         threshold = (
-            float(self.heads[self.term].get_buffer("null_threshold")) if set_threshold is None else set_threshold
+            float(self.heads[self.term].get_buffer("null_threshold"))
+            if configured_threshold is None
+            else configured_threshold
         )
         decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):

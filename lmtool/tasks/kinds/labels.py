@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from lmtool.errors import UserError
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import joined_columns
 
@@ -22,9 +23,9 @@ IDS = ("id", "idx", "index", "guid")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 # Common spellings of missing values.
 _MISSING = ("na", "n/a", "nan", "null", "none", "missing", "?", "-")
-_SHOWN = 8
+_MAX_LISTED = 8
 # More distinct values than this, and than half of the rows, are not classes.
-_MANY = 50
+_MAX_CLASSES = 50
 
 
 def location(origin: tuple[str, int]) -> str:
@@ -45,8 +46,8 @@ def cell_text(cell: object) -> str:
 
 
 def _listing(names: Sequence[str]) -> str:
-    names_text = ", ".join(names[:_SHOWN])
-    return names_text if len(names) <= _SHOWN else f"{names_text}, ... ({len(names)} in all)"
+    names_text = ", ".join(names[:_MAX_LISTED])
+    return names_text if len(names) <= _MAX_LISTED else f"{names_text}, ... ({len(names)} in all)"
 
 
 def is_unlabeled(values: Sequence[object]) -> bool:
@@ -57,22 +58,22 @@ def is_unlabeled(values: Sequence[object]) -> bool:
 def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) -> tuple[str, ...]:
     """Returns the classes in a training column: its distinct values, sorted; whole numbers are sorted by value. Raises
     UserError if they cannot be classes."""
-    words = [text_of_label(value) for value in values]
-    if "" in words:
+    texts = [text_of_label(value) for value in values]
+    if "" in texts:
         raise UserError(
-            f"{location(origin[words.index('')])}: no value in the column {config.label}",
+            f"{location(origin[texts.index('')])}: no value in the column {config.label}",
             "fill it, or remove the row",
         )
-    names = sorted(set(words))
-    if len(names) > max(_MANY, len(words) / 2):
+    names = sorted(set(texts))
+    if len(names) > max(_MAX_CLASSES, len(texts) / 2):
         raise UserError(
-            f"task.label={config.label} has {len(names)} different values in {len(words)} training rows: these are "
+            f"task.label={config.label} has {len(names)} different values in {len(texts)} training rows: these are "
             "not classes",
             "name another column with task.label=, or use task.kind=regression for a number",
         )
     if len(names) < 2:
         raise UserError(
-            f"task.label={config.label} is {names[0]} in all {len(words)} training rows: there is nothing to learn",
+            f"task.label={config.label} is {names[0]} in all {len(texts)} training rows: there is nothing to learn",
             "use data of two classes or more, or name another column with task.label=",
         )
     if all(name.lstrip("+-").isdecimal() for name in names):
@@ -85,21 +86,21 @@ def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[ob
 
     Raises UserError with file:line at the first invalid value.
     """
-    words = [text_of_label(value) for value in values]
+    texts = [text_of_label(value) for value in values]
     number = {name: index for index, name in enumerate(labels)}
-    if not all(word in number for word in words):
+    if not all(text in number for text in texts):
         numbers = {str(index): index for index in range(len(labels))}
-        if sum(word in numbers for word in words) > sum(word in number for word in words):
+        if sum(text in numbers for text in texts) > sum(text in number for text in texts):
             number = numbers
-    for word, place in zip(words, origin, strict=True):
-        if word not in number:
-            raise unknown_label(config, labels, word, location(place))
-    return np.array([number[word] for word in words], dtype=np.int64)
+    for text, place in zip(texts, origin, strict=True):
+        if text not in number:
+            raise unknown_label(config, labels, text, location(place))
+    return np.array([number[text] for text in texts], dtype=np.int64)
 
 
-def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, place: str) -> UserError:
+def unknown_label(config: TaskConfig, labels: Sequence[str], text: str, place: str) -> UserError:
     """Returns the error for an unknown label. place: its file:line."""
-    problem = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
+    problem = f"label {text!r} is unknown" if text else f"no value in the column {config.label}"
     names = ",".join(f'"{name}"' for name in labels[:2])
     return UserError(
         f"{place}: {problem}; the labels of {config.name} are {_listing(labels)}",
@@ -112,17 +113,17 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.
     finite number."""
     numbers_N = np.empty(len(values))
     for index, (value, place) in enumerate(zip(values, origin, strict=True)):
-        word = text_of_label(value)
+        text = text_of_label(value)
         try:
-            numbers_N[index] = float(word)
+            numbers_N[index] = float(text)
         except ValueError:
             numbers_N[index] = np.nan
         if not np.isfinite(numbers_N[index]):
-            comma = DECIMAL_COMMA.fullmatch(word)
+            comma = DECIMAL_COMMA.fullmatch(text)
             raise UserError(
-                f"{location(place)}: {config.label}={word!r} is not a "
+                f"{location(place)}: {config.label}={text!r} is not a "
                 f"number{': it has a decimal comma' if comma else ''}",
-                f"write decimals with a point: {word.replace(',', '.')}"
+                f"write decimals with a point: {text.replace(',', '.')}"
                 if comma
                 else "correct the row, or use task.kind=classification for classes",
             )
@@ -134,15 +135,18 @@ def repeated_ids(columns: Columns, origin: Origin) -> str | None:
     for name in IDS:
         if name not in columns or not len(columns[name]):
             continue
-        words = [str(value) for value in columns[name]]
+        ids = [str(value) for value in columns[name]]
         first: dict[str, int] = {}
-        repeated = [row for row, word in enumerate(words) if first.setdefault(word, row) != row]
+        repeated = [row for row, row_id in enumerate(ids) if first.setdefault(row_id, row) != row]
         if not repeated:
             return None
-        row = repeated[0]
+        row, others = repeated[0], len(repeated) - 1
+        others_text = (
+            f", and {counted(others, 'more row')} {'repeats' if others == 1 else 'repeat'} an id" if others else ""
+        )
         return (
-            f"{location(origin[row])}: {name}={words[row]} repeats that of {location(origin[first[words[row]]])}"
-            f"{f', and {len(repeated) - 1:,} more do' if len(repeated) > 1 else ''}: rows are numbered from 0 instead"
+            f"{location(origin[row])}: {name}={ids[row]} repeats the id of {location(origin[first[ids[row]]])}"
+            f"{others_text}: rows are numbered from 0 instead"
         )
     return None
 

@@ -77,9 +77,9 @@ class TaskEvaluation(Evaluation):
         """Yields the lines of predictions.jsonl, in the order of the rows."""
         for number, prediction in enumerate(self.predictions):
             record = self.kind.record(self.rows, number, prediction)
-            yield {"id": self.rows.ids[number], "split": self.split, **record, **self.more(number)}
+            yield {"id": self.rows.ids[number], "split": self.split, **record, **self.extra_fields(number)}
 
-    def more(self, number: int) -> JsonObject:
+    def extra_fields(self, number: int) -> JsonObject:
         """Returns further fields for the record of row `number`."""
         return {}
 
@@ -104,7 +104,7 @@ class TaskScorer(Scorer):
         self.learner, self.rows, self.split, self.parts_N, self.predictor = learner, rows, split, parts_N, predictor
         self.sums, self.predictions = TermSums(), PredictionColumns(len(rows))
         self.partial_rows: dict[int, dict[int, Label]] = {}
-        self.seen = self.finished_parts = 0
+        self.scored_parts = self.finished_parts = 0
 
     def outputs(self, batch: Batch) -> object:
         return self.task_outputs(self.learner, batch, self.learner.outputs(batch, 0))
@@ -130,7 +130,7 @@ class TaskScorer(Scorer):
         for number, ((row, part), output) in enumerate(zip(row_parts, outputs.parts, strict=True)):
             if selected_N is not None and not selected_N[number]:
                 continue
-            self.seen += 1
+            self.scored_parts += 1
             if self.predictions.holds(row):
                 continue  # a repeated part: `result` reports it
             parts = self.partial_rows.setdefault(row, {})
@@ -140,10 +140,10 @@ class TaskScorer(Scorer):
                 self.finished_parts += len(self.partial_rows.pop(row))
 
     def result(self) -> TaskEvaluation:
-        kind, rows, term = self.learner.kind, self.rows, self.learner.term
+        kind, rows, term, count = self.learner.kind, self.rows, self.learner.term, self.scored_parts
         expected, received = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.partial_rows.values()))
-        if self.seen != expected or received != expected or self.predictions.missing:
-            raise RuntimeError(f"{len(rows)} rows: {self.seen} predictions arrived, for {received} of {expected} parts")
+        if count != expected or received != expected or self.predictions.missing:
+            raise RuntimeError(f"{len(rows)} rows: {count} predictions arrived, for {received} of {expected} parts")
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
         predictions = self.learner.with_thresholds(self.predictions)

@@ -98,8 +98,8 @@ class MultiLabel(WindowedKind):
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """Returns the constant baseline: the classes that more than half of the training rows have."""
-        fractions_C = np.asarray(train.labels).mean(axis=0)
-        return "majority", Prediction((fractions_C > 0.5).astype(np.int8), float((1 - fractions_C).min()))
+        frequencies_C = np.asarray(train.labels).mean(axis=0)
+        return "majority", Prediction((frequencies_C > 0.5).astype(np.int8), float((1 - frequencies_C).min()))
 
     def shown(self, value: Label) -> str:
         """Returns the names of the classes joined with the delimiter, as in a text column."""
@@ -110,7 +110,7 @@ class MultiLabel(WindowedKind):
 
 
 class MultiLabelLearner(SequenceLearner, ClassLearner):
-    """Learns binary cross entropies with the task's label smoothing, focal loss and weights: the mean over texts and
+    """Minimizes binary cross entropies with the task's label smoothing, focal loss and weights: the mean over texts and
     classes, as in torch. Weights and focal factors do not change the divisor."""
 
     def __init__(self, kind: MultiLabel, backbone: Backbone, tokenizer: Tokenizer, seed: int):
@@ -159,8 +159,8 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
         for row, prediction in enumerate(predictions):
             probabilities_C = np.asarray(prediction.value)
             decisions_C = probabilities_C >= thresholds_C
-            sure = np.where(decisions_C, probabilities_C, 1 - probabilities_C).min()
-            decided.put(row, Prediction(decisions_C.astype(np.int8), float(sure), probabilities_C))
+            certainty = np.where(decisions_C, probabilities_C, 1 - probabilities_C).min()
+            decided.put(row, Prediction(decisions_C.astype(np.int8), float(certainty), probabilities_C))
         return decided
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:

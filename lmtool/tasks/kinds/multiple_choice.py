@@ -41,7 +41,7 @@ class MultipleChoice(OneClassKind, TextKind):
         return self.config.text[-self.config.choices :]
 
     @property
-    def columns_before(self) -> tuple[str, ...]:
+    def context_columns(self) -> tuple[str, ...]:
         """The names of the columns before those of the choices."""
         return self.config.text[: -self.config.choices]
 
@@ -52,14 +52,14 @@ class MultipleChoice(OneClassKind, TextKind):
 
     def groups(self, rows: Rows) -> Sequence[object]:
         """Returns the text before the choices of each row; rows with the same text stay in the same split."""
-        return list(zip(*(rows.columns[name] for name in self.columns_before), strict=True))
+        return list(zip(*(rows.columns[name] for name in self.context_columns), strict=True))
 
     def prompt_columns(self, rows: Rows) -> dict[str, list[str]]:
         """Returns the columns; before the choices, the texts in `task.wordings` are replaced ('cause' by a
         question)."""
         wordings = self.config.wordings
-        before = {name: [wordings.get(text, text) for text in rows.columns[name]] for name in self.columns_before}
-        return before | {name: rows.columns[name] for name in self.classes}
+        context = {name: [wordings.get(text, text) for text in rows.columns[name]] for name in self.context_columns}
+        return context | {name: rows.columns[name] for name in self.classes}
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
         """Returns the choices of each row."""
@@ -67,9 +67,9 @@ class MultipleChoice(OneClassKind, TextKind):
 
     def pairs(self, rows: Rows) -> Rows:
         """Returns a row for each choice: the text before it, and the choice. The choices of a row are adjacent."""
-        config, columns, before = self.config, self.prompt_columns(rows), self.columns_before
+        config, columns, context_columns = self.config, self.prompt_columns(rows), self.context_columns
         # If the choices continue the last column, this column begins each second text.
-        shared, first_part = (before[:-1], before[-1:]) if config.continued else (before, ())
+        shared, first_part = (context_columns[:-1], context_columns[-1:]) if config.continued else (context_columns, ())
         firsts, seconds = [], []
         for number in range(len(rows)):
             beginning = "".join(f"{columns[name][number]} " for name in first_part)
@@ -86,13 +86,13 @@ class MultipleChoice(OneClassKind, TextKind):
 
     def join(self, parts: Sequence[float]) -> Prediction:
         """Returns the best choice, and its softmax probability."""
-        fractions = torch.tensor(parts, dtype=torch.float64).softmax(0)
-        best = int(fractions.argmax())
-        return Prediction(best, float(fractions[best]))
+        probabilities = torch.tensor(parts, dtype=torch.float64).softmax(0)
+        best = int(probabilities.argmax())
+        return Prediction(best, float(probabilities[best]))
 
     def line(self, record: JsonMapping) -> str:
-        before = " ".join(str(record[name]) for name in self.columns_before)
-        return f"{record['prediction']} {record['score']:.2f}  {before} | {record[record['prediction']]}"
+        context = " ".join(str(record[name]) for name in self.context_columns)
+        return f"{record['prediction']} {record['score']:.2f}  {context} | {record[record['prediction']]}"
 
 
 class ChoiceExamples(TaskExamples):
@@ -134,7 +134,7 @@ class ChoiceInspector(TaskInspector):
 
 
 class MultipleChoiceLearner(SequenceLearner, ClassLearner):
-    """Learns to score choices, by the cross entropy over the choices of a row."""
+    """Learns to score choices. The loss is the cross entropy over the choices of a row."""
 
     kind: MultipleChoice
     config: MultipleChoiceConfig

@@ -142,11 +142,11 @@ class PredictionColumns(Sequence[Prediction]):
             if column is None:
                 column = self._columns[name] = _column(self._count, value)
             if not column.fits(value):
-                column = self._columns[name] = self._objects(column)
+                column = self._columns[name] = self._as_objects(column)
             column.put(row, value)
         self._filled[row] = True
 
-    def _objects(self, column: _Numbers | _Lists | _Objects) -> _Objects:
+    def _as_objects(self, column: _Numbers | _Lists | _Objects) -> _Objects:
         """Moves the values of a column to one that can hold mixed types."""
         objects: list[object] = [None] * self._count
         for row in np.flatnonzero(self._filled).tolist():

@@ -72,9 +72,9 @@ class Regression(WrittenKind):
 
     def label_texts(self, labels: np.ndarray) -> list[str]:
         """Returns the values as texts, rounded to multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
-        return [f"{value:.1f}" for value in np.round(labels * 5) / 5 + 0.0]
+        return [f"{value:.1f}" for value in np.round(labels * 5) / 5 + 0.0]  # + 0.0 turns -0.0 into 0.0
 
-    def parsed(self, text: str) -> Prediction | None:
+    def parse(self, text: str) -> Prediction | None:
         try:
             value = float(text)
         except ValueError:
@@ -105,7 +105,7 @@ class Regression(WrittenKind):
 
 
 class RegressionLearner(SequenceLearner):
-    """Learns the mean squared error, in units of the standard deviation. The head outputs values on the original
+    """Minimizes the mean squared error, in units of the standard deviation. The head outputs values on the original
     scale."""
 
     def __init__(self, kind: Regression, backbone: Backbone, tokenizer: Tokenizer, seed: int):

@@ -37,7 +37,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 
 # Counter of the sample stream for the development rows generated in training.
-_GENERATED = 2
+_GENERATION_COUNTER = 2
 
 
 class Seq2Seq(TextKind):
@@ -84,7 +84,7 @@ class Seq2Seq(TextKind):
 
     def predicted_rows(self, rows: Rows) -> Rows:
         """Returns one row per source."""
-        return by_source(rows)
+        return merge_by_source(rows)
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> Seq2SeqLearner:
         return Seq2SeqLearner(self, backbone, tokenizer, seed)
@@ -132,7 +132,7 @@ def first_rows(rows: Rows) -> dict[str, int]:
     return first
 
 
-def by_source(rows: Rows) -> Rows:
+def merge_by_source(rows: Rows) -> Rows:
     """Returns the first row of each distinct source, in order. Its targets are those of all rows with this source."""
     first, (sources,) = first_rows(rows), rows.columns.values()
     distinct = rows.take(np.array(list(first.values()), dtype=np.int64))
@@ -154,7 +154,7 @@ class Seq2SeqLearner(TextLearner):
         self.scores_part = kind.config.generate_examples is not None
 
     @property
-    def writing(self) -> Seq2SeqConfig:
+    def seq2seq_config(self) -> Seq2SeqConfig:
         return self.config
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Label]:
@@ -167,7 +167,7 @@ class Seq2SeqLearner(TextLearner):
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
         """Returns the better of two baselines without a model: a copy of the source, or the most frequent target."""
-        rows, (name, constant) = by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
+        rows, (name, constant) = merge_by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
         (sources,) = rows.columns.values()
         baselines = {
             name: [constant] * len(rows),
@@ -215,11 +215,11 @@ class GeneratedScorer(Scorer):
     @cached_property
     def source_indices(self) -> dict[int, int]:
         """The rows for which texts are generated, each with the index of its source."""
-        numbers, most = list(first_rows(self.rows).values()), self.learner.config.generate_examples
+        numbers, sample_size = list(first_rows(self.rows).values()), self.learner.config.generate_examples
         indices: Iterable[int] = range(len(numbers))
-        if self.selects and most is not None and most < len(numbers):
-            order = random_streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATED)
-            indices = sorted(order(np.arange(most)).tolist())
+        if self.selects and sample_size is not None and sample_size < len(numbers):
+            order = random_streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATION_COUNTER)
+            indices = sorted(order(np.arange(sample_size)).tolist())
         return {numbers[source]: source for source in indices}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
@@ -231,10 +231,10 @@ class GeneratedScorer(Scorer):
         if not rows:
             return scores, {}
         writer, prompts = learner.writer(), self.examples.prompts(rows)
-        new = writer.write(prompts, learner.config.generation, learner.seed)
+        generated = writer.write(prompts, learner.config.generation, learner.seed)
         return scores, {
             self.source_indices[row]: Prediction(writer.text(prompt, ids), float(len(ids)))
-            for row, prompt, ids in zip(rows, prompts, new, strict=True)
+            for row, prompt, ids in zip(rows, prompts, generated, strict=True)
         }
 
     def take(self, batch: Batch, outputs: tuple[Scores | None, dict[int, Prediction]]) -> None:
@@ -247,7 +247,10 @@ class GeneratedScorer(Scorer):
         kind, term, numbers = self.learner.kind, self.learner.term, sorted(self.texts)
         if numbers != sorted(self.source_indices.values()):
             raise RuntimeError(f"{len(numbers)} of {len(self.source_indices)} sources were generated")
-        rows, predictions = by_source(self.rows).take(np.array(numbers)), [self.texts[number] for number in numbers]
+        rows, predictions = (
+            merge_by_source(self.rows).take(np.array(numbers)),
+            [self.texts[number] for number in numbers],
+        )
         shared: JsonObject = {"kind": kind, "rows": rows, "split": self.split, "predictions": predictions}
         if rows.labels is None:
             return GeneratedEvaluation({}, {}, **shared)

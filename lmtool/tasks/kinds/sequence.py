@@ -50,7 +50,7 @@ class Adaptation(ABC):
         self.config = config
 
     @property
-    def uninformed(self) -> float:
+    def uninformed_loss(self) -> float:
         """The loss, in nats, of a model whose features do not distinguish the domains."""
         return 0.0
 
@@ -73,7 +73,7 @@ class GradientReversal(Adaptation):
     config: DannConfig
 
     @property
-    def uninformed(self) -> float:
+    def uninformed_loss(self) -> float:
         return math.log(2)
 
     def head(self, width: int) -> nn.Module:
@@ -212,8 +212,13 @@ class SequenceLearner(TaskLearner):
         if self.config.auxiliary_lm:
             self.add_head(LANGUAGE_MODEL, lm_head(backbone))
             self.loss_weights = {**self.loss_weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
-        new, width = FORMATS[form.text_format].new, backbone.hidden_size if form.pooled else backbone.feature_size
-        head = SequenceHead(width, outputs, self.head_dropout, form.bias, form.dense, len(new), backbone.hidden_size)
+        new_tokens, width = (
+            FORMATS[form.text_format].new,
+            backbone.hidden_size if form.pooled else backbone.feature_size,
+        )
+        head = SequenceHead(
+            width, outputs, self.head_dropout, form.bias, form.dense, len(new_tokens), backbone.hidden_size
+        )
         self.add_head(self.term, head)
         self.adaptation: Adaptation | None = None
         domain = self.config.domain if isinstance(self.config, WindowedConfig) else None
@@ -225,7 +230,7 @@ class SequenceLearner(TaskLearner):
                 self.add_head(self.domain_term, classifier)
         if head.tokens is not None:
             first = backbone.embed.extend(head.tokens)
-            self.tokenizer = None if tokenizer is None else tokenizer.with_tokens(new, first)
+            self.tokenizer = None if tokenizer is None else tokenizer.with_tokens(new_tokens, first)
 
     @property
     def domain_term(self) -> str:
@@ -244,8 +249,8 @@ class SequenceLearner(TaskLearner):
     def sequence_examples(self, rows: Rows, split: str, max_length: int) -> SequenceExamples:
         """Returns the examples of rows with one text or a pair of texts, in the text format of this backbone."""
         stride = self.config.stride if self.config.windowed != "none" else None
-        layout = InputFormat(self.tokenizer, self.form.text_format, max_length, self.start_token, stride)
-        return SequenceExamples(rows, layout, self.term, split)
+        input_format = InputFormat(self.tokenizer, self.form.text_format, max_length, self.start_token, stride)
+        return SequenceExamples(rows, input_format, self.term, split)
 
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:
         return super().inspector(examples.source if isinstance(examples, PairedExamples) else examples, max_length)
@@ -256,30 +261,30 @@ class SequenceLearner(TaskLearner):
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (N, C): outputs of the head."""
         rng = self.dropout_rng(batch, step)
-        return self._of_features(self._pooled(self._summary(batch, rng)), batch, rng)
+        return self._head_outputs(self._pooled(self._summary(batch, rng)), batch, rng)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         if isinstance(batch, MixedBatch):
-            return self._adapted(batch, step)
+            return self._adapted_step(batch, step)
         if LANGUAGE_MODEL not in self.loss_weights:
             return super().forward(batch, step)
         rng = self.dropout_rng(batch, step)
         hidden_TH = self.hidden_of(batch, rng)
         features_NH = self._pooled(summary(hidden_TH, batch.inputs, self.form.pooling))
-        total = self.training_loss(self._of_features(features_NH, batch, rng), batch)
-        at_M = send(self._predicting(batch), hidden_TH.device)
+        total = self.training_loss(self._head_outputs(features_NH, batch, rng), batch)
+        at_M = send(self._predicting_indices(batch), hidden_TH.device)
         table_VH, labels_M = self.backbone.embed.token.weight, batch.inputs.tokens[at_M + 1].long()
-        of_text = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
-        return StepOutput({self.term: total, LANGUAGE_MODEL: of_text}, self.loss_weights)
+        lm_loss = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
+        return StepOutput({self.term: total, LANGUAGE_MODEL: lm_loss}, self.loss_weights)
 
-    def _adapted(self, batch: MixedBatch, step: int) -> StepOutput:
+    def _adapted_step(self, batch: MixedBatch, step: int) -> StepOutput:
         """Returns a training step on texts of two domains."""
         assert self.adaptation is not None
         (_, source), (_, target) = batch.members
         rng = self.dropout_rng(source, step)
         source_NH = self._pooled(self._summary(source, rng))
         target_NH = self._pooled(self._summary(target, self.dropout_rng(target, step)))
-        total = self.training_loss(self._of_features(source_NH, source, rng), batch)
+        total = self.training_loss(self._head_outputs(source_NH, source, rng), batch)
         classifier = dict(self.heads.items()).get(self.domain_term)
         adaptation_loss = self.adaptation.loss(source_NH, target_NH, classifier, step)
         return StepOutput({self.term: total, self.domain_term: adaptation_loss}, self.loss_weights)
@@ -291,16 +296,16 @@ class SequenceLearner(TaskLearner):
             return {**counts, self.domain_term: self.adaptation.count(*texts)}
         if LANGUAGE_MODEL not in self.loss_weights:
             return counts
-        return {**counts, LANGUAGE_MODEL: float(len(self._predicting(batch)))}
+        return {**counts, LANGUAGE_MODEL: float(len(self._predicting_indices(batch)))}
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Adds the auxiliary loss of a uniform prediction: over the vocabulary, or over two domains."""
-        more = self.loss_weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
+        auxiliary_loss = self.loss_weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
         if self.adaptation is not None:
-            more += self.loss_weights[self.domain_term] * self.adaptation.uninformed
-        return super().baseline_loss(batches, predictors) + more
+            auxiliary_loss += self.loss_weights[self.domain_term] * self.adaptation.uninformed_loss
+        return super().baseline_loss(batches, predictors) + auxiliary_loss
 
-    def _predicting(self, batch: Batch) -> Tensor:
+    def _predicting_indices(self, batch: Batch) -> Tensor:
         """Returns (M,): the flat indices, on the host, of the tokens from which the next token of the text is
         predicted. The next token must be in the language model's vocabulary."""
         inputs = batch.host.inputs
@@ -312,22 +317,24 @@ class SequenceLearner(TaskLearner):
         """Returns (N, H): the inputs of the head."""
         return self.heads["pooler"](summary_NH) if self.form.pooled else summary_NH
 
-    def _of_features(self, features_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
+    def _head_outputs(self, features_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """Returns (N, C): the outputs of the head for features of texts."""
-        return self.heads[self.term](features_NH, None if rng is None else self.head_rng(rng, batch, self._at(batch)))
+        return self.heads[self.term](
+            features_NH, None if rng is None else self.head_rng(rng, batch, self._summary_indices(batch))
+        )
 
     def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """Returns (N, H): one vector for each text: the hidden state of one token, which is then all that the last
         layer computes, or the mean or maximum over the text."""
         if self.form.pooling in ("mean", "max"):
-            return summary(self.hidden_of(batch, rng), self._read(batch), self.form.pooling)
-        return self.hidden_of(batch, rng, self._at(batch))
+            return summary(self.hidden_of(batch, rng), self._pooled_texts(batch), self.form.pooling)
+        return self.hidden_of(batch, rng, self._summary_indices(batch))
 
-    def _at(self, batch: Batch) -> Tensor:
+    def _summary_indices(self, batch: Batch) -> Tensor:
         """Returns (N,): the flat index of the token that represents each text."""
-        return summary_index(self._read(batch), "last" if self.form.pooling == "last" else "first")
+        return summary_index(self._pooled_texts(batch), "last" if self.form.pooling == "last" else "first")
 
     @staticmethod
-    def _read(batch: Batch) -> Packed:
+    def _pooled_texts(batch: Batch) -> Packed:
         """Returns the packed texts whose hidden states are pooled."""
         return batch.inputs if batch.outputs is None else batch.outputs

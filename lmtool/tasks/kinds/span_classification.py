@@ -92,8 +92,8 @@ class SpanExamples(TaskExamples):
         if len(wide):
             row, length = wide[0], int(last_E[wide[0]] - first_E[wide[0]]) + 1
             raise UserError(
-                f"{location(rows.origin[row])}: its spans extend over {length} tokens; max_length={max_length} "
-                f"allows {max(capacity, 0)}",
+                f"{location(rows.origin[row])}: the spans of this row extend over {length} tokens; "
+                f"max_length={max_length} allows {max(capacity, 0)}",
                 f"set max_length={length + self.template.special_count} or more, or remove the row",
             )
         around_E = (capacity - (last_E - first_E + 1)) // 2
@@ -131,7 +131,7 @@ class SpanExamples(TaskExamples):
 
 
 class SpanClassificationLearner(ClassLearner):
-    """Learns the class of each row's spans by cross entropy."""
+    """Learns the class of each row's spans. The loss is the cross entropy."""
 
     config: SpanClassificationConfig
 
@@ -152,5 +152,5 @@ class SpanClassificationLearner(ClassLearner):
         return self.heads[self.term](spans_ND, self.head_rng(rng, batch, summary_index(batch.inputs, "first")))
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        fractions, classes = outputs.float().softmax(-1).max(-1)
-        return list(map(Prediction, classes.tolist(), fractions.tolist()))
+        probabilities, classes = outputs.float().softmax(-1).max(-1)
+        return list(map(Prediction, classes.tolist(), probabilities.tolist()))

@@ -40,19 +40,22 @@ from lmtool.tasks.kinds.texts import EncodedTexts, TaskExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
+# math.exp overflows above 709.
+_MAX_EXPONENT = 700.0
+
 
 def truth_probability(config: ScheduledSamplingConfig, step: int) -> float:
     """Returns the probability of reading the true token instead of a prediction (Bengio et al. 2015, section 2.4).
     step: counted from 1."""
     if config.schedule == "none":
         return 1.0
-    pace = step / config.steps
+    progress = step / config.steps
     if config.schedule == "linear":
-        probability = 1.0 - pace
+        probability = 1.0 - progress
     elif config.schedule == "exponential":
-        probability = math.exp(-pace)
+        probability = math.exp(-progress)
     else:
-        probability = config.steps / (config.steps + math.exp(min(pace, 700.0)))
+        probability = config.steps / (config.steps + math.exp(min(progress, _MAX_EXPONENT)))
     return max(config.least, probability)
 
 
@@ -89,14 +92,14 @@ def read_step_by_step(
 @dataclass(frozen=True)
 class PairFormat:
     """How pairs of texts become batches of a model. max_length: the maximum number of tokens of an encoder-decoder's
-    source, or of a decoder's source and target together. longest_answer: the maximum number of tokens of a target that
+    source, or of a decoder's source and target together. longest_target: the maximum number of tokens of a target that
     the model supports."""
 
     config: Seq2SeqConfig
     tokenizer: Tokenizer
     model: ModelConfig
     max_length: int
-    longest_answer: int
+    longest_target: int
 
 
 class TextPairs(TaskExamples):
@@ -109,15 +112,17 @@ class TextPairs(TaskExamples):
     Shape letters: E rows, N of them in a batch, T tokens, M predicting positions.
     """
 
-    def __init__(self, layout: PairFormat, rows: Rows, split: str):
-        config, tokenizer, model = layout.config, layout.tokenizer, layout.model
+    def __init__(self, pair_format: PairFormat, rows: Rows, split: str):
+        config, tokenizer, model = pair_format.config, pair_format.tokenizer, pair_format.model
         super().__init__(rows, config.name, split)
         self.config, self.tokenizer, self.first_token = config, tokenizer, None
         if isinstance(model, EncoderDecoderConfig):
             self.first_token = tokenizer.role(model.start_role)
-        self.two_stacks = self.first_token is not None
-        self.template = FormatTemplate.of(text_format(model.text_format, tokenizer), 1 if self.two_stacks else 2)
-        source_capacity, self.target_capacity = self._capacities(layout)
+        self.is_encoder_decoder = self.first_token is not None
+        self.template = FormatTemplate.of(
+            text_format(model.text_format, tokenizer), 1 if self.is_encoder_decoder else 2
+        )
+        source_capacity, self.target_capacity = self._capacities(pair_format)
         self.sources, self.truncated = self.encode_sources(source_capacity)
         self.source_lengths = np.minimum(self.sources.lengths, source_capacity)
         self.targets, self.target_lengths = None, np.zeros(len(rows), dtype=np.int64)
@@ -126,22 +131,22 @@ class TextPairs(TaskExamples):
             self.targets = EncodedTexts.of([targets[0] for targets in rows.labels], tokenizer)
             self.target_lengths = np.minimum(self.targets.lengths, self.target_capacity)
             self.truncated_targets = int(np.sum(self.targets.lengths > self.target_capacity))
-        special_count = self.template.special_count * (2 if self.two_stacks and self.targets is not None else 1)
+        special_count = self.template.special_count * (2 if self.is_encoder_decoder and self.targets is not None else 1)
         row_E = np.arange(len(rows))
         lengths_E = self.source_lengths + self.target_lengths + special_count
         self._plan = self.build_plan(lengths_E, row=row_E, part=np.zeros_like(row_E))
 
-    def _capacities(self, layout: PairFormat) -> tuple[int, int]:
+    def _capacities(self, pair_format: PairFormat) -> tuple[int, int]:
         """Returns the maximum tokens of a source and of a target, without special tokens."""
         special_count, max_target = self.template.special_count, self.config.target_tokens
-        if self.two_stacks:
-            source = layout.max_length - special_count
-            target = min(max_target, layout.longest_answer) - special_count
+        if self.is_encoder_decoder:
+            source = pair_format.max_length - special_count
+            target = min(max_target, pair_format.longest_target) - special_count
         else:
-            source, target = layout.max_length - special_count - max_target, max_target
+            source, target = pair_format.max_length - special_count - max_target, max_target
         if source < 1 or target < 1:
             raise UserError(
-                f"max_length={layout.max_length} and task.target_tokens={max_target} leave no room for a source",
+                f"max_length={pair_format.max_length} and task.target_tokens={max_target} leave no room for a source",
                 f"set max_length={2 * max_target + special_count}, or a smaller task.target_tokens=",
             )
         return source, target
@@ -160,7 +165,7 @@ class TextPairs(TaskExamples):
 
     def _inputs(self, rows_N: np.ndarray) -> Packed:
         lengths = self.source_lengths[rows_N]
-        template = self.template if self.two_stacks else FormatTemplate(self.template.pieces[:2], {}, {})
+        template = self.template if self.is_encoder_decoder else FormatTemplate(self.template.pieces[:2], {}, {})
         return assemble(template, [(self.sources.read(rows_N, lengths), lengths)]).packed()
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -178,12 +183,12 @@ class TextPairs(TaskExamples):
         source_lengths = self.source_lengths[rows_N]
         texts = [(self.sources.read(rows_N, source_lengths), source_lengths), (target_ids, lengths)]
         arrays = assemble(self.template, texts)
-        before = source_lengths + len(self.template.pieces[0]) + len(self.template.pieces[1])
-        predicted = arrays.lengths - before
-        indices = ragged_ranges(np.cumsum(arrays.lengths) - predicted - 1, predicted)
+        prefix_lengths = source_lengths + len(self.template.pieces[0]) + len(self.template.pieces[1])
+        predicted_counts = arrays.lengths - prefix_lengths
+        indices = ragged_ranges(np.cumsum(arrays.lengths) - predicted_counts - 1, predicted_counts)
         packed = arrays.packed()
         if self.config.mask == "prefix":
-            packed = replace(packed, prefixes=tuple(before.tolist()))
+            packed = replace(packed, prefixes=tuple(prefix_lengths.tolist()))
         target = Target(torch.from_numpy(arrays.tokens[indices + 1]), at=torch.from_numpy(indices))
         return self.batch_of(packed, target, rows, examples)
 
@@ -237,7 +242,7 @@ class TextLearner(TaskLearner):
 
     @property
     @abstractmethod
-    def writing(self) -> Seq2SeqConfig:
+    def seq2seq_config(self) -> Seq2SeqConfig:
         """How texts are read, learned and generated."""
 
     @property
@@ -249,14 +254,14 @@ class TextLearner(TaskLearner):
         return self.backbone.embed.token.weight
 
     @property
-    def longest_answer(self) -> int:
+    def longest_target(self) -> int:
         """The maximum number of tokens of a target that the backbone supports."""
         backbone = self.backbone
         return backbone.longest_answer if isinstance(backbone, EncoderDecoder) else backbone.longest_text
 
     def pair_format(self, max_length: int) -> PairFormat:
         """Returns how pairs become batches of this backbone."""
-        return PairFormat(self.writing, self.tokenizer, self.backbone.config, max_length, self.longest_answer)
+        return PairFormat(self.seq2seq_config, self.tokenizer, self.backbone.config, max_length, self.longest_target)
 
     def pairs(self, rows: Rows) -> Rows:
         """Returns the rows of a source and its targets."""
@@ -271,13 +276,13 @@ class TextLearner(TaskLearner):
         return self.hidden_of(batch, self.dropout_rng(batch, step), read_M)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        truth = truth_probability(self.writing.scheduled_sampling, step)
+        truth = truth_probability(self.seq2seq_config.scheduled_sampling, step)
         if self.training and truth < 1.0:
             batch = self._with_predictions(batch, step, truth)
         return super().forward(batch, step)
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return self._lm.loss_sum(outputs, self._table, self.labels(batch), self.writing.label_smoothing)
+        return self._lm.loss_sum(outputs, self._table, self.labels(batch), self.seq2seq_config.label_smoothing)
 
     @torch.no_grad()
     def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
@@ -288,36 +293,36 @@ class TextLearner(TaskLearner):
         at_M = indices_of(host, self.term)
         documents_M = packed.documents[at_M]
         ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
-        read_M = at_M + 1 < ends_N[documents_M]
+        is_read_M = at_M + 1 < ends_N[documents_M]
         uniform = random_streams.uniform_at(
             self.seed, "sample", step, host.examples[documents_M].numpy(), packed.positions[at_M].numpy()
         )
-        predicted_M = read_M & (torch.from_numpy(uniform) >= truth)
+        is_replaced_M = is_read_M & (torch.from_numpy(uniform) >= truth)
         side = batch.inputs if batch.outputs is None else batch.outputs
         tokens_T, device = side.tokens.clone(), side.tokens.device
         self.eval()
         try:
-            if self.writing.scheduled_sampling.predictions == "step_by_step":
-                predicted_T = torch.zeros(len(tokens_T), dtype=torch.bool)
-                predicted_T[at_M[predicted_M] + 1] = True
-                tokens_T = send(self._stepwise(host, packed, predicted_T), device)
+            if self.seq2seq_config.scheduled_sampling.predictions == "step_by_step":
+                is_replaced_T = torch.zeros(len(tokens_T), dtype=torch.bool)
+                is_replaced_T[at_M[is_replaced_M] + 1] = True
+                tokens_T = send(self._predicted_step_by_step(host, packed, is_replaced_T), device)
             else:
                 _, best_M = self._lm.scores(self.outputs(batch, step), self._table, self.labels(batch))
-                predicted = send(predicted_M.nonzero()[:, 0], device)
-                tokens_T[send(at_M, device)[predicted] + 1] = best_M[predicted]
+                replaced = send(is_replaced_M.nonzero()[:, 0], device)
+                tokens_T[send(at_M, device)[replaced] + 1] = best_M[replaced]
         finally:
             self.train()
         replaced_side = replace(side, tokens=tokens_T)
         return replace(batch, inputs=replaced_side) if batch.outputs is None else replace(batch, outputs=replaced_side)
 
-    def _stepwise(self, host: Batch, packed: Packed, predicted_T: Tensor) -> Tensor:
-        """Returns (T,): the target tokens, on the host, with those selected by `predicted_T` replaced by
+    def _predicted_step_by_step(self, host: Batch, packed: Packed, is_replaced_T: Tensor) -> Tensor:
+        """Returns (T,): the target tokens, on the host, with those selected by `is_replaced_T` replaced by
         predictions."""
         first_N = first_predictions(packed, indices_of(host, self.term))
-        started = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
-        texts, predicted = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)
-        starts = [text[:count].tolist() for text, count in zip(texts, started, strict=True)]
-        remaining = [text[count:].tolist() for text, count in zip(texts, started, strict=True)]
+        prefix_lengths = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
+        texts, flags_of_texts = packed.tokens.split(packed.lengths), is_replaced_T.split(packed.lengths)
+        starts = [text[:count].tolist() for text, count in zip(texts, prefix_lengths, strict=True)]
+        remaining = [text[count:].tolist() for text, count in zip(texts, prefix_lengths, strict=True)]
         rows, longest = self.backbone.config.vocab_size, max(packed.lengths)
         decoding: Decoding
         if isinstance(self.backbone, EncoderDecoder):
@@ -326,7 +331,7 @@ class TextLearner(TaskLearner):
         else:
             assert isinstance(self.backbone, Decoder)
             decoding = ContinuationDecoding(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))
-        replaced = [flags[count:].tolist() for flags, count in zip(predicted, started, strict=True)]
+        replaced = [flags[count:].tolist() for flags, count in zip(flags_of_texts, prefix_lengths, strict=True)]
         read = read_step_by_step(decoding, remaining, replaced)
         return torch.tensor([token for pair in zip(starts, read, strict=True) for part in pair for token in part])
 
@@ -341,12 +346,12 @@ class TextLearner(TaskLearner):
         assert examples.targets is not None
         counts = token_counts(examples.targets.ids, self.tokenizer.vocab_size)
         pieces = examples.template.pieces
-        for token in np.concatenate(pieces) if examples.two_stacks else pieces[-1]:
+        for token in np.concatenate(pieces) if examples.is_encoder_decoder else pieces[-1]:
             counts[token] += len(examples.rows)
         return {self.term: ConstantPredictor.of_counts("unigram", counts)}
 
     def generation_settings(self) -> GenerationConfig:
-        return self.writing.generation
+        return self.seq2seq_config.generation
 
     def label_of(self, text: str) -> object:
         """Makes a generated text the only target of its row; None if it is empty."""
@@ -357,5 +362,5 @@ class TextLearner(TaskLearner):
 
     def writer(self) -> Writer:
         """Returns a writer that reads sources as in training."""
-        section = {"prefix": self.writing.prefix, "mask": self.writing.mask}
+        section = {"prefix": self.seq2seq_config.prefix, "mask": self.seq2seq_config.mask}
         return writer_of(self.backbone, self._lm, self.tokenizer, section)

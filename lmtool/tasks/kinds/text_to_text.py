@@ -30,7 +30,7 @@ from lmtool.tasks.kinds.text_learner import TextLearner, first_predictions
 from lmtool.types import Batch
 
 # Maximum tokens of a written number, including its end.
-_NUMBER = 16
+_NUMBER_TOKENS = 16
 
 
 def sources(name: str, rows: Rows) -> list[str]:
@@ -70,7 +70,7 @@ class WrittenKind(WindowedKind):
         """Returns the labels of N rows as texts."""
 
     @abstractmethod
-    def parsed(self, text: str) -> Prediction | None:
+    def parse(self, text: str) -> Prediction | None:
         """Returns the prediction that a written text stands for; None if the text is not a label."""
 
     @property
@@ -86,7 +86,7 @@ class WrittenScorer(TaskScorer):
 
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         warnings = super()._warnings(predictions)
-        invalid = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
+        invalid = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parse(text) is None)
         if not invalid:
             return warnings
         warning = f"{invalid.total():,} of {len(predictions):,} written texts are not labels and count as wrong"
@@ -100,9 +100,10 @@ class TextToTextLearner(TextLearner):
     scorer_class = WrittenScorer
 
     @cached_property
-    def writing(self) -> Seq2SeqConfig:
+    def seq2seq_config(self) -> Seq2SeqConfig:
         tokens = [len(self.tokenizer.encode(word)) for word in self.kind.label_words()]
-        longest = max(tokens, default=_NUMBER) + 1
+        longest = max(tokens, default=_NUMBER_TOKENS) + 1  # with an end token
+        # Room for a token before the label, as in BART, and for one more in targets.
         return Seq2SeqConfig(
             name=self.term,
             target_tokens=longest + 2,
@@ -111,7 +112,7 @@ class TextToTextLearner(TextLearner):
         )
 
     def label_of(self, text: str) -> object:
-        parsed = self.kind.parsed(text)
+        parsed = self.kind.parse(text)
         return None if parsed is None else parsed.value
 
     def references(self, rows: Rows) -> list[tuple[str]] | None:
@@ -131,9 +132,9 @@ class TextToTextLearner(TextLearner):
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """Generates a text for each document, and parses it."""
         writer, prompts = self.writer(), self._prompts(batch.host)
-        generated = writer.write(prompts, self.writing.generation, self.seed)
+        generated = writer.write(prompts, self.seq2seq_config.generation, self.seed)
         texts = [writer.text(prompt, ids).strip() for prompt, ids in zip(prompts, generated, strict=True)]
-        return [(self.kind.parsed(text) or self.kind.invalid_prediction)._replace(text=text) for text in texts]
+        return [(self.kind.parse(text) or self.kind.invalid_prediction)._replace(text=text) for text in texts]
 
     def _prompts(self, batch: Batch) -> list[list[int]]:
         """Returns, for each document, the tokens that the model reads before it writes the label."""

@@ -21,11 +21,11 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
 # Texts per tokenizer call: enough to keep its threads busy, few enough to fit in memory; fewer with character offsets.
-_TEXTS, _ALIGNED_TEXTS = 4096, 1024
+_TEXTS_PER_CALL, _ALIGNED_TEXTS_PER_CALL = 4096, 1024
 # Fields of a plan that may exceed 32 bits: rows, and offsets into the concatenated tokens.
-_LARGE = ("row", "begin", "start", "end")
+_INT64_FIELDS = ("row", "begin", "start", "end")
 # Fields of a plan: the number of retained tokens of each text. `begin` is the index of the last text's first one.
-_SIDES = ("first", "second")
+_LENGTH_FIELDS = ("first", "second")
 
 
 class AlignedTexts:
@@ -37,8 +37,8 @@ class AlignedTexts:
         distinct = list(numbers)
         encoded = [
             pair
-            for start in range(0, len(distinct), _ALIGNED_TEXTS)
-            for pair in tokenizer.encode_aligned_batch(distinct[start : start + _ALIGNED_TEXTS])
+            for start in range(0, len(distinct), _ALIGNED_TEXTS_PER_CALL)
+            for pair in tokenizer.encode_aligned_batch(distinct[start : start + _ALIGNED_TEXTS_PER_CALL])
         ]
         self.ids = np.concatenate([ids for ids, _ in encoded])
         self.spans = np.concatenate([spans for _, spans in encoded])
@@ -123,14 +123,15 @@ class EncodedTexts:
         """Tokenizes texts."""
         pieces = [
             ids
-            for start in range(0, len(texts), _TEXTS)
-            for ids in tokenizer.encode_batch(texts[start : start + _TEXTS])
+            for start in range(0, len(texts), _TEXTS_PER_CALL)
+            for ids in tokenizer.encode_batch(texts[start : start + _TEXTS_PER_CALL])
         ]
         return cls(np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32), np.array(list(map(len, pieces))))
 
-    def read(self, rows_N: np.ndarray, lengths_N: np.ndarray, from_N: np.ndarray | int = 0) -> np.ndarray:
-        """Returns the concatenated ids of these rows: `lengths_N` ids of each row, starting at its token `from_N`."""
-        return self.ids[ragged_ranges(self.starts[rows_N] + from_N, lengths_N)]
+    def read(self, rows_N: np.ndarray, lengths_N: np.ndarray, offset_N: np.ndarray | int = 0) -> np.ndarray:
+        """Returns the concatenated ids of these rows: `lengths_N` ids of each row, from its token `offset_N`
+        on."""
+        return self.ids[ragged_ranges(self.starts[rows_N] + offset_N, lengths_N)]
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class InputFormat:
         if self.max_length - template.special_count < min_tokens:
             raise UserError(
                 f"max_length={self.max_length} is too small for {template.special_count} special tokens and text",
-                f"set max_length={template.special_count + 8} or more",
+                f"set max_length={template.special_count + 8} or more",  # room for a short text
             )
         return template
 
@@ -179,7 +180,7 @@ class TaskExamples:
     def build_plan(self, lengths: np.ndarray, **columns: np.ndarray) -> Plan:
         """Builds a plan. lengths: the number of packed tokens of each example. columns: the fields of the plan's
         records, among them `row` and `part`."""
-        fields = [(name, "i8" if name in _LARGE else "i4", values.shape[1:]) for name, values in columns.items()]
+        fields = [(name, "i8" if name in _INT64_FIELDS else "i4", values.shape[1:]) for name, values in columns.items()]
         records = np.empty(len(lengths), dtype=fields)
         for name, values in columns.items():
             records[name] = values
@@ -219,11 +220,11 @@ class SequenceExamples(TaskExamples):
     truncated until both fit. With windows (`InputFormat.stride`), the last text is read in windows, and the first text
     of a pair is truncated to half of the capacity."""
 
-    def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str):
-        super().__init__(rows, term, split, layout.start)
-        self.template = layout.template(len(rows.columns), min_tokens=len(rows.columns))
-        capacity, stride = layout.max_length - self.template.special_count, layout.stride
-        self._texts = [EncodedTexts.of(texts, layout.tokenizer) for texts in rows.columns.values()]
+    def __init__(self, rows: Rows, input_format: InputFormat, term: str, split: str):
+        super().__init__(rows, term, split, input_format.start)
+        self.template = input_format.template(len(rows.columns), min_tokens=len(rows.columns))
+        capacity, stride = input_format.max_length - self.template.special_count, input_format.stride
+        self._texts = [EncodedTexts.of(texts, input_format.tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]
         row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
         if stride is None:
@@ -234,9 +235,9 @@ class SequenceExamples(TaskExamples):
         else:
             preceding = [np.minimum(side, capacity // 2) for side in lengths[:-1]]
             capacity_E = capacity - sum(preceding) + np.zeros_like(lengths[-1])
-            cut = windows(lengths[-1], capacity_E, np.minimum(stride, capacity_E // 2))
-            row, part, begin = cut.text, cut.part, cut.start
-            retained = [*(side[row] for side in preceding), cut.lengths]
+            text_windows = windows(lengths[-1], capacity_E, np.minimum(stride, capacity_E // 2))
+            row, part, begin = text_windows.text, text_windows.part, text_windows.start
+            retained = [*(side[row] for side in preceding), text_windows.lengths]
             self.truncated = sum(int(np.sum(side < length)) for side, length in zip(preceding, lengths, strict=False))
         packed = np.sum(retained, axis=0) + self.template.special_count
         if not packed.all():
@@ -246,12 +247,12 @@ class SequenceExamples(TaskExamples):
                 "remove the row, or give it a text",
             )
         self._plan = self.build_plan(
-            packed, row=row, part=part, begin=begin, **dict(zip(_SIDES, retained, strict=False))
+            packed, row=row, part=part, begin=begin, **dict(zip(_LENGTH_FIELDS, retained, strict=False))
         )
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         texts = []
-        for text, name in zip(self._texts, _SIDES, strict=False):
+        for text, name in zip(self._texts, _LENGTH_FIELDS, strict=False):
             begin = rows["begin"] if text is self._texts[-1] else 0
             texts.append((text.read(rows["row"], rows[name], begin), rows[name]))
         target = None

@@ -144,12 +144,14 @@ class TaggedWindows(TaskExamples):
         (sentences,) = rows.columns.values()
         self._encode(sentences, input_format.tokenizer)
         self._label(later_tags)
-        self.windows = cut = windows(self._lengths_E, capacity, min(stride, capacity // 2))
+        self.windows = sentence_windows = windows(self._lengths_E, capacity, min(stride, capacity // 2))
         # The tokens [start, end) of each window that predict (`Windows`), counted from the window's first token.
-        core_W2 = np.stack([cut.core_start - cut.start, cut.core_end - cut.start], axis=1)
-        start_W, packed_W = self._starts_E[cut.text] + cut.start, cut.lengths + self.template.special_count
+        text, start = sentence_windows.text, sentence_windows.start
+        core_W2 = np.stack([sentence_windows.core_start - start, sentence_windows.core_end - start], axis=1)
+        lengths = sentence_windows.lengths
+        start_W, packed_W = self._starts_E[text] + start, lengths + self.template.special_count
         self._plan = self.build_plan(
-            packed_W, row=cut.text, part=cut.part, start=start_W, length=cut.lengths, core=core_W2
+            packed_W, row=text, part=sentence_windows.part, start=start_W, length=lengths, core=core_W2
         )
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:

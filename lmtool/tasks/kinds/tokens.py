@@ -18,6 +18,7 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics import by_class, compute, confusion
 from lmtool.learners.metrics.spans import EntityScores, EntityTags, total
 from lmtool.models.base import Backbone
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs import TokenClassificationConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.classes import with_class_weights
@@ -91,8 +92,9 @@ class TokenClassification(TaskKind):
         sentences = self._tag_names(_lists(columns[self.config.label]))
         for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
             if len(sentence) != len(tags):
+                counts = f"{counted(len(sentence), 'word')} and {counted(len(tags), 'tag')}"
                 raise UserError(
-                    f"{_place(columns, origin, number, 0)}: {len(sentence)} words and {len(tags)} tags",
+                    f"{_place(columns, origin, number, 0)}: {counts}",
                     "give each word one tag",
                 )
         number_of = {label: index for index, label in enumerate(self.classes)}
@@ -137,7 +139,7 @@ class TokenClassification(TaskKind):
         warnings = []
         empty = int(np.sum(lengths_S == 0))
         if empty:
-            warnings.append(f"{empty:,} training sentences have no words and are not used")
+            warnings.append(f"{counted(empty, 'training sentence')} without words: not used")
         if self.config.scheme == "none":
             return {**metadata, "labels": label_counts(tags_M, self.classes)}, warnings
         tags = EntityTags(self.classes)
@@ -145,7 +147,8 @@ class TokenClassification(TaskKind):
         stray = tags.stray_entities(tags_M, lengths_S)
         if stray:
             warnings.append(
-                f"{stray:,} training entities begin with I, not B: they count as beginnings, as in conlleval"
+                f"{'1 training entity begins' if stray == 1 else f'{stray:,} training entities begin'} with I, not B: "
+                "this I counts as a beginning, as in conlleval"
             )
         entities = {kind: counts.get(number, 0) for number, kind in enumerate(tags.types)}
         return {**metadata, "scheme": self.config.scheme, "entities": entities}, warnings
@@ -154,7 +157,8 @@ class TokenClassification(TaskKind):
         return TokenLearner(self, backbone, tokenizer, seed)
 
     def join(self, parts: Sequence[Label]) -> Prediction:
-        """parts: for each window, its word indices, their tags and the tags' probabilities."""
+        """Joins the windows of a sentence. parts: for each window, its word indices, their tags and the tags'
+        probabilities."""
         words, tags, probabilities = (np.concatenate(values) for values in zip(*parts, strict=True))
         if not np.array_equal(words, np.arange(len(words))):
             raise RuntimeError(f"the words {words.tolist()} were predicted; each must be predicted once")
@@ -247,7 +251,7 @@ def _lengths(sentences: Label) -> np.ndarray:
 
 
 def _lists(values: Sequence[Label]) -> list[list[Label]]:
-    """Returns a list for each value: a list as it is, a text split at white space, nothing as an empty list."""
+    """Returns a list for each value: a list as it is, a text split at white space, None as an empty list."""
     return [value.split() if isinstance(value, str) else list(value or ()) for value in values]
 
 

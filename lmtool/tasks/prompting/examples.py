@@ -28,18 +28,18 @@ from lmtool.tasks.kinds.texts import TaskExamples
 from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, prompt_capacity
 from lmtool.types import Batch, Target
 
-TERM = "mlm"
+AUXILIARY_TERM = "mlm"
 """The term of the auxiliary loss."""
 ANSWERS = "answer"
 """The column of a batch's inputs that is 1 at a predicted answer."""
-AT_MOST = 16
+MAX_STORED_ROWS = 16
 """Maximum rows of a class stored with a checkpoint, as in the setting of Gao et al. 2021."""
 # Counter of the sample stream for the stored rows.
-_STORED = 5
+_STORED_COUNTER = 5
 # Counter of the sample stream for evaluation, followed by one per epoch.
-_EVALUATION = 0
+_EVALUATION_COUNTER = 0
 # Random number index of the auxiliary text, beyond those of demonstrations.
-_AUXILIARY = 1 << 20
+_AUXILIARY_INDEX = 1 << 20
 
 
 class Auxiliary:
@@ -58,7 +58,9 @@ class Auxiliary:
 
     def sampled(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
         """Returns (E,): the index of the auxiliary text that accompanies each row in an epoch."""
-        uniform_E = random_streams.uniform_at(self.seed, "sample", epoch + 1, row_E, np.full(len(row_E), _AUXILIARY))
+        uniform_E = random_streams.uniform_at(
+            self.seed, "sample", epoch + 1, row_E, np.full(len(row_E), _AUXILIARY_INDEX)
+        )
         return (uniform_E * len(self.lengths)).astype(np.int64)
 
     def masked(
@@ -76,14 +78,14 @@ class Auxiliary:
 
 
 def sample_demonstration_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """Returns, by class, the texts of up to `AT_MOST` distinct training rows. The sample does not depend on the
+    """Returns, by class, the texts of up to `MAX_STORED_ROWS` distinct training rows. The sample does not depend on the
     seed."""
     texts = list(zip(*rows.columns.values(), strict=True))
     numbers_E, sample = np.asarray(rows.labels), {}
     for number, label in enumerate(labels):
         distinct = list(dict.fromkeys(texts[row] for row in np.flatnonzero(numbers_E == number)))
-        order = Permutation(len(distinct), 0, "sample", _STORED)
-        sample[label] = tuple(distinct[row] for row in np.sort(order(np.arange(min(AT_MOST, len(distinct))))))
+        order = Permutation(len(distinct), 0, "sample", _STORED_COUNTER)
+        sample[label] = tuple(distinct[row] for row in np.sort(order(np.arange(min(MAX_STORED_ROWS, len(distinct))))))
     return sample
 
 
@@ -164,20 +166,20 @@ def text_keys(rows: Rows) -> np.ndarray:
 class Wording:
     """How rows are presented to a model.
 
-    pattern: the prompt's template. around: the model's special tokens around one text. mask: the mask token, which
-    stands at the answer's position; None for a decoder, which reads only the text before the answer. words: (C,) the
-    token that stands for each class.
+    pattern: the prompt's template. text_template: the model's special tokens around one text. mask: the mask token,
+    which stands at the answer's position; None for a decoder, which reads only the text before the answer. words: (C,)
+    the token that stands for each class.
     """
 
     pattern: Pattern
-    around: FormatTemplate
+    text_template: FormatTemplate
     mask: int | None
     words: Sequence[int]
 
     def template(self, demonstrations: bool) -> FormatTemplate:
         """Returns the tokens around the texts of a question. demonstrations: adds those around the texts of a labeled
         row of each class: before the question for a decoder, otherwise after it, each closed like a text of its own."""
-        first, last = (piece.tolist() for piece in self.around.pieces)
+        first, last = (piece.tolist() for piece in self.text_template.pieces)
         before = SEPARATOR if self.mask is None and demonstrations else ""
         question, (run, index) = self.pattern.pieces(None if self.mask is None else [self.mask], before)
         answered = [
@@ -193,7 +195,7 @@ class Wording:
         marks = [[0] * len(tokens) for tokens in runs]
         if self.mask is not None:
             marks[run][index + (len(first) if run == 0 else 0)] = 1
-        values = self.around.text_columns
+        values = self.text_template.text_columns
         columns = {name: [[column[0]] * len(tokens) for tokens in runs] for name, column in values.items()}
         return FormatTemplate(
             tuple(np.array(tokens, dtype=np.int64) for tokens in runs),
@@ -238,15 +240,15 @@ class PromptedExamples(TaskExamples):
         epoch = epoch if sampled else 0
         if epoch not in self._plans:
             recent = {number: plan for number, plan in self._plans.items() if number in (0, epoch - 1)}
-            self._plans = {**recent, epoch: self._planned(epoch)}
+            self._plans = {**recent, epoch: self._build_epoch_plan(epoch)}
         return self._plans[epoch]
 
-    def _planned(self, epoch: int) -> Plan:
+    def _build_epoch_plan(self, epoch: int) -> Plan:
         row, lengths = np.arange(len(self.rows)), self._texts.lengths
         part, shown = np.zeros_like(row), np.zeros((len(row), 0), dtype=np.int64)
         if self.demonstrations is not None:
             train = self.split == "train"
-            samples, counter = (1, epoch + 1) if train else (self.demonstrations.samples, _EVALUATION)
+            samples, counter = (1, epoch + 1) if train else (self.demonstrations.samples, _EVALUATION_COUNTER)
             sampled = self.demonstrations.sampled(self._own_EC, self._keys_E, counter, samples)
             row, part = np.repeat(row, samples), np.tile(np.arange(samples), len(row))
             shown = sampled.reshape(len(row), -1)
@@ -289,7 +291,7 @@ class PromptedExamples(TaskExamples):
             texts, masked_M, labels_M = self.auxiliary.masked(rows["auxiliary"], examples, epoch)
             assembled, order = _side_by_side(assembled, texts)
             indices = np.flatnonzero(np.isin(order, masked_M + len(order) - len(texts.tokens)))
-            targets[TERM] = Target(torch.from_numpy(labels_M), at=torch.from_numpy(indices))
+            targets[AUXILIARY_TERM] = Target(torch.from_numpy(labels_M), at=torch.from_numpy(indices))
             numbers, row_N = numbers.repeat_interleave(2), row_N.repeat_interleave(2)
             parts = torch.arange(2, dtype=torch.int32).repeat(len(rows))
         return Batch(assembled.packed(), targets, numbers, parts, None, row_N)

@@ -54,16 +54,16 @@ def row_values(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
 @dataclass(frozen=True)
 class Question:
     """A prompt: the tokens before an answer. shown: the number of demonstrations in the prompt; if not all fit, the
-    last ones are used. shared: the tokens of these demonstrations, the same for all rows. own: the tokens of the
-    row."""
+    last ones are used. shared: the tokens of these demonstrations, the same for all rows. row_tokens: the tokens of
+    the row."""
 
     shown: int
     shared: tuple[int, ...]
-    own: tuple[int, ...]
+    row_tokens: tuple[int, ...]
 
     @property
     def tokens(self) -> list[int]:
-        return [*self.shared, *self.own]
+        return [*self.shared, *self.row_tokens]
 
 
 class Prompts:
@@ -105,37 +105,37 @@ class Prompts:
             UserError: If the row does not fit even without demonstrations.
         """
         capacity = self.longest - (answer_length if self._one_stack else 0)
-        first, later = self._own(values, ""), self._own(values, SEPARATOR) if self.shots else ()
+        first, later = self._row_tokens(values, ""), self._row_tokens(values, SEPARATOR) if self.shots else ()
         for shown in range(self.shots, -1, -1):
-            own = later if shown else first
-            if len(self._shared[shown]) + len(own) + self._special_count <= capacity:
-                return self._formatted(shown, own)
+            row_tokens = later if shown else first
+            if len(self._shared[shown]) + len(row_tokens) + self._special_count <= capacity:
+                return self._with_special_tokens(shown, row_tokens)
         length, reserved = len(first) + self._special_count, answer_length if self._one_stack else 0
-        more = f", and its answer {reserved}" if reserved else ""
-        text_length, most = length + reserved, self.writer.model.backbone.longest_text
-        longer = f"the model reads at most {most} tokens: "
-        if text_length <= most:
-            longer = f"set max_length={text_length} or more, "
+        answer_note = f", and its answer {reserved}" if reserved else ""
+        text_length, longest_text = length + reserved, self.writer.model.backbone.longest_text
+        length_hint = f"the model reads at most {longest_text} tokens: "
+        if text_length <= longest_text:
+            length_hint = f"set max_length={text_length} or more, "
         raise UserError(
-            f"{location(place)}: the prompt needs {length} tokens even without demonstrations{more}; the limit is "
-            f"{self.longest}",
-            f"{longer}use a shorter task.prompt.template=, or remove the row",
+            f"{location(place)}: the prompt needs {length} tokens even without demonstrations{answer_note}; the "
+            f"limit is {self.longest}",
+            f"{length_hint}use a shorter task.prompt.template=, or remove the row",
         )
 
     def with_demonstrations(self, values: Mapping[str, str], shown: int) -> Question:
         """Returns the prompt of a row with this many demonstrations."""
-        return self._formatted(shown, self._own(values, SEPARATOR if shown else ""))
+        return self._with_special_tokens(shown, self._row_tokens(values, SEPARATOR if shown else ""))
 
-    def _own(self, values: Mapping[str, str], separator: str) -> tuple[int, ...]:
+    def _row_tokens(self, values: Mapping[str, str], separator: str) -> tuple[int, ...]:
         """Returns the tokens of a row. separator: the text between the row and the demonstration before it; empty for
         none."""
         text = separator + self.template.before(values)
         return tuple(self.writer.encode(text).tolist()) if text else ()
 
-    def _formatted(self, shown: int, own: tuple[int, ...]) -> Question:
-        """Returns the question with the model's special tokens. If the model adds any, `own` has all tokens, and
+    def _with_special_tokens(self, shown: int, row_tokens: tuple[int, ...]) -> Question:
+        """Returns the question with the model's special tokens. If the model adds any, `row_tokens` has all tokens, and
         `shared` is empty."""
-        question = Question(shown, self._shared[shown], own)
+        question = Question(shown, self._shared[shown], row_tokens)
         if question.tokens and not self._special_count:
             return question
         tokens = self.writer.encode_with_template(np.array(question.tokens, dtype=np.int64))
@@ -193,14 +193,14 @@ class FewShot:
         candidates = self.kind.candidates(rows)
         with self.precision.autocast():
             if candidates is None:
-                predictions, shown = self._written(prompts, rows, seed)
+                predictions, shown = self._generate(prompts, rows, seed)
             else:
-                predictions, shown = self._chosen(prompts, rows, candidates)
+                predictions, shown = self._choose(prompts, rows, candidates)
         scores = self.kind.metrics(rows, predictions)
         text = prompts.text(row_values(self.kind, rows)[0])
         return PromptedEvaluation(rows, predictions, scores, np.array(shown), prompts.shots, text)
 
-    def _written(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
+    def _generate(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
         """Generates the answers. An answer ends at the text that follows it in the template, by default the end of the
         line."""
         settings, values = self.kind.config.text_generation, row_values(self.kind, rows)
@@ -214,10 +214,10 @@ class FewShot:
         stops = [self.template.stop(texts) for texts in values]
         if all(stop == "\n" for stop in stops):
             writer.model = replace(writer.model, ends=(*writer.model.ends, *self._line_ends()))
-        new = writer.write(tokens, settings, seed, self.batch_tokens)
+        generated = writer.write(tokens, settings, seed, self.batch_tokens)
         predictions = [
             Prediction(writer.text(prompt, ids).lstrip(" ").split(stop)[0].strip(), float(len(ids)))
-            for prompt, ids, stop in zip(tokens, new, stops, strict=True)
+            for prompt, ids, stop in zip(tokens, generated, stops, strict=True)
         ]
         return predictions, [question.shown for question in questions]
 
@@ -227,7 +227,7 @@ class FewShot:
         decode = self.writer.tokenizer.decode
         return [ids[0] for ids in texts if len(ids) == 1 and "\n" in decode(ids, skip_special=False)]
 
-    def _chosen(
+    def _choose(
         self, prompts: Prompts, rows: Rows, candidates: Sequence[Sequence[str]]
     ) -> tuple[list[Prediction], list[int]]:
         """Returns the best candidate of each row, and its softmax probability."""
@@ -244,7 +244,7 @@ class FewShot:
         predictions: list[Prediction] = [Prediction(0, 0.0)] * len(rows)
         for shown in sorted({question.shown for question in questions}):
             group = [number for number, question in enumerate(questions) if question.shown == shown]
-            sums = self._scored([questions[number] for number in group], [answers[number] for number in group])
+            sums = self._score([questions[number] for number in group], [answers[number] for number in group])
             prior = None
             if self.normalisation == "calibrated":
                 prior = self._prior(prompts, shown, [candidates[number] for number in group])
@@ -254,14 +254,14 @@ class FewShot:
                     scores_C = scores_C / np.array(list(map(len, answers[number])))
                 elif prior is not None:
                     scores_C = scores_C - np.log(prior[index])
-                fractions_C = _softmax(scores_C)
+                probabilities_C = _softmax(scores_C)
                 best = int(scores_C.argmax())
-                predictions[number] = Prediction(best, float(fractions_C[best]), fractions_C)
+                predictions[number] = Prediction(best, float(probabilities_C[best]), probabilities_C)
         return predictions, [question.shown for question in questions]
 
-    def _scored(self, questions: Sequence[Question], answers: Sequence[Sequence[tuple[int, ...]]]) -> list[np.ndarray]:
+    def _score(self, questions: Sequence[Question], answers: Sequence[Sequence[tuple[int, ...]]]) -> list[np.ndarray]:
         """Scores questions with the same demonstrations."""
-        return self.scorer.score(questions[0].shared, [question.own for question in questions], answers)
+        return self.scorer.score(questions[0].shared, [question.row_tokens for question in questions], answers)
 
     def _prior(self, prompts: Prompts, shown: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """Returns, for each row, (C,) the relative probabilities of its candidates after content-free inputs, averaged
@@ -273,7 +273,7 @@ class FewShot:
             values = dict.fromkeys(self.kind.config.reads, content)
             answers = [self._tokens(self.template.answer(text, values)) for text in texts]
             question = prompts.with_demonstrations(values, shown)
-            sums.append(self._scored([question], [answers])[0])
+            sums.append(self._score([question], [answers])[0])
         indices = [[index[text] for text in row] for row in candidates]
         return [np.mean([_softmax(scores[row]) for scores in sums], axis=0) for row in indices]
 
@@ -302,5 +302,5 @@ def _prompt_template(kind: TaskKind) -> str:
 
 
 def _softmax(scores_C: np.ndarray) -> np.ndarray:
-    fractions_C = np.exp(scores_C - scores_C.max())
-    return fractions_C / fractions_C.sum()
+    probabilities_C = np.exp(scores_C - scores_C.max())
+    return probabilities_C / probabilities_C.sum()

@@ -73,7 +73,7 @@ class Pattern:
                 spaces.append(literal[len(stripped) :])
                 self._names.append(name)
                 literal = ""
-        self._last = literal
+        self._ending = literal
         self.columns = tuple(name for name in self._names if name != ANSWER)
         self.spaces = tuple(space for name, space in zip(self._names, spaces, strict=True) if name != ANSWER)
         self.space = spaces[self._names.index(ANSWER)]
@@ -81,7 +81,7 @@ class Pattern:
     @property
     def ends_with_answer(self) -> bool:
         """Whether no text follows the answer."""
-        return self._names[-1] == ANSWER and not self._last.strip()
+        return self._names[-1] == ANSWER and not self._ending.strip()
 
     def pieces(self, answer: Sequence[int] | None, before: str = "") -> tuple[list[list[int]], tuple[int, int]]:
         """Returns the K+1 runs of tokens around the columns, and the position of the answer: its run, and its first
@@ -99,7 +99,7 @@ class Pattern:
             if answer is None:
                 return pieces, position
             pieces[-1] += answer
-        pieces[-1] += self._tokens(self._last, False)
+        pieces[-1] += self._tokens(self._ending, False)
         return pieces, position
 
     def answer(self, word: str) -> list[int]:
