@@ -81,7 +81,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """V: one more than the largest id."""
+        """V, the largest id plus 1."""
         return len(self._words)
 
     @cached_property
@@ -153,7 +153,7 @@ class Tokenizer:
 
     def same_encoding(self, other: Tokenizer) -> bool:
         """Whether two tokenizers have the same vocabulary and encoding rules, and the same ids for the roles that both
-        have. Does not compare parsing of special tokens, templates and decoding."""
+        have. Ignores how they parse special tokens, their templates and decoding."""
         same_special_tokens = all(other.roles.get(name, number) == number for name, number in self.roles.items())
         return same_special_tokens and self._rules == other._rules
 

@@ -212,7 +212,7 @@ class SequenceLearner(TaskLearner):
         if self.config.auxiliary_lm:
             self.add_head(LANGUAGE_MODEL, lm_head(backbone))
             self.loss_weights = {**self.loss_weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
-        new, width = FORMATS[form.text_format].new, backbone.hidden_size if form.pooled else backbone.feature_size
+        new, width = FORMATS[form.text_format].added, backbone.hidden_size if form.pooled else backbone.feature_size
         head = SequenceHead(width, outputs, self.head_dropout, form.bias, form.dense, len(new), backbone.hidden_size)
         self.add_head(self.term, head)
         self.adaptation: Adaptation | None = None
