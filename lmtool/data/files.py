@@ -117,7 +117,7 @@ def regular_file(key: str, value: str) -> Path:
 
 
 def no_such_file(key: str, value: str) -> UserError:
-    """Returns the error for a path that does not exist, with the nearest name that does."""
+    """Returns the error for a path that does not exist, with the nearest name that exists."""
     path = Path(value).expanduser()
     parent = _existing_part(path)
     missing = path.parts[len(parent.parts)] if parent != Path(".") else path.parts[0]
