@@ -184,7 +184,7 @@ def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> I
             pending.append(text)
             if not ends:
                 if sum(map(len, pending)) > LINE:
-                    message = f"{path}:{number}: a line of more than {LINE >> 20} million characters"
+                    message = f"{path}:{number}: the line has more than {LINE >> 20} million characters"
                     raise UserError(message, "write one row per line, and split long texts")
                 continue
             text, pending = "".join(pending), []

@@ -317,4 +317,4 @@ def _read_sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) ->
 def _require_dense_ids(path: Path, vocabulary: Mapping[str, int]) -> None:
     largest, entries = max(vocabulary.values(), default=0), len(vocabulary)
     if largest > 2 * entries + 10_000:  # the embedding has a row for each id up to the largest, used or not
-        raise file_error(path, f"{entries} entries, but an id of {largest}")
+        raise file_error(path, f"the vocabulary has {entries} entries, but the largest id is {largest}")

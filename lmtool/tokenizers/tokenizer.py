@@ -21,7 +21,7 @@ from lmtool.config.checkpoint import refusal
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.system.files import Damaged, verify_siblings
-from lmtool.tokenizers.classes import GENERIC_CLASSES, TOKENIZER_CONFIG, TOKENIZER_JSON
+from lmtool.tokenizers.classes import FAST_CLASS, TOKENIZER_CONFIG, TOKENIZER_JSON
 from lmtool.tokenizers.entries import Marks, entry_bytes, marks_of, readable, starts_word
 from lmtool.tokenizers.folders import TOKENIZER_FILES, read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
@@ -305,7 +305,7 @@ class Tokenizer:
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
         # Missing roles are null, since a transformers class may have default tokens for them.
         tokens = {f"{name}_token": None for name in ROLES} | special
-        settings: JsonObject = {"tokenizer_class": GENERIC_CLASSES[0], "clean_up_tokenization_spaces": False, **tokens}
+        settings: JsonObject = {"tokenizer_class": FAST_CLASS, "clean_up_tokenization_spaces": False, **tokens}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))
