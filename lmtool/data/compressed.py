@@ -20,7 +20,8 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}
 RATIO = 100
 """Maximum ratio of decompressed to compressed bytes, after `HARMLESS` decompressed bytes."""
 HARMLESS = 32 << 20
-MOST = 50 << 30
+"""Number of decompressed bytes up to which any ratio is accepted."""
+MAX_BYTES = 50 << 30
 """Maximum number of decompressed bytes of a file."""
 
 
@@ -39,13 +40,13 @@ def without_packing(name: str) -> str:
 
 
 def packed_suffixes(*suffixes: str) -> tuple[str, ...]:
-    """Returns the suffixes, and those of the same files compressed."""
+    """Returns the suffixes, and the suffixes of the same files when they are compressed."""
     return (*suffixes, *(suffix + end for suffix in suffixes for end in PACKED))
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """Returns a file's bytes, decompressed. Reading raises Broken; raises UserError if pyarrow is required but not
-    installed."""
+    """Opens a file for reading its decompressed bytes. Reading may raise Broken. Raises UserError if pyarrow is
+    required but not installed."""
     kind = PACKED.get(path.suffix.lower())
     file = cast(io.BufferedReader, path.open("rb", buffering=1 << 16))
     if kind is None:
@@ -59,12 +60,12 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 
 def require_proportion(written: int, read: int) -> None:
-    """Raises Broken if decompressing `read` bytes to `written` bytes is suspicious."""
+    """Raises Broken if `written` decompressed bytes are too many, or too many for `read` compressed bytes."""
     hint = "check its content; if it is text, decompress it and read the plain file"
     if written > HARMLESS and written > RATIO * max(read, 1):
         raise Broken(f"expands to more than {RATIO} times its size", hint)
-    if written > MOST:
-        raise Broken(f"expands to more than {MOST >> 30} GB", "split it into smaller files")
+    if written > MAX_BYTES:
+        raise Broken(f"expands to more than {MAX_BYTES >> 30} GB", "split it into smaller files")
 
 
 class _Stream(Protocol):

@@ -30,13 +30,13 @@ class TextFormatSpec:
         layouts: For one text and for a pair: special tokens by role and the texts A and B, in order. A suffix such as
             `:1` is the segment; it is 0 otherwise.
         segments: Whether tokens have the column "segment", which distinguishes the two texts.
-        new: Special tokens by role that finetuning adds; no vocabulary has them, so a head holds their embeddings.
+        added: Special tokens by role that finetuning adds; no vocabulary has them, so a head holds their embeddings.
     """
 
     roles: tuple[str, ...]
     layouts: tuple[str, str]
     segments: bool = False
-    new: dict[str, str] = field(default_factory=dict)
+    added: dict[str, str] = field(default_factory=dict)
 
 
 FORMATS = {
@@ -50,7 +50,7 @@ FORMATS = {
     "t5": TextFormatSpec(("eos",), ("A eos", "A eos B eos")),
     # Radford et al. 2018, section 3.3: finetuning adds the special tokens
     "gpt1": TextFormatSpec(
-        (), ("bos A cls", "bos A sep B cls"), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}
+        (), ("bos A cls", "bos A sep B cls"), added={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}
     ),
     # transformers' tokenizers of GPT and GPT-2
     "plain": TextFormatSpec((), ("A", "A B")),
@@ -77,8 +77,8 @@ def kind_of(name: str) -> str | None:
 
 
 def contains(path: str, file: PurePath, in_folders: bool = True) -> bool:
-    """Whether a path is an existing file, a glob pattern that matches it, or a folder above it. file: its real path.
-    in_folders: whether folders count."""
+    """Whether a path leads to a file: it is the file, a folder above it, or a glob pattern that matches one of these.
+    file: the real path of the file. in_folders: whether folders count."""
     matches = {os.path.realpath(match) for match in glob.iglob(os.path.expanduser(path), recursive=True)}
     return str(file) in matches or (in_folders and not matches.isdisjoint(map(str, file.parents)))
 

@@ -21,10 +21,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-STANDARD = "python"  # the name of the standard library
+STANDARD = "python"  # stands for the standard library in a list of packages
 _LMTOOL = "lmtool"  # its docstrings would change the text with every edit
 _SKIPPED = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "_tests", "idle_test", "idlelib"}
-_PORTION = 1_000_000  # bytes of source that a child process reads: about a tenth of a second
+_PORTION = 1_000_000  # bytes of source that a child process reads, in about a tenth of a second
 _LARGEST = 400_000  # characters of a file; larger ones are generated tables
 
 Docstring = tuple[int, str]
@@ -48,7 +48,9 @@ def installed() -> list[str]:
 
 def versions() -> list[str]:
     """Returns Python's version, and the names of folders with the names and versions of installed distributions."""
-    entries = {entry for folder in _folders() for entry in _list(folder) if entry.endswith((".dist-info", ".egg-info"))}
+    entries = {
+        entry for folder in _folders() for entry in _entries(folder) if entry.endswith((".dist-info", ".egg-info"))
+    }
     return [sys.version, *sorted(entries)]
 
 
@@ -94,7 +96,7 @@ def _portions(modules: Iterable[Module]) -> Iterator[list[Module]]:
 
 
 def _extract(paths: Sequence[str]) -> list[list[Docstring]]:
-    """Docstrings of files, read by a child process. A file that crashes the parser has none."""
+    """Returns the docstrings of files, read by a child process; none for a file that crashes the parser."""
     command = [sys.executable, "-I", "-S", "-X", "utf8", __file__]
     process = subprocess.run(command, input=json.dumps(list(paths)), capture_output=True, encoding="utf-8", check=False)
     if process.returncode == 0:
@@ -109,7 +111,7 @@ def _folders() -> list[str]:
     return list(dict.fromkeys((paths["purelib"], paths["platlib"])))
 
 
-def _list(folder: str) -> list[str]:
+def _entries(folder: str) -> list[str]:
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
@@ -117,7 +119,7 @@ def _locations() -> dict[str, str]:
     """Returns the paths of installed packages and modules by name."""
     locations: dict[str, str] = {}
     for folder in _folders():
-        for entry in _list(folder):
+        for entry in _entries(folder):
             path, name = os.path.join(folder, entry), entry.removesuffix(".py")
             if name.isidentifier() and name not in _SKIPPED | {_LMTOOL} and (entry != name or os.path.isdir(path)):
                 locations.setdefault(name, path)
@@ -156,12 +158,12 @@ def docstrings(path: str) -> list[Docstring]:
             source = file.read(_LARGEST + 1)
         if len(source) > _LARGEST or ('"""' not in source and "'''" not in source):
             return []
-        return list(_inside(ast.parse(source)))
+        return list(_docstrings_in(ast.parse(source)))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
 
 
-def _inside(node: ast.AST) -> Iterator[Docstring]:
+def _docstrings_in(node: ast.AST) -> Iterator[Docstring]:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
         first = node.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
@@ -169,7 +171,7 @@ def _inside(node: ast.AST) -> Iterator[Docstring]:
     for name in ("body", "handlers", "orelse", "finalbody"):
         for child in getattr(node, name, ()):
             if isinstance(child, ast.stmt | ast.ExceptHandler):
-                yield from _inside(child)
+                yield from _docstrings_in(child)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ from lmtool.random_streams import Permutation
 SHINGLE = 5
 """Characters of a shingle."""
 MOST_TEXTS = 100_000
-"""Maximum number of distinct texts in an index that are compared for near-duplicates; a seeded sample of more."""
+"""Maximum number of distinct texts in an index that are compared for near-duplicates; if there are more, a seeded
+sample of this size is compared."""
 _PERMUTATIONS = 128
 _WEIGHTS = (0.01, 0.99)  # costs of a false candidate and of a missed pair
 _BUCKET = 8  # candidates from a bucket: its first texts, so that many similar texts take linear time
@@ -68,9 +69,9 @@ class TextIndex:
     ):
         self._texts, self._threshold = texts, threshold
         self._keys = np.fromiter(map(key_of, texts), np.uint64) if keys is None else keys
-        self._distinct, self._firsts, inverse = np.unique(self._keys, return_index=True, return_inverse=True)
-        self._first = self._firsts[inverse]  # (N,) number of the first equal text
-        sampled = np.sort(self._firsts)
+        self._distinct, self._first_of_key, inverse = np.unique(self._keys, return_index=True, return_inverse=True)
+        self._first_equal = self._first_of_key[inverse]  # (N,) number of the first equal text
+        sampled = np.sort(self._first_of_key)
         if len(sampled) > MOST_TEXTS:
             sampled = np.sort(sampled[Permutation(len(sampled), seed, "sample", 0)(np.arange(MOST_TEXTS))])
         self._sampled = sampled if threshold is not None else sampled[:0]  # (K,) numbers
@@ -85,8 +86,8 @@ class TextIndex:
 
     def repeats(self) -> Matches:
         """Returns the earlier text that each text repeats: the first equal one, otherwise the most similar one."""
-        later = self._first != np.arange(len(self._keys))
-        matches = Matches(np.where(later, self._first, -1), np.where(later, 1.0, 0.0))
+        later = self._first_equal != np.arange(len(self._keys))
+        matches = Matches(np.where(later, self._first_equal, -1), np.where(later, 1.0, 0.0))
         self._measure(self, matches)
         return matches
 
@@ -96,14 +97,15 @@ class TextIndex:
         indices = np.searchsorted(self._distinct, other._keys).clip(max=max(len(self._distinct) - 1, 0))
         equal = self._distinct[indices] == other._keys if len(self._distinct) else np.zeros(len(indices), dtype=bool)
         matches = Matches(np.full(len(indices), -1), equal.astype(np.float64))
-        matches.repeated[equal] = self._firsts[indices[equal]]
+        matches.repeated[equal] = self._first_of_key[indices[equal]]
         self._measure(other, matches)
         for values in (matches.repeated, matches.similarity):  # copy the result of the first of equal texts
-            values[:] = values[other._first]
+            values[:] = values[other._first_equal]
         return matches
 
     def _measure(self, other: TextIndex, matches: Matches) -> None:
-        """Adds the near-duplicates in this index of the texts of another index that have no match yet."""
+        """Finds near-duplicates in this index of those texts of another index that have no match yet, and adds them to
+        `matches`."""
         rows = np.flatnonzero(matches.repeated[other._sampled] < 0)
         pairs_P2 = self._candidates(other._signatures[rows], rows if other is self else None)
         numbers, repeated = other._sampled[rows[pairs_P2[:, 0]]], self._sampled[pairs_P2[:, 1]]

@@ -136,7 +136,7 @@ class Examples(Protocol):
         """Returns the plan of an epoch."""
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        """Returns the batch of (N,) rows of the plan. examples: (N,) their numbers in the plan."""
+        """Returns the batch of (N,) rows of the plan. examples: (N,) numbers of these rows in the plan."""
 
     def metadata(self) -> dict[str, Any]:
         """Returns the statistics for the screens: truncated fraction, skipped documents, ..."""
@@ -163,7 +163,7 @@ def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: i
     return np.array(boundaries, dtype=np.int64)
 
 
-_BLOCK = 1 << 14  # examples permuted at a time, in some milliseconds
+_BLOCK = 1 << 14  # examples permuted at a time, which takes some milliseconds
 LENGTHS_READ = 1 << 18  # lengths read at a time
 
 
@@ -185,14 +185,14 @@ class Order:
 
     def examples(self, start: int, end: int) -> np.ndarray:
         """Returns (N,): numbers of the examples at the positions from `start` to `end`."""
-        first, last = start + self.skipped, end + self.skipped
+        first, stop = start + self.skipped, end + self.skipped
         if self.seed is None:
-            return np.arange(first, last)
-        numbers = range(first // _BLOCK, -(-last // _BLOCK))
+            return np.arange(first, stop)
+        numbers = range(first // _BLOCK, -(-stop // _BLOCK))
         blocks = [_permuted_block(self.count, self.seed, self.epoch, number) for number in numbers]
         return np.concatenate(
             [
-                block[max(first - number * _BLOCK, 0) : last - number * _BLOCK]
+                block[max(first - number * _BLOCK, 0) : stop - number * _BLOCK]
                 for number, block in zip(numbers, blocks, strict=True)
             ]
         )

@@ -37,8 +37,8 @@ _STABLE_SECONDS = 10.0  # a file that was written more recently may change witho
 @dataclass
 class Scan:
     """The result of reading files once. sizes: characters of each document. digest: hash of all text. stamps: size and
-    time of each file. bytes: the size of all files. counts: further numbers of
-    a subclass, such as empty rows, by their names in the metadata."""
+    time of each file. bytes: the size of all files. counts: what a subclass counts,
+    such as empty rows, by the names in the metadata."""
 
     files: list[Path]
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -103,8 +103,8 @@ AnyConfig = TypeVar("AnyConfig", bound=DataConfig)
 
 class FileSource(ABC, Generic[AnyConfig]):
     """A `data.sources.Source` that reads all files once when it is built, so that an error in the last file is reported
-    at once, and again when text is needed. Inside `data.files.collected`, rows with errors are left out; if an
-    error makes the rest of a file unreadable, that rest is left out too. key: the key of the path, for errors. Raises
+    at once, and again when text is needed. Inside `data.files.collect_errors`, rows with errors are left out; if an
+    error makes the rest of a file unreadable, the rest is left out too. key: the key of the path, for errors. Raises
     UserError if there are no files or no text, and as in `documents_of`."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
@@ -128,7 +128,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         self._held_out: np.ndarray | None = None
         self._offset: int | None = None  # at which a single document is split
         if holds_out and len(scan.sizes) > 1:
-            self._held_out = held_out(_array(scan.sizes), config.validation_fraction)
+            self._held_out = held_out(_as_array(scan.sizes), config.validation_fraction)
         elif holds_out:
             self._offset = split_offset(partial(self._characters, scan), scan.sizes[0], config.validation_fraction)
         self.fingerprint = self._fingerprint(config.validation_fraction if holds_out else None)
@@ -182,7 +182,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         scan = self._scans.get(splits_of(split))
         if self._offset is not None:
             parts = self._read(self._scans["train"])
-            yield from _up_to(parts, self._offset) if split == "train" else _from(parts, self._offset)
+            yield from _before_offset(parts, self._offset) if split == "train" else _after_offset(parts, self._offset)
         elif scan is not None and self._held_out is None:
             yield from self._read(scan)
         else:
@@ -207,8 +207,8 @@ class FileSource(ABC, Generic[AnyConfig]):
     def _sizes(self, split: str) -> np.ndarray:
         """Returns (D,) int64: characters of each document of a split."""
         if self._held_out is None:
-            return _array(self._scans[splits_of(split)].sizes)
-        return _array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
+            return _as_array(self._scans[splits_of(split)].sizes)
+        return _as_array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
 
     def metadata(self) -> dict[str, object]:
         scans = self.scans
@@ -270,7 +270,8 @@ class FileSource(ABC, Generic[AnyConfig]):
             yield from self._documents(path, None)
 
     def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        """Yields `documents_of` a file. Inside `collected`, an error is recorded and ends the unfinished document."""
+        """Yields `documents_of` a file. Inside `collect_errors`, an error is recorded and ends the unfinished
+        document."""
         started = False
         try:
             for text, ends in self.documents_of(path, counts):
@@ -280,7 +281,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             kind = kind_of(path.name) if isinstance(self.config, FileConfig) else None
             if kind not in (None, "text", self.config.name):
                 error = UserError(
-                    error.message, f"use data={kind}, which reads files with this ending; or {error.hint}"
+                    error.message, f"use data={kind}, which reads files with this suffix; or {error.hint}"
                 )
             refuse(error)
             if started:
@@ -288,10 +289,10 @@ class FileSource(ABC, Generic[AnyConfig]):
 
     def _characters(self, scan: Scan, start: int, end: int) -> str:
         """Returns the characters of a single document from `start` to `end`."""
-        pieces, at = [], 0
+        pieces, position = [], 0
         for text, _ in self._read(scan):
-            pieces.append(text[max(start - at, 0) : max(end - at, 0)])
-            at += len(text)
+            pieces.append(text[max(start - position, 0) : max(end - position, 0)])
+            position += len(text)
         return "".join(pieces)
 
 
@@ -301,7 +302,7 @@ def has_control_characters(text: str) -> bool:
     return len(encoded.translate(None, _CONTROL)) != len(encoded)
 
 
-def _up_to(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
+def _before_offset(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
     """Yields a document up to an offset."""
     for text, _ in parts:
         yield text[:offset], len(text) >= offset
@@ -310,7 +311,7 @@ def _up_to(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str
             return
 
 
-def _from(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
+def _after_offset(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
     """Yields a document from the first character after an offset that is not white space."""
     started = False
     for text, ends in parts:
@@ -321,5 +322,5 @@ def _from(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str,
             yield text, ends
 
 
-def _array(sizes: array[int]) -> np.ndarray:
+def _as_array(sizes: array[int]) -> np.ndarray:
     return np.frombuffer(sizes, dtype=np.int64)

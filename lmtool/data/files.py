@@ -62,6 +62,7 @@ MAGIC = {
     b"\x7fELF": "ELF",
     b"SQLite format 3": "SQLite",
 }
+"""Kinds of files that are not text, by their first bytes."""
 PIECE = 1 << 20
 """Bytes of a line that are read at a time."""
 LINE = 1 << 26
@@ -69,6 +70,7 @@ LINE = 1 << 26
 STANDARD_INPUT = Path("-")
 """The path that stands for standard input."""
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""Wide encodings by their byte-order mark."""
 
 
 def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".txt",)) -> list[Path]:
@@ -86,7 +88,7 @@ def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".
     for name in (value,) if isinstance(value, str) else value:
         path = Path(name).expanduser()
         if path.is_dir():
-            files = _in_folder(key, path, suffixes)
+            files = _files_in_folder(key, path, suffixes)
         elif path.exists():
             files = [path]
         elif any(character in name for character in "*?["):
@@ -115,7 +117,7 @@ def regular_file(key: str, value: str) -> Path:
 
 
 def no_such_file(key: str, value: str) -> UserError:
-    """Returns the error for a path that does not exist, with the nearest name that does."""
+    """Returns the error for a path that does not exist, with the nearest name that exists."""
     path = Path(value).expanduser()
     parent = _existing_part(path)
     missing = path.parts[len(parent.parts)] if parent != Path(".") else path.parts[0]
@@ -131,7 +133,7 @@ def _existing_part(path: Path) -> Path:
     return next((parent for parent in path.parents if parent.is_dir()), Path("."))
 
 
-def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def _files_in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     files, other_suffixes = [], Counter[str]()
     for location, folders, names in os.walk(folder):
         folders[:] = sorted(folder_name for folder_name in folders if not folder_name.startswith("."))
@@ -182,7 +184,7 @@ def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> I
             pending.append(text)
             if not ends:
                 if sum(map(len, pending)) > LINE:
-                    message = f"{path}:{number}: a line of more than {LINE >> 20} million characters"
+                    message = f"{path}:{number}: the line has more than {LINE >> 20} million characters"
                     raise UserError(message, "write one row per line, and split long texts")
                 continue
             text, pending = "".join(pending), []
@@ -190,8 +192,8 @@ def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> I
 
 
 def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
-    """Yields the lines of a file, with those of more than `PIECE` bytes in several pieces, so that only a piece is in
-    memory.
+    """Yields the lines of a file. A line of more than `PIECE` bytes comes in several pieces, so that only one piece is
+    in memory.
 
     Args:
         path: A text file; it is decompressed if its name ends in .gz or .zst.
@@ -208,7 +210,7 @@ def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
     number, before, first = 1, 0, True
     try:
         with _open_file(path) as file:
-            _sniff(path, file.peek(64)[:64], encoding, key)
+            _refuse_other_kinds(path, file.peek(64)[:64], encoding, key)
             for text, ends in _decode(path, file, encoding, key):
                 if first:
                     text, first = text.removeprefix("\ufeff"), False
@@ -218,10 +220,10 @@ def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
                     continue
                 *lines, last = text.split("\r") if "\r" in text else (text,)
                 for line in lines:
-                    _no_nul(path, number, before, line, encoding)
+                    _refuse_nul(path, number, before, line, encoding)
                     yield number, line, True
                     number, before = number + 1, 0
-                _no_nul(path, number, before, last, encoding)
+                _refuse_nul(path, number, before, last, encoding)
                 yield number, last, ends
                 number, before = (number + 1, 0) if ends else (number, before + len(last.encode(encoding, "replace")))
     except Broken as error:
@@ -239,7 +241,7 @@ def _open_file(path: Path) -> Iterator[BufferedReader]:
         yield file
 
 
-def _no_nul(path: Path, number: int, before: int, text: str, encoding: str) -> None:
+def _refuse_nul(path: Path, number: int, before: int, text: str, encoding: str) -> None:
     """Raises UserError for a NUL in a piece of a line. before: bytes of the line before the piece."""
     if "\0" in text:
         byte = before + len(text[: text.index("\0")].encode(encoding, "replace")) + 1
@@ -252,7 +254,7 @@ def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Itera
     """Yields the text up to each line feed, without the CR of a CRLF, in pieces of at most about `PIECE` bytes, and
     whether the line feed or the end of the file follows."""
     if "\n".encode(encoding) != b"\n":  # UTF-16 and UTF-32: bytes cannot be split at line feeds
-        yield from _decoded_wide(path, file, encoding, key)
+        yield from _decode_wide(path, file, encoding, key)
         return
     decoder = codecs.getincrementaldecoder(encoding)()
     # Number of earlier lines. For a line in pieces: its bytes so far, and a CR that may be part of a CRLF.
@@ -291,7 +293,7 @@ def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Itera
             raise _bad_byte(path, error, lines, columns - pending, encoding, key) from error
 
 
-def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
+def _decode_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
     """Decodes as `_decode` does, for encodings in which a line feed is not one byte."""
     decoder = codecs.getincrementaldecoder(encoding)()
     rest, done = "", 0
@@ -302,7 +304,7 @@ def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) ->
             text = rest + decoder.decode(raw, not raw)
         except UnicodeDecodeError as error:
             byte = done - pending + error.start + 1
-            raise UserError(f"{path}: byte {byte} is not {encoding}: {error.reason}", _hint(key)) from error
+            raise UserError(f"{path}: byte {byte} is not {encoding}: {error.reason}", _to_utf8(key)) from error
         done += len(raw)
         *lines, rest = text.split("\n")
         for line in lines:
@@ -324,19 +326,19 @@ def _bad_byte(
     before = error.object[: error.start]
     line = lines + before.count(b"\r") + 1
     byte = error.start - before.rfind(b"\r") + (0 if b"\r" in before else columns)
-    return UserError(f"{path}:{line}:{byte}: byte 0x{error.object[error.start]:02x} is not {encoding}", _hint(key))
+    return UserError(f"{path}:{line}:{byte}: byte 0x{error.object[error.start]:02x} is not {encoding}", _to_utf8(key))
 
 
-def _hint(key: str | None) -> str:
+def _to_utf8(key: str | None) -> str:
     name = f"name its encoding ({key}=latin-1, {key}=cp1252), or " if key else ""
     return f"{name}convert the file to UTF-8: iconv -f LATIN1 -t UTF-8"
 
 
-def _sniff(path: Path, head: bytes, encoding: str, key: str | None) -> None:
+def _refuse_other_kinds(path: Path, head: bytes, encoding: str, key: str | None) -> None:
     for magic, kind in MAGIC.items():
         if head.startswith(magic):
-            end = next((end for end, packing in PACKED.items() if packing == kind), None)
-            hint = f"name it {path.name}{end} if it contains text" if end else "convert it to plain text first"
+            suffix = next((suffix for suffix, packing in PACKED.items() if packing == kind), None)
+            hint = f"name it {path.name}{suffix} if it contains text" if suffix else "convert it to plain text first"
             raise UserError(f"{path}: a {kind} file, not text", hint)
     if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
         return

@@ -1,4 +1,7 @@
-"""Text formats: the special tokens and segments around one text or a pair, as `data.configs.FORMATS` lists them."""
+"""Text formats: the special tokens and segments around one text or a pair, as `data.configs.FORMATS` lists them.
+
+Shape letters: N examples of a batch, T tokens of a batch, K texts of an example, L tokens of an example.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,14 @@ class FormatTemplate:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """tokens: (T,) int64. lengths: (N,). columns: (T,) int64 by name."""
+    """A packed batch as arrays. tokens: (T,) int64. lengths: (N,). columns: (T,) int64 by name."""
 
     tokens: np.ndarray
     lengths: np.ndarray
     columns: dict[str, np.ndarray]
 
     def packed(self, tokens: np.ndarray | None = None) -> Packed:
-        """Returns the batch as tensors. tokens: corrupted ones that replace its own."""
+        """Returns the batch as tensors. tokens: corrupted tokens to use instead."""
         columns = {name: torch.from_numpy(column) for name, column in self.columns.items()}
         ids = self.tokens if tokens is None else tokens
         return Packed(torch.from_numpy(ids), tuple(self.lengths.tolist()), columns)
@@ -125,7 +128,7 @@ class TextFormat:
 def text_format(name: str, tokenizer: Tokenizer) -> TextFormat:
     """Returns the format of this name. Raises UserError if the tokenizer lacks one of its special tokens."""
     spec = FORMATS[name]
-    return TextFormat(spec.layouts, {role: tokenizer.role(role) for role in (*spec.roles, *spec.new)}, spec.segments)
+    return TextFormat(spec.layouts, {role: tokenizer.role(role) for role in (*spec.roles, *spec.added)}, spec.segments)
 
 
 def _arrays(pieces: list[list[int]]) -> tuple[np.ndarray, ...]:
@@ -169,7 +172,7 @@ def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
         return tokenizer
     layout = text_format(format_name, tokenizer)
     templates = [FormatTemplate.of(layout, texts) for texts in (1, 2)]
-    special = {f"t{number}": int(number) for template in templates for piece in template.pieces for number in piece}
+    special = {f"t{token}": int(token) for template in templates for piece in template.pieces for token in piece}
     single, pair = (list(_to_template_notation(template)) for template in templates)
     return tokenizer.with_template(single, pair, special)
 

@@ -267,7 +267,10 @@ class HubSource(FileSource[HubConfig]):
             place = f"{subject}:{stored_text.rows + 1}"
             text = text_of(place, columns, values_of(place, row, columns, "data.text"), "data.text")
             if len(text) > LINE // 2:  # JSON escapes may double its length
-                raise UserError(f"{place}: a text of {len(text):,} characters", "remove the row from the data set")
+                raise UserError(
+                    f"{place}: the text has {len(text):,} characters, more than {LINE // 2:,}",
+                    "remove the row from the data set",
+                )
             if not writer.add(text, most):
                 return
             if writer.full:

@@ -172,12 +172,13 @@ class _Epoch:
     def parts(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the examples of the first `steps` steps, in groups of steps: (N,) numbers, and the steps'
         boundaries."""
-        at, boundaries = 0, self.boundaries[: steps + 1]
-        while at < len(boundaries) - 1:
-            last = max(at + 1, int(np.searchsorted(boundaries, boundaries[at] + LENGTHS_READ, side="right")) - 1)
-            start, end = boundaries[[at, last]].tolist()
-            yield self.order.examples(start, end), boundaries[at : last + 1] - start
-            at = last
+        step, boundaries = 0, self.boundaries[: steps + 1]
+        while step < len(boundaries) - 1:
+            fitting = int(np.searchsorted(boundaries, boundaries[step] + LENGTHS_READ, side="right")) - 1
+            end_step = max(step + 1, fitting)
+            start, end = boundaries[[step, end_step]].tolist()
+            yield self.order.examples(start, end), boundaries[step : end_step + 1] - start
+            step = end_step
 
     @cached_property
     def totals(self) -> list[int]:
@@ -232,7 +233,7 @@ class PackedLoader:
         self._sizes = (batch_examples, batch_tokens) if self._lanes is None else (self._lanes, None)
         self._micro_batch_tokens, self._virtual_tokens = micro_batch_tokens, virtual_tokens
         self._epochs: dict[int, _Epoch] = {}
-        self._began = (0, 0)
+        self._start = (0, 0)
 
     @property
     def examples(self) -> Examples:
@@ -242,10 +243,10 @@ class PackedLoader:
     def beginning(self, epoch: int, skipped: int) -> Self:
         """Returns a loader of the same examples that starts in `epoch` after the first `skipped` examples of its order,
         which another loader has read."""
-        if (epoch, skipped) == self._began:
+        if (epoch, skipped) == self._start:
             return self
         loader = copy.copy(self)
-        loader._began, loader._epochs = (epoch, skipped), {}
+        loader._start, loader._epochs = (epoch, skipped), {}
         return loader
 
     def reads_like(self, other: PackedLoader) -> bool:
@@ -256,9 +257,9 @@ class PackedLoader:
         return same_order and same_rows and np.array_equal(plan.lengths, other_plan.lengths)
 
     def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
-        """Endless steps from the cursor on, produced in advance by a thread that ends when the iterator is closed. With
-        several processes, the part of each step for `rank` of `ranks`. Raises UserError if the cursor belongs to other
-        data, or if several processes would read lanes."""
+        """Yields endless steps from the cursor on. A thread produces them in advance; it ends when the iterator is
+        closed. With several processes, yields the part of each step for `rank` of `ranks`. Raises UserError if the
+        cursor belongs to other data, or if several processes would read lanes."""
         if ranks > 1 and self._lanes is not None:
             raise UserError("a model that carries state over batches trains in one process", "set devices=1")
         cursor = cursor or {"epoch": 0, "batch": 0}
@@ -276,7 +277,7 @@ class PackedLoader:
 
     def read(self, steps: int) -> Iterator[np.ndarray]:
         """Yields the rows of the plans that the first `steps` steps read, by epoch, in any order."""
-        epoch = self._began[0]
+        epoch = self._start[0]
         while steps > 0:
             current = self._epoch(epoch)
             for selected, _ in current.parts(steps):
@@ -285,14 +286,14 @@ class PackedLoader:
 
     def after(self, steps: int) -> dict[str, int]:
         """Returns the cursor after the first `steps` steps."""
-        epoch = self._began[0]
+        epoch = self._start[0]
         while steps >= self._epoch(epoch).steps:
             steps, epoch = steps - self._epoch(epoch).steps, epoch + 1
         return {"epoch": epoch, "batch": steps}
 
     def read_before(self, cursor: dict[str, int]) -> int:
         """Returns the number of examples before the cursor in the order of its epoch, including skipped ones."""
-        epoch, skipped = self._began
+        epoch, skipped = self._start
         number = int(self._epoch(cursor["epoch"]).boundaries[cursor["batch"]])
         return number + (skipped if cursor["epoch"] == epoch else 0)
 
@@ -307,8 +308,11 @@ class PackedLoader:
             order = np.argsort(-np.asarray(plan.lengths, dtype=np.int64), kind="stable")
             boundaries = batch_boundaries(plan.lengths[order] + self._virtual_tokens, self._batch_examples, tokens)
         else:
-            order, within = np.arange(len(plan)), batch_boundaries(plan.lengths[: self._lanes], None, tokens)[:-1]
-            starts = (self._epoch(epoch).boundaries[:-1, None] + within).flatten()
+            order, starts_in_step = (
+                np.arange(len(plan)),
+                batch_boundaries(plan.lengths[: self._lanes], None, tokens)[:-1],
+            )
+            starts = (self._epoch(epoch).boundaries[:-1, None] + starts_in_step).flatten()
             boundaries = np.append(starts[starts < len(plan)], len(plan))
         batches = self._batches(plan, order, boundaries, epoch)
         return batches if len(boundaries) <= 2 else prefetch(batches)  # a single batch needs no thread
@@ -339,8 +343,8 @@ class PackedLoader:
                 if batch == current.steps:
                     cursor = {"epoch": epoch + 1, "batch": 0}
                 fraction = batch / current.steps
-                if epoch == self._began[0] and fraction < 1:
-                    skipped = self._began[1] / len(current.plan)
+                if epoch == self._start[0] and fraction < 1:
+                    skipped = self._start[1] / len(current.plan)
                     fraction = skipped + (1 - skipped) * fraction
                 yield Step(batches, cursor, epoch + fraction, idle=idle)
             epoch, batch = epoch + 1, 0
@@ -368,7 +372,7 @@ class PackedLoader:
             plan = self._examples.plan(epoch)
             if len(plan) == 0:
                 raise UserError("the data contain no examples", "use more text or rows, or a smaller max_length=")
-            skipped = self._began[1] if epoch == self._began[0] else 0
+            skipped = self._start[1] if epoch == self._start[0] else 0
             order = Order(len(plan), self._seed if self._shuffle else None, epoch, skipped)
             # Of earlier epochs only the first is needed again (metadata, steps of an epoch).
             recent = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}

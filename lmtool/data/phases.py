@@ -43,7 +43,7 @@ class PhaseFractions:
         return tuple(step / math.fsum(steps) for step in steps)
 
     def mean(self, values: Sequence[float], budget: str) -> float:
-        """Returns the mean over all steps of a run of a value per step of each phase: `tokens`, `flops`."""
+        """Returns the mean over the steps of a run of a value that each phase has per step, such as `tokens`."""
         return math.fsum(fraction * value for fraction, value in zip(self.of_steps(budget), values, strict=True))
 
     def last_steps(self, steps: int, budget: str) -> list[int]:
@@ -75,8 +75,8 @@ class PhasedLoader:
         self._ends: list[float] | None = None
 
     def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
-        """Endless steps from the cursor on, since the last phase has no end; see `PackedLoader.steps`. UserError also
-        if the phase of the cursor would start later in a run of this length."""
+        """Yields endless steps from the cursor on, since the last phase has no end; see `PackedLoader.steps`. Also
+        raises UserError if the phase of the cursor would start later in a run of this length."""
         position = cursor or _START
         if self._ends is not None and position["phase"] and position["step"] < self._ends[position["phase"] - 1]:
             raise UserError(

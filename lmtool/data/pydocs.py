@@ -38,7 +38,7 @@ class PydocsSource:
 
     def __init__(self, config: PydocsConfig, cache_dir: str | Path | None = None, progress: OnStage | None = None):
         self._config = config
-        self._documents = _collected(config, cache_dir, progress)
+        self._documents = _documents_of(config, cache_dir, progress)
         if len(self._documents) < 2:
             raise UserError(
                 f"data.packages={list(config.packages) or 'all'}: at least two modules with docstrings are required, "
@@ -79,7 +79,7 @@ class PydocsSource:
         }
 
 
-def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: OnStage | None) -> Documents:
+def _documents_of(config: PydocsConfig, cache_dir: str | Path | None, progress: OnStage | None) -> Documents:
     """Returns the documents of a configuration, from the cache folder if possible."""
     names = list(config.packages) or [docstrings.STANDARD, *docstrings.installed()]
 
@@ -137,8 +137,8 @@ def _cached_rows(
     cache_dir: str | Path | None,
     progress: OnStage | None = None,
 ) -> list[list[Any]]:
-    """Returns the rows of a file in the cache folder, otherwise collected and saved there. The key of the file consists
-    of `parts`, the installed packages and this code. Reports a damaged file."""
+    """Returns the rows stored in the cache folder; if there are none, collects and stores them. Their key consists of
+    `parts`, the installed packages and this code. Reports a damaged file."""
     code = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, docstrings.__file__)]
     key = _hash([code, docstrings.versions(), docstrings.installed(), *parts])
     path = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
@@ -223,7 +223,7 @@ def pydocs_rows(
             "task=pydocs: too few packages with docstrings are installed here",
             "use a task with data of its own: lmtool finetune task=custom task.path=FOLDER",
         )
-    return {split: _table([row for rows in sampled for row in rows[split]]) for split in ("train", "dev")}
+    return {split: _table_of([row for rows in sampled for row in rows[split]]) for split in ("train", "dev")}
 
 
 def _docstring_rows(names: list[str]) -> list[_Row]:
@@ -237,7 +237,7 @@ def _docstring_rows(names: list[str]) -> list[_Row]:
         for module, texts in docstrings.read(selected)
         for line, text in texts
     ]
-    words = _revealing(modules, ((module.package, text) for module, _, text in prose))
+    words = _revealing_names(modules, ((module.package, text) for module, _, text in prose))
     rows: dict[str, _Row] = {}
     repeated: set[str] = set()
     for module, line, text in prose:
@@ -253,7 +253,7 @@ def _docstring_rows(names: list[str]) -> list[_Row]:
     return [row for text, row in rows.items() if text not in repeated]
 
 
-def _revealing(modules: dict[str, list[docstrings.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
+def _revealing_names(modules: dict[str, list[docstrings.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
     """Returns the names of direct submodules that reveal the package. A name that three packages use as a word ("this",
     "context") does not."""
     names = {
@@ -295,6 +295,6 @@ def _sample(rows: list[_Row], seed: int, train: int, dev: int) -> dict[str, list
     return selected if len(selected["train"]) == train else None
 
 
-def _table(rows: list[_Row]) -> Table:
+def _table_of(rows: list[_Row]) -> Table:
     columns: dict[str, list[object]] = {"text": [row.text for row in rows], "label": [row.package for row in rows]}
     return columns, [(row.path, row.line) for row in rows]

@@ -17,7 +17,7 @@ from lmtool.errors import UserError
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 """Delimiters of a .csv file; the comma is the default."""
 _CELL = 10_000_000  # maximum characters of a csv cell; the default of 131,072 is less than a long text
-_LISTED = 12  # maximum number of column names in an error
+_MAX_NAMES = 12  # maximum number of column names in an error
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -152,8 +152,8 @@ def ragged_error(path: Path, number: int, record: Sequence[str], names: Sequence
 
 def name_list(names: Sequence[str]) -> str:
     """Returns the names of columns for an error."""
-    shown_names = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_LISTED]]
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    shown_names = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_MAX_NAMES]]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(shown_names) + more
 
 
@@ -183,7 +183,7 @@ class _Refused(Exception):
     """The reason and a hint for content that the parser accepts but a row must not have."""
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     columns = dict(pairs)
     if len(columns) != len(pairs):
         names = [name for name, _ in pairs]
@@ -192,11 +192,11 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return columns
 
 
-def _no_number(name: str) -> object:
+def _refuse_nan(name: str) -> object:
     raise _Refused(f"{name} is not a number in JSON", "write a finite number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)  # creating it takes as long as a row
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_nan)  # reused; creation is slow
 
 
 def object_of(path: Path, number: int, line: str) -> dict[str, object]:
@@ -208,18 +208,18 @@ def object_of(path: Path, number: int, line: str) -> dict[str, object]:
         message, hint = error.args
         raise UserError(f"{path}:{number}: {message}", hint) from error
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{number}:{error.colno}: not JSON: {error.msg}", _FORM) from error
+        raise UserError(f"{path}:{number}:{error.colno}: not JSON: {error.msg}", _JSON_HINT) from error
     except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
-        raise UserError(f"{path}:{number}: not readable JSON: {error}", _FORM) from error
+        raise UserError(f"{path}:{number}: not readable JSON: {error}", _JSON_HINT) from error
     if not isinstance(row, dict):
-        raise UserError(f"{path}:{number}: {type(row).__name__} instead of an object", _FORM)
+        raise UserError(f"{path}:{number}: {type(row).__name__} instead of an object", _JSON_HINT)
     if _SURROGATE.search(line):
         for name, value in row.items():
             require_characters(f"{path}:{number}", name, value)
     return row
 
 
-_FORM = "write one JSON object per line"
+_JSON_HINT = "write one JSON object per line"
 
 
 def require_characters(place: str, name: str, value: object) -> None:

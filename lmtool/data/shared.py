@@ -31,7 +31,7 @@ from lmtool.system.files import draft_name, draft_path, machine
 
 Arrays = dict[str, np.ndarray]
 
-# In bytes: the header, the alignment of arrays, and the number of processes at the end of the header.
+# Sizes in bytes: the header, the alignment of arrays, and the count of processes at the end of the header.
 _HEADER, _ALIGNMENT, _COUNT = 4096, 64, 4
 # The files that this process has mapped and still uses.
 _MAPPED: WeakValueDictionary[Path, np.memmap] = WeakValueDictionary()
@@ -111,7 +111,7 @@ class Cached(Protocol):
 
 
 def identity(value: object) -> str:
-    """Returns a text that is the same only for equal values. TypeError for an unsupported type."""
+    """Returns a text that is the same only for equal values. Raises TypeError for an unsupported type."""
     if isinstance(value, Cached) and value.cache.processes > 1:
         return value.cache.key
     if value is None or isinstance(value, bool | int | float | str | BaseModel):
@@ -190,7 +190,8 @@ def _is_empty(path: Path) -> bool:
 
 
 def _map(path: Path, processes: int) -> np.memmap | None:
-    """Maps a file and counts this process; the last one deletes the file's name. None if it is missing or damaged."""
+    """Maps a file and counts this process; the last process deletes the file's name. Returns None if the file is
+    missing or damaged."""
     try:
         with open(path, "r+b") as file:
             head = file.read(_HEADER)

@@ -27,11 +27,11 @@ class OnStage(Protocol):
     """Called repeatedly during a long operation."""
 
     def __call__(self, stage: str, done: int, total: int, rate: str = "", /) -> None:
-        """stage: description of the operation. rate: its speed; if it is not empty, a terminal shows a bar."""
+        """Reports progress. stage: description of the operation. rate: its speed; if given, a terminal shows a bar."""
 
 
 PART = 1_000_000
-"""Characters of a document after which the rest is another part."""
+"""Characters after which a document is divided: the rest comes in further parts."""
 
 # The held-out documents do not depend on the run's seed, so that runs share a store and their scores are comparable.
 _SPLIT_SEED = 0
@@ -45,8 +45,8 @@ class Source(Protocol):
     fingerprint: str
 
     def parts(self, split: str) -> Iterator[tuple[str, bool]]:
-        """Returns the text of a split in a fixed order, and whether the document ends there: a document of up to about
-        `PART` characters at once, a longer one in several parts, so that only a part is in memory."""
+        """Yields (text, ends) for the documents of a split, in a fixed order. A document of more than about `PART`
+        characters comes in several parts, so that only one part is in memory; `ends` is true for its last part."""
 
     def count(self, split: str) -> int:
         """Returns the number of documents."""
@@ -135,7 +135,7 @@ def split_offset(read_text: Callable[[int, int], str], length: int, fraction: fl
                     return start + offset
     raise UserError(
         "the text is one document of one word, so nothing can be held out for validation",
-        "use more text with data.path=, or other text with data.validation=",
+        "set data.path= to more text, or data.validation= to other text",
     )
 
 
@@ -148,21 +148,21 @@ def splits_of(split: str) -> str:
 
 @contextmanager
 def _with_mixture_keys(title: str, config: DataConfig) -> Iterator[None]:
-    """Replaces the keys in a member's errors by those of the mixture."""
+    """Replaces the keys in the errors of a member by the keys that set them in the mixture."""
     try:
         yield
     except UserError as error:
-        keys, new = re.compile(rf"\bdata\.(?=({'|'.join(type(config).model_fields)})\b)"), f"data.with.{title}."
-        hint = None if error.hint is None else keys.sub(new, error.hint)
-        raise UserError(keys.sub(new, error.message), hint) from error
+        keys, prefix = re.compile(rf"\bdata\.(?=({'|'.join(type(config).model_fields)})\b)"), f"data.with.{title}."
+        hint = None if error.hint is None else keys.sub(prefix, error.hint)
+        raise UserError(keys.sub(prefix, error.message), hint) from error
 
 
 class MixtureSource:
-    """`data=mixture`: several texts, each with its own validation split and store. As a single source, for a
-    vocabulary, it is the members in order.
+    """`data=mixture`: several texts, each with its own validation split and store. Read as one source, to train a
+    vocabulary, it yields the members in order.
 
     members: sources by title. fractions: the fraction of the examples that each member provides; None: in proportion to
-    the members' sizes. UserError if two members are the same text.
+    the members' sizes. Raises UserError if two members are the same text.
     """
 
     def __init__(

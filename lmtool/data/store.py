@@ -43,7 +43,7 @@ FILES = {
     "sentence_offsets": "sentence_offsets.bin",
     "document_sentences": "document_sentences.bin",
 }
-SHARD = 16  # portions between rows of the journal: some seconds of work
+SHARD = 16  # portions between two rows of the journal, which take some seconds
 
 Built = TypeVar("Built")
 
@@ -56,7 +56,7 @@ class Counts:
     tokens: int = 0
     documents: int = 0
     sentences: int = 0
-    last_boundary: int = 0  # sentences up to the end of the last document with tokens
+    last_boundary: int = 0  # number of sentences up to the end of the last document with tokens
     without_tokens: int = 0
     unknown: int = 0
     characters: int = 0
@@ -118,7 +118,7 @@ class StoreDraft:
             remaining_portions = islice(portions(source.parts(split)), before.portions, None)
             workers = workers_for(total - before.characters)
             for portion in stack.enter_context(closing(tokenize(self._tokenizer, remaining_portions, workers))):
-                self._enter(portion)
+                self._add(portion)
                 self._counts.seconds = before.seconds + time.perf_counter() - began
                 if self._counts.portions % SHARD == 0:
                     self._close_shard()
@@ -137,14 +137,14 @@ class StoreDraft:
         self._files[name].write(content)
         self._hashes[name].update(content)
 
-    def _enter(self, portion: Tokenized) -> None:
+    def _add(self, portion: Tokenized) -> None:
         counts = self._counts
         offsets = counts.tokens + np.concatenate([[0], np.cumsum(portion.sentence_lengths)])
         # Number of sentences at the end of each document; a document without sentences has no tokens.
         boundaries = (counts.sentences + np.cumsum(portion.sentences))[portion.ends]
-        grown = np.diff(boundaries, prepend=counts.last_boundary) > 0
-        counts.without_tokens += int((~grown).sum())
-        boundaries = boundaries[grown]
+        has_sentences = np.diff(boundaries, prepend=counts.last_boundary) > 0
+        counts.without_tokens += int((~has_sentences).sum())
+        boundaries = boundaries[has_sentences]
         self._append("tokens", portion.tokens)
         self._append("sentence_offsets", offsets[1:])
         self._append("document_sentences", boundaries)
@@ -188,7 +188,7 @@ class StoreDraft:
             files = {name: stack.enter_context(open(self.folder / file, "rb")) for name, file in FILES.items()}
             sizes, complete_rows = dict.fromkeys(FILES, 0), 0
             for line in rows:
-                row = _row(line)
+                row = _read_row(line)
                 if row is None or any(
                     hashlib.sha256(files[name].read(row["bytes"][name] - sizes[name])).hexdigest() != digest
                     for name, digest in row["sha256"].items()
@@ -202,7 +202,7 @@ class StoreDraft:
 
     @property
     def arrays(self) -> dict[str, dict[str, object]]:
-        """Type and number of the values in each file."""
+        """The type and number of the values in each file."""
         counts = self._counts
         lengths = {
             "tokens": counts.tokens,
@@ -236,7 +236,7 @@ def _line(row: JsonObject) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b" " + content + b"\n"
 
 
-def _row(line: bytes) -> JsonObject | None:
+def _read_row(line: bytes) -> JsonObject | None:
     """Returns a row of the journal; None if it is damaged."""
     digest, _, content = line.partition(b" ")
     content = content.removesuffix(b"\n")
@@ -300,7 +300,7 @@ def open_store(
 
 
 def release(values: np.ndarray) -> None:
-    """Frees the memory of a mapped file's pages, which are read again when they are needed."""
+    """Frees the memory of a mapped file; its pages are read again when they are needed."""
     base: object = values
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
@@ -357,8 +357,8 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[bool]:
-    """Waits for a file's lock and holds it. Yields whether it is held; without locks in the file system processes may
-    repeat work, but renaming keeps results intact."""
+    """Waits for a file's lock and holds it. Yields False if the file system has no locks: processes may then repeat
+    work, but renaming keeps results intact."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b") as file:
         is_locked = False
         with contextlib.suppress(OSError):
@@ -372,7 +372,7 @@ def _open(folder: Path, key: str, cache: ArrayCache) -> TokenStore:
     manifest = Manifest.read(folder)
     missing = set(FILES.values()) - manifest.files.keys()
     if manifest.metadata.get("key") != key or missing:
-        raise Damaged(folder / MANIFEST, "is of another store")
+        raise Damaged(folder / MANIFEST, "belongs to another store")
     manifest.verify()
     arrays: JsonObject = {}
     for name, file in FILES.items():

@@ -86,7 +86,7 @@ def read_table(
     return table
 
 
-_FIXED = "give as many column names as the file has columns: task.header=[...]"
+_HEADER_HINT = "give as many column names as the file has columns: task.header=[...]"
 
 
 def _from_records(
@@ -99,7 +99,7 @@ def _from_records(
             if skip_ragged:
                 table.skipped += 1
                 continue
-            refuse(ragged_error(path, number, record, names, "" if header is None else _FIXED))
+            refuse(ragged_error(path, number, record, names, "" if header is None else _HEADER_HINT))
             continue
         for values, value in zip(table.columns.values(), record, strict=True):
             values.append(value)
@@ -113,7 +113,7 @@ def _from_objects(path: Path) -> Table:
     for number, row in objects(path):
         if table is None:
             table = Table({name: [] for name in row})
-        error = _unlike(path, number, row, table, kinds)
+        error = _difference(path, number, row, table, kinds)
         if error is not None:
             refuse(error)
             continue
@@ -123,11 +123,11 @@ def _from_objects(path: Path) -> Table:
     return table if table is not None else Table({})
 
 
-def _unlike(
+def _difference(
     path: Path, number: int, row: dict[str, object], table: Table, kinds: dict[str, tuple[str, int]]
 ) -> UserError | None:
     """Returns the error for an object whose keys or types differ from those of earlier objects. kinds: the type and the
-    first line of each key, to which those of the row are added."""
+    first line of each key; the keys of the row are added."""
     if table.columns.keys() != row.keys():
         name = min(table.columns.keys() ^ row.keys())
         error = "lacks the" if name in table.columns else "has the additional"
@@ -152,7 +152,7 @@ DOCUMENT = "-DOCSTART-"
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 """The ten columns of CoNLL-U."""
 _SPACES = re.compile("[ \t]+")
-_SPANNING = re.compile(r"\d+-\d+|\d+\.\d+")
+_RANGE_OR_EMPTY = re.compile(r"\d+-\d+|\d+\.\d+")
 
 
 def read_columns(
@@ -161,13 +161,13 @@ def read_columns(
     """Reads CoNLL's format, one word per line: a row per sentence, with a list of the words' values for each column.
 
     Columns are separated by tabs if the first word's line has one, otherwise by spaces. Blank lines and -DOCSTART-
-    lines end a sentence; the latter are counted. The origin is the line of a sentence's first word.
+    lines end a sentence; -DOCSTART- lines are counted. The origin is the line of a sentence's first word.
 
     Args:
         path: The file.
         word: Name of the first column.
         label: Name of the last column, if there are several.
-        header: Names of all columns, which replace these.
+        header: Names of all columns, in place of `word` and `label`.
         skip_ragged: Omit and count sentences with a wrong number of columns.
 
     Raises:
@@ -175,7 +175,7 @@ def read_columns(
     """
     table, names, tabs, documents = Table({}), list(header or ()), None, 0
     hint = "write one word per line with the same columns, and a blank line after each sentence"
-    hint = hint if header is None else _FIXED
+    hint = hint if header is None else _HEADER_HINT
     for sentence in _sentences(path):
         number, first = sentence[0]
         if first.startswith(DOCUMENT):
@@ -209,7 +209,7 @@ def read_conllu(path: Path, word: str) -> Table:
     by its name in lower case, and the forms in the column `word`.
 
     Multiword ranges (1-2) and empty nodes (1.1) are omitted and counted. `id` is the sentences' sent_id, if all have
-    one. UserError, with file and line, if a line has not ten columns or words are not numbered from 1.
+    one. Raises UserError, with file and line, if a line does not have ten columns or words are not numbered from 1.
     """
     table, omitted = Table({}), 0
     names = [LINES if name == "id" else word if name == "form" else name for name in CONLLU]
@@ -223,8 +223,8 @@ def read_conllu(path: Path, word: str) -> Table:
                 continue
             values = line.split("\t")
             if len(values) != len(CONLLU):
-                raise ragged_error(path, number, values, CONLLU, _CONLLU_FORM)
-            if _SPANNING.fullmatch(values[0]):
+                raise ragged_error(path, number, values, CONLLU, _CONLLU_HINT)
+            if _RANGE_OR_EMPTY.fullmatch(values[0]):
                 omitted += 1
                 continue
             if values[0] != str(len(cells) + 1):
@@ -238,7 +238,7 @@ def read_conllu(path: Path, word: str) -> Table:
             _append(table, path, names, cells, lines)
             ids += [value.strip() for key, _, value in comments if key.strip() == "sent_id"]
     if not table:
-        raise UserError(f"{path}: no sentences", _CONLLU_FORM)
+        raise UserError(f"{path}: no sentences", _CONLLU_HINT)
     if len(ids) == len(table):
         table.columns["id"] = list(ids)
     if omitted:
@@ -246,7 +246,7 @@ def read_conllu(path: Path, word: str) -> Table:
     return table
 
 
-_CONLLU_FORM = "use CoNLL-U: ten columns separated by tabs"
+_CONLLU_HINT = "use CoNLL-U: ten columns separated by tabs"
 
 
 def _sentences(path: Path) -> Iterator[list[tuple[int, str]]]:
@@ -284,11 +284,11 @@ def _append(table: Table, path: Path, names: Sequence[str], cells: list[list[str
 
 
 _BEGINNING = re.compile(r'\s*\{\s*"(version|data)"\s*:')
-_FORM = 'give {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [...]}]}]}]}'
+_HINT = 'give {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [...]}]}]}]}'
 
 
 def begins_squad(beginning: str) -> bool:
-    """Whether the beginning of a file is that of SQuAD's JSON: an object with `version` or `data`."""
+    """Whether a file begins like SQuAD's JSON, with an object whose first key is `version` or `data`."""
     return _BEGINNING.match(beginning) is not None
 
 
@@ -318,11 +318,11 @@ def read_squad(path: Path) -> Table:
             f"{path}: not readable JSON: {error}", "correct the file, or copy it again if it was damaged"
         ) from error
     table = Table({name: [] for name in ("id", "question", "context", "answers")})
-    last, line, labeled = 0, 1, 0
+    offset, line, labeled = 0, 1, 0
     for place, context, question in _questions(path, content):
-        position = text.find(json.dumps(str(question["id"])), last)
+        position = text.find(json.dumps(str(question["id"])), offset)
         if position >= 0:
-            line, last = line + text.count("\n", last, position), position
+            line, offset = line + text.count("\n", offset, position), position
         labeled += "answers" in question
         answers = [] if question.get("is_impossible") else question.get("answers")
         for name, value in (("question", question["question"]), ("context", context)):
@@ -335,7 +335,7 @@ def read_squad(path: Path) -> Table:
             column.append(value)
         table.origin.append((str(path), line))
     if not table:
-        raise UserError(f"{path}: no questions", _FORM)
+        raise UserError(f"{path}: no questions", _HINT)
     if not labeled:
         del table.columns["answers"]
     elif labeled < len(table):
@@ -349,20 +349,20 @@ def read_squad(path: Path) -> Table:
 def _questions(path: Path, content: object) -> Iterator[tuple[str, object, dict[str, object]]]:
     """Yields the name of each question for errors, its context, and the question. Raises UserError if a key is
     missing."""
-    for article, data in enumerate(_list(f"{path}", content, "data"), start=1):
+    for article, data in enumerate(_list_of(f"{path}", content, "data"), start=1):
         place = f"{path}: article {article}"
-        for number, paragraph in enumerate(_list(place, data, "paragraphs"), start=1):
+        for number, paragraph in enumerate(_list_of(place, data, "paragraphs"), start=1):
             inside = f"{place}, paragraph {number}"
-            for question in _list(inside, paragraph, "qas"):
+            for question in _list_of(inside, paragraph, "qas"):
                 missing = [name for name in ("id", "question") if name not in (question or ())]
                 if "context" not in paragraph or missing:
                     name = missing[0] if missing else "context"
-                    raise UserError(f"{inside}: no key {name}", _FORM)
+                    raise UserError(f"{inside}: no key {name}", _HINT)
                 yield f"question {question['id']}", paragraph["context"], question
 
 
-def _list(place: str, content: Any, key: str) -> list[Any]:
+def _list_of(place: str, content: Any, key: str) -> list[Any]:
     value = content.get(key) if isinstance(content, dict) else None
     if not isinstance(value, list):
-        raise UserError(f"{place}: no list under the key {key}", _FORM)
+        raise UserError(f"{place}: no list under the key {key}", _HINT)
     return value

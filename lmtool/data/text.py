@@ -87,7 +87,7 @@ def _count(pieces: Pieces, counts: Counter[str]) -> Iterator[tuple[str, bool]]:
 
 
 class _Document:
-    """The lines of a document so far. Yields a part when they exceed `PART` characters."""
+    """The lines of a document so far. They are yielded as a part when they exceed `PART` characters."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -98,7 +98,7 @@ class _Document:
         return bool(self._lines)
 
     def add(self, text: str, at_start: bool) -> Iterator[tuple[str, bool]]:
-        """Adds a line (`at_start`) or the next piece of one."""
+        """Adds a piece of a line. at_start: whether a line starts with the piece."""
         if self._size > PART:
             yield "\n".join(self._lines), False
             self._lines, self._size, self.has_parts = [""], 0, True
@@ -109,7 +109,7 @@ class _Document:
         self._size += len(text) + at_start
 
     def close(self) -> Iterator[tuple[str, bool]]:
-        """Ends the document, if it has lines."""
+        """Yields the last part, if there are lines, and begins another document."""
         if self._lines:
             yield "\n".join(self._lines), True
             self._lines, self._size, self.has_parts = [], 0, False

@@ -108,7 +108,7 @@ def _is_abbreviation(text: str, dot: int) -> bool:
 
 
 def _split_long(piece: str) -> list[str]:
-    """Returns the parts of at most LONGEST_SENTENCE characters, split before white space if possible."""
+    """Returns a sentence in parts of at most LONGEST_SENTENCE characters, split before white space if possible."""
     parts = []
     while len(piece) > LONGEST_SENTENCE:
         window = piece[1 : LONGEST_SENTENCE + 1]
@@ -172,8 +172,8 @@ def portions(parts: Iterator[tuple[str, bool]], size: int = PORTION) -> Iterator
         yield portion
 
 
-_MOST = 16  # processes; more of them would wait for the one that reads the text
-_WORTH = 8_000_000  # minimum number of characters for several processes: a second or two of one core
+_MAX_WORKERS = 16  # processes; more of them would wait for the one that reads the text
+_MIN_CHARACTERS = 8_000_000  # fewest that several processes tokenize; a second or two of one core
 _CHILD = """
 import json, signal, sys
 sys.path[:], ignored = json.loads(sys.argv[1])
@@ -238,12 +238,12 @@ def tokenize_portion(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion
 def workers_for(characters: int) -> int:
     """Returns the number of processes for a text; 1: only this one. The variables for threads of the tokenizers library
     (`TOKENIZERS_PARALLELISM=false`, `RAYON_NUM_THREADS=N`) also limit processes."""
-    if characters < _WORTH or not sys.executable:
+    if characters < _MIN_CHARACTERS or not sys.executable:
         return 1
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "off", "no", "f", "n"):
         return 1
     threads = os.environ.get("RAYON_NUM_THREADS", "")
-    return min(int(threads) if threads.isdigit() and int(threads) else available_cores(), _MOST)
+    return min(int(threads) if threads.isdigit() and int(threads) else available_cores(), _MAX_WORKERS)
 
 
 def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) -> Generator[Tokenized]:
@@ -316,8 +316,8 @@ class _Children:
         try:
             _send(sink, vars(portion))
             answer = _receive(source)
-            heads = answer.pop("arrays", ())
-            arrays: JsonObject = {name: np.frombuffer(_read(source, size), dtype) for name, dtype, size in heads}
+            layouts = answer.pop("arrays", ())
+            arrays: JsonObject = {name: np.frombuffer(_read(source, size), dtype) for name, dtype, size in layouts}
         except (OSError, EOFError, ValueError) as error:
             child.kill()
             raise ChildDied(
@@ -386,6 +386,6 @@ def _answer(
 
         return {"traceback": traceback.format_exc()}, []
     arrays = [answer[name] for name in _ARRAYS]
-    heads = [(name, array.dtype.str, array.nbytes) for name, array in zip(_ARRAYS, arrays, strict=True)]
+    layouts = [(name, array.dtype.str, array.nbytes) for name, array in zip(_ARRAYS, arrays, strict=True)]
     counts = {name: value for name, value in answer.items() if name not in _ARRAYS}
-    return {"arrays": heads, **counts}, arrays
+    return {"arrays": layouts, **counts}, arrays

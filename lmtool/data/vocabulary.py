@@ -26,7 +26,7 @@ def trained_tokenizer(
     cache_dir: str | Path,
     progress: OnStage | None = None,
 ) -> Tokenizer:
-    """Returns the tokenizer for the training split of a source, from the cache folder or trained and saved there.
+    """Returns the tokenizer trained on the training split of a source; it is stored in the cache folder.
 
     Args:
         config: The tokenizer's configuration.
@@ -42,7 +42,7 @@ def trained_tokenizer(
         return build(config, (), vocab_size)
     characters = source.characters("train")
     sampled = _is_sampled(config, characters, progress)
-    rules = config.model_dump(exclude={"parse_special_tokens"})  # which changes only encoding
+    rules = config.model_dump(exclude={"parse_special_tokens"})  # this key changes only encoding
     identity = {"version": VERSION, "text": source.fingerprint, "config": rules, "vocab_size": vocab_size}
     identity |= {"sample": config.most_characters} if sampled else {}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
@@ -73,7 +73,7 @@ def tokenizer_of_rows(
 
 
 def _is_sampled(config: TokenizerConfig, characters: int, progress: OnStage | None) -> bool:
-    """Whether the vocabulary is trained on a sample because the text is too long, which is reported."""
+    """Whether the text is so long that the vocabulary is trained on a sample of it. Reports it if so."""
     most = config.most_characters
     if progress is not None and config.reads_text and characters > most:
         sizes = f"{most / 1e6:.0f} of {characters / 1e6:,.0f} million characters"

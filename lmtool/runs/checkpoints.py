@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Returns whether a tensor is sharded, so that each process has some of its rows."""
+    """Whether a tensor is sharded: each process then has some of its rows."""
     return hasattr(tensor, "full_tensor")  # importing DTensor takes most of a second, and few runs shard
 
 
@@ -201,7 +201,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _sort_metadata(path: Path) -> None:
-    """Sorts the metadata of the header: the library's order is random, but equal tensors must give equal files."""
+    """Sorts the metadata of the header. The library's order is random, but equal tensors must give equal files."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -317,9 +317,11 @@ def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | Non
         _check_best(folder, report)
         return folder
     if damages:
+        subject = "the only checkpoint" if len(damages) == 1 else f"none of the {len(damages)} checkpoints"
+        predicate = "is not intact" if len(damages) == 1 else "is intact"
         raise CheckFailed(
-            f"none of the {len(damages)} checkpoints in {checkpoints} is intact; {next(iter(damages.values()))}",
-            f"copy them again from their source, or start over: rm -r {checkpoints}",
+            f"{subject} in {checkpoints} {predicate}; {next(iter(damages.values()))}",
+            f"copy {'it' if len(damages) == 1 else 'them'} again from the source, or start over: rm -r {checkpoints}",
         )
     return None
 

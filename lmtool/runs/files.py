@@ -26,8 +26,8 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_link(path: Path, name: str) -> None:
-    """Replaces a link atomically to a name in the same folder. A filesystem without links gets a small file with the
-    name instead."""
+    """Replaces a link atomically by one to `name` in the same folder. On a filesystem without links, writes a small
+    file that contains the name instead."""
     draft = draft_path(path)
     try:
         draft.symlink_to(name)
@@ -177,9 +177,9 @@ def write_delimited(
 
 def remove_folder(folder: Path) -> None:
     """Removes a folder, after renaming it, so that a crash leaves no incomplete folder under its name."""
-    doomed = folder.with_name(f".del-{folder.name}-{os.getpid()}")
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    renamed = folder.with_name(f".del-{folder.name}-{os.getpid()}")
+    os.rename(folder, renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def plain_data(value: Any) -> Any:

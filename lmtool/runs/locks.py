@@ -35,7 +35,8 @@ class Owner:
         return cls(socket.gethostname(), boot(), os.getpid(), _started(os.getpid()))
 
     def alive(self) -> bool:
-        """Returns False only if the process ran on this host and has ended, or the host has rebooted since."""
+        """Whether the process may still run. False only if it ran on this host, and has ended or the host has rebooted
+        since."""
         if self.host != socket.gethostname():
             return True
         return self.boot == boot() and _started(self.pid) == self.started and process_exists(self.pid)
@@ -74,16 +75,17 @@ class Lock:
             os.close(handle)
 
     def _take(self, handle: int, created: bool) -> bool:
-        """Locks the open file. Returns False if the file is no longer at this path, so that the caller tries again."""
+        """Locks the open file. Returns False if the path names another file by now, or none; the caller then tries
+        again."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise self._held(_read(handle)) from None
+            raise self._in_use_error(_read(handle)) from None
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
                 raise cannot_write(self.path, error) from error
             if not created:  # without advisory locks, only the creator of the file holds it
-                raise self._held(_read(handle)) from None
+                raise self._in_use_error(_read(handle)) from None
         try:
             current = os.stat(self.path).st_ino == os.fstat(handle).st_ino
         except FileNotFoundError:
@@ -92,7 +94,7 @@ class Lock:
             return False
         owner = _read(handle)
         if owner is not None and owner.alive():
-            raise self._held(owner)
+            raise self._in_use_error(owner)
         if os.fstat(handle).st_nlink > 1:  # a hard link: the file also has another name, so it must not be written
             self.path.unlink()
             return False
@@ -101,7 +103,7 @@ class Lock:
         os.fsync(handle)
         return True
 
-    def _held(self, owner: Owner | None) -> UserError:
+    def _in_use_error(self, owner: Owner | None) -> UserError:
         holder = f"process {owner.pid} on {owner.host}" if owner else "another process"
         hint = "wait for it, or set another name="
         if owner is not None and owner.host != socket.gethostname():
@@ -146,7 +148,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _read(handle: int) -> Owner | None:
-    """Returns the owner in a lock file; None if the file is empty or incomplete."""
+    """Returns the owner that a lock file names; None if the file is empty or incomplete."""
     try:
         return Owner(**json.loads(os.pread(handle, 4096, 0)))
     except (ValueError, TypeError):

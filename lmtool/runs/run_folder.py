@@ -294,8 +294,8 @@ class RunFolder:
 
 
 class FollowedFolder(RunFolder):
-    """The run folder in ranks above 0, which read its checkpoints but write nothing: rank 0 holds the lock and writes.
-    result: the result of a finished run, as read by rank 0."""
+    """The run folder in ranks above 0, which read its checkpoints but write nothing. Rank 0 holds the lock and writes.
+    result: the result that rank 0 read, if the run is finished."""
 
     writes: ClassVar[bool] = False
 

@@ -48,7 +48,7 @@ def child_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def is_reachable(address: str, seconds: float = 5.0) -> bool:
-    """Whether the server of an address (https://host:port/...) accepts a connection in time; assumed if a proxy is set.
+    """Whether the server of an address (https://host:port/...) accepts a connection in time. True if a proxy is set.
     Called before libraries that would retry for half a minute."""
     from urllib.request import getproxies  # imports http and email, which few commands need
 

@@ -163,8 +163,8 @@ class RankExits:
                     return True
         return False
 
-    def _claim(self, lines: tuple[str, ...]) -> bool:
-        """Returns whether this rank is the first rank of this machine to print these lines."""
+    def _claim_lines(self, lines: tuple[str, ...]) -> bool:
+        """Whether this rank is the first rank of this machine to print these lines. Records that it prints them."""
         if self.folder is None:
             return True
         name = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -187,7 +187,7 @@ class RankExits:
         if ended_by_launcher:
             return None
         if self.process.rank == 0:
-            self._claim(lines)
+            self._claim_lines(lines)
             return ""
         on_machine_of_rank_0 = self.process.rank == self.process.local_rank
         if on_machine_of_rank_0 and self.folder is not None:
@@ -195,7 +195,7 @@ class RankExits:
             first = self.read().get(0)
             if first is not None and first.lines and first.lines[0].startswith(lines[0]):
                 return None  # rank 0 prints the same error, perhaps with more details
-        return f"rank {self.process.rank}: " if self._claim(lines) else None
+        return f"rank {self.process.rank}: " if self._claim_lines(lines) else None
 
     def record_exception(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
         """Records an unexpected exception. Returns the prefix of the error's line; None if another rank failed before

@@ -17,7 +17,7 @@ SHORTEST = 6
 
 # Names of variables with secrets. TOKENIZERS_PARALLELISM holds no token; PWD is the working directory, but MYSQL_PWD is
 # a password.
-_NAME = re.compile(
+_SECRET_NAME = re.compile(
     r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|[A-Z]_PWD$|(?:^|_)(?:AUTH|BEARER|PASS|PAT)(?:_|$)",
     re.IGNORECASE,
 )
@@ -79,7 +79,7 @@ def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _is_secret(name: str) -> bool:
-    return _NAME.search(name) is not None
+    return _SECRET_NAME.search(name) is not None
 
 
 @lru_cache(maxsize=8)

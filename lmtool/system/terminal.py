@@ -17,7 +17,7 @@ _SPACES = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 _RUN = re.compile(r"([␣⏎⇥␍])\1{3,}")
 
 # A path has at most 4,096 characters, most names 255.
-_LONG = re.compile(r"(?P<start>\S{300})\S{200,}")
+_LONG_WORD = re.compile(r"(?P<start>\S{300})\S{200,}")
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
@@ -33,7 +33,7 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 def say_error(message: str, hint: str | None = None) -> None:
     """Prints an error and a hint, one line each. Truncates words that are too long for a path."""
     for line in [f"error: {message}", *([f"hint: {hint}"] if hint else [])]:
-        say(_LONG.sub(r"\g<start>...", safe_line(line)), sys.stderr)
+        say(_LONG_WORD.sub(r"\g<start>...", safe_line(line)), sys.stderr)
 
 
 def safe_line(text: str) -> str:

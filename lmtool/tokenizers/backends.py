@@ -82,9 +82,9 @@ def qwen2_bpe(model: models.Model, add_prefix_space: bool = False) -> tokenizers
     2024; transformers' Qwen2Tokenizer)."""
     backend = gpt2_bpe(model)
     backend.normalizer = normalizers.NFC()
-    entries = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
     split = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, entries])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     return backend
 
 
@@ -224,7 +224,7 @@ def llama_bpe(
     Args:
         vocabulary: Ids by entry.
         merges: Pairs of entries in the order in which they are merged.
-        scheme: Whether a space is added before each section of text between special tokens, the first one, or none.
+        scheme: Which sections of text, between special tokens, a space is added before: all, the first, or none.
     """
     model = models.BPE(dict(vocabulary), list(merges), fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)

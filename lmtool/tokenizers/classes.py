@@ -46,7 +46,7 @@ def read_json(path: Path) -> JsonObject:
     try:
         text = read_text(path)
         content = json.loads(text)
-        if "\\ud" in text.lower():  # encoding fails if an escape is half of a surrogate pair, so not a character
+        if "\\ud" in text.lower():  # encoding fails if an escape is only half of a surrogate pair
             json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as reason:
         raise file_error(path, reason.msg, reason.lineno) from reason
@@ -67,8 +67,8 @@ def file_error(path: Path, reason: str, line: int | None = None) -> UserError:
 
 
 TOKENIZER_JSON, TOKENIZER_CONFIG, MODEL_CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
-_FAST_CLASS, _BACKEND_CLASS = "PreTrainedTokenizerFast", "TokenizersBackend"
-GENERIC_CLASSES = (_FAST_CLASS, _BACKEND_CLASS, "PreTrainedTokenizer", "PythonBackend")
+FAST_CLASS, _BACKEND_CLASS = "PreTrainedTokenizerFast", "TokenizersBackend"
+GENERIC_CLASSES = (FAST_CLASS, _BACKEND_CLASS, "PreTrainedTokenizer", "PythonBackend")
 """Classes without defaults: tokenizer.json defines everything."""
 SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
 _MAX_SENTINELS = 100_000
@@ -352,10 +352,10 @@ def transformers_class(folder: Path, settings: Settings) -> TokenizerClass | str
     if name in GENERIC_CLASSES:
         return str(name)
     declared = f"tokenizer_class={name!r}" if name else f"model_type={model_type!r} without a tokenizer_class"
-    supported = ", ".join([*(name for candidate in CLASSES for name in candidate.names), _FAST_CLASS])
+    supported = ", ".join([*(name for candidate in CLASSES for name in candidate.names), FAST_CLASS])
     raise UserError(
         f"{path}: unsupported {declared}; lmtool supports {supported}",
-        f'copy the folder and set "tokenizer_class": "{_FAST_CLASS}" in {TOKENIZER_CONFIG}, to use '
+        f'copy the folder and set "tokenizer_class": "{FAST_CLASS}" in {TOKENIZER_CONFIG}, to use '
         "tokenizer.json unchanged",
     )
 

@@ -31,7 +31,7 @@ class EntryText:
 
 
 def marks_of(backend: tokenizers.Tokenizer) -> Marks:
-    """Returns how a tokenizer marks word boundaries, which its rules imply."""
+    """Infers from a tokenizer's rules and entries how it marks word boundaries."""
     rules = json.loads(backend.to_str())
     model, steps = rules["model"], json.dumps([rules["pre_tokenizer"], rules["decoder"]])
     entries = backend.get_vocab()

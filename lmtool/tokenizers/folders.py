@@ -82,8 +82,9 @@ def _steps(rule: object) -> Iterator[JsonMapping]:
 
 
 def _growth(step: JsonMapping, inserted: list[str]) -> float:
-    """Returns the maximum number of characters by which a step replaces one character; for a template, how often it
-    repeats a text. inserted: the texts that earlier steps inserted; a replacement appends its text."""
+    """Returns the maximum number of characters by which a step replaces one character; for a template, the number of
+    times that it repeats a text. inserted: the texts that earlier steps inserted; a step that inserts a text appends
+    it."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         inserted.append(content)
@@ -139,8 +140,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """Reads a folder's tokenizer, the special tokens by role, and the special tokens without a role. Raises UserError
-    if a file is missing or damaged, or if the folder names an unsupported transformers class."""
+    """Returns a folder's tokenizer, its special tokens by role, and those without a role. Raises UserError if a file is
+    missing or damaged, or if the folder names an unsupported transformers class."""
     if not has_tokenizer(folder):
         raise UserError(
             f"tokenizer: {folder} {'has no tokenizer.json' if folder.is_dir() else 'is not a folder'}",
@@ -200,7 +201,7 @@ def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
         raise file_error(path, str(problem)) from problem
     if not backend.get_vocab_size(with_added_tokens=False):
         raise file_error(path, NO_ENTRIES)
-    _check_ids(path, backend.get_vocab())
+    _require_dense_ids(path, backend.get_vocab())
     return backend
 
 
@@ -278,7 +279,7 @@ def _read_bpe(path: Path) -> FileVocabulary:
     vocabulary = read_json(path)
     if not all(isinstance(number, int) for number in vocabulary.values()):
         raise file_error(path, "the values are not integers")
-    _check_ids(path, vocabulary)
+    _require_dense_ids(path, vocabulary)
     path = path.with_name("merges.txt")
     merges: list[tuple[str, str]] = []
     for line in read_text(path).split("\n"):
@@ -313,7 +314,7 @@ def _read_sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) ->
     return FileVocabulary(path, unigrams=unigrams, character_map=model.character_map, special_pieces=special_pieces)
 
 
-def _check_ids(path: Path, vocabulary: Mapping[str, int]) -> None:
+def _require_dense_ids(path: Path, vocabulary: Mapping[str, int]) -> None:
     largest, entries = max(vocabulary.values(), default=0), len(vocabulary)
     if largest > 2 * entries + 10_000:  # the embedding has a row for each id up to the largest, used or not
-        raise file_error(path, f"{entries} entries, but an id of {largest}")
+        raise file_error(path, f"the vocabulary has {entries} entries, but the largest id is {largest}")

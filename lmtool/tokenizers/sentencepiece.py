@@ -29,7 +29,7 @@ from lmtool.tokenizers.configs import SentencePieceConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-# Ids of the special tokens for which the library has a role, and the other special tokens, which follow them.
+# Ids of the special tokens for which the library has a role; _OTHER_TOKENS follow them.
 _IDS_BY_ROLE = {
     "t5": {"pad": 0, "eos": 1, "unk": 2},
     "albert": {"pad": 0, "unk": 1},
@@ -117,7 +117,7 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} is too small for {sentinels + 5} special tokens and the text's "
             f"characters, or the text is too short ({reason})",
-            "set tokenizer.vocab_size=1000 or more, or give more text with data.path=",
+            "set tokenizer.vocab_size=1000 or more, or data.path= to more text",
         ) from problem
     return model.getvalue()
 

@@ -54,13 +54,13 @@ class SpecialTokens:
         """Adds the tokens that a backend lacks. Raises UserError if a token cannot have the id that a file gives it."""
         present = backend.get_added_tokens_decoder().values()
         descriptions = {repr(token) for token in present}
-        new: list[Token] = [token for _, (token, _) in sorted(self.added.items()) if repr(token) not in descriptions]
-        contents = {token.content for token in present} | {str(token) for token in new}
+        absent: list[Token] = [token for _, (token, _) in sorted(self.added.items()) if repr(token) not in descriptions]
+        contents = {token.content for token in present} | {str(token) for token in absent}
         for token in (*self.named.values(), *self.extra):
-            if token is not None and str(token) not in contents and token not in new:
-                new.append(token)
+            if token is not None and str(token) not in contents and token not in absent:
+                absent.append(token)
         with_name = {str(token) for token in self.named.values() if token is not None}
-        backend.add_tokens([_as_special(token, str(token) in with_name) for token in new])
+        backend.add_tokens([_as_special(token, str(token) in with_name) for token in absent])
         for number, (token, path) in self.added.items():
             if backend.token_to_id(token.content) != number:
                 raise file_error(path, f"{token.content} cannot have the id {number}")

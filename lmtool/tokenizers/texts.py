@@ -16,7 +16,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 # Long texts are sampled in chunks of about 10,000 characters, up to the end of a word.
 _CHUNK = re.compile(r"(?s).{1,10000}\S{0,1000}")
-_RANDOM_NUMBERS = 4096  # generated at a time
+_RANDOM_NUMBERS = 4096  # numbers generated at a time
 MAX_ALPHABET = 1000  # characters, as in the library and in BERT's vocabularies
 _BATCH_TEXTS = 1000
 # Training time grows with the square of a word's length, so longer words are split.
@@ -24,12 +24,12 @@ _LONG_WORD = re.compile(r"\S{1000}(?=\S)")
 
 
 def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
-    """Samples the text that a vocabulary is trained on, in order.
+    """Yields a sample of the text that a vocabulary is trained on, in order.
 
     Args:
         texts: All texts.
         characters: The total number of characters of the texts.
-        most: The approximate number of characters to yield; smaller texts are yielded unchanged.
+        most: The approximate number of characters to yield; if there are no more in all texts, yields them unchanged.
     """
     if characters <= most:
         yield from texts
@@ -56,7 +56,7 @@ def training_text(texts: Iterable[str]) -> list[list[str]]:
 
 
 def _no_characters() -> UserError:
-    return UserError("tokenizer: the training text has no characters", "use text with data.path=")
+    return UserError("tokenizer: the training text has no characters", "set data.path= to a text with characters")
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -134,10 +134,10 @@ class FlatEncoder:
             return flat, np.array([len(row) for row in rows], dtype=np.int64)
         words_by_text = [text.split(" ") for text in texts]
         cache = self._cache
-        new = list(dict.fromkeys(word for words in words_by_text for word in words if word not in cache))
-        cache.update(zip(new, (row.tolist() for row in self._tokenizer.encode_batch(new)), strict=True))
+        new_words = list(dict.fromkeys(word for words in words_by_text for word in words if word not in cache))
+        cache.update(zip(new_words, (row.tolist() for row in self._tokenizer.encode_batch(new_words)), strict=True))
         ids = [list(chain.from_iterable(map(cache.__getitem__, words))) for words in words_by_text]
-        for word in new:  # early words stay cached, since they tend to be more frequent
+        for word in new_words:  # early words stay cached, since they tend to be more frequent
             if len(word) > _MAX_CACHED_LENGTH or len(cache) > _CACHED_WORDS:
                 del cache[word]
         flat = np.array(list(chain.from_iterable(ids)), dtype=np.int32)

@@ -21,7 +21,7 @@ from lmtool.config.checkpoint import refusal
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.system.files import Damaged, verify_siblings
-from lmtool.tokenizers.classes import GENERIC_CLASSES, TOKENIZER_CONFIG, TOKENIZER_JSON
+from lmtool.tokenizers.classes import FAST_CLASS, TOKENIZER_CONFIG, TOKENIZER_JSON
 from lmtool.tokenizers.entries import Marks, entry_bytes, marks_of, readable, starts_word
 from lmtool.tokenizers.folders import TOKENIZER_FILES, read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
@@ -81,7 +81,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """V: one more than the largest id."""
+        """V, the largest id plus 1."""
         return len(self._words)
 
     @cached_property
@@ -153,7 +153,7 @@ class Tokenizer:
 
     def same_encoding(self, other: Tokenizer) -> bool:
         """Whether two tokenizers have the same vocabulary and encoding rules, and the same ids for the roles that both
-        have. Does not compare parsing of special tokens, templates and decoding."""
+        have. Ignores how they parse special tokens, their templates and decoding."""
         same_special_tokens = all(other.roles.get(name, number) == number for name, number in self.roles.items())
         return same_special_tokens and self._rules == other._rules
 
@@ -305,7 +305,7 @@ class Tokenizer:
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
         # Missing roles are null, since a transformers class may have default tokens for them.
         tokens = {f"{name}_token": None for name in ROLES} | special
-        settings: JsonObject = {"tokenizer_class": GENERIC_CLASSES[0], "clean_up_tokenization_spaces": False, **tokens}
+        settings: JsonObject = {"tokenizer_class": FAST_CLASS, "clean_up_tokenization_spaces": False, **tokens}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))

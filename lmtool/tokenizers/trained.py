@@ -169,7 +169,7 @@ def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> To
     if not words:
         raise UserError(
             f"tokenizer.minimum_count={config.minimum_count}: no word of the text is this frequent",
-            "set tokenizer.minimum_count=1, or use more text with data.path=",
+            "set tokenizer.minimum_count=1, or data.path= to more text",
         )
     backend.model = _word_level(config, words, vocab_size, "words")
     return _with_special_tokens(config, backend)
@@ -221,10 +221,10 @@ def _word_level(config: ListedConfig, frequent: Sequence[str], vocab_size: int, 
     sentinels = [token for token, _ in sentinel_entries(config.sentinel_count)]
     reserved = len(special) + len(sentinels)
     if vocab_size <= reserved:
-        or_fewer = ", or a smaller tokenizer.sentinels=" if sentinels else ""
+        sentinels_hint = ", or a smaller tokenizer.sentinels=" if sentinels else ""
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} is too small for {units} and {reserved} special tokens",
-            f"set tokenizer.vocab_size=1000 or more{or_fewer}",
+            f"set tokenizer.vocab_size=1000 or more{sentinels_hint}",
         )
     entries = [*special, *frequent[: vocab_size - reserved], *sentinels]
     numbers = {word: number for number, word in enumerate(entries)}

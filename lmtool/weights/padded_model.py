@@ -186,7 +186,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
         report = replace(report, ignored=(*report.ignored, *layout_warnings(tokenizer, saved.model)))
     special_ids = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
-        tokenizer = tokenizer.with_tokens(FORMATS[parts.sequence_form.text_format].new, parts.first_token)
+        tokenizer = tokenizer.with_tokens(FORMATS[parts.sequence_form.text_format].added, parts.first_token)
     model = PaddedModel(parts, special_ids.get(saved.model.start_role or "")).to(device).eval()
     return LoadedCheckpoint(model, tokenizer, saved.model, report, config)
 

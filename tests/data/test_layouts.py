@@ -31,7 +31,7 @@ OWN = {
 def test_a_file_is_made_to_lay_out_texts_as_the_format_does(kind, tmp_path):
     config, size = KINDS[kind]
     tokenizer = build(config, documents(50), size)
-    fitting = [name for name, metadata in FORMATS.items() if {*metadata.roles, *metadata.new} <= set(tokenizer.roles)]
+    fitting = [name for name, metadata in FORMATS.items() if {*metadata.roles, *metadata.added} <= set(tokenizer.roles)]
     for name in fitting:
         problem = layout_difference(tokenizer, name)
         assert (problem is None) == (name in OWN[kind]), (name, problem)

@@ -333,7 +333,7 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         r"c.parquet:\d+: expands to more than 100 times its size",
     )
     monkeypatch.setattr(compressed, "RATIO", 10**9)
-    monkeypatch.setattr(compressed, "MOST", 1 << 20)
+    monkeypatch.setattr(compressed, "MAX_BYTES", 1 << 20)
     refused(tmp_path / "a.txt.gz", r":1: expands to more than 0 GB")
 
 
@@ -341,7 +341,7 @@ def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("lmtool.data.files.PIECE", 1 << 10)
     monkeypatch.setattr("lmtool.data.files.LINE", 1 << 14)
     assert LINE > 1 << 20
-    refused(write(tmp_path, "a.jsonl", jsonl(["a", "b" * (1 << 15)])), r"a.jsonl:2: a line of more than")
+    refused(write(tmp_path, "a.jsonl", jsonl(["a", "b" * (1 << 15)])), r"a.jsonl:2: the line has more than")
 
 
 # --- fuzzing --------------------------------------------------------------------------------------------------------

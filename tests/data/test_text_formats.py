@@ -96,4 +96,4 @@ def test_roles_are_those_that_the_formats_ask_for():
     for name, metadata in FORMATS.items():
         asked = Asked()
         text_format(name, asked)
-        assert tuple(asked.roles) == (*metadata.roles, *metadata.new)
+        assert tuple(asked.roles) == (*metadata.roles, *metadata.added)

@@ -40,7 +40,7 @@ def text_capacity(max_length: int, special_count: int, text_count: int) -> int:
 def require_examples(plan: Plan, split: str) -> Plan:
     """Returns the plan. Raises UserError if the plan is empty. split: the name of the split, for the message."""
     if not len(plan.lengths):
-        raise UserError(f"the {split} text has no window of two tokens", "use more text with data.path=")
+        raise UserError(f"the {split} text has no window of two tokens", "set data.path= to more text")
     return plan
 
 

@@ -212,13 +212,9 @@ class SequenceLearner(TaskLearner):
         if self.config.auxiliary_lm:
             self.add_head(LANGUAGE_MODEL, lm_head(backbone))
             self.loss_weights = {**self.loss_weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
-        new_tokens, width = (
-            FORMATS[form.text_format].new,
-            backbone.hidden_size if form.pooled else backbone.feature_size,
-        )
-        head = SequenceHead(
-            width, outputs, self.head_dropout, form.bias, form.dense, len(new_tokens), backbone.hidden_size
-        )
+        width = backbone.hidden_size if form.pooled else backbone.feature_size
+        added_count = len(FORMATS[form.text_format].added)
+        head = SequenceHead(width, outputs, self.head_dropout, form.bias, form.dense, added_count, backbone.hidden_size)
         self.add_head(self.term, head)
         self.adaptation: Adaptation | None = None
         domain = self.config.domain if isinstance(self.config, WindowedConfig) else None
