@@ -213,8 +213,8 @@ class SequenceLearner(TaskLearner):
             self.add_head(LANGUAGE_MODEL, lm_head(backbone))
             self.loss_weights = {**self.loss_weights, LANGUAGE_MODEL: self.config.auxiliary_lm}
         width = backbone.hidden_size if form.pooled else backbone.feature_size
-        added_count = len(FORMATS[form.text_format].added)
-        head = SequenceHead(width, outputs, self.head_dropout, form.bias, form.dense, added_count, backbone.hidden_size)
+        added = FORMATS[form.text_format].added
+        head = SequenceHead(width, outputs, self.head_dropout, form.bias, form.dense, len(added), backbone.hidden_size)
         self.add_head(self.term, head)
         self.adaptation: Adaptation | None = None
         domain = self.config.domain if isinstance(self.config, WindowedConfig) else None
@@ -226,7 +226,7 @@ class SequenceLearner(TaskLearner):
                 self.add_head(self.domain_term, classifier)
         if head.tokens is not None:
             first = backbone.embed.extend(head.tokens)
-            self.tokenizer = None if tokenizer is None else tokenizer.with_tokens(new_tokens, first)
+            self.tokenizer = None if tokenizer is None else tokenizer.with_tokens(added, first)
 
     @property
     def domain_term(self) -> str:
