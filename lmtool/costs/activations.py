@@ -1,8 +1,8 @@
 """The activations that a forward pass saves for its backward pass, in bytes per token, computed from a learner's
 modules.
 
-Counted is what autograd saves for each operation: the input of a linear map if its matrix is trained, the input of a
-norm, the queries, keys, values and result of attention, the input of an activation function, and one byte per element
+The sum counts what autograd saves for each operation: the input of a linear map if its matrix is trained, the input of
+a norm, the queries, keys, values and result of attention, the input of an activation function, and one byte per element
 for the mask of dropout. Modules below the first trainable one save nothing. Tests compare the sum with the tensors that
 torch really saves.
 """
@@ -39,8 +39,8 @@ from lmtool.nn.embeddings import StackInput
 from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from lmtool.nn.recurrent import BidirectionalGru, LstmCell
 
-# The loss over a vocabulary is computed in chunks of rows: the rows of logits per chunk, two of which are in memory at
-# once, and the rows per chunk of the softmax.
+# The loss over a vocabulary is computed in chunks of rows. For each kind of device: the rows of a chunk of logits, two
+# of which are in memory at once, and the rows of a chunk of the softmax.
 _LOGIT_ROWS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
 
@@ -65,7 +65,12 @@ class SavedActivations:
 
 
 def saved_activations(
-    learner: BaseLearner, formats: Formats, length: float, outputs: float = 0.5, read: float = 1.0, memory: float = 0.0
+    learner: BaseLearner,
+    formats: Formats,
+    length: float,
+    decoder_fraction: float = 0.5,
+    read: float = 1.0,
+    memory: float = 0.0,
 ) -> SavedActivations:
     """Computes the saved bytes per token of a batch in all backbones of a learner, without heads.
 
@@ -73,16 +78,18 @@ def saved_activations(
         learner: The learner.
         formats: The number formats.
         length: The mean number of tokens per example, of both sides of an encoder-decoder, without virtual tokens.
-        outputs: The decoder's fraction of an encoder-decoder's tokens.
-        read: The fraction of the tokens whose last states the heads read. The last layer of the learner's own backbone
-            processes only these after its attention, and a query stream has only these.
+        decoder_fraction: The decoder's fraction of an encoder-decoder's tokens.
+        read: The fraction of the tokens whose last states the heads read. After its attention, the last layer of the
+            learner's own backbone processes only these tokens, and a query stream has only these tokens.
         memory: The number of cached states of earlier text before an example.
     """
     total = SavedActivations()
     for backbone in backbones_of(learner):
         fraction = read if backbone is learner.backbone else 1.0
         query_stream = fraction if learner.query_stream else 0.0
-        total = total + _backbone_bytes(backbone, formats, length, outputs, fraction, memory / length, query_stream)
+        total = total + _backbone_bytes(
+            backbone, formats, length, decoder_fraction, fraction, memory / length, query_stream
+        )
     return total
 
 
@@ -110,20 +117,26 @@ def lengthening(learner: nn.Module, length: float) -> float:
 
 
 def _backbone_bytes(
-    backbone: Backbone, formats: Formats, length: float, outputs: float, read: float, memory: float, query_stream: float
+    backbone: Backbone,
+    formats: Formats,
+    length: float,
+    decoder_fraction: float,
+    read: float,
+    memory: float,
+    query_stream: float,
 ) -> SavedActivations:
     """Computes the saved bytes per token of one backbone. For the arguments see `saved_activations` and
     `AttentionContext`."""
     virtual = backbone.embed.virtual_count
     if isinstance(backbone, EncoderDecoder):
-        inputs = (1 - outputs) * length + virtual
+        inputs = (1 - decoder_fraction) * length + virtual
         encoder, decoder = list(backbone.encoder.layers), list(backbone.decoder.layers)
         trains = _has_trainable(backbone.embed)
         encoder_bytes = _stack_bytes(backbone.embed, encoder, formats, AttentionContext(inputs), trains, 1.0)
         trains = trains or any(_has_trainable(layer) for layer in encoder)
-        context = AttentionContext(outputs * length, inputs)
+        context = AttentionContext(decoder_fraction * length, inputs)
         decoder_bytes = _stack_bytes(backbone.decoder.embed, decoder, formats, context, trains, 1.0)
-        return _times(encoder_bytes, inputs / length) + _times(decoder_bytes, outputs)
+        return _scale(encoder_bytes, inputs / length) + _scale(decoder_bytes, decoder_fraction)
     total_length = length + virtual
     blocks = backbone.blocks if isinstance(backbone, OneStack) else None
     context = AttentionContext(total_length + memory * length, memory=memory, query_stream=query_stream)
@@ -133,7 +146,7 @@ def _backbone_bytes(
         )
     trains = _has_trainable(backbone.embed)
     stack_bytes = _stack_bytes(backbone.embed, layers_of(backbone), formats, context, trains, read)
-    return _times(stack_bytes, total_length / length)
+    return _scale(stack_bytes, total_length / length)
 
 
 def _stack_bytes(
@@ -144,7 +157,7 @@ def _stack_bytes(
     trains: bool,
     read: float,
 ) -> SavedActivations:
-    """Computes the saved bytes per token of a stack. trains: whether any module below its layers is trained."""
+    """Computes the saved bytes per token of a stack. trains: whether any module below the layers is trained."""
     parts, context = list(layers), replace(context, scored=embed.position.scores)
     width = _width(parts[0]) if parts else 0
     activations = float(trains * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
@@ -200,8 +213,8 @@ def _lstm_bytes(part: LstmCell, formats: Formats) -> float:
 
 
 def _norm_bytes(norm: nn.Module, width: int) -> float:
-    """Returns the bytes per token of a norm. LayerNorm saves its input; a norm of several operations (T5) also its
-    result."""
+    """Returns the bytes per token of a norm. LayerNorm saves its input; a norm of several operations (T5) also saves
+    its result."""
     return width * VALUE_BYTES * (1 if isinstance(norm, nn.LayerNorm) else 2)
 
 
@@ -224,8 +237,8 @@ def _feed_forward_bytes(part: FeedForward, formats: Formats) -> float:
 def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
     """Computes the peak bytes of the loss over a vocabulary in one forward pass.
 
-    They are two chunks of logits and the gradient of the embedding table; for skip-gram, the vectors of the word pairs
-    and their gradients. 0 for learners without such a loss.
+    They are those of two chunks of logits and of the gradient of the embedding table; for skip-gram, those of the
+    vectors of the word pairs and of their gradients. Returns 0 for learners without such a loss.
 
     Args:
         learner: The learner.
@@ -247,8 +260,8 @@ def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
 
 
 def copied_bytes(learner: nn.Module, formats: Formats) -> int:
-    """Computes the bytes of the copies of weights that a forward pass keeps: of all matrices in bf16 or fp16, otherwise
-    of attention projections that are joined to one matrix. 0 if no backbone is trained."""
+    """Computes the bytes of the copies of weights that a forward pass keeps: of all matrices in bf16 or fp16, and
+    in fp32 of attention projections that are joined to one matrix. 0 if no backbone is trained."""
     copied = 0
     for backbone in backbones_of(learner):
         if not _has_trainable(backbone):
@@ -276,6 +289,6 @@ def _has_trainable(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-def _times(saved: SavedActivations, factor: float) -> SavedActivations:
+def _scale(saved: SavedActivations, factor: float) -> SavedActivations:
     """Multiplies all bytes by a factor."""
     return SavedActivations(factor * saved.activations, factor * saved.scores, factor * saved.working)

@@ -91,7 +91,7 @@ def attention_bytes(
     saves_input = any(keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
     low_rank = sum(map(update_values, attention.modules()))
     content, queries = _query_fractions(context, last)
-    per_query, per_key = _values_per_head(attention, _is_keyed(attention, formats, cross, context))
+    per_query, per_key = _saved_per_position(attention, _is_keyed(attention, formats, cross, context))
     # Each stream has its own copies of keys, values and position rows.
     states = per_query * queries + (2.0 + per_key) * (1 + context.memory) * (content + (context.query_stream > 0))
     if context.copies:
@@ -145,7 +145,8 @@ def _query_fractions(context: AttentionContext, last: bool) -> tuple[float, floa
 
 
 def _is_scored(attention: MultiHead, cross: bool, context: AttentionContext) -> bool:
-    """Whether positions add to the scores: shared by all layers, or from a table that the attention projects."""
+    """Whether positions add to the scores, with terms that all layers share or from a table that the attention
+    projects."""
     return not cross and (context.scored or bool(attention.table_maps))
 
 
@@ -156,7 +157,7 @@ def _is_keyed(attention: MultiHead, formats: Formats, cross: bool, context: Atte
     return not (formats.cuda or tiled) and attention.dropout.rate > 0
 
 
-def _values_per_head(attention: MultiHead, keyed: bool) -> tuple[float, float]:
+def _saved_per_position(attention: MultiHead, keyed: bool) -> tuple[float, float]:
     """Counts the saved tensors that are as wide as all heads together. Returns the number per query, including the
     result; and the number per key in addition to keys and values: the rows of relative distances, in one or both
     directions."""
@@ -170,6 +171,7 @@ def _values_per_head(attention: MultiHead, keyed: bool) -> tuple[float, float]:
 def _position_terms(attention: MultiHead) -> int:
     """Counts the terms of the scores that are products with a position table (DeBERTa).
 
-    Each saves twice as much as the scores: a query uses one row for each key before it and one for each key after it.
+    Each term saves twice as much as the scores: a query uses one row for each key before it and one for each key after
+    it.
     """
     return len(attention.terms) if isinstance(attention, DisentangledAttention) else 0

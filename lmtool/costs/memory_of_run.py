@@ -1,6 +1,6 @@
 """The memory that a run needs for its weights and optimizer, and the memory that is available.
 
-The needed memory is computed from the run's learner on the meta device, so before any weight is allocated.
+The needed memory is computed from the run's learner on the meta device, before any weight is allocated.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _PROC, _CONTROL_GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 def available_bytes(device: torch.device) -> int | None:
     """Returns the available bytes on a device; None if the system does not report them.
 
-    On a CPU it is the minimum of the machine's available memory with free swap, of what the process's control groups
-    (containers, batch systems) leave, and of the process's own limit (ulimit -v).
+    On a CPU it is the minimum of three numbers: the machine's available memory with free swap, the bytes that the
+    process's control groups (containers, batch systems) leave, and those that its own limit (ulimit -v) leaves.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -74,7 +74,7 @@ def _control_group_bytes() -> Iterator[int]:
         else:
             continue
         folder = root / path.strip("/")
-        # In a container the path may be the one on the host; the container's own group is then the root.
+        # In a container the path may be that of the host; the container's own group is then the root.
         for group in [folder, *folder.parents] if folder.is_dir() else [root]:
             limit, usage = _read_number(group / names[0]), _read_number(group / names[1])
             if limit is not None and usage is not None:
@@ -174,8 +174,8 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
     Activations are not counted, because they depend on the size of a forward pass, which can be reduced.
     """
     cpu, rank = torch.device("cpu"), rank_info(os.environ)
-    # Weights are first created on the host, without gradients, and then trained on the device.
-    # On a CPU the second entry replaces the first.
+    # Weights are first created on the host, without gradients, and then trained on the device. If the device is the
+    # CPU, the second entry replaces the first.
     for device, trained in {cpu: False, precision.device: True}.items():
         available = available_bytes(device)
         # All processes of the machine share the host's memory; each has a device.
@@ -223,9 +223,9 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
     return weights + VALUE_BYTES * (sum(prod(shape) for shape in trainable_shapes.values()) + moments)
 
 
-def values_of(learner: nn.Module) -> int:
+def values_of(module: nn.Module) -> int:
     """Counts the values of a module's parameters."""
-    return sum(parameter.numel() for parameter in learner.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _smaller_model_hint(config: TrainingConfig, trained: bool, available: int) -> str:
@@ -271,7 +271,7 @@ def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
 
 
 def model_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> ModelConfig:
-    """Returns the model of codistillation's peers: distill.model, or that of distill.checkpoint, or the run's.
+    """Returns the model of codistillation's peers: distill.model, or the model of distill.checkpoint, or the run's.
 
     Raises UserError if the checkpoint cannot be read.
     """

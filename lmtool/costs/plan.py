@@ -66,24 +66,24 @@ class Sizes:
     Attributes:
         parameters: The parameters of each part of the learner.
         trainable_parameters: The number of trainable parameters.
-        optimizer: The values of the optimizer's state.
-        in_layers: The parameters of all layers together.
-        layer: The parameters of the largest layer.
-        teachers: The parameters of frozen teachers.
+        optimizer_values: The values of the optimizer's state.
+        layer_parameters: The parameters of all layers together.
+        largest_layer: The parameters of the largest layer.
+        teacher_parameters: The parameters of frozen teachers.
         copied_bytes: The bytes of the copies of weights that a forward pass makes.
-        saved: The parameters in a checkpoint; None means all.
-        carried: The values of the state that is carried from batch to batch.
+        saved_parameters: The parameters in a checkpoint; None means all.
+        carried_values: The values of the state that is carried from batch to batch.
     """
 
     parameters: Mapping[str, int]
     trainable_parameters: int
-    optimizer: int
-    in_layers: int = 0
-    layer: int = 0
-    teachers: int = 0
+    optimizer_values: int
+    layer_parameters: int = 0
+    largest_layer: int = 0
+    teacher_parameters: int = 0
     copied_bytes: int = 0
-    saved: int | None = None
-    carried: int = 0
+    saved_parameters: int | None = None
+    carried_values: int = 0
 
     @property
     def total(self) -> int:
@@ -97,7 +97,7 @@ class Forward:
 
     Attributes:
         tokens: The number of tokens.
-        activations: The bytes per token that are saved for the backward pass.
+        activations: The activations that are saved for the backward pass, in bytes per token.
         head_bytes: The bytes that the loss over the vocabulary needs.
         cuda: Whether the device is a GPU.
     """
@@ -128,20 +128,20 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
         The bytes by purpose ("weights", "gradients", ...), without purposes that need none.
     """
     shards = devices if sharded else 1
-    # The loss is computed before layers are recomputed in the backward pass: only the larger of the two needs memory.
+    # The loss is computed before layers are recomputed in the backward pass, so only the larger of the two counts.
     working = forward.tokens * forward.activations.working
-    outside = sizes.total - sizes.in_layers
+    outside = sizes.total - sizes.layer_parameters
     parts = {
         "weights": VALUE_BYTES * sizes.total / shards,
         "gradients": VALUE_BYTES * sizes.trainable_parameters / shards,
-        "optimizer": VALUE_BYTES * sizes.optimizer / shards,
-        "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if shards > 1 else 0,
+        "optimizer": VALUE_BYTES * sizes.optimizer_values / shards,
+        "gathered weights": VALUE_BYTES * (3 * sizes.largest_layer + 2 * outside) if shards > 1 else 0,
         "weight copies": sizes.copied_bytes,
-        "carried state": 2 * VALUE_BYTES * sizes.carried,  # before and after a step
+        "carried state": 2 * VALUE_BYTES * sizes.carried_values,  # before and after a step
         "activations": forward.tokens * forward.activations.activations + working,
         "attention scores": forward.tokens * forward.activations.scores,
         "logits": max(0, forward.head_bytes - working),
-        "teachers": VALUE_BYTES * sizes.teachers,
+        "teachers": VALUE_BYTES * sizes.teacher_parameters,
         "framework": RESERVE[forward.cuda],
     }
     return {name: round(size) for name, size in parts.items() if size}
@@ -170,7 +170,7 @@ class StepCosts:
     def plan(self) -> RunPlan:
         """Returns the plan of a run with one step and one checkpoint, without times."""
         sizes = self.sizes
-        saved = sizes.total if sizes.saved is None else sizes.saved
+        saved = sizes.total if sizes.saved_parameters is None else sizes.saved_parameters
         return RunPlan(
             parameters=dict(sizes.parameters),
             trainable_parameters=sizes.trainable_parameters,
@@ -178,7 +178,7 @@ class StepCosts:
             tokens_per_step=self.tokens,
             steps=1,
             memory_bytes=memory_of(sizes, self.forward, self.devices, self.sharded),
-            checkpoint_bytes=VALUE_BYTES * (saved + sizes.optimizer + sizes.carried),
+            checkpoint_bytes=VALUE_BYTES * (saved + sizes.optimizer_values + sizes.carried_values),
             checkpoints=1,
             devices=self.devices,
         )
@@ -193,19 +193,19 @@ _TABLES = (nn.Embedding, Position)
 
 
 def works_of(
-    learner: BaseLearner, fractions: Mapping[str, float], predicted: float, length: float, outputs: float = 0.5
+    learner: BaseLearner, fractions: Mapping[str, float], predicted: float, length: float, decoder_fraction: float = 0.5
 ) -> Iterator[Work]:
     """Yields the work of every part of a learner.
 
     Args:
         learner: The learner.
-        fractions: For some parts, by name, the fraction of the tokens that they process. Other parts run once per
-            example, except heads over the vocabulary.
+        fractions: The fraction of the tokens that a part processes, by the name of the part. A part without an entry
+            runs once per example, except heads over the vocabulary.
         predicted: The fraction of the tokens that a head over the vocabulary processes if `fractions` has no entry.
         length: The mean number of tokens per example, of both sides of an encoder-decoder together.
-        outputs: The decoder's fraction of an encoder-decoder's tokens.
+        decoder_fraction: The decoder's fraction of an encoder-decoder's tokens.
     """
-    yield from _backbone_works(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
+    yield from _backbone_works(learner.backbone, length, decoder_fraction, 1.0, _passes(learner.backbone))
     if learner.query_stream:
         yield _query_stream_work(cast(OneStack, learner.backbone), predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
@@ -213,7 +213,7 @@ def works_of(
         parts |= {f"objective.{name}": module for name, module in learner.objective.items()}
     for name, part in parts.items():
         if isinstance(part, Backbone):
-            yield from _backbone_works(part, length, outputs, fractions.get(name, 1.0), 3)
+            yield from _backbone_works(part, length, decoder_fraction, fractions.get(name, 1.0), 3)
         else:
             if isinstance(part, EnhancedMaskedLMHead):
                 backbone = parts.get("objective.generator", learner.backbone)
@@ -242,8 +242,8 @@ def _query_stream_work(backbone: OneStack, fraction: float, length: float) -> Wo
 def _passes(backbone: Backbone) -> float:
     """Returns the cost of a training step over a backbone in forward passes.
 
-    It is 1 for the forward, plus 1 for the gradients of the states if anything is trained, plus the fraction of the
-    matrices that is trained, for the gradients of these.
+    It is 1 for the forward, plus 1 for the gradients of the hidden states if anything is trained, plus the
+    fraction of the matrices' elements that is trained, for the gradients of the matrices.
     """
     parts = [part for part in backbone.modules() if not isinstance(part, _TABLES)]
     matrices = [parameter for part in parts for parameter in part.parameters(recurse=False) if parameter.ndim > 1]
@@ -253,13 +253,13 @@ def _passes(backbone: Backbone) -> float:
 
 
 def _backbone_works(
-    backbone: Backbone, length: float, outputs: float, fraction: float, passes: float
+    backbone: Backbone, length: float, decoder_fraction: float, fraction: float, passes: float
 ) -> Iterator[Work]:
     """Yields the work of a backbone's layers on all tokens, including virtual tokens.
 
     A shared layer counts as often as it is applied. The keys and values of a prefix are attended to, but not computed.
-    backbone: the backbone. length: the mean number of tokens per example. outputs: the decoder's fraction of an
-    encoder-decoder's tokens. fraction: the fraction of the tokens that the backbone processes. passes: the cost of a
+    backbone: the backbone. length: the mean number of tokens per example. decoder_fraction: the decoder's fraction of
+    an encoder-decoder's tokens. fraction: the fraction of the tokens that the backbone processes. passes: the cost of a
     step in forward passes.
     """
     if isinstance(backbone, EncoderDecoder):
@@ -268,8 +268,8 @@ def _backbone_works(
         cross_attentions = [cast(MultiHead, layer.cross_attn) for layer in decoder]
         # The keys and values of cross-attention are computed from the encoder's tokens, so they count there.
         cross_keys = _matrix_values(part for cross in cross_attentions for part in _key_value_maps(cross))
-        encoder_length = (1 - outputs) * length + backbone.embed.virtual_count
-        decoder_length = outputs * length
+        encoder_length = (1 - decoder_fraction) * length + backbone.embed.virtual_count
+        decoder_length = decoder_fraction * length
         # A decoder's token attends to half of its text on average.
         encoder_context = encoder_length + backbone.encoder.ahead
         decoder_context = decoder_length / 2 + backbone.decoder.ahead
@@ -279,8 +279,8 @@ def _backbone_works(
         cross_width = sum(_head_width(cross) for cross in cross_attentions)
         encoder_fraction = fraction * encoder_length / length
         yield Work(encoder_fraction, encoder_values, _attention_width(encoder), encoder_context, passes)
-        yield Work(fraction * outputs, decoder_values, _attention_width(decoder), decoder_context, passes)
-        yield Work(fraction * outputs, 0, cross_width, cross_context, passes)
+        yield Work(fraction * decoder_fraction, decoder_values, _attention_width(decoder), decoder_context, passes)
+        yield Work(fraction * decoder_fraction, 0, cross_width, cross_context, passes)
         return
     total_length = length + backbone.embed.virtual_count
     if not isinstance(backbone, OneStack):
@@ -304,10 +304,10 @@ def _matrix_values(modules: Iterable[nn.Module]) -> int:
     parts = [part for module in modules for part in module.modules()]
     excluded = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
     # Character convolutions apply their matrices several times per word, and count their products themselves.
-    readers = [part for part in parts if isinstance(part, WordCharacters)]
-    excluded |= {inner for reader in readers for inner in reader.modules()}
+    character_readers = [part for part in parts if isinstance(part, WordCharacters)]
+    excluded |= {inner for reader in character_readers for inner in reader.modules()}
     excluded |= {getattr(part, name) for part in parts if isinstance(part, MultiHead) for name in part.table_maps}
-    return sum(reader.products for reader in readers) + sum(
+    return sum(reader.products for reader in character_readers) + sum(
         values.numel()
         for part in parts
         if part not in excluded and not isinstance(part, _TABLES)
@@ -332,11 +332,12 @@ def _head_width(attention: MultiHead) -> int:
 
 
 def _output_table_values(head: nn.Module, backbone: Backbone) -> int:
-    """Counts the elements of the table with which a head predicts tokens, as far as `_matrix_values` of the head does
-    not include them.
+    """Counts the elements of the table with which a head predicts tokens, unless `_matrix_values` of the head includes
+    them.
 
-    Skip-gram multiplies with one row per predicted word. A head with sampled softmax does not multiply with the words
-    that were not sampled, which the result (it may be negative) subtracts.
+    Skip-gram multiplies with one row per predicted word. A head with sampled softmax multiplies only with the words
+    that were sampled. `_matrix_values` counts its whole table, so the other words are subtracted, and the result may be
+    negative.
     """
     if isinstance(head, WordPairsHead):
         return head.output.token.embedding_dim

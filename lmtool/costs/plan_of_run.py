@@ -73,10 +73,11 @@ def plan_of(
     """Plans a run without phases.
 
     Args:
-        config: The run's configuration. learner: The run's learner. metadata: The metadata of the training loader.
+        config: The run's configuration.
+        learner: The run's learner.
+        metadata: The metadata of the training loader.
         target: The device to plan for; or the device and number format of this machine, whose speed is then measured
-        for
-            at most a third of a second.
+            for at most a third of a second.
     """
     single = _plan_one_step(config, learner, metadata, _planned_device(config, target))
     limits = _step_limits(config, single, metadata["steps_per_epoch"])
@@ -141,7 +142,7 @@ def plan_in_phases(
 
 
 def _planned_device(config: RunConfig, target: Precision | PlannedDevice) -> PlannedDevice:
-    """Returns a planned device as it is, or measures the device of this machine."""
+    """Returns the target if it is a planned device; otherwise measures the device of this machine."""
     if isinstance(target, PlannedDevice):
         return target
     return this_machine(config.model.hidden_size, config.model.inner_size, target)
@@ -152,9 +153,11 @@ def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMappin
     predicted = metadata.get("predicted_fraction", 0.0)
     fractions = config.objective.token_fractions if isinstance(config, PretrainConfig) else {}
     # In a task without predicted tokens, encoder and decoder read the same text: half of the tokens are the decoder's.
-    outputs, length, teachers = predicted or 0.5, metadata["mean_length"], planned_teachers(config)
+    decoder_fraction, length, teachers = predicted or 0.5, metadata["mean_length"], planned_teachers(config)
     works = list(
-        _all_works(config, learner, teachers, lambda model: works_of(model, fractions, predicted, length, outputs))
+        _all_works(
+            config, learner, teachers, lambda model: works_of(model, fractions, predicted, length, decoder_fraction)
+        )
     )
     tokens, devices = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"], devices_of(config)
     sizes, forward = _sizes(config, learner, teachers, device), _forward(config, learner, metadata, device)
@@ -182,26 +185,27 @@ def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMappin
 
 
 def devices_of(config: RunConfig) -> int:
-    """Returns the number of training processes: the configured number, or that of the processes torchrun started."""
+    """Returns the number of training processes: the configured number, or that of the processes that torchrun
+    started."""
     return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[BaseLearner], device: PlannedDevice) -> Sizes:
     """Counts the values that a training process of the run holds."""
-    learned = {
+    trainable_shapes = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
     layers = [values_of(layer) for backbone in backbones_of(learner) for layer in set(layers_of(backbone))]
     return Sizes(
         parameters=parameters_by_part(learner),
-        trainable_parameters=sum(prod(shape) for shape in learned.values()),
-        optimizer=sum(config.optimizer.state_size(*parameter) for parameter in learned.items()),
-        in_layers=sum(layers),
-        layer=max(layers, default=0),
-        teachers=sum(map(values_of, teachers)),
+        trainable_parameters=sum(prod(shape) for shape in trainable_shapes.values()),
+        optimizer_values=sum(config.optimizer.state_size(*parameter) for parameter in trainable_shapes.items()),
+        layer_parameters=sum(layers),
+        largest_layer=max(layers, default=0),
+        teacher_parameters=sum(map(values_of, teachers)),
         copied_bytes=copied_bytes(learner, _formats(config, device)),
-        saved=saved_values(config, learner),
-        carried=_carried_values(config, learner),
+        saved_parameters=saved_values(config, learner),
+        carried_values=_carried_values(config, learner),
     )
 
 
@@ -273,26 +277,26 @@ def _extend_plan(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     )  # fmt: skip
 
 
-# Overrides with which a run fits into memory. Each is verified by planning the run with it.
+# Overrides with which a run fits into memory. Each override is verified by a plan of the run that has it.
 
 # The numbers of devices to try.
 _DEVICES = (2, 4, 8, 16, 32, 64, 128, 256)
 _RECOMPUTE = {"gradient_checkpointing": True}
 
 
-def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tuple[str, ...]:
+def what_fits(config: RunConfig, plan_run: Callable[[RunConfig], RunPlan]) -> tuple[str, ...]:
     """Finds overrides with which a run fits into memory.
 
-    Of each kind of override the smallest change that fits is returned. Kinds that cost more than time are only tried if
-    no other kind fits. config: the run's configuration. planned: plans a configuration. Returns lines for the screen,
-    each with the overrides, the memory that the run then needs, and what they cost. Empty if nothing fits.
+    It returns the smallest change of each kind that fits. Kinds that cost more than time are only tried if no other
+    kind fits. config: the run's configuration. plan_run: plans a configuration. Returns lines for the screen, each with
+    the overrides, the memory that the run then needs, and what the overrides cost. Empty if nothing fits.
     """
     lines = []
     for kinds in (_overrides_costing_time(config), _overrides_changing_run(config)):
         for kind in kinds:
             for text, values, costs in kind:
                 candidate = config.model_copy(update=dict(values))
-                if _is_legal(candidate) and (plan := planned(candidate)).fits:
+                if _is_legal(candidate) and (plan := plan_run(candidate)).fits:
                     lines.append(f"{text}: {size(plan.needed_bytes)}{costs}")
                     break
         if lines:

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from lmtool.costs.attention import VALUE_BYTES
 from lmtool.costs.memory_of_run import available_bytes
 from lmtool.reporting.text import flops, percent
 from lmtool.resolver.schema.run import RunConfig
@@ -25,7 +26,6 @@ MAX_RUNS = 50
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-
 # Number of bytes that are copied to measure memory bandwidth: more than fit into a cache. The second-level cache of an
 # H100 has 50 MB, that of a B200 126 MB.
 _COPIED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
@@ -33,7 +33,7 @@ _COPIED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
 
 @cache
 def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
-    """Measures the bytes per second that a device reads and writes, with a few copies; it takes 10 to 50 ms on a
+    """Measures the bytes per second that a device reads and writes, with a few copies. This takes 10 to 50 ms on a
     CPU."""
     target_device = torch.device(device)
     size = _COPIED_BYTES[target_device.type]
@@ -63,18 +63,18 @@ def measure_rate(
         inner_size: The width inside the feed-forward block.
         precision: fp32, bf16 or fp16.
         device: The device.
-        seconds: The duration of the measurement, unless MAX_RUNS repetitions are done before.
+        seconds: The duration of the measurement, unless MAX_RUNS repetitions take less time.
     """
     tokens = 512
-    # With larger widths a machine is no faster, and a product might not fit into memory.
+    # Larger widths are not faster, and a product might not fit into memory.
     hidden_size, inner_size = min(hidden_size, 4096), min(inner_size, 16384)
     with torch.device(device):
-        part = nn.Sequential(nn.Linear(hidden_size, inner_size), nn.GELU(), nn.Linear(inner_size, hidden_size))
+        block = nn.Sequential(nn.Linear(hidden_size, inner_size), nn.GELU(), nn.Linear(inner_size, hidden_size))
         x_TH = torch.full((tokens, hidden_size), 0.01, requires_grad=True)
 
     def run_once() -> None:
         with torch.autocast(torch.device(device).type, _TYPES.get(precision), enabled=precision in _TYPES):
-            out_TH = part(x_TH)
+            out_TH = block(x_TH)
         out_TH.float().sum().backward()
 
     def synchronize() -> None:
@@ -100,9 +100,9 @@ def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 
         device: The device.
         seconds: The approximate duration of the measurement.
     """
-    target_device, kind = torch.device(device), _TYPES.get(precision, torch.float32)
+    target_device, dtype = torch.device(device), _TYPES.get(precision, torch.float32)
     size = 1024 if target_device.type == "cpu" else 8192
-    left, right = (torch.full((size, size), 0.01, dtype=kind, device=target_device) for _ in range(2))
+    left, right = (torch.full((size, size), 0.01, dtype=dtype, device=target_device) for _ in range(2))
 
     def multiply(times: int) -> float:
         start = time.perf_counter()
@@ -156,11 +156,12 @@ class StepWork:
     def communicated_bytes(self) -> float:
         """The bytes that a device sends in a step.
 
-        Averaging gradients over N devices in a ring sends 2 (N-1)/N of them. With sharded weights, every pass sends
-        (N-1)/N of the parameters three times: the weights for the forward and the backward, and the gradients.
+        Summing gradients over N devices in a ring sends 2 (N-1)/N of the gradients. With sharded weights, every forward
+        pass sends (N-1)/N of the parameters three times: the weights for the forward and for the backward, and the
+        gradients.
         """
-        times = 3 * self.forwards if self.sharded else 2
-        return times * 4 * self.trainable_parameters * (self.devices - 1) / self.devices
+        copies = 3 * self.forwards if self.sharded else 2
+        return copies * VALUE_BYTES * self.trainable_parameters * (self.devices - 1) / self.devices
 
 
 def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
@@ -176,7 +177,8 @@ def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool =
     """
     trainable_parameters = work.trainable_parameters / (work.devices if work.sharded else 1)
     moved_bytes = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * trainable_parameters
-    computation, calls = work.flops / rate + moved_bytes / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
+    computation = work.flops / rate + moved_bytes / bandwidth
+    calls = work.layers * _CALLS * _CALL_SECONDS[1]
     return max(computation, calls) if cuda else computation + calls
 
 
@@ -213,7 +215,7 @@ class PlannedDevice:
         capacity_bytes: The memory that is available on it; None if this is unknown.
         estimate_seconds: Estimates the seconds of a step.
         time_source: How the seconds are estimated, as text for the screen.
-        this_machine: Whether this machine has the device.
+        this_machine: Whether the device is one of this machine.
     """
 
     name: str
@@ -244,14 +246,14 @@ def this_machine(hidden_size: int, inner_size: int, precision: Precision) -> Pla
 
 def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
     """Returns the device to plan a run for. config: the run's configuration. published: the name of a device with
-    published rates; None means the device in the configuration. If that is a CUDA device which this machine does not
-    have, no rate is known."""
+    published rates; None means the device in the configuration. No rate is known if this is a CUDA device and this
+    machine has none."""
     if published is not None:
         return _published_device(published, config.precision)
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
         names = ", ".join(name for name, device in DEVICES.items() if device.cuda)
-        source = f"this machine has no CUDA device; name one: device={names}"
+        source = f"this machine has no CUDA device; set a published one: device={names}"
         return PlannedDevice(
             f"{config.device}, not on this machine", precision, True, None, lambda work: None, source, False
         )

@@ -160,7 +160,7 @@ def block_attention(
             k_RAKD, v_RAKD = tile.seen_keys(keys, k_SAD), tile.seen_keys(values, v_SAD)
             out = attend_rows(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
             outs.append(out.reshape(unit.shape))
-        out_UBD = scatter(torch.cat(outs), plan.units, len(plan.units.into_P)) if outs else q_TAD
+        out_UBD = scatter(torch.cat(outs), plan.units, len(plan.units.tokens_P)) if outs else q_TAD
         out_NBAD = out_UBD.view(-1, heads, plan.size, q_TAD.shape[2]).transpose(1, 2)
         return scatter(out_NBAD.reshape(-1, *q_TAD.shape[1:]), plan.queries, len(q_TAD)).to(dtype)
 

@@ -23,8 +23,8 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def truncated_normal(std: float) -> Draw:
-    """Returns a normal distribution, resampled beyond two standard deviations: the result has a standard deviation of
-    0.880 `std` (BERT's original code)."""
+    """Returns a normal distribution whose values beyond two standard deviations are drawn again. The result has a
+    standard deviation of 0.880 `std` (BERT's original code)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         # Takes a third of the time of torch's trunc_normal_, which uses the inverse error function.
@@ -92,7 +92,7 @@ def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> No
 @torch.no_grad()
 def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = "") -> None:
     """Initializes as `initialize` does, but with a distribution for each module. draw_of: returns the distribution for
-    a module name and the module."""
+    the name of a module and the module."""
     name_dropouts(module, prefix)
     for path, part in module.named_modules():
         for kind, parameter in part.named_parameters(recurse=False):

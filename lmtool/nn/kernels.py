@@ -24,7 +24,7 @@ from lmtool.types import Segments
 # the same kernel. For biases, dropout keyed by token (`nn/dropout.py`) and masks that are not windows, attention is
 # computed in tiles (`nn/tiled.py`) instead.
 #
-# Shape letters: T query tokens, S key tokens, A heads, D head width.
+# Shape letters: T query tokens, S key tokens, A heads, D head width, N documents, L tokens of a document.
 
 
 Kernel = Literal["flash", "jagged"]
@@ -94,7 +94,7 @@ def flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout,
 def jagged_attention(
     q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None, dropout: float
 ) -> Tensor:
-    """Returns (T, A, D), with a fraction `dropout` of the weights dropped by the device's generator."""
+    """Returns the attention, (T, A, D). The device's generator drops a fraction `dropout` of the weights."""
     query, key = layout.query.occupied, layout.key.occupied
 
     def nested(x_TAD: Tensor, segments: Segments) -> Tensor:
@@ -120,7 +120,8 @@ def jagged_attention(
 # queries. Under bf16 autocast it computes in fp32 (see `nn/tiled.py`).
 #
 # Shape letters: T tokens, M query tokens, A heads, D head width, R documents of a tile, L queries and K keys of a
-# document, B rows of a tile (R*A), P queries and C keys of all tiles with padding, W columns of a tile (L or K).
+# document, B rows of a tile (R*A), P queries and C keys of all tiles with padding, W columns of a tile (L or K), N
+# documents of the batch, X the concatenated vectors of a token.
 
 
 def fused_attention(

@@ -165,12 +165,12 @@ class Tile(MaskedRows):
 class TileIndex:
     """How tokens map to the slots of all tiles, concatenated.
 
-    into_P: the token in each slot. real_M, tokens_M: the slots that hold real tokens, and those tokens, ordered by
+    tokens_P: the token in each slot. real_M, tokens_M: the slots that hold real tokens, and those tokens, ordered by
     token. padding: the other slots. complete: whether `tokens_M` is 0, 1, 2, ... without gaps. identity: whether
-    `into_P` is the same, so that nothing has to move.
+    `tokens_P` is 0, 1, 2, ... as well, so that nothing has to move.
     """
 
-    into_P: Tensor
+    tokens_P: Tensor
     real_M: Tensor
     tokens_M: Tensor
     padding: Tensor
@@ -178,18 +178,18 @@ class TileIndex:
     identity: bool
 
     @classmethod
-    def of(cls, into_P: Tensor, real_P: Tensor, tokens: int | None, device: torch.device) -> TileIndex:
+    def of(cls, tokens_P: Tensor, real_P: Tensor, tokens: int | None, device: torch.device) -> TileIndex:
         """Builds the index on the host and sends it to a device. real_P: whether a slot holds a real token. tokens: the
         number of tokens, if they are contiguous."""
         real_M = real_P.nonzero().flatten()
-        tokens_M, order_M = into_P[real_M].sort()
+        tokens_M, order_M = tokens_P[real_M].sort()
         is_complete = len(tokens_M) == tokens
-        identity = is_complete and torch.equal(into_P, tokens_M)
+        identity = is_complete and torch.equal(tokens_P, tokens_M)
         padding = (~real_P).nonzero().flatten()
-        into_P, real_M, tokens_M, padding = (
-            send(index, device) for index in (into_P, real_M[order_M], tokens_M, padding)
+        tokens_P, real_M, tokens_M, padding = (
+            send(index, device) for index in (tokens_P, real_M[order_M], tokens_M, padding)
         )
-        return cls(into_P, real_M, tokens_M, padding, is_complete, identity)
+        return cls(tokens_P, real_M, tokens_M, padding, is_complete, identity)
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ class Layout:
 
     @cached_property
     def classes(self) -> tuple[list[int], ...]:
-        """The documents by length class, which form the rows of a tile. Documents without queries or keys are in none;
-        their outputs are zero."""
+        """The documents by length class, which form the rows of a tile. Documents without queries or keys are in no
+        class; their outputs are zero."""
         classes: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, (queries, keys) in enumerate(zip(self.query.lengths, self.key.lengths, strict=True)):
             if queries and keys:
@@ -324,14 +324,14 @@ class Layout:
 
     def _tile_index(self, segments: Segments, rows: tuple[_TokenRows, ...]) -> TileIndex:
         empty = torch.zeros(0, dtype=torch.int64)
-        into_P = torch.cat([empty, *(token_rows.index_RL.flatten() for token_rows in rows)])
+        tokens_P = torch.cat([empty, *(token_rows.index_RL.flatten() for token_rows in rows)])
         real_P = torch.cat(
             [
                 empty.bool(),
                 *((torch.arange(part.index_RL.shape[1]) < part.lengths_R[:, None]).flatten() for part in rows),
             ]
         )
-        return TileIndex.of(into_P, real_P, sum(segments.lengths) if segments.contiguous else None, self.device)
+        return TileIndex.of(tokens_P, real_P, sum(segments.lengths) if segments.contiguous else None, self.device)
 
 
 class _TokenRows(NamedTuple):

@@ -1,7 +1,7 @@
 """Linear maps of packed batches, whose number of tokens changes from step to step.
 
-On a CPU, oneDNN computes products in half precision and compiles a kernel for every new shape of the operands: 2 to 4
-ms for a product that takes 0.3 to 0.8 ms (one thread with AMX). Here the tokens of these products are padded to a
+On a CPU, oneDNN computes products in half precision and compiles a kernel for every new shape of the operands. This
+takes 2 to 4 ms for a product of 0.3 to 0.8 ms (one thread with AMX). Here the tokens of these products are padded to a
 multiple of `ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation.
 
 Shape letters: T tokens, I inputs, O outputs, R rows (T padded to a multiple of `ROW_MULTIPLE`).

@@ -4,7 +4,7 @@ Every kind is a function of the positions passed to it and stores only learned t
 meta device and read texts of any length (except with `Learned`).
 
 Shape letters: T tokens, H width of the token vectors, A heads, D head width, R rows, L queries, K keys, C clipping
-distance.
+distance, P positions.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Learned(Position):
 
     def check(self, longest: int, virtual: int = 0) -> None:
         if longest > self.max_positions:
-            among = f", {virtual} of them virtual" if virtual else ""
+            virtual_part = f", {virtual} of them virtual" if virtual else ""
             raise UserError(
-                f"model.max_positions={self.max_positions}, but a sequence has {longest} tokens{among}",
+                f"model.max_positions={self.max_positions}, but a sequence has {longest} tokens{virtual_part}",
                 f"set max_length={self.max_positions - virtual} or less, or model.max_positions={longest} for a new "
                 "model",
             )
@@ -152,9 +152,9 @@ class Shaw(Position):
         self.keys = nn.Parameter(torch.randn(2 * clip + 1, head_size))
         self.values = nn.Parameter(torch.randn(2 * clip + 1, head_size))
 
-    def _rows(self, query_positions_RL: Tensor, key_positions_RK: Tensor, like_RALK: tuple[int, ...]) -> Tensor:
+    def _rows(self, query_positions_RL: Tensor, key_positions_RK: Tensor, shape_RALK: tuple[int, ...]) -> Tensor:
         rows_RLK = _distances(query_positions_RL, key_positions_RK).clamp(-self.clip, self.clip) + self.clip
-        return rows_RLK[:, None].expand(like_RALK)
+        return rows_RLK[:, None].expand(shape_RALK)
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
         # One product per distance, gathered for the keys: (R, A, L, 2C+1) instead of (L, K, D) vectors.
@@ -188,8 +188,8 @@ class T5Buckets(Position):
             buckets = self.buckets // 2
             side, far = (distances > 0).long() * buckets, distances.abs()
         exact = buckets // 2
-        octaves = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
-        spaced = (exact + (octaves * (buckets - exact)).long()).clamp(max=buckets - 1)
+        log_fraction = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        spaced = (exact + (log_fraction * (buckets - exact)).long()).clamp(max=buckets - 1)
         return side + torch.where(far < exact, far, spaced)
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
@@ -207,20 +207,24 @@ class Rotary(Position):
         if head_size % 2:
             raise ValueError(f"rotary positions turn pairs of dimensions; a head has {head_size}")
         self.head_size, self.base, self.layout = head_size, base, layout
-        self._last: tuple[Tensor, torch.dtype, Turns] | None = None
+        self._cached_turns: tuple[Tensor, torch.dtype, Turns] | None = None
 
     def turns(self, positions_T: Tensor, dtype: torch.dtype) -> Turns:
         # All layers of a forward use the same positions.
-        kind = torch.promote_types(dtype, torch.float32)
-        if self._last is None or self._last[0] is not positions_T or self._last[1] != kind:
+        wide_dtype = torch.promote_types(dtype, torch.float32)
+        if (
+            self._cached_turns is None
+            or self._cached_turns[0] is not positions_T
+            or self._cached_turns[1] != wide_dtype
+        ):
             angles = _angles(positions_T, self.head_size, self.base)[:, None]
-            self._last = positions_T, kind, (angles.cos().to(kind), angles.sin().to(kind))
-        return self._last[2]
+            self._cached_turns = positions_T, wide_dtype, (angles.cos().to(wide_dtype), angles.sin().to(wide_dtype))
+        return self._cached_turns[2]
 
     def rotate(self, q_TAD: Tensor, k_TAD: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
-        return self._turned(q_TAD, *turns), self._turned(k_TAD, *turns)
+        return self._rotate_pairs(q_TAD, *turns), self._rotate_pairs(k_TAD, *turns)
 
-    def _turned(self, x_TAD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def _rotate_pairs(self, x_TAD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         if self.layout == "half_split":
             first, second = x_TAD.chunk(2, -1)
         else:

@@ -131,7 +131,8 @@ class VirtualTokens(nn.Module):
         steps_S = torch.arange(sum(lengths)) - torch.tensor(segments.starts)[documents_S]
         added_S = torch.tensor(starting)[documents_S]
         number_S = (steps_S - self.after + 1) * (added_S & (steps_S >= self.after) & (steps_S < self.after + len(self)))
-        # A token after them moves by their number; they themselves take the last token before them as their source.
+        # A token after the virtual tokens moves by their number. The source of a virtual token is the last token before
+        # the virtual tokens.
         offset_S = torch.where(added_S & (steps_S >= self.after), steps_S - len(self), steps_S)
         offset_S = torch.where(number_S > 0, max(self.after - 1, 0), offset_S)
         source_S = torch.tensor(packed.starts)[documents_S] + offset_S

@@ -7,7 +7,7 @@ one per step. The backward is written out: weights get their gradient from one p
 over steps. On one core it takes 0.4 to 0.7 of the time of `torch.nn.LSTM`, which has no clipping.
 
 Shape letters: T tokens, N texts, R texts at a step, I input width, C cell width, P output width: C, or that of the
-projection.
+projection, G gates (4C), X any width.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class State(NamedTuple):
 class Lockstep:
     """The steps in which packed texts are read together, in one direction. Shared by all layers that read a batch.
 
-    sizes: texts at each step, on the host. tokens_T: the token read at each index, step by step, longer texts first.
-    position_T: index of each token. order_N: the texts, longest first. last_N: index of each text's last token, in
-    batch order; 0 for an empty text. empty_N: which texts are empty, None if none is.
+    sizes: texts at each step, on the host. tokens_T: the tokens in the order in which they are read, step by step,
+    longer texts first. position_T: for each token, its index in `tokens_T`. order_N: the texts, longest first. last_N:
+    for each text in batch order, the index of its last token in `tokens_T`; 0 for an empty text. empty_N: which texts
+    are empty, None if none is.
     """
 
     sizes: tuple[int, ...]
@@ -64,8 +65,8 @@ class Lockstep:
         sorted_lengths = lengths[order]
         steps = np.arange(int(lengths.max(initial=0)))[:, None]
         active = steps < sorted_lengths
-        within = sorted_lengths - 1 - steps if reverse else np.broadcast_to(steps, active.shape)
-        tokens = (starts[order] + within)[active]
+        offsets = sorted_lengths - 1 - steps if reverse else np.broadcast_to(steps, active.shape)
+        tokens = (starts[order] + offsets)[active]
         position = np.empty_like(tokens)
         position[tokens] = np.arange(len(tokens))
         ends = np.where(lengths > 0, starts if reverse else starts + lengths - 1, 0)
@@ -120,24 +121,24 @@ class LstmCell(nn.Module):
         token; None for zeros. An empty text keeps its state."""
         gates_TG = F.linear(x_TI, self.weight_ih, self.bias).index_select(0, steps.tokens_T)
         # Sums over many steps stay in full precision, whatever the type of the products.
-        kind = torch.promote_types(gates_TG.dtype, torch.float32)
+        state_dtype = torch.promote_types(gates_TG.dtype, torch.float32)
         if state is None:
             texts = len(steps.order_N)
             state = State(
-                gates_TG.new_zeros(texts, self.output_size, dtype=kind),
-                gates_TG.new_zeros(texts, self.cell_size, dtype=kind),
+                gates_TG.new_zeros(texts, self.output_size, dtype=state_dtype),
+                gates_TG.new_zeros(texts, self.cell_size, dtype=state_dtype),
             )
-        output_NP, cell_NC = (part.to(kind).index_select(0, steps.order_N) for part in state)
+        output_NP, cell_NC = (part.to(state_dtype).index_select(0, steps.order_N) for part in state)
         clips = self.cell_clip, self.projection_clip
         with torch.autocast(x_TI.device.type, enabled=False):
             output_TP, cells_TC = _Recurrence.apply(
                 gates_TG, self.weight_hh, self.weight_hr, output_NP, cell_NC, steps.sizes, clips
             )
-        after = State(_ends(output_TP, steps, state.output_NP), _ends(cells_TC, steps, state.cell_NC))
-        return output_TP.index_select(0, steps.position_T), after
+        end_state = State(_end_values(output_TP, steps, state.output_NP), _end_values(cells_TC, steps, state.cell_NC))
+        return output_TP.index_select(0, steps.position_T), end_state
 
 
-def _ends(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
+def _end_values(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
     """Returns (N, X): the values at the end of each text; for an empty text, the values before it."""
     if not len(values_TX):
         return before_NX
@@ -161,20 +162,20 @@ class _Recurrence(torch.autograd.Function):
         clips: tuple[float | None, float | None],
     ) -> tuple[Tensor, Tensor]:
         cell_clip, projection_clip = clips
-        product, kind, C = gates.dtype, output.dtype, cell.shape[1]
-        state_weight = weight_hh.to(product).T
-        projection = None if weight_hr is None else weight_hr.to(product).T
-        gates = gates.to(kind, copy=True)
+        product_dtype, state_dtype, C = gates.dtype, output.dtype, cell.shape[1]
+        state_weight = weight_hh.to(product_dtype).T
+        projection = None if weight_hr is None else weight_hr.to(product_dtype).T
+        gates = gates.to(state_dtype, copy=True)
         cells, tanhs = gates.new_empty(len(gates), C), gates.new_empty(len(gates), C)
         all_outputs = gates.new_empty(len(gates), output.shape[1])
         previous_output, previous_cell, start = output, cell, 0
         for size in sizes:
             rows = slice(start, start + size)
             step, cell_R, tanh_R = gates[rows], cells[rows], tanhs[rows]
-            if product == kind:
+            if product_dtype == state_dtype:
                 step.addmm_(previous_output[:size], state_weight)
             else:
-                step += previous_output[:size].to(product) @ state_weight
+                step += previous_output[:size].to(product_dtype) @ state_weight
             step[:, : 2 * C].sigmoid_()
             step[:, 2 * C : 3 * C].tanh_()
             step[:, 3 * C :].sigmoid_()
@@ -185,78 +186,79 @@ class _Recurrence(torch.autograd.Function):
             torch.tanh(cell_R, out=tanh_R)
             output_R = step[:, 3 * C :] * tanh_R
             if projection is not None:
-                output_R = (output_R.to(product) @ projection).to(kind)
+                output_R = (output_R.to(product_dtype) @ projection).to(state_dtype)
                 if projection_clip is not None:
                     output_R.clamp_(-projection_clip, projection_clip)
             all_outputs[rows] = output_R
             previous_output, previous_cell, start = all_outputs[rows], cell_R, start + size
         ctx.save_for_backward(gates, cells, tanhs, all_outputs, output, cell, weight_hh, weight_hr)
-        ctx.sizes, ctx.clips, ctx.product = sizes, clips, product
+        ctx.sizes, ctx.clips, ctx.product_dtype = sizes, clips, product_dtype
         ctx.set_materialize_grads(False)
         return all_outputs, cells
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         gates, cells, tanhs, all_outputs, output, cell, weight_hh, weight_hr = ctx.saved_tensors
-        (for_output, for_cells), (cell_clip, projection_clip) = gradients, ctx.clips
-        if for_output is None and for_cells is None:
+        (grad_outputs, grad_cells), (cell_clip, projection_clip) = gradients, ctx.clips
+        if grad_outputs is None and grad_cells is None:
             return (None,) * 7
-        C, product, kind = cell.shape[1], ctx.product, output.dtype
-        before_output, before_cells = _before(all_outputs, output, ctx.sizes), _before(cells, cell, ctx.sizes)
-        inputs, forgets, news, outputs = gates.split(C, 1)
+        C, product_dtype, state_dtype = cell.shape[1], ctx.product_dtype, output.dtype
+        previous_outputs = _previous_values(all_outputs, output, ctx.sizes)
+        previous_cells = _previous_values(cells, cell, ctx.sizes)
+        inputs, forgets, candidates, outputs = gates.split(C, 1)
         # Derivatives of the gates, for all steps at once.
         slopes = torch.stack(
             [
-                news * inputs * (1 - inputs),
-                before_cells * forgets * (1 - forgets),
-                inputs * (1 - news * news),
+                candidates * inputs * (1 - inputs),
+                previous_cells * forgets * (1 - forgets),
+                inputs * (1 - candidates * candidates),
                 tanhs * outputs * (1 - outputs),
             ],
             1,
         )
-        to_cell = outputs * (1 - tanhs * tanhs)
+        cell_slopes = outputs * (1 - tanhs * tanhs)
         if cell_clip is not None:
             in_cell_clip = cells.abs() < cell_clip
         # Gradients of the outputs, to which those of later steps are added.
-        totals = torch.zeros_like(all_outputs) if for_output is None else for_output.to(kind, copy=True)
+        totals = torch.zeros_like(all_outputs) if grad_outputs is None else grad_outputs.to(state_dtype, copy=True)
         if projection_clip is not None:
             in_output_clip = all_outputs.abs() < projection_clip
         gate_gradients = torch.empty_like(slopes)
-        hidden_gradients = torch.zeros_like(cells) if for_cells is None else for_cells.to(kind, copy=True)
-        state_weight = weight_hh.to(product)
-        projection = None if weight_hr is None else weight_hr.to(product)
+        hidden_gradients = torch.zeros_like(cells) if grad_cells is None else grad_cells.to(state_dtype, copy=True)
+        state_weight = weight_hh.to(product_dtype)
+        projection = None if weight_hr is None else weight_hr.to(product_dtype)
         output_gradient, cell_gradient = torch.zeros_like(output), torch.zeros_like(cell)
-        start, later = len(gates), 0
+        start, later_size = len(gates), 0
         for size in reversed(ctx.sizes):
             start -= size
             rows = slice(start, start + size)
             total = totals[rows]
-            if later:
-                total[:later] += output_gradient[:later]
+            if later_size:
+                total[:later_size] += output_gradient[:later_size]
             if projection_clip is not None:
                 total *= in_output_clip[rows]
-            hidden = total if projection is None else (total.to(product) @ projection).to(kind)
+            hidden = total if projection is None else (total.to(product_dtype) @ projection).to(state_dtype)
             cell_total = hidden_gradients[rows]
-            if later:
-                cell_total[:later] += cell_gradient[:later]
-            cell_total.addcmul_(hidden, to_cell[rows])
+            if later_size:
+                cell_total[:later_size] += cell_gradient[:later_size]
+            cell_total.addcmul_(hidden, cell_slopes[rows])
             if cell_clip is not None:
                 cell_total *= in_cell_clip[rows]
             step = gate_gradients[rows]
             torch.mul(cell_total[:, None], slopes[rows, :3], out=step[:, :3])
             torch.mul(hidden, slopes[rows, 3], out=step[:, 3])
             torch.mul(cell_total, forgets[rows], out=cell_gradient[:size])
-            output_gradient[:size] = step.view(size, -1).to(product) @ state_weight
-            later = size
-        flat = gate_gradients.view(len(gates), -1).to(product)
-        for_state_weight = (flat.T @ before_output.to(product)).to(weight_hh.dtype)
-        for_projection = None
+            output_gradient[:size] = step.view(size, -1).to(product_dtype) @ state_weight
+            later_size = size
+        flat = gate_gradients.view(len(gates), -1).to(product_dtype)
+        grad_weight_hh = (flat.T @ previous_outputs.to(product_dtype)).to(weight_hh.dtype)
+        grad_weight_hr = None
         if weight_hr is not None:
-            for_projection = (totals.to(product).T @ (outputs * tanhs).to(product)).to(weight_hr.dtype)
-        return flat, for_state_weight, for_projection, output_gradient, cell_gradient, None, None
+            grad_weight_hr = (totals.to(product_dtype).T @ (outputs * tanhs).to(product_dtype)).to(weight_hr.dtype)
+        return flat, grad_weight_hh, grad_weight_hr, output_gradient, cell_gradient, None, None
 
 
-def _before(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
+def _previous_values(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Returns (T, X): the values of the previous step at each index. first: (N, X) before the first step."""
     parts, start = [first[: sizes[0]]] if sizes else [values[:0]], 0
     for size, following in zip(sizes, sizes[1:], strict=False):

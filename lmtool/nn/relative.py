@@ -2,8 +2,8 @@
 
     score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(D)
 
-with queries q, keys k, and r, which each layer projects from sinusoids of the distance; u and v are learned and shared
-by all layers. Keys may include earlier states of each text, its memory.
+with queries q, keys k, and vectors r, which each layer projects from sinusoids of the distance; u and v are learned and
+shared by all layers. Keys may include earlier states of each text, its memory.
 
 Shape letters: T tokens, Z keys, N texts, F memory states, R rows of a tile, L queries and K keys of a row, A heads, D
 head width, P distances, H hidden width.

@@ -298,8 +298,8 @@ class Stack(nn.Module):
 
     def _apply_layer(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
         """Applies a layer, which the backward pass recomputes if the stack does so. Layers with an accumulating cache
-        or an observer are not recomputed, because these would be called twice. Random numbers are functions of the
-        location, so no generator state has to be restored."""
+        or an observer are not recomputed, because the cache or the observer would be called twice. Random numbers are
+        functions of the location, so no generator state has to be restored."""
         runs_once = not torch.is_grad_enabled() or (context.cache is not None and context.cache.accumulates)
         runs_once = runs_once or (context.encoded is not None and context.encoded.keep)
         if (
@@ -325,20 +325,21 @@ class Stack(nn.Module):
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Makes every stack of a model recompute its layers in the backward pass. Raises UserError if it has none."""
+    """Makes every stack of a model recompute its layers in the backward pass. Raises UserError if the model has no
+    stack."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not stacks:
         raise UserError(
-            "gradient_checkpointing=true: the model has no stack of layers that could be recomputed",
+            "gradient_checkpointing=true, but the model has no stack of layers that could be recomputed",
             "set gradient_checkpointing=false",
         )
     for stack in stacks:
         stack.recomputes = True
 
 
-_FLASH = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
-_BLOCKS = "blocks of tokens with the blocks they attend to"
-_TILES = "documents of similar length together, without padding"
+_FLASH_PATHS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
+_BLOCK_PATH = "blocks of tokens with the blocks they attend to"
+_TILE_PATH = "documents of similar length together, without padding"
 
 
 def attention_path(
@@ -354,7 +355,7 @@ def attention_path(
         if not isinstance(stack, Stack):
             continue
         if stack.blocks is not None:
-            paths[_BLOCKS] = f"in texts of more than {stack.blocks.longest_dense} tokens"
+            paths[_BLOCK_PATH] = f"in texts of more than {stack.blocks.longest_dense} tokens"
         for number, layer in enumerate(stack.applied_layers()):
             attentions = [part for part in layer.modules() if isinstance(part, SelfAttention)]
             prefixed.update(attentions if stack.ahead and stack.causal else ())
@@ -365,18 +366,18 @@ def attention_path(
             continue
         kernel, is_self = kernel_for(device, dtype, part.head_size, part.dropout.rate), isinstance(part, SelfAttention)
         if device.type == "cpu":
-            paths[_TILES] = ""
+            paths[_TILE_PATH] = ""
         elif kernel is None:
-            paths[_TILES] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
+            paths[_TILE_PATH] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
         elif is_self and biased:
-            paths[_TILES] = "where positions add to the scores"
+            paths[_TILE_PATH] = "where positions add to the scores"
         elif kernel == "jagged" and part in prefixed:
-            paths[_TILES] = "where a causal model has a prefix before its texts"
+            paths[_TILE_PATH] = "where a causal model has a prefix before its texts"
         elif not has_window(kernel, windows.get(part, Full.window)):
-            paths[_TILES] = "where a layer attends to a window"
+            paths[_TILE_PATH] = "where a layer attends to a window"
         else:
             if is_self and True in prefixes:
-                paths[_TILES] = "where a text has a prefix that all its tokens attend to"
+                paths[_TILE_PATH] = "where a text has a prefix that all its tokens attend to"
             if not is_self or False in prefixes:
-                paths[_FLASH[kernel]] = ""
+                paths[_FLASH_PATHS[kernel]] = ""
     return "; ".join(f"{path} ({why})" if why else path for path, why in paths.items())

@@ -59,8 +59,8 @@ def widen(*states: Tensor) -> tuple[Tensor, ...]:
 def attention_weights(
     q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
 ) -> list[Tensor]:
-    """Returns for each document (A, L, K), fp32 or more: softmax(q k^T scale + bias), before dropout. Computed
-    separately from the attention itself, whose kernels do not return them."""
+    """Returns for each document (A, L, K), fp32 or more: softmax(q k^T scale + bias), before dropout. The
+    weights are computed separately from the attention itself, whose kernels do not return them."""
     weights: dict[int, Tensor] = {}
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
@@ -143,7 +143,7 @@ def _tile_attention(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """Returns one tile, (R, A, L, D)."""
+    """Returns the attention of one tile, (R, A, L, D)."""
     if bias is None:
         return attend_rows(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
@@ -166,7 +166,8 @@ def attend_rows(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """Returns the rows without a bias, (R, A, L, D): torch's fused kernel, unless keyed dropout needs the weights."""
+    """Returns the attention of rows without a bias, (R, A, L, D), with torch's fused kernel unless keyed dropout needs
+    the weights."""
     if not _is_keyed(rate, rng):
         allow = None if rows.causal else rows.allow
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, rows.causal, scale=scale)
@@ -211,11 +212,11 @@ def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, bias: Tensor | No
 
 
 def gather(x_T: Tensor, index: TileIndex) -> Tensor:
-    """Returns (P, ...): the tokens' values in their slots. Padding gets no gradient: it must not be read."""
+    """Returns (P, ...): the tokens' values in their slots. Padding gets no gradient, so it must not be read."""
     if not index.identity:
         return cast(Tensor, _Gather.apply(x_T, index))
     # The cache of a single document may have spare capacity.
-    return x_T if len(x_T) == len(index.into_P) else x_T[: len(index.into_P)]
+    return x_T if len(x_T) == len(index.tokens_P) else x_T[: len(index.tokens_P)]
 
 
 def scatter(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
@@ -226,13 +227,13 @@ def scatter(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """x_T[into_P]. A token has at most one real slot, and padding gets no gradient. The backward is therefore also a
+    """x_T[tokens_P]. A token has at most one real slot, and padding gets no gradient. The backward is therefore also a
     gather, not a scatter-add."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: TileIndex) -> Tensor:
         ctx.index, ctx.tokens = index, x.shape[0]
-        return x.index_select(0, index.into_P)
+        return x.index_select(0, index.tokens_P)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -250,7 +251,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        return gradient.index_select(0, ctx.index.into_P).index_fill_(0, ctx.index.padding, 0.0), None, None
+        return gradient.index_select(0, ctx.index.tokens_P).index_fill_(0, ctx.index.padding, 0.0), None, None
 
 
 def _to_tokens(y: Tensor, index: TileIndex, tokens: int) -> Tensor:

@@ -1,9 +1,9 @@
 """Attribution of the profiler's events to the parts of a learner.
 
 An operator in the forward pass belongs to the range around it. An operator in the backward pass belongs to the range of
-its forward operation, which has the same autograd sequence number. The remaining time, Python's and that of launching
-operators, is the part `host`, so the parts add up to the step. On CUDA an operator takes the time of its kernels, and
-`host` is the time in which the device is idle.
+its forward operation, which has the same autograd sequence number. The remaining time, which Python and the launch of
+operators take, is the part `host`, so that the parts add up to the step. On CUDA an operator takes the time of its
+kernels, and `host` is the time in which the device is idle.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CLIP, MOVE, ZERO = "optimizer: clip", "optimizer: step", "optimizer: zeroing"
 _NODE = "autograd::engine::evaluate_function: "
 _OPTIMIZER = {"Optimizer.step#": MOVE, "Optimizer.zero_grad#": ZERO}
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "CompiledFxGraph")
-# The operators of an attention before its scores: three projections, often one product with concatenated matrices.
-_JOINING = ("aten::linear", "aten::cat", "aten::to", "aten::split")
-_MAPS = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm")
+# The operators with which an attention computes its projections: three products, or one with concatenated matrices.
+_PROJECTION_OPERATORS = ("aten::linear", "aten::cat", "aten::to", "aten::split")
+_MATRIX_PRODUCTS = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm")
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Cost:
 
 
 @dataclass
-class Attributed:
+class MeanStep:
     """The mean cost of a step.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Scope:
 
 
 @dataclass(frozen=True)
-class _At:
+class _Location:
     """The location of an event. is_final: whether nested ranges belong to the same part."""
 
     part: str = STEP
@@ -90,7 +90,7 @@ class _At:
     scope: _Scope = field(default_factory=_Scope)
 
 
-def attribute(events: Iterable[FunctionEvent], on_device: bool = False) -> Attributed:
+def attribute(events: Iterable[FunctionEvent], on_device: bool = False) -> MeanStep:
     """Attributes the profiler's events, which include `STEP` ranges. on_device: measure kernels instead of the host."""
     host_events = [event for event in events if event.device_type.name == "CPU" and not event.is_async]
     return _Attribution(host_events, on_device).result()
@@ -102,20 +102,20 @@ class _Attribution:
         self.steps = [event for event in events if event.name == RANGE + STEP]
         if not self.steps:
             raise ValueError("the events contain no step")
-        main = self.steps[0].thread
+        main_thread = self.steps[0].thread
         self.events = sorted(
             (event for event in events if event.cpu_parent is None),
-            key=lambda event: (event.thread != main, event.time_range.start),
+            key=lambda event: (event.thread != main_thread, event.time_range.start),
         )
-        self.outside = _Outside(events, self.steps)
+        self.outside = _OutsideRanges(events, self.steps)
         self.parts: dict[str, Cost] = defaultdict(Cost)
         self.part_of_node: dict[int, str] = {}
-        self.last_node = OTHER
+        self.part_of_last_node = OTHER
         self.products = self.flops = 0.0
 
-    def result(self) -> Attributed:
+    def result(self) -> MeanStep:
         for event in self.events:
-            self._visit(event, _At())
+            self._visit(event, _Location())
         steps = len(self.steps)
         total = sum(step.time_range.elapsed_us() for step in self.steps) / 1000
         parts = {
@@ -126,67 +126,67 @@ class _Attribution:
         operator_time = sum(cost.operators for cost in parts.values())
         # The backward pass runs in another thread while the host waits, so the host has the remaining time.
         parts[HOST] = Cost(forward=total / steps - operator_time, calls=host.calls)
-        return Attributed(total / steps, parts, self.products / steps / 1000, self.flops / steps)
+        return MeanStep(total / steps, parts, self.products / steps / 1000, self.flops / steps)
 
-    def _visit(self, event: FunctionEvent, position: _At) -> None:
+    def _visit(self, event: FunctionEvent, location: _Location) -> None:
         name = event.name
         if name.startswith(RANGE):
-            position = self._entered(name.removeprefix(RANGE), position)
-            self._count(event, position, operator=position.part == DATA and not self.on_device)
+            location = self._location_in_range(name.removeprefix(RANGE), location)
+            self._add_cost(event, location, operator=location.part == DATA and not self.on_device)
         elif name.startswith(_NODE):
-            self.last_node = self.part_of_node.get(event.sequence_nr, self.last_node)
-            position = _At(self.last_node, True, True)
-            self._count(event, position, operator=False)
+            self.part_of_last_node = self.part_of_node.get(event.sequence_nr, self.part_of_last_node)
+            location = _Location(self.part_of_last_node, True, True)
+            self._add_cost(event, location, operator=False)
         elif any(name.startswith(prefix) for prefix in _OPTIMIZER):
-            position = _At(_OPTIMIZER[name.partition("#")[0] + "#"], is_final=True)
+            location = _Location(_OPTIMIZER[name.partition("#")[0] + "#"], is_final=True)
             # Zeroing frees the gradients' memory, which takes time outside operators.
-            self._count(event, position, operator=position.part == ZERO and not self.on_device)
+            self._add_cost(event, location, operator=location.part == ZERO and not self.on_device)
         else:
             compiled = any(word in name for word in _COMPILED)
-            position = self._labeled(event, position, compiled)
-            if not position.backward and event.sequence_nr >= 0 and event.scope == 0:
+            location = self._location_of_operator(event, location, compiled)
+            if not location.backward and event.sequence_nr >= 0 and event.scope == 0:
                 # Nested operators have the same sequence number; the innermost one is the operation.
-                self.part_of_node[event.sequence_nr] = _label(position.part)
-            self._count(event, position, operator=compiled or _is_operator(name))
+                self.part_of_node[event.sequence_nr] = _default_part(location.part)
+            self._add_cost(event, location, operator=compiled or _is_operator(name))
         for child in event.cpu_children:
-            self._visit(child, position)
+            self._visit(child, location)
 
-    def _entered(self, part: str, position: _At) -> _At:
-        if position.is_final and not position.backward:
-            return position
+    def _location_in_range(self, part: str, location: _Location) -> _Location:
+        if location.is_final and not location.backward:
+            return location
         if part in (HEAD, LEARNER):
-            position.scope.called_head = True
+            location.scope.called_head = True
         is_final = part.startswith((OBJECTIVE, DISTILLATION)) or part in (TEACHER, DATA) or part.endswith(PROJECTIONS)
-        return _At(part, position.backward, is_final)
+        return _Location(part, location.backward, is_final)
 
-    def _labeled(self, event: FunctionEvent, position: _At, compiled: bool) -> _At:
-        """Returns the location of an operator: if its range has several parts, the operator's name or start decides."""
-        if compiled and not (position.is_final and not position.backward):
-            return replace(position, part=COMPILED, is_final=True)
-        if position.is_final:
-            return position
-        name, part = event.name, position.part
+    def _location_of_operator(self, event: FunctionEvent, location: _Location, compiled: bool) -> _Location:
+        """Returns the location of an operator. If its range has several parts, the operator's name or start decides."""
+        if compiled and not (location.is_final and not location.backward):
+            return replace(location, part=COMPILED, is_final=True)
+        if location.is_final:
+            return location
+        name, part = event.name, location.part
         if part in (ATTENTION, CROSS_ATTENTION):
-            position.scope.projecting = position.scope.projecting and name.startswith(_JOINING)
-            kind = PROJECTIONS if position.scope.projecting or name == "aten::linear" else SCORES
-            return replace(position, part=part + kind, is_final=True)
+            location.scope.projecting = location.scope.projecting and name.startswith(_PROJECTION_OPERATORS)
+            kind = PROJECTIONS if location.scope.projecting or name == "aten::linear" else SCORES
+            return replace(location, part=part + kind, is_final=True)
         if part == HEAD and "loss" in name.lower():
-            return replace(position, part=LOSS)  # the loss is fused with the head's products
-        if part == LOSS and name in _MAPS:
-            return replace(position, part=HEAD, is_final=True)
+            return replace(location, part=LOSS)  # the loss is fused with the head's products
+        if part == LOSS and name in _MATRIX_PRODUCTS:
+            return replace(location, part=HEAD, is_final=True)
         if part == LEARNER:
-            return replace(position, part=LOSS if position.scope.called_head else OTHER, is_final=True)
+            return replace(location, part=LOSS if location.scope.called_head else OTHER, is_final=True)
         if part == STEP:
-            return replace(position, part=self.outside.part_at(event.time_range.start), is_final=True)
-        return position
+            return replace(location, part=self.outside.part_at(event.time_range.start), is_final=True)
+        return location
 
-    def _count(self, event: FunctionEvent, position: _At, operator: bool) -> None:
-        cost = self.parts[_label(position.part)]
-        milliseconds = _own_time(event, self.on_device) / 1000
+    def _add_cost(self, event: FunctionEvent, location: _Location, operator: bool) -> None:
+        cost = self.parts[_default_part(location.part)]
+        milliseconds = _time_without_nested(event, self.on_device) / 1000
         operator = operator or (self.on_device and bool(event.kernels))
         if not operator:
             cost.host += milliseconds
-        elif position.backward:
+        elif location.backward:
             cost.backward += milliseconds
         else:
             cost.forward += milliseconds
@@ -194,10 +194,10 @@ class _Attribution:
         flops = flops_of(event.name, event.input_shapes)  # type: ignore[arg-type]  # lists of sizes
         if flops is not None:
             self.flops += flops
-            self.products += _time(event, self.on_device)
+            self.products += _total_time(event, self.on_device)
 
 
-class _Outside:
+class _OutsideRanges:
     """The part of an operator outside all ranges, by its start: loss between the learner and the backward pass,
     clipping between the backward pass and the optimizer."""
 
@@ -232,8 +232,8 @@ def _starts(events: Sequence[FunctionEvent], step: FunctionEvent, *prefixes: str
     ]
 
 
-def _label(part: str) -> str:
-    """Returns the part of operators that nothing assigns to another part of their range."""
+def _default_part(part: str) -> str:
+    """Returns the part of the operators in a range that belong to no more specific part."""
     if part in (ATTENTION, CROSS_ATTENTION):
         return part + SCORES
     return {LEARNER: OTHER, STEP: HOST}.get(part, part)
@@ -244,19 +244,20 @@ def _is_operator(name: str) -> bool:
     return "::" in name and not name.startswith(("autograd::", "torch::"))
 
 
-def _own_time(event: FunctionEvent, on_device: bool) -> float:
+def _time_without_nested(event: FunctionEvent, on_device: bool) -> float:
     """Returns the microseconds of an event without nested events; on a device, those of its kernels."""
     return sum(kernel.duration for kernel in event.kernels) if on_device else event.self_cpu_time_total
 
 
-def _time(event: FunctionEvent, on_device: bool) -> float:
+def _total_time(event: FunctionEvent, on_device: bool) -> float:
     """Returns the microseconds of an event including nested events."""
-    return _own_time(event, on_device) + sum(_time(child, on_device) for child in event.cpu_children)
+    return _time_without_nested(event, on_device) + sum(_total_time(child, on_device) for child in event.cpu_children)
 
 
 def flops_of(name: str, shapes: Sequence[Sequence[int]]) -> float | None:
     """Returns the FLOPs of a matrix product (a multiplication and an addition are two), without regard to masks. None
-    for other operators, and if the argument shapes do not determine it (attention over packed documents on CUDA)."""
+    for other operators, and if the argument shapes do not determine the FLOPs (attention over packed documents on
+    CUDA)."""
     kind = name.removeprefix("aten::")
     if kind in ("mm", "bmm"):
         left, right = shapes[0], shapes[1]

@@ -23,15 +23,19 @@ from lmtool.types import Loader, Phased
 MEASURED_STEPS = 5
 MEASURED_SECONDS = 10.0
 MEASURED_SHARE = 0.03
-# Planning an epoch takes 0.4 ms for a hundred examples and a second for a million, so only the first ones are planned.
+# Counting the steps of an epoch takes 0.4 ms for a hundred examples and a second for a million, so they are counted
+# only in the first epochs.
 COUNTED_EPOCHS = 1000
 COUNTED_STEPS = 1_000_000
 MOST_STEPS = 2**62
 LEAST_ROWS = 50  # train rows of a run
+_ROUNDING = 1e-9  # subtracted before rounding up, so that a rounding error does not add a step
 
 
 @dataclass
 class _Mark:
+    """The progress at the start of a measurement."""
+
     step: int
     tokens: int
     seconds: float
@@ -46,8 +50,8 @@ class Budget:
         if settings.max_steps is not None:
             self.exact["max_steps"] = settings.max_steps
         if settings.max_epochs is not None:
-            enough = self.exact.get("max_steps", math.inf)
-            self.exact["max_epochs"] = steps_of_epochs(loader, settings.max_epochs, enough)
+            max_steps = self.exact.get("max_steps", math.inf)
+            self.exact["max_epochs"] = steps_of_epochs(loader, settings.max_epochs, max_steps)
         limits = {
             "max_tokens": settings.max_tokens,
             "max_flops": settings.max_flops,
@@ -64,9 +68,9 @@ class Budget:
         self.loader, self._phased = loader, loader if isinstance(loader, Phased) else None
         # If the loader has counted the tokens of an epoch, a token budget needs no measurement.
         self._epoch_tokens = loader.metadata().get("tokens_per_epoch") if math.isfinite(self.tokens) else None
-        self._by_clock = "max_minutes" in self.measured and self._phased is None
-        self._tenths: int | None = None
-        self._started: int | None = None
+        self._uses_clock = "max_minutes" in self.measured and self._phased is None
+        self._completed_tenths: int | None = None
+        self._first_step: int | None = None
         self._mark: _Mark | None = None
 
     @property
@@ -100,24 +104,25 @@ class Budget:
         return "max_tokens" if self.measured.get("max_tokens") == self.tokens else "max_flops"
 
     def outlook(self, progress: Progress) -> tuple[int | None, float | None]:
-        """Returns the maximum number of steps of the run, and maximum remaining seconds; None if unknown."""
-        steps = min(self.exact.values(), default=math.inf) if self._by_clock else self.horizon(progress)
+        """Returns the maximum number of steps of the run and the maximum remaining seconds; each is None if unknown."""
+        steps = min(self.exact.values(), default=math.inf) if self._uses_clock else self.horizon(progress)
         remaining = max(self.seconds - progress.seconds, 0.0) if math.isfinite(self.seconds) else None
         return int(steps) if math.isfinite(steps) else None, remaining
 
     def horizon(self, progress: Progress) -> float:
-        """Returns the number of steps of the run for the schedule. Before it is measured: an exact budget, because a
-        warm-up of unknown length would have a learning rate of zero; otherwise infinity."""
+        """Returns the number of steps of the run for the schedule. Before it is measured, this is the budget in steps
+        or epochs, because a warm-up of unknown length would have a learning rate of zero; without such a budget it is
+        infinity."""
         self.measure(progress)
         return min(self.exact.values(), default=math.inf) if progress.total_steps is None else progress.total_steps
 
     def measure(self, progress: Progress) -> None:
         """Sets the horizon in `progress` once enough steps are measured, and passes it to a loader with phases; with a
         budget in minutes, updates it. Call this before each step is loaded."""
-        if self._by_clock:
-            self._follow(progress)
+        if self._uses_clock:
+            self._update_horizon(progress)
         elif progress.total_steps is None:
-            self._fix(progress)
+            self._fix_horizon(progress)
         if self._phased is not None and progress.total_steps is not None and progress.horizon is not None:
             self._phased.fix(progress.total_steps, progress.horizon)
 
@@ -132,21 +137,24 @@ class Budget:
 
     def completes_tenth(self, progress: Progress, total: float) -> bool:
         """Whether the last step completed a tenth of the run. total: the horizon before that step."""
-        if not self._by_clock:
+        if not self._uses_clock:
             return math.isfinite(total) and progress.step % max(1, math.ceil(total / 10)) == 0
-        tenths, self._tenths = self._tenths, int(10 * max(self.fractions(progress).values()))
-        return tenths is not None and self._tenths > tenths
+        tenths, self._completed_tenths = self._completed_tenths, int(10 * max(self.fractions(progress).values()))
+        return tenths is not None and self._completed_tenths > tenths
 
-    def _follow(self, progress: Progress) -> None:
+    def _update_horizon(self, progress: Progress) -> None:
         """Extrapolates the horizon from the fraction of the budgets that the steps so far have spent."""
         fractions = self.fractions(progress)
         name = max(fractions, key=lambda budget: fractions[budget])
-        if self._tenths is None:
-            self._tenths = int(10 * fractions[name])
+        if self._completed_tenths is None:
+            self._completed_tenths = int(10 * fractions[name])
         if fractions[name] > 0:
-            progress.total_steps, progress.horizon = max(1, math.ceil(progress.step / fractions[name] - 1e-9)), name
+            progress.total_steps, progress.horizon = (
+                max(1, math.ceil(progress.step / fractions[name] - _ROUNDING)),
+                name,
+            )
 
-    def _fix(self, progress: Progress) -> None:
+    def _fix_horizon(self, progress: Progress) -> None:
         totals: dict[str, float] = dict(self.exact)
         phased, budget = self._phased, self._token_budget()
         if math.isfinite(self.tokens) and phased is not None:
@@ -155,7 +163,7 @@ class Budget:
             totals[budget] = self.tokens / self._epoch_tokens * self.loader.steps_in_epoch(0)
         needs_tokens = math.isfinite(self.tokens) and budget not in totals
         if needs_tokens or math.isfinite(self.seconds):
-            if not self._advance(progress):
+            if not self._has_measured(progress):
                 return
             assert self._mark is not None
             steps = progress.step - self._mark.step
@@ -168,45 +176,45 @@ class Budget:
                 remaining = (self.seconds - progress.seconds + extra) * steps / (progress.seconds - self._mark.seconds)
                 totals["max_minutes"] = progress.step + remaining
         name = min(totals, key=lambda budget: totals[budget])
-        progress.total_steps, progress.horizon = max(1, math.ceil(totals[name] - 1e-9)), name
+        progress.total_steps, progress.horizon = max(1, math.ceil(totals[name] - _ROUNDING)), name
 
-    def _advance(self, progress: Progress) -> bool:
+    def _has_measured(self, progress: Progress) -> bool:
         """Whether enough steps are measured. Without a time budget this depends only on their number, so that a token
         budget has the same horizon on every machine."""
-        if self._started is None:
-            self._started = progress.step
-            if progress.step >= MEASURED_STEPS and progress.seconds >= self._enough:
+        if self._first_step is None:
+            self._first_step = progress.step
+            if progress.step >= MEASURED_STEPS and progress.seconds >= self._min_seconds:
                 self._mark = _Mark(0, 0, 0.0)  # a branch or an extended run: measure all earlier training
                 return True
-        if progress.step == self._started:
+        if progress.step == self._first_step:
             return False
         if self._mark is None:
             self._mark = _Mark(progress.step, progress.tokens, progress.seconds)
         steps, seconds = progress.step - self._mark.step, progress.seconds - self._mark.seconds
-        return steps >= MEASURED_STEPS and seconds >= self._enough
+        return steps >= MEASURED_STEPS and seconds >= self._min_seconds
 
     @property
-    def _enough(self) -> float:
+    def _min_seconds(self) -> float:
         """Minimum duration of a measurement in seconds; 0 without a time budget."""
         return min(MEASURED_SECONDS, MEASURED_SHARE * self.seconds) if math.isfinite(self.seconds) else 0.0
 
 
-def steps_of_epochs(loader: Loader, epochs: float, enough: float = math.inf) -> int:
-    """Returns the number of optimizer steps in `epochs` epochs; that of a fraction of an epoch is rounded up.
+def steps_of_epochs(loader: Loader, epochs: float, max_steps: float = math.inf) -> int:
+    """Returns the number of optimizer steps in `epochs` epochs. The steps of a fraction of an epoch are rounded up.
 
-    Epochs may differ in length if batches are sized in tokens, so each is planned, up to COUNTED_EPOCHS epochs or
-    COUNTED_STEPS steps; later ones are assumed to be as long as the mean of these. enough: the number of steps after
-    which the run ends anyway; the result may be any number above it.
+    Epochs may differ in length if batches are sized in tokens, so the steps of each epoch are counted, up to
+    COUNTED_EPOCHS epochs or COUNTED_STEPS steps; later epochs are assumed to be as long as the mean of the counted
+    ones. max_steps: the number of steps after which the run ends anyway; the result may be any number above it.
     """
     complete_epochs, steps = int(epochs), 0
     for epoch in range(complete_epochs):
-        if steps > enough:
+        if steps > max_steps:
             return steps
         if epoch == COUNTED_EPOCHS or steps > COUNTED_STEPS:
-            return math.ceil(min(steps / epoch * epochs, MOST_STEPS) - 1e-9)
+            return math.ceil(min(steps / epoch * epochs, MOST_STEPS) - _ROUNDING)
         steps += loader.steps_in_epoch(epoch)
     if epochs > complete_epochs:
-        steps += math.ceil((epochs - complete_epochs) * loader.steps_in_epoch(complete_epochs) - 1e-9)
+        steps += math.ceil((epochs - complete_epochs) * loader.steps_in_epoch(complete_epochs) - _ROUNDING)
     return max(steps, 1)
 
 
@@ -224,7 +232,7 @@ def is_logged(step: int, log_every: int, steps: float) -> bool:
 
 
 class CheckpointSchedule(Protocol):
-    """The settings of which checkpoints a run saves and retains, see `TrainingSettings`."""
+    """The settings that determine which checkpoints a run saves and retains, see `TrainingSettings`."""
 
     @property
     def evaluate_every(self) -> int | None: ...
@@ -243,10 +251,12 @@ def retained_checkpoints(settings: CheckpointSchedule, steps: float) -> int:
     """Returns the maximum number of checkpoints that a run of `steps` steps retains; if `steps` is infinite, that of a
     run with ten evaluations."""
     is_known = math.isfinite(steps)
-    evaluate = settings.evaluate_every or (math.ceil(steps / 10) if is_known else 1)
-    save = settings.checkpoint_every or evaluate
-    steps = steps if is_known else 10 * save
-    saved = math.ceil(steps / save)
-    saved += int(steps // evaluate) - int(steps // math.lcm(evaluate, save))  # evaluations that are the best so far
+    evaluation_interval = settings.evaluate_every or (math.ceil(steps / 10) if is_known else 1)
+    save_interval = settings.checkpoint_every or evaluation_interval
+    steps = steps if is_known else 10 * save_interval
+    saved = math.ceil(steps / save_interval)
+    # A checkpoint is also saved after each evaluation that is the best so far.
+    saved += int(steps // evaluation_interval) - int(steps // math.lcm(evaluation_interval, save_interval))
     permanent = int(steps // settings.keep_every) if settings.keep_every else 0
+    # The best checkpoint is retained in addition to the newest ones.
     return saved + permanent if isinstance(settings.keep, str) else min(settings.keep + 1, saved) + permanent

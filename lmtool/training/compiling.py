@@ -1,4 +1,4 @@
-"""Compilation of a run's regions (`nn/regions`): about a minute at the start, and equal results up to rounding."""
+"""Compilation of a run's regions (`nn/regions`). It takes about a minute and leaves results equal up to rounding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRAPHS = 64
 
 @dataclass(frozen=True)
 class Compilation:
-    """Whether a run is compiled. why: a half-sentence for the screen."""
+    """Whether a run is compiled. why: the reason, a half-sentence for the screen."""
 
     on: bool
     why: str
@@ -40,8 +40,8 @@ class Compilation:
 def select_compilation(
     choice: Choice, device: torch.device, flops: float, max_minutes: float | None = None
 ) -> Compilation:
-    """Whether to compile. With `auto`, on CUDA for a run of more than `WORTHWHILE_MINUTES` (a guess, not measured);
-    never on a CPU, where no gain was measured.
+    """Decides whether to compile. With `auto`, a run is compiled on CUDA if it takes more than `WORTHWHILE_MINUTES` (a
+    guess, not measured), and never on a CPU, where no gain was measured.
 
     Args:
         choice: True, False or auto.
@@ -57,28 +57,28 @@ def select_compilation(
     length = f"the run takes {'more' if minutes > WORTHWHILE_MINUTES else 'less'} than {WORTHWHILE_MINUTES:g} minutes"
     if minutes <= WORTHWHILE_MINUTES:
         return Compilation(False, f"by estimate {length}")
-    requirement = missing(device)
+    requirement = missing_requirement(device)
     return Compilation(not requirement, f"{requirement} is missing" if requirement else f"by estimate {length}")
 
 
 def require_compiler(choice: Choice, device: torch.device) -> None:
     """Raises UserError for compile=true on a machine without a requirement of torch's compiler."""
-    requirement = missing(device) if choice is True else None
+    requirement = missing_requirement(device) if choice is True else None
     if requirement is not None:
         raise UserError(
-            f"compile=true: {requirement} is missing, which torch needs to compile",
+            f"compile=true needs {requirement}, which this machine does not have",
             f"install {requirement}, or set compile=false",
         )
 
 
-def missing(device: torch.device) -> str | None:
+def missing_requirement(device: torch.device) -> str | None:
     """Returns a requirement of torch's compiler that this machine lacks, or None."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "triton"
     compiler = os.environ.get("CC" if device.type == "cuda" else "CXX")
-    usual = ("cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
-    if not any(map(shutil.which, [compiler] if compiler else usual)):
-        return f"the compiler {compiler}" if compiler else f"the compiler {usual[0]}"
+    usual_compilers = ("cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
+    if not any(map(shutil.which, [compiler] if compiler else usual_compilers)):
+        return f"the compiler {compiler}" if compiler else f"the compiler {usual_compilers[0]}"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         return "the header Python.h (python3-dev)"
     return None
@@ -94,7 +94,7 @@ def compiled(on: bool, backend: str | Callable[..., object] = "inductor") -> Ite
     import torch._inductor.config
 
     # DDP's graph optimizer splits the graph of a whole model; these graphs are parts of a layer.
-    changes = torch._dynamo.config.patch(recompile_limit=GRAPHS, optimize_ddp=False)
-    fixed_order = torch._inductor.config.patch(deterministic=torch.are_deterministic_algorithms_enabled())
-    with child_environment(SAFE_PATH), changes, fixed_order, regions_by(CompiledRegions(backend)):
+    dynamo_settings = torch._dynamo.config.patch(recompile_limit=GRAPHS, optimize_ddp=False)
+    inductor_settings = torch._inductor.config.patch(deterministic=torch.are_deterministic_algorithms_enabled())
+    with child_environment(SAFE_PATH), dynamo_settings, inductor_settings, regions_by(CompiledRegions(backend)):
         yield

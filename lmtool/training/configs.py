@@ -22,7 +22,7 @@ Schedule = Callable[[int, float], float]
 run; infinite while a budget in minutes is being measured."""
 
 # A step of these optimizers moves a weight by about the rate, or by the rate times the weight's size.
-_MOST = 100
+_MAX_LR = 100
 _BETAS = "decay rates of the running means of gradients and of their squares"
 _EPSILON = "added to the root of the second moment"
 _WEIGHT_DECAY = "decoupled weight decay, scaled by the learning rate"
@@ -33,7 +33,7 @@ class OptimizerConfig(Config):
     """Base class of optimizers."""
 
     name: str = Field(description="The optimizer.")
-    lr: float = Field(1e-4, gt=0, le=_MOST, description="peak learning rate")
+    lr: float = Field(1e-4, gt=0, le=_MAX_LR, description="peak learning rate")
     clip_norm: float | None = Field(1.0, gt=0, description="maximum global gradient norm; null: no clipping")
     layer_decay: float = Field(
         1.0,
@@ -85,7 +85,8 @@ class AdafactorConfig(OptimizerConfig):
     """Adafactor (Shazeer and Stern 2018), T5's optimizer: it stores only row and column means of squared gradients.
 
     The paper's step sizes min(1e-2, 1/sqrt(step)) are a schedule: `schedule=inverse_sqrt schedule.warmup_steps=10000
-    schedule.warmup_start=1` at the default learning rate (with warmup_start=0, its warm-up).
+    schedule.warmup_start=1` at the default learning rate. With warmup_start=0 this is the paper's schedule with a
+    warm-up.
     """
 
     name: Literal["adafactor"] = Field("adafactor", description="Adam with a factored second moment.")
@@ -109,7 +110,7 @@ class AdafactorConfig(OptimizerConfig):
     )
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
-        """Returns the means of squares, for a matrix by row and by column; with beta1 also the mean of the updates."""
+        """Counts the means of squares, for a matrix by row and by column; with beta1 also the mean of the updates."""
         means = prod(shape[:-1]) + prod((*shape[:-2], shape[-1])) if len(shape) > 1 else prod(shape)
         return means + (0 if self.beta1 is None else prod(shape))
 
@@ -119,7 +120,7 @@ class StableAdamWConfig(OptimizerConfig):
     """StableAdamW (Wortsman et al. 2023): AdamW with Adafactor's update clipping; ModernBERT's optimizer."""
 
     name: Literal["stable_adamw"] = Field("stable_adamw", description="AdamW with clipped updates.")
-    lr: float = Field(8e-4, gt=0, le=_MOST, description="peak learning rate; ModernBERT's")
+    lr: float = Field(8e-4, gt=0, le=_MAX_LR, description="peak learning rate; ModernBERT's")
     betas: tuple[Beta, Beta] = Field((0.9, 0.98), description=_BETAS)
     epsilon: float = Field(1e-6, gt=0, le=1, description=_EPSILON)
     weight_decay: float = Field(0.0125, ge=0, description=_WEIGHT_DECAY)
@@ -136,7 +137,10 @@ class LambConfig(OptimizerConfig):
     name: Literal["lamb"] = Field("lamb", description="Adam with steps in proportion to each matrix's norm.")
     # Table in the paper's appendix: 6.25e-4 for 512 examples, times the root of 2 for every doubling.
     lr: float = Field(
-        6.25e-4, gt=0, le=_MOST, description="peak learning rate; the paper's at 512 examples, x1.41 with each doubling"
+        6.25e-4,
+        gt=0,
+        le=_MAX_LR,
+        description="peak learning rate; the paper's at 512 examples, x1.41 with each doubling",
     )
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
     epsilon: float = Field(1e-6, gt=0, le=1, description=_EPSILON)
@@ -154,7 +158,7 @@ class MuonConfig(OptimizerConfig):
     """
 
     name: Literal["muon"] = Field("muon", description="Orthogonal steps for the matrices of the layers.")
-    lr: float = Field(6e-4, gt=0, le=_MOST, description="peak learning rate of both parts; the one tuned for AdamW")
+    lr: float = Field(6e-4, gt=0, le=_MAX_LR, description="peak learning rate of both parts; the one tuned for AdamW")
     momentum: float = Field(0.95, ge=0, lt=1, description="decay of the running mean of gradients")
     nesterov: bool = Field(True, description="Nesterov momentum")
     newton_schulz_steps: int = Field(
@@ -165,7 +169,7 @@ class MuonConfig(OptimizerConfig):
     epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW: added to the root of the second moment")
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
-        """Returns the mean gradient of a matrix in a layer; AdamW's two means of other parameters."""
+        """Counts the mean gradient of a matrix in a layer, and AdamW's two means of any other parameter."""
         return prod(shape) if is_hidden_matrix(name, len(shape)) else super().state_size(name, shape)
 
 
@@ -179,9 +183,9 @@ def is_hidden_matrix(name: str, dimensions: int) -> bool:
 class ScheduleConfig(Config):
     """Base class of learning-rate schedules: a warm-up, then a decay.
 
-    The warm-up rises from `warmup_start` to the full rate at its last step. After it the first step has the full rate,
-    and a step after the last one would have the final rate (transformers' schedulers at step - 1; Wolf et al. 2020,
-    optimization.py), so that no step has a rate of zero.
+    The warm-up rises from `warmup_start` to the full rate at its last step. The first step after the warm-up has the
+    full rate too. The final rate would be reached one step after the last one, so that no step has a rate of zero
+    (transformers' schedulers at step - 1; Wolf et al. 2020, optimization.py).
     """
 
     name: str = Field(description="The schedule.")
@@ -204,7 +208,7 @@ class ScheduleConfig(Config):
             )
 
     def factor(self, step: int, total: float) -> float:
-        """Returns the `Schedule` function."""
+        """Returns the factor of the learning rate at a step (see `Schedule`)."""
         warmup: float = self.warmup_steps or 0
         if self.warmup_steps is None and self.warmup_fraction:
             warmup = self.warmup_fraction * total

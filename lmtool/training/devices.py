@@ -47,7 +47,7 @@ DEVICES: dict[str, Device] = {
     "h100": Device(80e9, 989e12, 989e12, 67e12, 3.35e12, 450e9),
     # NVIDIA H200 Tensor Core GPU datasheet, SXM.
     "h200": Device(141e9, 989e12, 989e12, 67e12, 4.8e12, 450e9),
-    # NVIDIA A100 Tensor Core GPU datasheet, SXM4: 80 GB, and the first one; NVLink 600 GB/s both ways.
+    # NVIDIA A100 Tensor Core GPU datasheet, SXM4, with 80 GB and with 40 GB; NVLink 600 GB/s both ways.
     "a100": Device(80e9, 312e12, 312e12, 19.5e12, 2.039e12, 300e9),
     "a100_40gb": Device(40e9, 312e12, 312e12, 19.5e12, 1.555e12, 300e9),
     # NVIDIA V100 Tensor Core GPU datasheet, SXM2 32 GB; it has no bf16. NVLink 300 GB/s both ways.

@@ -46,9 +46,9 @@ class Engine(Protocol):
         """Returns the contribution of a micro-batch, on the device. counts: the number of targets of each term in the
         step, over all processes."""
 
-    def adding_up(self, last: bool) -> AbstractContextManager[None]:
-        """Returns the context of the forward and backward pass of a micro-batch; gradients are summed over processes in
-        the last one of the step."""
+    def gradient_sync(self, last: bool) -> AbstractContextManager[None]:
+        """Returns the context of the forward and backward pass of a micro-batch. last: whether it is the last one of
+        the step, in which gradients are summed over processes."""
 
 
 class Plain:
@@ -63,7 +63,7 @@ class Plain:
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         return part_of_loss(self.learner, batch, step, counts, precision)
 
-    def adding_up(self, last: bool) -> AbstractContextManager[None]:
+    def gradient_sync(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
 
@@ -75,21 +75,21 @@ class Ddp(Plain):
         super().__init__(learner, group)
         assert isinstance(learner, nn.Module)
         self._parameters = list(learner.parameters())
-        self._learning: list[bool] = []
+        self._requires_grad: list[bool] = []
         self._wrapped: DistributedDataParallel | None = None
 
     def begin(self, step: int) -> None:
         super().begin(step)
-        learning = [parameter.requires_grad for parameter in self._parameters]
-        if learning != self._learning:
-            self._learning = learning
+        trainable = [parameter.requires_grad for parameter in self._parameters]
+        if trainable != self._requires_grad:
+            self._requires_grad = trainable
             self._wrap()
 
     def _wrap(self) -> None:
         if self._wrapped is not None:
             self._wrapped._remove_autograd_hooks()
             self._wrapped = None
-        if not any(self._learning):
+        if not any(self._requires_grad):
             return
         anchor = next(parameter for parameter in self._parameters if parameter.requires_grad)
         with warnings.catch_warnings():
@@ -112,14 +112,15 @@ class Ddp(Plain):
         return part
 
     @contextmanager
-    def adding_up(self, last: bool) -> Iterator[None]:
+    def gradient_sync(self, last: bool) -> Iterator[None]:
         with nullcontext() if last or self._wrapped is None else self._wrapped.no_sync():
             yield
 
 
 class _LossModule(nn.Module):
-    """A learner whose output is the loss, from which DDP finds the parameters in the backward pass. anchor: a trained
-    parameter, on which the loss always depends; otherwise the other processes would wait forever."""
+    """Wraps a learner and returns its loss, from which DDP finds the parameters of the backward pass. anchor: a trained
+    parameter on which the loss always depends; without it, a process whose batch has no targets would let the others
+    wait forever."""
 
     def __init__(self, learner: Learner, anchor: nn.Parameter):
         super().__init__()
@@ -138,7 +139,8 @@ def part_of_loss(
     learner: Learner, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision
 ) -> ForwardLoss:
     """Runs a forward pass. Each term's sum is divided by its count over all micro-batches and processes of the step, so
-    that their number does not change the loss. A term without targets in the step is omitted."""
+    that the number of micro-batches and processes does not change the loss. A term without targets in the step is
+    omitted."""
     with precision.autocast():
         output = learner(batch, step)
     means = {name: total.float() / counts[name] for name, total in output.sums.items() if counts[name]}
@@ -213,50 +215,50 @@ class Fsdp(Plain):
     def __init__(self, learner: Learner, group: ProcessGroup):
         super().__init__(learner, group)
         assert isinstance(learner, nn.Module)
-        self._named = dict(learner.named_parameters())
-        self._used: set[str] = set()
-        self._counts = True
-        self._ends: list[Tensor] = []
-        names = {id(parameter): name for name, parameter in self._named.items()}
+        self._named_parameters = dict(learner.named_parameters())
+        self._used_names: set[str] = set()
+        self._has_loss = True
+        self._last_states: list[Tensor] = []
+        names = {id(parameter): name for name, parameter in self._named_parameters.items()}
         for unit in (*_layers(learner), learner):
-            unit.register_forward_pre_hook(_Watched(unit, names, self._note))
+            unit.register_forward_pre_hook(_GradientWatch(unit, names, self._note_use))
         for stack in _stacks(learner):
             for last in list(stack.applied_layers())[-1:]:
-                last.register_forward_hook(lambda layer, inputs, x_TH: self._ends.append(x_TH))
+                last.register_forward_hook(lambda layer, inputs, x_TH: self._last_states.append(x_TH))
 
     def begin(self, step: int) -> None:
         super().begin(step)
-        self._used.clear()
+        self._used_names.clear()
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         part = super().__call__(batch, step, counts, precision)
         # Layers are summed in the order of the backward pass, which must pass through all of them in every process,
         # even in one whose batch has no targets.
-        reached = [0.0 * end.flatten()[:1].sum() for end in self._ends if end.requires_grad]
-        self._counts = part.loss is not None
+        reached = [0.0 * end.flatten()[:1].sum() for end in self._last_states if end.requires_grad]
+        self._has_loss = part.loss is not None
         loss = part.loss if part.loss is not None else torch.zeros((), device=batch.inputs.tokens.device)
         return ForwardLoss(torch.stack([loss, *reached]).sum(), part.terms)
 
     @contextmanager
-    def adding_up(self, last: bool) -> Iterator[None]:
+    def gradient_sync(self, last: bool) -> Iterator[None]:
         yield
-        self._ends.clear()
+        self._last_states.clear()
         if not last:
             return
         # A parameter that no process uses has no gradient, as in one process: even a zero gradient may move it.
-        learning = (name for name, parameter in self._named.items() if parameter.requires_grad)
-        for name, count in self.group.sum({name: 1.0 for name in learning if name not in self._used}).items():
+        trainable = (name for name, parameter in self._named_parameters.items() if parameter.requires_grad)
+        for name, count in self.group.sum({name: 1.0 for name in trainable if name not in self._used_names}).items():
             if count == self.group.size:
-                self._named[name].grad = None
+                self._named_parameters[name].grad = None
 
-    def _note(self, name: str) -> None:
-        if self._counts:
-            self._used.add(name)
+    def _note_use(self, name: str) -> None:
+        if self._has_loss:
+            self._used_names.add(name)
 
 
-class _Watched:
+class _GradientWatch:
     """A hook before the first forward pass of a unit that calls `note` when one of its parameters gets a gradient.
-    names: the names by id of the sharded parameter; those of the unit are removed from it."""
+    names: the name of each sharded parameter by its id; the constructor removes those of the unit."""
 
     def __init__(self, unit: nn.Module, names: dict[int, str], note: Callable[[str], None]):
         self._parameters = [
@@ -265,13 +267,13 @@ class _Watched:
             for attribute, parameter in module.named_parameters(recurse=False)
             if id(parameter) in names
         ]
-        self._note = note
+        self._note_use = note
 
     def __call__(self, unit: nn.Module, inputs: object) -> None:
         for module, attribute, name in self._parameters:
             parameter = getattr(module, attribute)
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._note(name))
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._note_use(name))
         self._parameters = []
 
 
@@ -285,8 +287,8 @@ def _layers(learner: nn.Module) -> list[nn.Module]:
 
 
 def engine_for(learner: Learner, parallel: Parallel, group: ProcessGroup) -> Engine:
-    """Returns the engine for a learner, which has the same weights in all processes; with fsdp it is already
-    sharded."""
+    """Returns the engine for a learner, which has the same weights in all processes; with fsdp the
+    learner is already sharded."""
     if group.size == 1:
         return Plain(learner)
     return Ddp(learner, group) if parallel == "ddp" else Fsdp(learner, group)

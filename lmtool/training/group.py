@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 class ProcessGroup(Protocol):
     """The processes that train together. rank: the rank of this process, from 0. size: their number.
 
-    All processes call the same methods in the same order. Values are plain objects that pickle accepts; they travel
+    All processes call the same methods in the same order. Values are plain objects that pickle accepts; they are sent
     between the hosts, so that no device waits for them.
     """
 
@@ -76,7 +76,7 @@ class SingleProcess:
 ALONE = SingleProcess()
 
 
-def added(counts: list[Mapping[str, float]]) -> dict[str, float]:
+def sum_by_name(counts: list[Mapping[str, float]]) -> dict[str, float]:
     """Sums counts by name in a fixed order, so that all processes get the same sums."""
     totals: dict[str, float] = {}
     for part in counts:
@@ -90,9 +90,9 @@ TIMEOUT = timedelta(minutes=10)
 PATIENCE = timedelta(days=7)
 """Maximum time of `wait`: rank 0 may be tokenizing a corpus."""
 
-# Counts are sent in one message of `_FRAME` bytes, the first `_HEAD` of which are its length. torch's functions for
-# objects send two messages, and every step waits for them.
-_FRAME, _HEAD = 512, 8
+# Counts are sent in one message of `_FRAME_BYTES` bytes, the first `_HEADER_BYTES` of which say how many bytes follow.
+# torch's functions for objects send two messages, and every step waits for them.
+_FRAME_BYTES, _HEADER_BYTES = 512, 8
 
 
 class Processes:
@@ -101,14 +101,14 @@ class Processes:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._patient_group = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
         data = json.dumps(dict(counts)).encode()
-        texts = self._gathered(data, _FRAME)
-        if (longest := max(map(len, texts))) > _FRAME - _HEAD:
-            texts = self._gathered(data, longest + _HEAD)
-        return added([json.loads(text) for text in texts])
+        texts = self._gather_bytes(data, _FRAME_BYTES)
+        if (longest := max(map(len, texts))) > _FRAME_BYTES - _HEADER_BYTES:
+            texts = self._gather_bytes(data, longest + _HEADER_BYTES)
+        return sum_by_name([json.loads(text) for text in texts])
 
     def first(self, value: Value) -> Value:
         values = [value if self.rank == 0 else None]
@@ -120,18 +120,18 @@ class Processes:
         dist.all_gather_object(values, value)
         return values
 
-    def _gathered(self, data: bytes, size: int) -> list[bytes]:
-        """Returns the bytes of each rank. Bytes that do not fit in a frame of `size` are replaced by as many zeros, so
-        that the caller knows their length."""
-        fits = data if len(data) <= size - _HEAD else b""
-        frame = (len(data).to_bytes(_HEAD, "little") + fits).ljust(size, b"\0")
+    def _gather_bytes(self, data: bytes, size: int) -> list[bytes]:
+        """Returns the bytes of each rank. Bytes that do not fit in a frame of `size` bytes are replaced by the same
+        number of zeros, so that the caller knows how many there are."""
+        fits = data if len(data) <= size - _HEADER_BYTES else b""
+        frame = (len(data).to_bytes(_HEADER_BYTES, "little") + fits).ljust(size, b"\0")
         frames = list(torch.empty(self.size, size, dtype=torch.uint8).unbind())
         dist.all_gather(frames, torch.frombuffer(bytearray(frame), dtype=torch.uint8))
-        everyone = [frame.numpy().tobytes() for frame in frames]
-        return [data[_HEAD:].ljust(end, b"\0")[:end] for data in everyone for end in [_length(data)]]
+        received = [frame.numpy().tobytes() for frame in frames]
+        return [data[_HEADER_BYTES:].ljust(length, b"\0")[:length] for data in received for length in [_length(data)]]
 
     def wait(self) -> None:
-        dist.barrier(self._patient)
+        dist.barrier(self._patient_group)
 
     def add_up(self, tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor)
@@ -139,7 +139,7 @@ class Processes:
 
 
 def _length(frame: bytes) -> int:
-    return int.from_bytes(frame[:_HEAD], "little")
+    return int.from_bytes(frame[:_HEADER_BYTES], "little")
 
 
 @contextmanager
@@ -160,7 +160,7 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
         store = dist.PrefixStore(f"lmtool/{next(_GROUPS_JOINED)}", _store(process))
         dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.size, timeout=TIMEOUT)
     except dist.DistError as error:
-        raise _never_met(process, error) from error
+        raise _join_error(process, error) from error
     try:
         yield Processes()
     finally:
@@ -194,7 +194,7 @@ def backend_of(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def _never_met(process: RankInfo, error: Exception) -> UserError:
+def _join_error(process: RankInfo, error: Exception) -> UserError:
     """Returns the error for processes that did not find each other, with torch's reason."""
     address, port = os.environ[ADDRESS], os.environ[PORT]
     who = f"rank {process.rank} of {process.size}"
@@ -217,11 +217,12 @@ def require_same_training(group: ProcessGroup, learner: nn.Module, loader: Loade
     are compared by a sum over their bits; sharded tensors, which differ between ranks, are omitted."""
     if group.size > 1:
         data = {f"training data: {name}": value for name, value in loader.metadata().items()}
-        require_same(group, data | {f"weights: {name}": total for name, total in _sums(learner).items()})
+        require_same(group, data | {f"weights: {name}": total for name, total in _bit_sums(learner).items()})
 
 
 def require_same(group: ProcessGroup, values: Mapping[str, object]) -> None:
-    """Raises UserError on all ranks if a value, by its name for the message, differs between a rank and rank 0."""
+    """Raises UserError on all ranks if a value differs between a rank and rank 0. values: by the name that the
+    message uses."""
     if group.size == 1:
         return
     all_values = group.all({name: str(value) for name, value in values.items()})
@@ -230,12 +231,12 @@ def require_same(group: ProcessGroup, values: Mapping[str, object]) -> None:
             value, first = local.get(name, "none"), all_values[0].get(name, "none")
             if value != first:
                 raise UserError(
-                    f"rank {rank} differs from rank 0: {name} is {_short(value)}, not {_short(first)}",
+                    f"rank {rank} differs from rank 0: {name} is {_shorten(value)}, not {_shorten(first)}",
                     "give all machines the same files (code, data, checkpoint) and the same command",
                 )
 
 
-def _sums(learner: nn.Module) -> dict[str, int]:
+def _bit_sums(learner: nn.Module) -> dict[str, int]:
     """Returns the sum over the bits of each tensor."""
     tensors = {name: tensor for name, tensor in learner.state_dict().items() if not is_sharded(tensor)}
     if not tensors:
@@ -250,5 +251,5 @@ def _bits(tensor: Tensor) -> Tensor:
     return flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8)
 
 
-def _short(value: str) -> str:
+def _shorten(value: str) -> str:
     return value if len(value) <= 60 else f"{value[:57]}..."

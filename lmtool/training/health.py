@@ -1,4 +1,4 @@
-"""Divergence: non-finite and exploded losses end a run, and the offending batch is saved."""
+"""Divergence: a loss that is not finite or has exploded ends a run, and the offending batch is saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Loader, Packed, Step
 
-# A loss has exploded if it exceeds the reference by this factor in this many consecutive steps or in one evaluation.
+# A loss has exploded if it exceeds this multiple of the reference in this many consecutive steps or in one evaluation.
 # The reference is the largest of 1, the baseline loss and the first step's loss. With tiny BERTs finetuned on two
 # classes in batches of four, learning rates up to 1e-2 have losses below 1 nat, rates up to 1 recover from losses below
 # 5, and rates of 5 and 50 have losses above 35.
@@ -51,9 +51,9 @@ class Health:
         group: ProcessGroup = ALONE,
     ):
         self._group, self._precision, device = group, precision, precision.device
-        self._least = max(baseline_loss, LEAST_REFERENCE)
+        self._min_reference = max(baseline_loss, LEAST_REFERENCE)
         self._progress, self._loader, self._folder = progress, loader, folder
-        self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
+        self._first_non_finite = torch.zeros((), dtype=torch.int64, device=device)
         self._first_exploded = torch.zeros((), dtype=torch.int64, device=device)
         self._exploded_steps = torch.tensor(progress.exploded_steps, dtype=torch.int64, device=device)
         self._reference = torch.tensor(progress.reference_loss, dtype=torch.float64, device=device)
@@ -65,8 +65,10 @@ class Health:
         bad = ~torch.isfinite(loss)
         if not scaled:
             bad = bad | ~torch.isfinite(norm)
-        self._first_bad = torch.where((self._first_bad == 0) & bad, step, self._first_bad)
-        self._reference = torch.where(self._reference > 0, self._reference, loss.double().clamp(min=self._least))
+        self._first_non_finite = torch.where((self._first_non_finite == 0) & bad, step, self._first_non_finite)
+        self._reference = torch.where(
+            self._reference > 0, self._reference, loss.double().clamp(min=self._min_reference)
+        )
         high = loss > EXPLODED_TIMES * self._reference
         self._exploded_steps = torch.where(high, self._exploded_steps + 1, 0)
         exploded = (self._first_exploded == 0) & (self._exploded_steps >= EXPLODED_STEPS)
@@ -75,13 +77,13 @@ class Health:
 
     def check(self, data: Step, step: int, loss: Tensor, norm: Tensor) -> None:
         """Raises Diverged, with the offending batch saved, if a step since the last check was not finite or the loss
-        exploded; otherwise update the progress."""
-        verdict = (self._first_bad, self._first_exploded, self._exploded_steps, self._reference)
-        first_bad, first_exploded, exploded_steps, reference = torch.stack(
+        exploded; otherwise updates the progress."""
+        verdict = (self._first_non_finite, self._first_exploded, self._exploded_steps, self._reference)
+        first_non_finite, first_exploded, exploded_steps, reference = torch.stack(
             [value.double() for value in verdict]
         ).tolist()
         self._progress.exploded_steps, self._progress.reference_loss = int(exploded_steps), reference
-        first = int(min((number for number in (first_bad, first_exploded) if number), default=0))
+        first = int(min((number for number in (first_non_finite, first_exploded) if number), default=0))
         if first == 0:
             self._cursors.clear()
             return
@@ -92,22 +94,23 @@ class Health:
             metadata |= {"loss": str(float(loss)), "grad_norm": str(float(norm))}
         if first == first_exploded:
             height = f" to {float(loss):.3g}" if first == step else ""
-            message = f"the loss exploded{height}: {EXPLODED_STEPS} steps up to step {first} lose {_times(reference)}"
-            raise self._diverged(first, offending, message, metadata)
+            excess = _multiple_of(reference)
+            message = f"the loss exploded{height}: for {EXPLODED_STEPS} steps up to step {first} it was {excess}"
+            raise self._error_on_all_ranks(first, offending, message, metadata)
         quantity = "loss" if not torch.isfinite(loss) else "gradient"
         quantity = quantity if first == step else "loss or gradient"
-        raise self._diverged(first, offending, f"the {quantity} of step {first} is not finite", metadata)
+        raise self._error_on_all_ranks(first, offending, f"the {quantity} of step {first} is not finite", metadata)
 
-    def _diverged(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
+    def _error_on_all_ranks(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
         """Returns the error on all ranks, after saving the batches of all ranks."""
         batches = [batch for part in self._group.all(data.batches) for batch in part]
-        return self._saved(step, replace(data, batches=batches), message, metadata)
+        return self._error_with_batch(step, replace(data, batches=batches), message, metadata)
 
-    def _saved(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
+    def _error_with_batch(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
         """Returns the error after saving the batches, if there is a folder."""
         remedies = ["a lower optimizer.lr", "a longer warm-up", "precision=fp32"]
         *first, last = remedies[:-1] if self._precision.name == "fp32" else remedies
-        hint = f"{', '.join(first)} or {last}, under another name="
+        hint = f"use {', '.join(first)} or {last}, and another name="
         if self._folder is None:
             return Diverged(message, hint)
         try:
@@ -121,24 +124,25 @@ class Health:
         return next(iter(self._loader.steps(self._cursors[step], self._group.rank, self._group.size)))
 
     def check_evaluation(self, data: Step, loss: float | None) -> None:
-        """Raises Diverged if the loss of an evaluation after this step has exploded. loss: None if it has none."""
+        """Raises Diverged if the loss of an evaluation after this step has exploded. loss: None if the evaluation has
+        no loss."""
         reference = self._progress.reference_loss
         if loss is not None and loss > EXPLODED_TIMES * reference:
             step = self._progress.step
-            message = f"the loss exploded to {loss:.3g} in the evaluation after step {step}: {_times(reference)}"
+            message = f"the loss exploded to {loss:.3g} in the evaluation after step {step}, {_multiple_of(reference)}"
             metadata = {"step": step, "loss": loss, "reference_loss": reference}
-            raise self._diverged(step, data, message, metadata)
+            raise self._error_on_all_ranks(step, data, message, metadata)
 
     def not_finite(self, data: Step, problem: NotFinite) -> Diverged:
         """Returns the error for an evaluation with outputs that are not finite; saves the held-out batch."""
         step = self._progress.step
         offending = data if problem.batch is None else replace(data, batches=[problem.batch.host])
         message = f"the model's {problem.quantity} are not finite in the evaluation after step {step}"
-        return self._saved(step, offending, message, {"step": step})
+        return self._error_with_batch(step, offending, message, {"step": step})
 
 
-def _times(reference: float) -> str:
-    return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (the loss without input or of the first step, or 1)"
+def _multiple_of(reference: float) -> str:
+    return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (the loss of the first step or without input, or 1)"
 
 
 def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, object]) -> Path:

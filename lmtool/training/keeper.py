@@ -41,7 +41,8 @@ FAILURES = 3
 
 class Keeper:
     """Saves and restores everything that a run needs to resume. A process that does not own the run's folder only
-    restores. extensions: add files to each checkpoint, or exclude tensors. settings: which checkpoints to retain."""
+    restores. extensions: they add files to each checkpoint, or exclude tensors. settings: which checkpoints to
+    retain."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class Keeper:
             if (folder / CARRIED).exists():
                 device = next(self.learner.parameters()).device
                 load_carried(self.learner, disk.read_tensors(folder, CARRIED), device)
-            progress = _progress(folder)
+            progress = _read_progress(folder)
             if budgets(read_config(folder)) != budgets(self.run.config):
                 progress.forget_horizon()  # the planned number of steps, which depends on the budgets
             if self.scaler is not None and progress.scaler:
@@ -99,10 +100,10 @@ class Keeper:
         unknown."""
         if not self.run.writes:
             return
-        weights = sum(tensor.nbytes for tensor in self._copy_of_weights().values())
+        weights = sum(tensor.nbytes for tensor in self._weights_to_save().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
         retained = retained_checkpoints(self.settings, steps)
-        required_bytes = (weights + moments) * (retained + 1) + (1 << 20)
+        required_bytes = (weights + moments) * (retained + 1) + (1 << 20)  # 1 MiB for other files
         used_bytes = sum(
             file.stat().st_size for step in saved_steps(self.folder) for file in step.iterdir() if file.is_file()
         )
@@ -114,8 +115,8 @@ class Keeper:
                 f"free some space, or set run_dir= on another disk{', or a smaller keep=' if retained > 2 else ''}",
             )
 
-    def _copy_of_weights(self) -> dict[str, Tensor]:
-        """Returns the learner's tensors in a checkpoint. Tied parameters are the same object."""
+    def _weights_to_save(self) -> dict[str, Tensor]:
+        """Returns the learner's tensors that a checkpoint contains. Tied parameters are the same object."""
         tensors = self.learner.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in tensors.items() if name not in self.excluded}
 
@@ -124,7 +125,7 @@ class Keeper:
         writing failed, which is logged. UserError after FAILURES consecutive failures, or after one if `must`."""
         if self.saved_step == progress.step:
             return True
-        weights = gather_tensors(self._copy_of_weights(), self.run.writes)
+        weights = gather_tensors(self._weights_to_save(), self.run.writes)
         optimizer = gather_tensors(state_tensors(self.optimizer, self.named), self.run.writes)
         if not self.run.writes:
             return True
@@ -139,8 +140,8 @@ class Keeper:
             )  # fmt: skip
         except OSError as error:
             self._failures += 1
-            count = f"failure {self._failures} of {FAILURES}"
-            self.run.log(f"the checkpoint of step {progress.step} could not be saved ({count}): {error}")
+            failure = f"failure {self._failures} of {FAILURES}"
+            self.run.log(f"the checkpoint of step {progress.step} could not be saved ({failure}): {error}")
             if must or self._failures >= FAILURES:
                 raise cannot_write(Path(error.filename or self.folder), error) from error
             return False
@@ -179,12 +180,12 @@ class Keeper:
         last_and_best = {checkpoint_of_pointer(self.folder, "last"), checkpoint_of_pointer(self.folder, "best")}
         interval = self.settings.keep_every
         for folder in saved_steps(self.folder)[self.settings.keep :]:
-            permanent = interval is not None and int(folder.name[5:]) % interval == 0
+            permanent = interval is not None and int(folder.name.removeprefix("step_")) % interval == 0
             if not permanent and folder not in last_and_best and folder.name != f"step_{progress.best_step or 0:08d}":
                 remove_folder(folder)
 
 
-def _progress(folder: Path) -> Progress:
+def _read_progress(folder: Path) -> Progress:
     """Returns the progress in a checkpoint. Raises UserError if a value has a wrong type: the file was changed after
     lmtool wrote it."""
     try:

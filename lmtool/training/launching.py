@@ -28,17 +28,20 @@ from lmtool.system.signals import Interrupted
 from lmtool.system.terminal import counted, say_error
 
 THREADS = "OMP_NUM_THREADS"
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _MAX_PROCESSES_PER_CORE = 4
 
 
 def processes_to_start(config: Any, verb: str) -> int:
-    """Returns the number of processes to start for a command; 1: this process runs it. Raises UserError if the machine
-    cannot run that many, or if torchrun started another number."""
+    """Returns the number of processes to start for a command; 1 means that this process runs the command. Raises
+    UserError if the machine cannot run that many, or if torchrun started another number."""
     devices, process = getattr(config, "devices", None), rank_info(os.environ)
     if started_together(os.environ):
         if not hasattr(config, "devices") and process.size > 1:
-            raise UserError(f"lmtool {verb} runs in one process, torchrun started {process.size}", f"lmtool {verb} ...")
+            raise UserError(
+                f"lmtool {verb} runs in one process, but torchrun started {process.size}",
+                f"run it without torchrun: lmtool {verb}",
+            )
         if devices is not None and devices != process.size:
             processes = "1 process" if process.size == 1 else f"{process.size} processes"
             raise UserError(
@@ -65,14 +68,14 @@ def _require_devices(devices: int, device: str) -> None:
     if kind != "cpu" and torch.cuda.is_available():
         most = torch.cuda.device_count()
         if devices > most:
-            message = f"devices={devices}: this machine has {most} CUDA device{'s' if most > 1 else ''}"
+            message = f"devices={devices}, but this machine has {counted(most, 'CUDA device')}"
             raise UserError(message, f"set devices={most}, or use torchrun on several machines")
         return
     most = _MAX_PROCESSES_PER_CORE * available_cores()
     if devices > most:
         raise UserError(
-            f"devices={devices}: this machine has no CUDA device, and its {counted(available_cores(), 'core')} can run "
-            f"at most {most} processes",
+            f"devices={devices}, but this machine has no CUDA device, and its "
+            f"{counted(available_cores(), 'core')} can run at most {most} processes",
             f"set devices={available_cores()}, one process per core",
         )
 
@@ -98,7 +101,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
             local_addr="127.0.0.1",
             signals_to_handle="SIGURG",  # other signals are forwarded, without the launcher's time limit
         )
-        with _environment(processes), _forwarding(Path(folder), processes) as received:
+        with _environment(processes), _forward_signals(Path(folder), processes) as received:
             try:
                 elastic_launch(config, sys.executable)("-P", "-m", "lmtool", *arguments)
             except ChildFailedError as error:
@@ -120,7 +123,7 @@ def _environment(processes: int) -> Iterator[None]:
 
 
 @contextmanager
-def _forwarding(folder: Path, processes: int) -> Iterator[list[int]]:
+def _forward_signals(folder: Path, processes: int) -> Iterator[list[int]]:
     """Forwards signals to all processes, or ends the launch if some have not started yet. Yields the list of received
     signals."""
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -136,14 +139,14 @@ def _forwarding(folder: Path, processes: int) -> Iterator[list[int]]:
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 
-    before = {number: signal.getsignal(number) for number in _FORWARDED}
-    for number, handler in before.items():
+    previous_handlers = {number: signal.getsignal(number) for number in _FORWARDED_SIGNALS}
+    for number, handler in previous_handlers.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, forward)
     try:
         yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
@@ -151,10 +154,10 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
     """Returns the exit status of a run that failed. Reports a process that was killed. failed: exit codes by rank of
     the processes that ended first, negative for signals. received: forwarded signals."""
     attempt = next(folder.glob("*/attempt_*"), folder)
-    ends = RankExits(attempt, RankInfo(0, processes, 0, processes)).read()
+    exits = RankExits(attempt, RankInfo(0, processes, 0, processes)).read()
     # An error that a process recognized goes before an exception, which may be a consequence of it.
     reported = sorted(
-        (end for end in ends.values() if end.reported), key=lambda end: (not end.expected, end.at, end.rank)
+        (end for end in exits.values() if end.reported), key=lambda end: (not end.expected, end.at, end.rank)
     )
     if reported:
         return reported[0].exit_status
@@ -162,14 +165,14 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
     if killed and received:
         raise Interrupted(received[0])
     if killed:  # the launcher ends the other processes by SIGTERM, then by SIGKILL
-        rank = min(killed, key=lambda rank: (rank in ends, killed[rank] == signal.SIGTERM, rank))
-        say_error(*_killed(rank, killed[rank], _run_of(attempt)))
+        rank = min(killed, key=lambda rank: (rank in exits, killed[rank] == signal.SIGTERM, rank))
+        say_error(*_kill_message(rank, killed[rank], _run_of(attempt)))
         return errors.FAULT
     return next((code for code in failed.values() if code > 0), errors.FAULT)
 
 
-def _killed(rank: int, number: int, run: str | None) -> tuple[str, str]:
-    """Returns the error and the hint for a process that a signal ended."""
+def _kill_message(rank: int, number: int, run: str | None) -> tuple[str, str]:
+    """Returns the error message and the hint for a process that a signal ended."""
     restart = "the same command starts again"
     resume = f"{command_line('resume', run)} continues from its last checkpoint" if run else restart
     name = signal.Signals(number).name

@@ -66,9 +66,9 @@ def train(
     """Trains until a budget is spent, resuming from the run's newest intact checkpoint if there is one.
 
     evaluate: returns scores by name, including `settings.metric`, after a step. extensions: called after each update;
-    they add files (the tokenizer) to each checkpoint. group: the ranks. The learner keeps the last weights; the best
-    ones are in the result's `best`. Raises UserError (no budget, no space, a checkpoint of another model), Diverged,
-    and Stopped after a signal, with a checkpoint saved."""
+    they add files (the tokenizer) to each checkpoint. group: the ranks. The learner keeps the last weights; the
+    result's `best` is the checkpoint of the best ones. Raises UserError (no budget, no space, a checkpoint of another
+    model), Diverged, and Stopped after a signal, with a checkpoint saved."""
     assert isinstance(learner, nn.Module)
     precision = move_to_device(learner, loader, settings, group)
     device, listener = precision.device, Listeners(listeners)
@@ -107,14 +107,14 @@ def train(
             if logs or progress.ended:
                 rows.write_step(outcome, data, rate, norm)
             evaluates, saves = due(settings, progress, budget.completes_tenth(progress, total))
-            best = progress.best
+            previous_best = progress.best
             if evaluates:
                 health.check(data, step, outcome.loss, norm)
                 score(learner, evaluate, settings, progress, rows, health, data, group)
                 _, stops = agree(group, progress.seconds, signals)
             if saves or progress.best_step == step or progress.ended or stops:
                 health.check(data, step, outcome.loss, norm)
-                saved = save(keeper, progress, listener, best, group)
+                saved = save(keeper, progress, listener, previous_best, group)
                 if stops and progress.ended is None:
                     raise signals.stop_error(step, saved)
     listener.on_end()
@@ -156,7 +156,7 @@ def announce(run: RunFolder, precision: Precision) -> None:
 
 def agree(group: ProcessGroup, seconds: float, signals: Signals) -> tuple[float, bool]:
     """Returns the clock and the signals, the same for all processes of a group: the seconds of rank 0, and whether any
-    process received a signal to stop; then all of them stop."""
+    process received a signal to stop, after which all of them stop."""
     received = {} if signals.received is None else {signals.received.name: 1.0}
     totals = group.sum({_SECONDS: 0.0 if group.rank else seconds, **received})
     names = [name for name in totals if name != _SECONDS]
@@ -225,8 +225,11 @@ def score(
     health.check_evaluation(data, metrics.get("loss"))
 
 
-def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, group: ProcessGroup = ALONE) -> bool:
-    """Saves a checkpoint of this step; its time counts as evaluation. best: the best evaluation before this step's.
+def save(
+    keeper: Keeper, progress: Progress, listener: Listener, previous_best: Best, group: ProcessGroup = ALONE
+) -> bool:
+    """Saves a checkpoint of this step; its time counts as evaluation. previous_best: the best evaluation before this
+    step's.
     Returns whether it was written."""
     started = time.perf_counter()
     saved = group.first(keeper.save(progress, must=progress.ended is not None))
@@ -234,15 +237,15 @@ def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, gro
     if saved:
         listener.on_checkpoint(progress.step, str(keeper.path_of(progress.step)))
     elif progress.best_step == progress.step:  # those weights were not saved
-        progress.best = best
+        progress.best = previous_best
     return saved
 
 
 def note_best(progress: Progress, settings: TrainingSettings) -> bool:
     """Makes the last evaluation the best one if its score is better, equal with a smaller loss, or finite in a run that
     does not select the best checkpoint. Returns whether it is now the best."""
-    number, best = progress.metrics[settings.metric], progress.best_value
-    value = math.nan if number is None else float(number)  # a number that is not finite is null in state.json
+    metric, best = progress.metrics[settings.metric], progress.best_value
+    value = math.nan if metric is None else float(metric)  # a number that is not finite is null in state.json
     better = math.isfinite(value) and (best is None or (value > best if settings.greater_is_better else value < best))
     if value == best:
         losses = [metrics.get("loss") for metrics in (progress.metrics, progress.best_metrics)]

@@ -30,8 +30,8 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
     empty), "layer 2", "layer 1" (with several stacks "decoder layer 1", ...), "embeddings" (with positions and virtual
     tokens).
 
-    Parameters of a stack outside its layers (the final norm) belong to its top layer, in a backbone without layers to
-    the head.
+    Parameters of a stack outside its layers (the final norm) belong to its top layer. In a backbone without layers
+    they belong to the head.
     """
     head: list[str] = []
     embeddings: list[str] = []
@@ -51,15 +51,16 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
     for name in outside:
         layers = next((stacks[stack] for stack in reversed(stacks) if name.startswith(f"{stack}.")), {0: head})
         layers[max(layers)].append(name)
-    ordered = {HEAD: head}
+    by_level = {HEAD: head}
     for stack in reversed(stacks):
         title = f"{stack.rpartition('.')[2]} layer" if len(stacks) > 1 else "layer"
-        ordered |= {f"{title} {number + 1}": stacks[stack][number] for number in sorted(stacks[stack], reverse=True)}
-    return ordered | ({EMBEDDINGS: embeddings} if embeddings else {})
+        by_level |= {f"{title} {number + 1}": stacks[stack][number] for number in sorted(stacks[stack], reverse=True)}
+    return by_level | ({EMBEDDINGS: embeddings} if embeddings else {})
 
 
-def by_model(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the names of parameters by the prefix of their model, which is removed; "" for a single model."""
+def names_by_model(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the names of parameters, without the prefix of their model, by that prefix; it is "" for a single
+    model."""
     models: dict[str, list[str]] = {}
     for name in names:
         path = name.split(".")
@@ -85,18 +86,18 @@ def layer_decayed(groups: Sequence[ParameterGroup], names: Iterable[str], decay:
         return list(groups)
     depths = {
         f"{prefix}{name}": depth
-        for prefix, names_of_model in by_model(names).items()
+        for prefix, names_of_model in names_by_model(names).items()
         for depth, members in enumerate(levels(names_of_model).values())
         for name in members
     }
     split: list[ParameterGroup] = []
     for group in groups:
-        of_depth: dict[int, list[tuple[str, nn.Parameter]]] = {}
+        members_by_depth: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in group.parameters:
-            of_depth.setdefault(depths[name], []).append((name, parameter))
+            members_by_depth.setdefault(depths[name], []).append((name, parameter))
         split += [
             replace(group, parameters=members, learning_rate_scale=group.learning_rate_scale * decay**depth)
-            for depth, members in sorted(of_depth.items())
+            for depth, members in sorted(members_by_depth.items())
         ]
     return split
 
@@ -170,8 +171,8 @@ def state_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) 
 def load_state_tensors(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restores a saved state. Raises UserError if it belongs to other parameters. A state tensor is a scalar or has the
-    shape of its parameter, or that of the optimizer's `state_shape(kind, parameter)`."""
+    """Restores a saved state. Raises UserError if the state belongs to other parameters. A state tensor is a scalar or
+    has the shape of its parameter, or that of the optimizer's `state_shape(kind, parameter)`."""
     optimizer.state.clear()
     # Fused kernels read the step count on the device, other optimizers on the host.
     fused = any(group.get("fused") for group in optimizer.param_groups)
@@ -185,8 +186,8 @@ def load_state_tensors(
                 "resume with the run's original configuration, or set another name=",
             )
         if value.ndim and is_sharded(parameter):
-            like = parameter if value.shape == parameter.shape else parameter.new_zeros(value.shape)
-            optimizer.state[parameter][kind] = shard_like(value, like).clone()
+            sharded_like = parameter if value.shape == parameter.shape else parameter.new_zeros(value.shape)
+            optimizer.state[parameter][kind] = shard_like(value, sharded_like).clone()
             continue
         device = parameter.device if value.ndim or fused else torch.device("cpu")
         optimizer.state[parameter][kind] = value.to(device, copy=True)

@@ -28,7 +28,8 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Precision:
-    """The number format of a run's matrix products. name: fp32, bf16 or fp16. why: a half-sentence for the screen."""
+    """The number format of a run's matrix products. name: fp32, bf16 or fp16. why: the reason
+    for this format, a half-sentence for the screen."""
 
     name: str
     device: torch.device
@@ -95,8 +96,8 @@ def select_precision(name: str, device: torch.device) -> Precision:
     native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else cpu_has_bf16()
     if name == "auto":
         if native:
-            return Precision("bf16", device, "the device multiplies bf16 itself")
-        return Precision("fp32", device, "the device has no bf16 of its own")
+            return Precision("bf16", device, "the device supports bf16 natively")
+        return Precision("fp32", device, "the device does not support bf16 natively")
     if name == "bf16" and not native:
         return Precision(name, device, "as asked; the device emulates bf16, fp32 is likely faster")
     if name == "fp16" and device.type == "cpu":
@@ -106,27 +107,28 @@ def select_precision(name: str, device: torch.device) -> Precision:
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Uses kernels on a CPU that add in a fixed order (by default the threads of `index_put` add atomically), so that a
-    resumed run is bitwise equal to an uninterrupted one. On CUDA this would cost speed and change nothing here."""
+    """On a CPU, uses kernels that add in a fixed order (by default the threads of `index_put` add atomically), so that
+    a resumed run is bitwise equal to an uninterrupted one. On CUDA such kernels would be slower, and lmtool does not
+    need them."""
     if device.type != "cpu":
         yield
         return
     # Not torch.use_deterministic_algorithms, which imports the compiler; training/compiling.py sets the compiler's.
-    before = torch.get_deterministic_debug_mode()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    previous_mode = torch.get_deterministic_debug_mode()
+    previous_fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.set_deterministic_debug_mode("warn")
     # A debugging aid that writes every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        torch.set_deterministic_debug_mode(previous_mode)
+        torch.utils.deterministic.fill_uninitialized_memory = previous_fill  # type: ignore[attr-defined]
 
 
-_WAITED = "called a synchronizing CUDA operation"
-_TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
-_WARM_UP = 2  # steps in which kernels are loaded and memory is allocated
+_WAIT_WARNING = "called a synchronizing CUDA operation"
+_TORCH_FOLDER = f"{os.path.dirname(torch.__file__)}{os.sep}"
+_WARM_UP_STEPS = 2  # steps in which kernels are loaded and memory is allocated
 
 
 class StepWaits:
@@ -146,25 +148,25 @@ class StepWaits:
             if self._watches:
                 show = warnings.showwarning
                 warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
-                warnings.filterwarnings("always", _WAITED, UserWarning)
+                warnings.filterwarnings("always", _WAIT_WARNING, UserWarning)
 
-                def showing(
+                def show_or_report(
                     message: Warning | str, category: type[Warning], filename: str, lineno: int,
                     file: TextIO | None = None, line: str | None = None,
                 ) -> None:  # fmt: skip
-                    if str(message).startswith(_WAITED):
+                    if str(message).startswith(_WAIT_WARNING):
                         self._report(filename, lineno)
                     else:
                         show(message, category, filename, lineno, file, line)
 
-                warnings.showwarning = showing
+                warnings.showwarning = show_or_report
             yield
 
     @contextmanager
     def watch_step(self) -> Iterator[None]:
         """Watches the part of a step that should not wait for the device."""
         self._steps += 1
-        if not self._watches or self._steps <= _WARM_UP:
+        if not self._watches or self._steps <= _WARM_UP_STEPS:
             yield
             return
         torch.cuda.set_sync_debug_mode("warn")
@@ -175,10 +177,10 @@ class StepWaits:
 
     def _report(self, file: str, number: int) -> None:
         """Warns about the line that torch names; if it is in torch, about the line that called it."""
-        if file.startswith(_TORCH):
+        if file.startswith(_TORCH_FOLDER):
             callers = [(frame.filename, frame.lineno or 0) for frame in reversed(traceback.extract_stack())]
-            within = callers[[name.startswith(_TORCH) for name, _ in callers].index(True) :]
-            file, number = next((at for at in within if not at[0].startswith(_TORCH)), (file, number))
+            torch_and_callers = callers[[name.startswith(_TORCH_FOLDER) for name, _ in callers].index(True) :]
+            file, number = next((at for at in torch_and_callers if not at[0].startswith(_TORCH_FOLDER)), (file, number))
         line = f"{file}:{number}"
         if line not in self._reported:
             self._reported.add(line)
@@ -195,9 +197,9 @@ _MMAP_THRESHOLD, _MMAP_BYTES = -3, 32 * 2**20
 def keep_freed_memory() -> bool:
     """Makes the C library keep freed memory for the next step instead of returning it to the system.
 
-    Called once per process before training on a CPU. It saves 19,000 page faults and 17 to 20% of the time per step
-    (BERT of 4 layers, width 256, 30522 tokens, 900 tokens per batch, bf16) with the same peak memory. Returns whether
-    the C library supports it (glibc).
+    Called once per process before training on a CPU. It saves 19,000 page faults and 17 to 20% of the time per
+    step (BERT of 4 layers, width 256, 30522 tokens, 900 tokens per batch, bf16) with the same peak memory. Returns
+    whether the C library supports it (glibc).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

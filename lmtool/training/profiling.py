@@ -28,8 +28,8 @@ PROJECTIONS = ": projections"
 # Prefixes of additional networks; each network is one part.
 OBJECTIVE, DISTILLATION = "objective: ", "distillation: "
 
-# For the last component of a module's name, its part and the methods that other modules call.
-_BY_NAME: dict[str, tuple[str, tuple[str, ...]]] = {
+# By the last component of a module's name: the module's part, and its methods that other modules call.
+_PARTS_BY_NAME: dict[str, tuple[str, tuple[str, ...]]] = {
     "embed": (EMBEDDING, ("tokens", "finish")),
     "self_attn": (ATTENTION, ("forward",)),
     "cross_attn": (CROSS_ATTENTION, ("forward",)),
@@ -124,7 +124,7 @@ class ProfiledLoader:
 
 
 def profiler_range(part: str) -> Any:
-    """Returns a range in the profiler's events: a tenth of the overhead of torch's `record_function`."""
+    """Returns a range in the profiler's events. It has a tenth of the overhead of torch's `record_function`."""
     return torch._C._profiler._RecordFunctionFast(RANGE + part)
 
 
@@ -137,15 +137,16 @@ def ranges(
     Args:
         learner: The learner.
         others: Other objects, each with the name of the method to wrap and the name of its part.
-        compiled: Whether its regions are compiled (`nn/regions`); they contain no ranges, which would split them.
+        compiled: Whether the learner's regions are compiled (`nn/regions`). Such regions contain no ranges, which would
+            split them.
     """
     with ExitStack() as stack:
         for module, part, methods in profiled_modules(learner, compiled):
             for method in methods:
                 if callable(getattr(module, method, None)):
-                    stack.enter_context(_around(module, method, part))
+                    stack.enter_context(_in_range(module, method, part))
         for other in others:
-            stack.enter_context(_around(*other))
+            stack.enter_context(_in_range(*other))
         yield
 
 
@@ -154,15 +155,15 @@ def profiled_modules(learner: nn.Module, compiled: bool = False) -> Iterator[tup
     names has the part of the first one. compiled: omit modules in regions."""
     for name, module in learner.named_modules():
         path = name.split(".")
-        last, above = path[-1], path[-2] if len(path) > 1 else ""
-        learns = not name or isinstance(module, Learner)
-        if above in ("objective", "distill"):
-            yield module, f"{OBJECTIVE if above == 'objective' else DISTILLATION}{last}", _NETWORK_METHODS
+        last, parent = path[-1], path[-2] if len(path) > 1 else ""
+        is_learner = not name or isinstance(module, Learner)
+        if parent in ("objective", "distill"):
+            yield module, f"{OBJECTIVE if parent == 'objective' else DISTILLATION}{last}", _NETWORK_METHODS
         elif {"objective", "distill"} & set(path):
             continue
-        elif learns:
+        elif is_learner:
             yield module, LEARNER, ("forward",)
-        elif above == "heads":
+        elif parent == "heads":
             yield module, HEAD, _NETWORK_METHODS
         elif "heads" in path:
             continue
@@ -171,34 +172,34 @@ def profiled_modules(learner: nn.Module, compiled: bool = False) -> Iterator[tup
             yield module, NORMS, ("leave",)
         elif last in ("encoder", "decoder"):
             yield module, NORMS, ("leave",)
-        elif above == "layers":
+        elif parent == "layers":
             yield module, NORMS, ("forward",)
         elif compiled and "layers" in path and last not in ("self_attn", "cross_attn"):
             continue
         elif last.startswith("norm") and len(path) > 2 and path[-3] == "layers":
             yield module, NORMS, ("forward",)  # an attention may call the norm before it
-        elif last in _BY_NAME and (not last.endswith("adapter") or any(True for _ in module.parameters())):
-            yield module, *_BY_NAME[last]
-        elif above in ("self_attn", "cross_attn") and last.endswith("_proj") and type(module) is not nn.Linear:
+        elif last in _PARTS_BY_NAME and (not last.endswith("adapter") or any(True for _ in module.parameters())):
+            yield module, *_PARTS_BY_NAME[last]
+        elif parent in ("self_attn", "cross_attn") and last.endswith("_proj") and type(module) is not nn.Linear:
             # A projection that a tuning method replaced is called separately.
-            yield module, (ATTENTION if above == "self_attn" else CROSS_ATTENTION) + PROJECTIONS, ("forward",)
+            yield module, (ATTENTION if parent == "self_attn" else CROSS_ATTENTION) + PROJECTIONS, ("forward",)
 
 
 @contextmanager
-def _around(thing: object, method: str, part: str) -> Iterator[None]:
+def _in_range(owner: object, method: str, part: str) -> Iterator[None]:
     """Wraps a method of an object in a range."""
-    before = vars(thing).get(method)
-    original: Callable[..., object] = getattr(thing, method)
+    before = vars(owner).get(method)
+    original: Callable[..., object] = getattr(owner, method)
 
     def ranged(*arguments: object, **keywords: object) -> object:
         with profiler_range(part):
             return original(*arguments, **keywords)
 
-    object.__setattr__(thing, method, ranged)
+    object.__setattr__(owner, method, ranged)
     try:
         yield
     finally:
         if before is None:
-            object.__delattr__(thing, method)
+            object.__delattr__(owner, method)
         else:
-            object.__setattr__(thing, method, before)
+            object.__setattr__(owner, method, before)

@@ -26,7 +26,7 @@ class TrainingSettings:
     """The settings of a training, without its learner and data.
 
     Attributes:
-        seed: Of dropout; data and weights have their seeds elsewhere.
+        seed: The seed of dropout; data and weights have seeds of their own.
         metric, greater_is_better: The score of `evaluate` that selects the best checkpoint, and its direction.
         selects_best: Whether the metric selects the best checkpoint; otherwise it is the last one.
         device: auto, cpu, cuda or cuda:N.
@@ -35,9 +35,9 @@ class TrainingSettings:
             not evaluation and saving; max_flops needs flops_per_token (forward and backward).
         log_every: Maximum number of steps between train rows (`budgets.is_logged`).
         evaluate_every: Steps between evaluations; None: a tenth of the run.
-        checkpoint_every: Steps between checkpoints; None: those between evaluations.
+        checkpoint_every: Steps between checkpoints; None: the same number as between evaluations.
         keep: Number of newest checkpoints to retain in addition to the best one, or "all".
-        keep_every: Steps between checkpoints that are retained regardless of `keep`; None: none.
+        keep_every: Steps between checkpoints that are retained regardless of `keep`; None: no such checkpoints.
         patience: Evaluations without a better `metric` before the run ends; None: no limit.
         gradient_checkpointing: Recompute layers in the backward pass.
         compiles: Compile the regions (compiling.py).
@@ -146,8 +146,8 @@ class Progress:
 
     @classmethod
     def from_plain(cls, state: Mapping[str, object]) -> Progress:
-        """Reads state.json; fields that an older version did not write have their defaults. ValueError, naming the key,
-        for a value of a wrong type."""
+        """Reads state.json; fields that an older version did not write have their defaults. Raises
+        ValueError, which names the key, for a value of a wrong type."""
         names = {field.name for field in fields(cls)}
         values = {name: value for name, value in state.items() if name in names}
         try:
@@ -167,7 +167,7 @@ class TrainingResult:
         best_step, best_value: None without an evaluation.
         metrics, last_metrics: Scores of the best and of the last evaluation.
         best, last: Checkpoint folders.
-        peak_memory_bytes: Of the device (CUDA) or of the process (CPU).
+        peak_memory_bytes: See `peak_memory`.
     """
 
     status: str
@@ -204,7 +204,7 @@ class CheckpointExtension(Protocol):
 
 
 class Listener(Protocol):
-    """Is called at events of a training. The loop prints nothing."""
+    """Receives the events of a training. The loop itself prints nothing."""
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
         """Called before training, which starts after `step`. steps, max_seconds: the maximum number of steps of the run
@@ -276,7 +276,7 @@ def training_result(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the maximum bytes allocated on a CUDA device, or on a CPU, resident in this process since its start."""
+    """Returns the peak memory in bytes: on CUDA, of the tensors on the device; on a CPU, of this whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

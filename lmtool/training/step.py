@@ -29,13 +29,13 @@ from lmtool.types import Batch, Learner, Step, send
 
 @contextmanager
 def sparse_row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool) -> Iterator[None]:
-    """Uses sparse gradients, by row, for a learner's token embeddings; the optimizer still gets dense ones. sparse:
-    False does nothing (on CUDA, and with several processes, which sum dense gradients)."""
+    """Uses sparse gradients, by row, for a learner's token embeddings; the optimizer still gets dense ones. sparse: if
+    False, nothing is done (on CUDA, and with several processes, which sum dense gradients)."""
     tables = [part for part in learner.modules() if isinstance(part, Embeddings)] if sparse else []
     for table in tables:
         # A separate leaf, because autograd adds a sparse gradient to a dense one in new memory.
         table.sparse_leaf = table.token.weight.detach().requires_grad_()
-        table.sparse_leaf.register_post_accumulate_grad_hook(partial(_merge, table.token.weight))
+        table.sparse_leaf.register_post_accumulate_grad_hook(partial(_merge_gradient, table.token.weight))
     buffers = _Buffers()
     hooks = (optimizer.register_step_pre_hook(buffers.fill), optimizer.register_step_post_hook(buffers.clear))
     try:
@@ -47,7 +47,7 @@ def sparse_row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool)
             hook.remove()
 
 
-def _merge(weight: Tensor, leaf: Tensor) -> None:
+def _merge_gradient(weight: Tensor, leaf: Tensor) -> None:
     """Adds the rows of a lookup to the table's gradient, which is sparse unless a head has made it dense."""
     gradient, leaf.grad = leaf.grad, None
     assert gradient is not None
@@ -61,7 +61,8 @@ def _merge(weight: Tensor, leaf: Tensor) -> None:
 
 
 class _Buffers:
-    """A dense gradient for each parameter with sparse gradients; all zeros between steps."""
+    """A dense gradient for each parameter with sparse gradients; all zeros between steps. Shape letter: U distinct
+    rows."""
 
     def __init__(self) -> None:
         self._dense: dict[nn.Parameter, Tensor] = {}
@@ -88,7 +89,7 @@ class _Buffers:
         self._filled.clear()
 
 
-_TOKENS = "tokens of the step"
+_TOKEN_COUNT = "tokens of the step"
 
 
 @dataclass
@@ -149,19 +150,21 @@ def gradients(
     """Sums the gradients of a step over its micro-batches and over the processes of the engine's group."""
     engine.begin(step)
     group, learner, device = engine.group, engine.learner, precision.device
-    counts = group.sum({**total_counts(learner, data.batches), _TOKENS: sum(batch.tokens for batch in data.batches)})
+    counts = group.sum(
+        {**total_counts(learner, data.batches), _TOKEN_COUNT: sum(batch.tokens for batch in data.batches)}
+    )
     loss = torch.zeros((), device=device)
     terms: dict[str, Tensor] = {}
 
-    def backward(part: Tensor) -> None:
-        if part.requires_grad:
-            (part if scaler is None else scaler.scale(part)).backward()
+    def backward(summand: Tensor) -> None:
+        if summand.requires_grad:
+            (summand if scaler is None else scaler.scale(summand)).backward()
 
-    forwards = [*data.batches, *data.idle]
-    for micro, batch in enumerate(forwards):
+    micro_batches = [*data.batches, *data.idle]
+    for micro, batch in enumerate(micro_batches):
         # torch's generators are seeded per micro-batch and rank, so that no state needs to be saved.
         seed_generators(device, random_streams.key(seed, "dropout", step, micro, *([group.rank] if group.rank else [])))
-        with engine.adding_up(last=micro == len(forwards) - 1):
+        with engine.gradient_sync(last=micro == len(micro_batches) - 1):
             part = engine(batch.to(device), step, counts, precision)
             if part.loss is None:
                 continue
@@ -174,20 +177,20 @@ def gradients(
             terms[name] = terms[name] + mean if name in terms else mean
     if group.size > 1:
         loss, terms = sum_over_processes(
-            loss, terms, [name for name in counts if name != _TOKENS and counts[name]], group
+            loss, terms, [name for name in counts if name != _TOKEN_COUNT and counts[name]], group
         )
     for name, penalty in learner.penalties().items():  # independent of the batch, and equal in all processes
         backward(penalty)
         terms[name] = full_tensor(penalty.detach())
         loss = loss + terms[name]
-    return Outcome(loss, terms, int(counts[_TOKENS]))
+    return Outcome(loss, terms, int(counts[_TOKEN_COUNT]))
 
 
 def sum_over_processes(
     loss: Tensor, terms: Mapping[str, Tensor], names: Sequence[str], group: ProcessGroup
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss and the terms of a step over all processes, on the device. names: the names of the terms that
-    any process may have; a term that none has is NaN."""
+    any process may have; a term that no process has is NaN."""
     local = [terms.get(name) for name in names]
     zero = torch.zeros_like(loss)
     present = [float(term is not None) for term in local]

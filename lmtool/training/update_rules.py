@@ -35,8 +35,8 @@ class AdamDirections(PlainOptimizer, ABC):
     """Base of optimizers that scale Adam's update themselves, in `move`."""
 
     def __init__(self, config: AdamWConfig | LambConfig | StableAdamWConfig, groups: Sequence[ParameterGroup]):
-        torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
-        super().__init__(torch_parameters, {"betas": config.betas, "epsilon": config.epsilon})
+        torch_param_groups = torch_groups(groups, config.lr, config.weight_decay)
+        super().__init__(torch_param_groups, {"betas": config.betas, "epsilon": config.epsilon})
 
     @abstractmethod
     def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
@@ -91,7 +91,7 @@ class AdamW(PlainOptimizer, TorchAdamW):
 
 
 class Adam(PlainOptimizer, TorchAdam):
-    """torch's Adam, in the same way."""
+    """torch's Adam, with a step that does not import the compiler (`PlainOptimizer`)."""
 
     step = torch.no_grad()(inspect.unwrap(TorchAdam.step))
 
@@ -100,14 +100,14 @@ def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimi
     """Returns torch's fused AdamW, or `ScaledAdamW`."""
     if config.scale_parameter:
         return ScaledAdamW(config, groups)
-    torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
-    return AdamW(torch_parameters, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
+    torch_param_groups = torch_groups(groups, config.lr, config.weight_decay)
+    return AdamW(torch_param_groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
 
 
 def build_adam(config: AdamConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
     """Returns torch's fused Adam. Parameters that do not decay have no L2 penalty."""
-    torch_parameters = torch_groups(groups, config.lr, config.l2)
-    return Adam(torch_parameters, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
+    torch_param_groups = torch_groups(groups, config.lr, config.l2)
+    return Adam(torch_param_groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
 
 
 class ScaledAdamW(AdamDirections):
@@ -222,10 +222,10 @@ class StableAdamW(AdamDirections):
 
     def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         for parameter, update in zip(parameters, updates, strict=True):
-            rate = group["lr"] / self._surprise(group, parameter).clamp(min=1.0)
+            rate = group["lr"] / self._gradient_ratio(group, parameter).clamp(min=1.0)
             parameter.mul_(1 - rate * group["weight_decay"]).sub_(update.mul_(rate))
 
-    def _surprise(self, group: TorchGroup, parameter: Tensor) -> Tensor:
+    def _gradient_ratio(self, group: TorchGroup, parameter: Tensor) -> Tensor:
         """Returns sqrt(mean(g^2 / max(v, epsilon^2))) with bias-corrected v: a scalar on the device."""
         state = self.state[parameter]
         assert parameter.grad is not None
@@ -234,11 +234,11 @@ class StableAdamW(AdamDirections):
 
 
 def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """torch's Muon (Jordan et al. 2024) for the matrices of the layers, and torch's AdamW for embeddings, heads, norms
-    and biases. Muon's steps are as large as AdamW's (`match_rms_adamw`, Liu et al. 2025), so both use one learning
-    rate. Raises UserError if no matrix of a layer is trained."""
-    matrices = torch_groups([_part(group, hidden=True) for group in groups], config.lr, config.weight_decay)
-    adamw_groups = torch_groups([_part(group, hidden=False) for group in groups], config.lr, config.weight_decay)
+    """Returns torch's Muon (Jordan et al. 2024) for the matrices of the layers, and torch's AdamW for embeddings,
+    heads, norms and biases. Muon's steps are as large as AdamW's (`match_rms_adamw`, Liu et al. 2025), so both use one
+    learning rate. Raises UserError if no matrix of a layer is trained."""
+    matrices = torch_groups([_subgroup(group, hidden=True) for group in groups], config.lr, config.weight_decay)
+    adamw_groups = torch_groups([_subgroup(group, hidden=False) for group in groups], config.lr, config.weight_decay)
     if not matrices:
         raise UserError(
             "optimizer=muon is for the matrices of the layers, but none of them is trained", "set optimizer=adamw"
@@ -255,10 +255,10 @@ def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimize
     ]
     if adamw_groups:
         parts.append(AdamW(adamw_groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True))
-    return Together(parts)
+    return CombinedOptimizer(parts)
 
 
-class Together(PlainOptimizer):
+class CombinedOptimizer(PlainOptimizer):
     """Optimizers of different parameters as one, with their groups in order and a shared state."""
 
     def __init__(self, parts: Sequence[Optimizer]):
@@ -273,6 +273,7 @@ class Together(PlainOptimizer):
             part.step()
 
 
-def _part(group: ParameterGroup, hidden: bool) -> ParameterGroup:
+def _subgroup(group: ParameterGroup, hidden: bool) -> ParameterGroup:
+    """Returns the group with only its matrices of layers (`hidden`), or only its other parameters."""
     parameters = group.parameters
     return replace(group, parameters=[pair for pair in parameters if is_hidden_matrix(pair[0], pair[1].ndim) == hidden])

@@ -60,7 +60,7 @@ def test_an_absurd_rate_ends_as_divergence(
     run = finetune("labels", task, "max_steps=40", "optimizer.lr=50", *more, status=4)
     error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
     assert error.startswith("error: the loss exploded to ") and "runs/labels/diverged/step_" in error
-    assert hint.startswith("hint: a lower optimizer.lr")
+    assert hint.startswith("hint: use a lower optimizer.lr")
     assert list((run / "diverged").iterdir()) and not (run / "result.json").exists()
 
 

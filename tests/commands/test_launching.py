@@ -37,7 +37,7 @@ def test_a_command_is_started_again_as_it_was_typed(place, started):
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        (["devices=1000"], {}, "devices=1000: this machine has no CUDA device, and "),
+        (["devices=1000"], {}, "devices=1000, but this machine has no CUDA device, and "),
         (["devices=0"], {}, "devices: given 0"),
         (["devices=3"], TORCHRUN, "devices=3, but torchrun started 2 processes"),
         (["devices=2"], {**TORCHRUN, "WORLD_SIZE": "1"}, "devices=2, but torchrun started 1 process"),
@@ -69,7 +69,7 @@ def test_other_commands_run_in_one_process(place, started, monkeypatch, capsys):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert cli.main(["doctor"]) == 2
-    assert "lmtool doctor runs in one process, torchrun started 2" in capsys.readouterr().err
+    assert "lmtool doctor runs in one process, but torchrun started 2" in capsys.readouterr().err
 
 
 def test_the_difference_between_ranks_is_named_in_all():

@@ -61,7 +61,9 @@ def test_cuda_is_planned_where_there_is_none(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     out = printed([*LARGE, "device=cuda"], capsys)
-    assert "bf16 on cuda, not on this machine" in out and "name one: device=h100" in out and "fits" not in out
+    assert (
+        "bf16 on cuda, not on this machine" in out and "set a published one: device=h100" in out and "fits" not in out
+    )
 
 
 def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,5 +194,5 @@ def test_a_segment_behind_carried_state(family):
 
 
 def test_a_model_without_layers_is_refused():
-    with pytest.raises(UserError, match="gradient_checkpointing=true: the model has no stack"):
+    with pytest.raises(UserError, match="gradient_checkpointing=true, but the model has no stack"):
         recompute_layers(torch.nn.Linear(2, 2))

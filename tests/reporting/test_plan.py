@@ -16,7 +16,11 @@ from lmtool.training.devices import DEVICES, device_of
 
 WORKS = (Work(1.0, 85e6, 12 * 768, 128), Work(0.15, 24e6))
 SIZES = Sizes(
-    {"backbone": 108_000_000, "heads": 2_000_000}, 110_000_000, 220_000_000, in_layers=84_000_000, layer=7_000_000
+    {"backbone": 108_000_000, "heads": 2_000_000},
+    110_000_000,
+    220_000_000,
+    layer_parameters=84_000_000,
+    largest_layer=7_000_000,
 )
 FORWARD = Forward(4096, SavedActivations(1000.0, 10.0), 5_000_000)
 

@@ -12,7 +12,7 @@ from lmtool.nn.attention import SelfAttention
 from lmtool.nn.context import Context
 from lmtool.nn.layout import Full
 from lmtool.training import compiling
-from lmtool.training.compiling import compiled, missing, require_compiler, select_compilation
+from lmtool.training.compiling import compiled, missing_requirement, require_compiler, select_compilation
 from lmtool.types import Packed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -22,7 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 def complete(monkeypatch):
     """A machine that lacks nothing, until a test says so."""
     lacks = {}
-    monkeypatch.setattr(compiling, "missing", lambda device: lacks.get(device.type))
+    monkeypatch.setattr(compiling, "missing_requirement", lambda device: lacks.get(device.type))
     return lacks
 
 
@@ -39,14 +39,14 @@ def test_auto_compiles_long_runs_on_cuda(complete):
 
 def test_a_machine_without_a_compiler_is_refused(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert missing(CPU) == "the compiler no-such-compiler"
-    with pytest.raises(UserError, match="compile=true: the compiler no-such-compiler is missing") as caught:
+    assert missing_requirement(CPU) == "the compiler no-such-compiler"
+    with pytest.raises(UserError, match="compile=true needs the compiler no-such-compiler, which") as caught:
         require_compiler(True, CPU)
     assert "compile=false" in caught.value.hint
     require_compiler("auto", CPU)
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert missing(CPU) == "the compiler g++"
+    assert missing_requirement(CPU) == "the compiler g++"
 
 
 def test_what_cannot_be_compiled_is_refused():

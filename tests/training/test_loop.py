@@ -291,7 +291,7 @@ class HighLearner(FakeLearner):
 def test_an_exploded_loss_ends_the_run(tmp_path: Path, log_every: int, first: int) -> None:
     """Whatever is logged, and however soon it comes."""
     last = first + 2
-    with pytest.raises(Diverged, match=rf"exploded to \d+: 3 steps up to step {last} lose more than 30 times"):
+    with pytest.raises(Diverged, match=rf"exploded to \d+: for 3 steps up to step {last} it was more than 30 times"):
         go(tmp_path / "run", learner=HighLearner(range(first, 20)), log_every=log_every)
     assert json.loads((tmp_path / f"run/diverged/step_{last:08d}.json").read_text())["step"] == last
 
@@ -322,8 +322,8 @@ def evaluated(path: Path, evaluate: Callable[[int], dict[str, float]], precision
 @pytest.mark.parametrize(
     ("precision", "hint"),
     [
-        ("fp32", "a lower optimizer.lr or a longer warm-up, under another name="),
-        ("bf16", "a lower optimizer.lr, a longer warm-up or precision=fp32, under another name="),
+        ("fp32", "use a lower optimizer.lr or a longer warm-up, and another name="),
+        ("bf16", "use a lower optimizer.lr, a longer warm-up or precision=fp32, and another name="),
     ],
 )
 def test_an_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path, precision: str, hint: str) -> None:
