@@ -96,7 +96,7 @@ class Trained:
 
     @property
     def tasks(self) -> dict[str, TaskConfig]:
-        """By name, the tasks that the checkpoint was trained for, in finetuning or as an objective of pretraining."""
+        """The tasks, by name, that the checkpoint was trained for by finetuning or as an objective of pretraining."""
         config = self.config
         parts = config.task.member_configs() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
         return {part.name: part for part in parts}
@@ -124,8 +124,8 @@ class Trained:
         self, learns: TaskConfig | ObjectiveConfig | None = None, heads: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
         """Builds the complete learner on its device, in evaluation mode. learns: the objective or task to build instead
-        of the checkpoint's; None means the checkpoint's. heads: by task, the checkpoint's head to use where its name or
-        the order of its classes differs from the task's. Raises UserError if the weights do not fit."""
+        of the checkpoint's; None means the checkpoint's. heads: heads of the checkpoint, by task, for tasks whose
+        name or order of classes differs from the checkpoint's. Raises UserError if the weights do not fit."""
         weights = self.weights
         for name, head in (heads or {}).items():
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))
@@ -188,8 +188,11 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
 
 
 def classifies(published: HFFolder, weights: Weights) -> bool:
-    """Whether a published folder has a task's head: config.json names a class of transformers with such a head; or it
-    names no class, but the weights include a classifier's."""
+    """Whether a published folder has a task's head.
+
+    It has one if config.json names a class of transformers with such a head, or if config.json names no class but the
+    weights include those of a classifier.
+    """
     names_class = bool(published.config.get("architectures"))
     has_classifier_weights = f"heads.{CLASSIFIER}.output.weight" in weights.tensors
     return (not names_class and has_classifier_weights) or head_of_class(published.config) is not None
