@@ -22,7 +22,7 @@ from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.runs.files import to_json
-from lmtool.session.forgetting import compare_with_start, measured_before
+from lmtool.session.forgetting import compare_with_start, score_start
 from lmtool.session.provenance import (
     LINEAGE,
     TEACHERS,
@@ -205,7 +205,7 @@ class Forgetting(Companion):
     def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         config, run = session.config, session.run
         assert isinstance(config, FinetuneConfig)
-        self.start = measured_before(config, session.learner, run.precision, run.output.stage)
+        self.start = score_start(config, session.learner, run.precision, run.output.stage)
         return {"data": {"forgetting": self.start.summary}}
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:

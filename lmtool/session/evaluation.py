@@ -42,16 +42,18 @@ from lmtool.training.precision import Precision
 
 # Evaluation on text, which is split into windows as in training, or into overlapping windows with stride=.
 
-_ENDS = "predictions of end-of-document tokens count in loss and perplexity, not in word perplexity and bits per byte"
+_END_NOTE = (
+    "predictions of end-of-document tokens count in loss and perplexity, not in word perplexity and bits per byte"
+)
 
 
-def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> JsonObject:
+def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, output: Output) -> JsonObject:
     """Scores a pretrained checkpoint on text, prints the metrics, and writes predictions if output= is set.
 
     Args:
         config: The command's configuration.
         trained: The checkpoint.
-        before: The configuration with which the checkpoint was trained.
+        pretraining: The configuration with which the checkpoint was trained.
         output: Prints to the screen.
 
     Returns:
@@ -66,8 +68,8 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     require_unset(
         config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each checkpoint separately"
     )
-    require_length(config, before)
-    learner, max_length = trained.learner(), config.max_length or before.max_length
+    require_length(config, pretraining)
+    learner, max_length = trained.learner(), config.max_length or pretraining.max_length
     if config.memory_length is not None:
         set_memory_length(config, learner, max_length)
     if config.stride is not None and not learner.supports_stride:
@@ -76,8 +78,8 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
             f"{learner.config.name}",
             "omit stride=",
         )
-    data, title = text_to_score(config, trained, before)
-    held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, before.seed)
+    data, title = text_to_score(config, trained, pretraining)
+    held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, pretraining.seed)
     evaluations = held_out.score(trained.precision)
     if config.output is not None:
         write_output(config.output, evaluations.records())
@@ -86,35 +88,37 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
     metadata = held_out.first.loader.metadata()
     streams = "lanes" in metadata
-    policy = _stream_policy(metadata, max_length, learner.backbone) if streams else _policy(config, max_length)
+    description = (
+        _describe_streams(metadata, max_length, learner.backbone) if streams else _describe_windows(config, max_length)
+    )
     if learner.supports_stride:
-        output.line(f"{policy}; {_ENDS}")
+        output.line(f"{description}; {_END_NOTE}")
     elif streams:
-        output.line(policy)
+        output.line(description)
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
     return metrics
 
 
-def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hint: str | None = None) -> None:
+def require_unset(config: EvaluateConfig, keys: Sequence[str], reason: str, hint: str | None = None) -> None:
     """Raises UserError if one of some keys is set although it has no effect.
 
     Args:
         config: The command's configuration.
         keys: The keys that must not be set.
-        because: The checkpoint and why the keys have no effect: "runs/NAME was trained on text".
+        reason: The checkpoint and why the keys have no effect: "runs/NAME was trained on text".
         hint: What to do; None means to omit the key.
     """
     for key in keys:
         value = getattr(config, key)
         if value is not None:
             displayed = value.name if isinstance(value, DataConfig) else value
-            raise UserError(f"{key}={displayed} does not apply: checkpoint={because}", hint or f"omit {key}=")
+            raise UserError(f"{key}={displayed} does not apply: checkpoint={reason}", hint or f"omit {key}=")
 
 
-def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
+def require_length(config: EvaluateConfig, pretraining: PretrainConfig) -> None:
     """Raises UserError if max_length exceeds the positions of the model."""
-    positions = before.model.max_positions
+    positions = pretraining.model.max_positions
     if config.max_length is not None and config.max_length > positions:
         raise UserError(
             f"max_length={config.max_length} exceeds the {positions} positions of checkpoint={config.checkpoint}",
@@ -140,7 +144,7 @@ def set_memory_length(config: EvaluateConfig, learner: BaseLearner, max_length: 
     backbone.set_memory_length(tokens)
 
 
-def _stream_policy(metadata: JsonMapping, max_length: int, backbone: Backbone) -> str:
+def _describe_streams(metadata: JsonMapping, max_length: int, backbone: Backbone) -> str:
     """Describes, for the screen, how a model that carries state reads the text."""
     memory, distance = backbone.memory_length, metadata.get("segments_apart")
     state = "state carried from one to the next" if memory is None else f"each with a memory of {memory} tokens"
@@ -150,7 +154,7 @@ def _stream_policy(metadata: JsonMapping, max_length: int, backbone: Backbone) -
     return f"{counted(metadata['lanes'], 'stream')} of text in {windows}, {state}"
 
 
-def _policy(config: EvaluateConfig, max_length: int) -> str:
+def _describe_windows(config: EvaluateConfig, max_length: int) -> str:
     """Describes, for the screen, the windows that a model without state reads."""
     stride = config.stride
     windows = f"windows of {max_length} tokens"
@@ -161,19 +165,19 @@ def _policy(config: EvaluateConfig, max_length: int) -> str:
     )
 
 
-def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
+def text_to_score(config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig) -> tuple[SplitData, str]:
     """Returns the tokenized text to score and its title.
 
     The text is the held-out text of the training data, or of data=. If data= names other files than the training data,
     they are scored completely, unless data.validation= names files to score.
     """
-    data, trained_on = config.data or before.data, before.data
+    data, trained_on = config.data or pretraining.data, pretraining.data
     source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
     if isinstance(source, FileSource) and _names_no_validation(data, trained_on):
         setting = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
         source, title = source.complete(), f"all text of {setting}"
     # The members of a mixture that are tasks are scored on their own rows.
-    _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
+    _, tasks = read_tasks(pretraining.objective, pretraining.seed, config.cache_dir, config.offline)
     rows, progress = rows_of(tasks, "validation"), Output().stage
     text = tokenized_split(
         data, source, "validation", trained.tokenizer, config.cache_dir, progress, rows, config.stride
@@ -181,9 +185,9 @@ def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConf
     return text, title
 
 
-def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
+def _names_no_validation(data: DataConfig, training_data: DataConfig) -> bool:
     """Whether data= names other files or another data set than the training data, but no validation split of them."""
-    requested, trained_on = data.model_dump(), known.model_dump()
+    requested, trained_on = data.model_dump(), training_data.model_dump()
     differs = any(requested.get(key) != trained_on.get(key) for key in ("path", "hub", "split"))
     return differs and requested["validation"] in (None, trained_on.get("validation"))
 
@@ -209,13 +213,13 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         UserError: The checkpoint is not a generative language model, or no task is set.
     """
     shots = config.shots or 0
-    task, before = _promptable(config, trained)
+    task, pretraining = _promptable(config, trained)
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
     # Without demonstrations only the baseline needs training rows.
-    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=not shots)
+    data = load_task(task, pretraining.seed, config.cache_dir, config.offline, scoring=not shots)
     learner, kind = trained.learner(), build(data.config)
     few_shot = FewShot(
-        kind, learner.writer(), _prompt_length(config, trained, before), config.normalisation, config.batch_tokens,
+        kind, learner.writer(), _prompt_length(config, trained, pretraining), config.normalisation, config.batch_tokens,
         trained.precision,
     )  # fmt: skip
     checksum_before = _checksum(learner)
@@ -234,9 +238,9 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     if config.report is not None:
         folder = Path(config.report).expanduser()
         write_output(str(folder / "predictions.jsonl"), _records(kind, splits), key="report")
-        about = {"checkpoint": config.checkpoint, "task": data.config.name, "shots": shots}
-        about |= {"template": few_shot.template.text, "normalisation": config.normalisation}
-        write_evaluation(folder, {**about, "splits": results})
+        settings = {"checkpoint": config.checkpoint, "task": data.config.name, "shots": shots}
+        settings |= {"template": few_shot.template.text, "normalisation": config.normalisation}
+        write_evaluation(folder, {**settings, "splits": results})
     for split, evaluations in splits.items():
         title = f"{config.checkpoint} · {data.config.name} · {split}"
         print_few_shot(output, title, shots, results[split], evaluations[0].prompt)
@@ -253,8 +257,8 @@ def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, P
 
     Raises UserError if no task is set, or if the checkpoint is not a generative language model.
     """
-    before, shots = trained.config, config.shots or 0
-    if config.task is None or not isinstance(before, PretrainConfig):
+    pretraining, shots = trained.config, config.shots or 0
+    if config.task is None or not isinstance(pretraining, PretrainConfig):
         if config.task is None:
             raise UserError(
                 f"shots={shots} prompts a language model to solve a task, but no task is set", "set task=NAME"
@@ -264,13 +268,13 @@ def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, P
             "predicts with its task's head",
             "set checkpoint= to a run of lmtool pretrain, or to a published language model",
         )
-    if before.model.architecture == "encoder":
+    if pretraining.model.architecture == "encoder":
         raise UserError(
             f"shots={shots} needs a generative model, but checkpoint={config.checkpoint} fills masks",
             f"set shots=0 (classification tasks only), use a decoder or an encoder-decoder, or: lmtool finetune "
             f"task={config.task.name} checkpoint={config.checkpoint}",
         )
-    return config.task, before
+    return config.task, pretraining
 
 
 @dataclass(frozen=True)
@@ -299,8 +303,8 @@ def masked_prompt_task(config: EvaluateConfig, trained: Trained) -> MaskedPrompt
     Returns None for other values of shots= and for generative models. Raises UserError if a word of a class does not
     fit the model's vocabulary.
     """
-    before = trained.config
-    if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
+    pretraining = trained.config
+    if config.shots != 0 or not isinstance(pretraining, PretrainConfig) or pretraining.model.architecture != "encoder":
         return None
     if config.task is None or not config.task.fills_prompts:
         return None
@@ -312,21 +316,21 @@ def masked_prompt_task(config: EvaluateConfig, trained: Trained) -> MaskedPrompt
             "omit normalisation=, or prompt a decoder or an encoder-decoder",
         )
     task = config.task.model_copy(update={"head": PROMPT})
-    problem = refusal(task, model=before.model)
+    problem = refusal(task, model=pretraining.model)
     if problem is not None:
         raise UserError(problem.message, problem.hint)
     labels_known = task.class_names is not None
-    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=labels_known)
-    max_length = _prompt_length(config, trained, before)
-    return MaskedPromptTask(trained.learner(data.config), data, max_length, before.seed, trained.precision)
+    data = load_task(task, pretraining.seed, config.cache_dir, config.offline, scoring=labels_known)
+    max_length = _prompt_length(config, trained, pretraining)
+    return MaskedPromptTask(trained.learner(data.config), data, max_length, pretraining.seed, trained.precision)
 
 
-def _prompt_length(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:
+def _prompt_length(config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig) -> int:
     """Returns the maximum number of tokens per prompt: max_length=, or that of training; for a published model, the
     number of its positions."""
-    require_length(config, before)
+    require_length(config, pretraining)
     from_lmtool = trained.saved.get("command") == "pretrain"
-    return config.max_length or (before.max_length if from_lmtool else before.model.max_positions)
+    return config.max_length or (pretraining.max_length if from_lmtool else pretraining.model.max_positions)
 
 
 def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> JsonObject:
@@ -375,6 +379,6 @@ def _checksum(module: nn.Module) -> str:
     """Returns a checksum of all tensors: a hash over the sum of each tensor's bits, read as integers."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
-        kind = torch.int32 if tensor.element_size() == 4 else torch.uint8
-        digest.update(f"{name} {int(tensor.detach().contiguous().view(kind).sum(dtype=torch.int64))}".encode())
+        integer_type = torch.int32 if tensor.element_size() == 4 else torch.uint8
+        digest.update(f"{name} {int(tensor.detach().contiguous().view(integer_type).sum(dtype=torch.int64))}".encode())
     return digest.hexdigest()

@@ -98,9 +98,7 @@ def require_measurable(config: FinetuneConfig) -> None:
         read_pretrained(config, select_precision(config.precision, select_device(config.device)))
 
 
-def measured_before(
-    config: FinetuneConfig, learner: BaseLearner, precision: Precision, on_stage: OnStage
-) -> StartScores:
+def score_start(config: FinetuneConfig, learner: BaseLearner, precision: Precision, on_stage: OnStage) -> StartScores:
     """Scores a run's starting checkpoint on the text.
 
     Args:
@@ -112,12 +110,12 @@ def measured_before(
     """
     trained, pretraining = read_pretrained(config, precision)
     max_length = min(pretraining.max_length, learner.backbone.longest_text)
-    before = score(trained.learner(), config, trained, pretraining, max_length, on_stage)
-    return StartScores(config, precision, on_stage, max_length, before)
+    scores = score(trained.learner(), config, trained, pretraining, max_length, on_stage)
+    return StartScores(config, precision, on_stage, max_length, scores)
 
 
 def read_pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:
-    """Returns a run's starting checkpoint and the configuration with which that was pretrained.
+    """Returns a run's starting checkpoint and its pretraining configuration.
 
     Raises UserError if the checkpoint has no pretraining head.
     """
@@ -148,7 +146,7 @@ def score(
         model: The learner.
         config: The configuration of the finetuning run, which names the text.
         trained: The starting checkpoint, whose tokenizer is used.
-        pretraining: The configuration with which it was pretrained.
+        pretraining: The pretraining configuration of the starting checkpoint.
         max_length: The maximum number of tokens per window of text.
         on_stage: Shows progress.
     """
@@ -168,7 +166,7 @@ def distances(start: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dic
     Levels are ordered from the head down. Weights that exist in only one of the two models, or have different shapes,
     are omitted.
     """
-    # In the order of the model's own names; those in a file are sorted alphabetically.
+    # The order is that of the model, since the names in a file are sorted alphabetically.
     common = [name for name, tensor in weights.items() if name in start and start[name].shape == tensor.shape]
     return {
         level: (

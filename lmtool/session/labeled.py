@@ -35,15 +35,18 @@ LabeledData = TaskData | MixedData
 
 
 def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, dict[str, LoadedHead]]:
-    """Reads the labeled data of a finetuning run. Returns the configuration, in which each task has the labels found in
-    the data and the form of its head. The data. And, for each task whose labels the starting checkpoint has a head for,
-    that head, from which training continues."""
+    """Reads the labeled data of a finetuning run.
+
+    Returns the configuration, the data, and the heads by task. In the configuration, each task has the labels found in
+    the data and the form of its head. A task has a head here if the starting checkpoint has one for the task's labels;
+    training continues from that head.
+    """
     origin = starts_from(config)
     try:
         saved = {} if origin is None else saved_config(origin, config.offline)
     except UserError:
-        resumes = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
-        if not resumes and config.branch is None:
+        is_resumed = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
+        if not is_resumed and config.branch is None:
             raise
         saved = {}  # the run resumes, and its own configuration has the labels and the form of the head
     sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, LoadedHead]()
@@ -66,7 +69,7 @@ def _task_to_learn(
         target_texts = target_rows(task, config.cache_dir, config.offline)
         data = replace(data, unlabeled=target_texts, metadata={**data.metadata, "target_rows": len(target_texts)})
     task, head = data.config, None
-    # A run's section is named after its task, that of a published classifier after its head.
+    # The section of a run is named after its task; the section of a published classifier is named after its head.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
     if section is not None:
         head = load_head(section, task)
@@ -95,7 +98,7 @@ def _with_published_pooling(
 
 
 def data_to_score(
-    config: EvaluateConfig, trained: Trained, before: FinetuneConfig
+    config: EvaluateConfig, trained: Trained, training_config: FinetuneConfig
 ) -> tuple[LabeledData, dict[str, LoadedHead]]:
     """Reads the data that a checkpoint is scored on.
 
@@ -103,7 +106,7 @@ def data_to_score(
         config: The command's configuration. Without task=, the checkpoint is scored on everything that it was trained
             for: on all tasks of a mixture.
         trained: The checkpoint.
-        before: The configuration with which the checkpoint was trained.
+        training_config: The configuration with which the checkpoint was trained.
 
     Returns:
         The data together with their tasks, and for each task the checkpoint's head, with its classes in the order of
@@ -112,7 +115,7 @@ def data_to_score(
     Raises:
         UserError: The checkpoint was not trained for the data's task.
     """
-    task, known, sections = config.task or before.task, before.task, sections_of(trained.saved)
+    task, known, sections = config.task or training_config.task, training_config.task, sections_of(trained.saved)
     if isinstance(task, MixtureTaskConfig) and isinstance(known, MixtureTaskConfig):
         parts = {member.name: member for member in known.member_configs()}
         pairs = [(member, parts.get(member.name)) for member in task.member_configs()]
@@ -131,7 +134,7 @@ def data_to_score(
                 "omit task=, or name one of these tasks",
             )
         data, heads[member.name] = _task_to_score(
-            config, trained, before, member, trained_task, sections[trained_task.name]
+            config, trained, training_config, member, trained_task, sections[trained_task.name]
         )
         members[member.name] = data
     merged = with_members(task, members)
@@ -144,15 +147,21 @@ def data_to_score(
 def _task_to_score(
     config: EvaluateConfig,
     trained: Trained,
-    before: FinetuneConfig,
+    training_config: FinetuneConfig,
     task: TaskConfig,
     known: TaskConfig,
     section: JsonMapping,
 ) -> tuple[TaskData, LoadedHead]:
-    """Reads the data of one task, and its head in the checkpoint. config: the command's configuration. trained: the
-    checkpoint. before: the configuration with which the checkpoint was trained. task: the task to score. known: the
-    task that the checkpoint was trained for. section: the section of `known` in the checkpoint's configuration, as
-    plain data."""
+    """Reads the data of one task, and its head in the checkpoint.
+
+    Args:
+        config: The command's configuration.
+        trained: The checkpoint.
+        training_config: The configuration with which the checkpoint was trained.
+        task: The task to score.
+        known: The task that the checkpoint was trained for.
+        section: The section of `known` in the checkpoint's configuration, as plain data.
+    """
     checkpoint = config.checkpoint
     if trained.foreign:
         task = _labels_of_data(task, known, checkpoint)
@@ -163,7 +172,7 @@ def _task_to_score(
             "omit task=, and set task.path= to score other data",
         )
     other_data = task.path is not None and task.path != known.path
-    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=other_data)
+    data = load_task(task, training_config.seed, config.cache_dir, config.offline, scoring=other_data)
     head = load_head(section, data.config, partial=task.class_names is None)
     if head is None:
         raise UserError(
@@ -271,7 +280,7 @@ def _keys(rows: Rows) -> list[tuple[str, str]]:
 def _indices(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
     """Returns the index of each prediction by its id and texts, and by its texts alone.
 
-    The latter is -1 for texts that occur several times with different predictions.
+    The index by texts is -1 for texts that occur several times with different predictions.
     """
     keys = _keys(predictions)
     assert predictions.labels is not None

@@ -96,7 +96,7 @@ class Trained:
 
     @property
     def tasks(self) -> dict[str, TaskConfig]:
-        """By name, the tasks that the checkpoint was trained for, in finetuning or as an objective of pretraining."""
+        """The tasks, by name, that the checkpoint was trained for by finetuning or as an objective of pretraining."""
         config = self.config
         parts = config.task.member_configs() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
         return {part.name: part for part in parts}
@@ -190,8 +190,11 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
 
 
 def classifies(published: HFFolder, weights: Weights) -> bool:
-    """Whether a published folder has a task's head: config.json names a class of transformers with such a head; or it
-    names no class, but the weights include a classifier's."""
+    """Whether a published folder has a task's head.
+
+    It has one if config.json names a class of transformers with such a head, or if config.json names no class but the
+    weights include those of a classifier.
+    """
     names_class = bool(published.config.get("architectures"))
     has_classifier_weights = f"heads.{CLASSIFIER}.output.weight" in weights.tensors
     return (not names_class and has_classifier_weights) or head_of_class(published.config) is not None

@@ -81,7 +81,7 @@ def queue_state(job_id: str) -> str | None:
 
 
 SUBMISSION = "submission.json"
-LONGEST = 120
+MAX_FOLDER_NAME = 120
 """Maximum number of characters in the name of a job's folder; file systems allow 255 bytes."""
 _OTHER_SWEEP = "set another name=, or repeat the command that started the sweep"
 
@@ -211,10 +211,10 @@ def _entry_in(
 
 def folder_name(number: int, varied: dict[str, str]) -> str:
     """Returns a name such as `3_lr-1e-4_seed-1`: the number, and the last part of each varied key with its value,
-    truncated to LONGEST. The name can be typed in checkpoint=, so it has no `=` or comma."""
+    truncated to MAX_FOLDER_NAME. The name can be typed in checkpoint=, so it has no `=` or comma."""
     parts = [(key.rpartition(".")[2], value) for key, value in varied.items()]
     words = ["-".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part).strip("-.") for part in pair).strip("-") for pair in parts]
-    return "_".join([str(number), *filter(None, words)])[:LONGEST].rstrip("-._")
+    return "_".join([str(number), *filter(None, words)])[:MAX_FOLDER_NAME].rstrip("-._")
 
 
 # An optuna search is resumed by a new study that gets the results in the job folders. Optuna's own storage is not used,
@@ -262,7 +262,9 @@ def resume_search(sweeper: Sweeper, arguments: list[str], folder: Path, has_resu
     for path in sorted(folder.glob(f"*/{SUBMITTED}")):
         varied = read_record(path.parent, SUBMITTED).get("varied", {})
         try:
-            values = {name: _parse(kind, varied[name.lstrip("+")]) for name, kind in distributions.items()}
+            values = {
+                name: _parse(distribution, varied[name.lstrip("+")]) for name, distribution in distributions.items()
+            }
         except (KeyError, ValueError):
             continue  # from another search space
         value = read_record(path.parent).get("value")

@@ -22,7 +22,7 @@ from typing import TypeAlias, TypedDict
 from lmtool import errors
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
 from lmtool.reporting.sweep_files import JOB
-from lmtool.runs import identity as code
+from lmtool.runs import identity
 from lmtool.runs.locks import Owner
 from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
@@ -154,11 +154,11 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         "code": job.code,
         "owner": asdict(Owner.me()),
         **({"log": folders.LOG} if job.is_separate else {}),
-        **({"slurm": identity} if (identity := _slurm_job()) else {}),
+        **({"slurm": slurm_job} if (slurm_job := _slurm_job()) else {}),
     }
     folders.write_record(folder, JOB, record)
     say(f"job {job.number}: {' '.join(job.overrides)}")
-    if job.is_separate and job.code != code.fingerprint(job.plugins):
+    if job.is_separate and job.code != identity.fingerprint(job.plugins):
         say("warning: lmtool or a plugin has changed since the sweep was started", sys.stderr)
     try:
         with errors.system_errors():
@@ -239,11 +239,11 @@ def _isolated(job: SweepJob) -> Iterator[None]:
     if not job.is_separate:
         yield
         return
-    before: dict[signal.Signals, _Handler] = {}
+    previous_handlers: dict[signal.Signals, _Handler] = {}
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_DFL:
             requeue = signal.getsignal(signal.SIGUSR2) if number == signal.SIGUSR1 else None  # submitit's handler
-            before[number] = signal.signal(number, requeue if callable(requeue) else _raise_interrupted)
+            previous_handlers[number] = signal.signal(number, requeue if callable(requeue) else _raise_interrupted)
     if job.by_submitit:
         if "OMP_NUM_THREADS" not in os.environ and "SLURM_CPUS_ON_NODE" in os.environ:
             cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
@@ -252,12 +252,12 @@ def _isolated(job: SweepJob) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
         if not any(thread.name == _PARENT_WATCHER for thread in threading.enumerate()):
-            threading.Thread(target=_end_with, args=(job.parent,), name=_PARENT_WATCHER, daemon=True).start()
+            threading.Thread(target=_stop_with_parent, args=(job.parent,), name=_PARENT_WATCHER, daemon=True).start()
         take_device(Path(job.folder).parent, job.data.get("device"))
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -265,7 +265,7 @@ def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-def _end_with(parent: int) -> None:
+def _stop_with_parent(parent: int) -> None:
     """Stops this process when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(1)

@@ -297,15 +297,15 @@ class Launch:
     def _interruptible(self, batch: Sequence[JobEntry], submitted: list[SubmittedJob]) -> Iterator[None]:
         """Handles signals to this process: the first tells the jobs to save checkpoints and stop, the second ends the
         jobs immediately, the third ends this process."""
-        count = 0
+        signals_received = 0
 
         def handle(number: int, frame: FrameType | None) -> None:
-            nonlocal count
-            count += 1
-            if count > 2:
+            nonlocal signals_received
+            signals_received += 1
+            if signals_received > 2:
                 raise KeyboardInterrupt
             self.interrupted = STATUS[signal.Signals(number)]
-            if count == 1:
+            if signals_received == 1:
                 (real_folder(self.sweep.path / STOPPED) / self.launch_id).touch()
                 say(f"{signal.Signals(number).name}: the jobs save checkpoints and stop")
             for job in submitted:
@@ -315,11 +315,11 @@ class Launch:
 
         # Jobs in a cluster's queue continue when the terminal is closed.
         numbers = [number for number in STATUS if self.name in LOCAL or number != signal.SIGHUP]
-        before = {number: signal.signal(number, handle) for number in numbers}
+        previous_handlers = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     def statuses(self) -> list[int]:
