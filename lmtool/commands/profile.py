@@ -127,7 +127,7 @@ def _record(session: Session, steps: int, folder: Path) -> StepProfile:
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)
     teacher = getattr(session.distilled, "teacher", None)
     extra_ranges = [] if teacher is None else [(teacher, Teacher.predict.__name__, TEACHER)]
-    with ranges(session.trained, extra_ranges, compiles):
+    with ranges(session.trained_module, extra_ranges, compiles):
         train_few_steps(session, profiled, WARM_UP + 2 * steps)  # each step runs with and without the profiler
     recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))

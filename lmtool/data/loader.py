@@ -114,7 +114,7 @@ def assign(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
 # Shape letters: L lanes, S segments of the longest lane, E segments of all lanes.
 
 
-# A segment: its position in the text, its length, its lane, and the length of the lane before it.
+# A segment: its position in the text, its length, its lane, and how many tokens of its lane come before it.
 SEGMENT = np.dtype([("start", "i8"), ("length", "i4"), ("lane", "i4"), ("before", "i8")])
 
 
@@ -126,7 +126,7 @@ class LanedExamples(Examples, Protocol):
 
 
 @runtime_checkable
-class CutInLanes(Protocol):
+class SupportsLanes(Protocol):
     """Examples of joined text for a model that carries state. A loader reads them in lanes; others may read them in any
     order, without state."""
 
@@ -135,8 +135,9 @@ class CutInLanes(Protocol):
 
 
 def segments(positions: int, lanes: int, size: int) -> np.ndarray:
-    """Returns (E,): records of `SEGMENT` by step and lane: a text of `positions` divided into `lanes` contiguous lanes,
-    whose sizes differ by at most one, each in segments of `size`. The last step may have fewer and shorter segments."""
+    """Divides a text of `positions` tokens into `lanes` contiguous lanes, whose sizes differ by at most one, and each
+    lane into segments of `size`. Returns (E,) records of `SEGMENT`, sorted by step, then by lane. The last step may
+    have fewer and shorter segments."""
     boundaries = np.arange(lanes + 1, dtype=np.int64) * positions // lanes
     starts_L, sizes_L = boundaries[:-1], np.diff(boundaries)
     before_S1 = np.arange(0, max(int(sizes_L.max(initial=0)), 1), size, dtype=np.int64)[:, None]
@@ -169,7 +170,7 @@ class _Epoch:
         """Returns (N,): numbers of the examples of a step."""
         return self.order.examples(*self.boundaries[number : number + 2].tolist())
 
-    def parts(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def groups(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the examples of the first `steps` steps, in groups of steps: (N,) numbers, and the steps'
         boundaries."""
         step, boundaries = 0, self.boundaries[: steps + 1]
@@ -186,7 +187,7 @@ class _Epoch:
 
         def compute() -> dict[str, np.ndarray]:
             tokens = longest = padded = 0
-            for examples, boundaries in self.parts(self.steps):
+            for examples, boundaries in self.groups(self.steps):
                 lengths = self.plan.lengths[examples].astype(np.int64)
                 longest_of_steps = np.maximum.reduceat(lengths, boundaries[:-1])
                 tokens += int(lengths.sum())
@@ -208,7 +209,7 @@ class PackedLoader:
         seed: Seed of the order.
         batch_examples, batch_tokens: The size of a step; set one of them.
         micro_batch_tokens: Maximum tokens of a forward pass; a step may have several. This changes no result.
-        shuffle: False: the order of the plan.
+        shuffle: Whether to shuffle. False keeps the order of the plan.
         virtual_tokens: Tokens that a tuning method adds to each example in a forward pass.
     """
 
@@ -224,7 +225,7 @@ class PackedLoader:
     ):
         if (batch_examples is None) == (batch_tokens is None):
             raise ValueError("give batch_examples or batch_tokens")
-        if isinstance(examples, CutInLanes):
+        if isinstance(examples, SupportsLanes):
             fitting = batch_examples or max(1, (batch_tokens or 0) // int(examples.plan(0).lengths.max()))
             examples = examples.in_lanes(fitting)
         self._lanes = examples.lanes if isinstance(examples, LanedExamples) else None
@@ -240,7 +241,7 @@ class PackedLoader:
         """The examples, perhaps in lanes."""
         return self._examples
 
-    def beginning(self, epoch: int, skipped: int) -> Self:
+    def starting_at(self, epoch: int, skipped: int) -> Self:
         """Returns a loader of the same examples that starts in `epoch` after the first `skipped` examples of its order,
         which another loader has read."""
         if (epoch, skipped) == self._start:
@@ -275,12 +276,12 @@ class PackedLoader:
     def steps_in_epoch(self, epoch: int) -> int:
         return self._epoch(epoch).steps
 
-    def read(self, steps: int) -> Iterator[np.ndarray]:
-        """Yields the rows of the plans that the first `steps` steps read, by epoch, in any order."""
+    def rows_read(self, steps: int) -> Iterator[np.ndarray]:
+        """Yields, for each epoch, the rows that the first `steps` steps read, in arbitrary order within an epoch."""
         epoch = self._start[0]
         while steps > 0:
             current = self._epoch(epoch)
-            for selected, _ in current.parts(steps):
+            for selected, _ in current.groups(steps):
                 yield current.plan.rows[selected]
             steps, epoch = steps - current.steps, epoch + 1
 
@@ -350,7 +351,8 @@ class PackedLoader:
             epoch, batch = epoch + 1, 0
 
     def _forwards(self, epoch: int, batch: int, rank: int, ranks: int) -> tuple[list[Batch], tuple[Batch, ...]]:
-        """Returns the batches of a process in a step, and its idle batches: the shortest example."""
+        """Returns the batches of a process in a step, and the batches that it runs idly while other processes have more
+        forward passes; each of them is the shortest example."""
         current = self._epoch(epoch)
         selected = current.step(batch)
         lengths = current.plan.lengths[selected] + self._virtual_tokens

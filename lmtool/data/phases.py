@@ -118,12 +118,12 @@ class PhasedLoader:
         ends = [int(min(end, steps)) for end in self._ends or [steps] * len(self.loaders)]
         return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
-    def read(self, steps: int) -> Iterator[np.ndarray]:
+    def rows_read(self, steps: int) -> Iterator[np.ndarray]:
         """Yields the rows of the plans that the first `steps` steps read, in any order."""
         position = _START
         while position["step"] < steps:
             loader, number = self._loader(position), int(min(self._end(position), steps)) - position["step"]
-            yield from loader.read(number)
+            yield from loader.rows_read(number)
             position = {**position, **loader.after(number), "step": position["step"] + number}
             if position["step"] < steps:
                 position = self._enter_phase(position)
@@ -154,7 +154,7 @@ class PhasedLoader:
         return position
 
     def _loader(self, position: dict[str, int]) -> PackedLoader:
-        return self.loaders[position["phase"]].beginning(position["began"], position["skipped"])
+        return self.loaders[position["phase"]].starting_at(position["began"], position["skipped"])
 
 
 def _within(position: dict[str, int]) -> dict[str, int]:

@@ -24,7 +24,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def records(
     path: Path, delimiter: str | None, encoding: str = "utf-8", key: str | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Returns the first line and the cells of each record, including the header.
+    """Returns the number of the first line, and the cells, of each record, including the header.
 
     Args:
         path: The file.
@@ -45,7 +45,7 @@ def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | N
     Args:
         line: The first line.
         known: Expected column names: the delimiter that yields the most of them is used.
-        header: The names of all columns, if they are not in the file: the delimiter that yields their number is used.
+        header: The names of all columns, if they are not in the file: the delimiter that yields as many cells is used.
 
     Returns:
         The delimiter; a comma if none fits.
@@ -82,7 +82,7 @@ def inferred_delimiter(
 def delimiter_for(path: Path, name: str | None, known: Sequence[str], encoding: str) -> str | None:
     """Returns the `delimiter` for `records`: the one with this `name`, None for a .tsv file, or the inferred one."""
     if name not in (None, "null"):
-        return next((delimiter for delimiter, known_name in DELIMITERS.items() if known_name == name), ",")
+        return next((delimiter for delimiter, delimiter_name in DELIMITERS.items() if delimiter_name == name), ",")
     if without_packing(path.name).lower().endswith(".tsv"):
         return None
     return inferred_delimiter(path, known, None, encoding, "data.encoding")
@@ -95,7 +95,7 @@ def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[st
 
 
 def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the first line and the cells of each record."""
+    """Yields the number of the first line, and the cells, of each record."""
     last = 0
 
     def lines() -> Iterator[str]:
@@ -128,11 +128,11 @@ def _broken_csv(path: Path, first: int, last: int, error: csv.Error) -> UserErro
 
 
 def header_of(
-    path: Path, lines: Iterator[tuple[int, list[str]]], fixed: Sequence[str] | None = None
+    path: Path, records: Iterator[tuple[int, list[str]]], fixed: Sequence[str] | None = None
 ) -> tuple[int, list[str]]:
     """Returns the line of the header (0 if there is none) and the names of the columns: `fixed`, or those of the first
     record. Raises UserError if a name is repeated or the file is empty."""
-    number, names = (0, list(fixed)) if fixed is not None else next(lines, (0, []))
+    number, names = (0, list(fixed)) if fixed is not None else next(records, (0, []))
     if fixed is None and number == 0:
         raise UserError(f"{path} is empty", "use a file with a header line and rows")
     repeated = sorted({name for name in names if names.count(name) > 1})

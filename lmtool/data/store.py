@@ -43,7 +43,7 @@ FILES = {
     "sentence_offsets": "sentence_offsets.bin",
     "document_sentences": "document_sentences.bin",
 }
-SHARD = 16  # portions between two rows of the journal, which take some seconds
+PORTIONS_PER_ROW = 16  # of the journal; tokenizing this many portions takes some seconds
 
 Built = TypeVar("Built")
 
@@ -67,20 +67,20 @@ class Counts:
 
 class StoreDraft:
     """The folder in which a store is built. After a kill a later build resumes from it; after an error in the text it
-    is removed. store: the folder of the complete store. locked: whether no other process can build the same store, so
-    that an earlier draft may be resumed."""
+    is removed. store: the folder of the complete store. holds_lock: whether this process holds the lock of the
+    store; only then is an earlier draft resumed."""
 
-    def __init__(self, store: Path, tokenizer: Tokenizer, locked: bool = True):
-        stem = f".{store.name}.{'draft' if locked else os.getpid()}"
+    def __init__(self, store: Path, tokenizer: Tokenizer, holds_lock: bool = True):
+        stem = f".{store.name}.{'draft' if holds_lock else os.getpid()}"
         self.folder, self._journal = store.with_name(stem), store.with_name(f"{stem}.jsonl")
-        self._tokenizer, self._locked = tokenizer, locked
+        self._tokenizer, self._holds_lock = tokenizer, holds_lock
         self._dtypes: dict[str, np.dtype] = dict.fromkeys(FILES, np.dtype("<i8")) | {"tokens": dtype_of(tokenizer)}
         self._counts = Counts()
         self._hashes = {name: hashlib.sha256() for name in FILES}
         self._files: dict[str, IO[bytes]] = {}
 
     def __enter__(self) -> StoreDraft:
-        sizes = self._resume() if self._locked else None
+        sizes = self._resume() if self._holds_lock else None
         if sizes is None:
             self._discard()
             self.folder.mkdir()
@@ -120,8 +120,8 @@ class StoreDraft:
             for portion in stack.enter_context(closing(tokenize(self._tokenizer, remaining_portions, workers))):
                 self._add(portion)
                 self._counts.seconds = before.seconds + time.perf_counter() - began
-                if self._counts.portions % SHARD == 0:
-                    self._close_shard()
+                if self._counts.portions % PORTIONS_PER_ROW == 0:
+                    self._write_row()
                 if progress is not None:
                     progress(stage, min(self._counts.characters, total - 1), total, self._rates(before))
         if self._counts.tokens == 0:
@@ -140,6 +140,7 @@ class StoreDraft:
     def _add(self, portion: Tokenized) -> None:
         counts = self._counts
         offsets = counts.tokens + np.concatenate([[0], np.cumsum(portion.sentence_lengths)])
+        # portion.sentences counts the sentences of each part.
         # Number of sentences at the end of each document; a document without sentences has no tokens.
         boundaries = (counts.sentences + np.cumsum(portion.sentences))[portion.ends]
         has_sentences = np.diff(boundaries, prepend=counts.last_boundary) > 0
@@ -163,7 +164,7 @@ class StoreDraft:
         size, tokens = self._counts.bytes - before.bytes, self._counts.tokens - before.tokens
         return f"{size / seconds / 1e6:.2f} MB/s, {tokens / seconds:,.0f} tokens/s"
 
-    def _close_shard(self) -> None:
+    def _write_row(self) -> None:
         """Syncs the files to disk, then appends a row to the journal."""
         for file in self._files.values():
             file.flush()

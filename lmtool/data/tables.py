@@ -340,8 +340,8 @@ def read_squad(path: Path) -> Table:
         del table.columns["answers"]
     elif labeled < len(table):
         raise UserError(
-            f"{path}: {len(table) - labeled:,} of {len(table):,} questions have no answers",
-            "give answers for all questions, or for none",
+            f'{path}: {len(table) - labeled:,} of {len(table):,} questions have no field "answers"',
+            'add "answers" to all questions ([] if there is no answer), or to none',
         )
     return table
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lmtool import random_streams
 from lmtool.data.examples import Examples, SplitData, batch_boundaries
-from lmtool.data.loader import CutInLanes, PackedLoader
+from lmtool.data.loader import PackedLoader, SupportsLanes
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
@@ -53,7 +53,7 @@ class EvaluationSplit:
         self.batch_tokens = max(batch_tokens, max_length + self.virtual_tokens)
         tokens = int(self.examples.plan(0).lengths.sum(dtype=np.int64))
         lanes = min(MAX_LANES, max(1, tokens // (MIN_SEGMENTS_PER_LANE * max_length)))
-        examples = self.examples.in_lanes(lanes) if isinstance(self.examples, CutInLanes) else self.examples
+        examples = self.examples.in_lanes(lanes) if isinstance(self.examples, SupportsLanes) else self.examples
         self.loader = PackedLoader(
             examples, seed, batch_tokens=self.batch_tokens, shuffle=False, virtual_tokens=self.virtual_tokens
         )

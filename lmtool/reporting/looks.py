@@ -203,7 +203,7 @@ def write_similarities(
 
 
 class _Head(Protocol):
-    """The fields of `learners.representations.attention.Head` that are printed."""
+    """The fields of `learners.representations.attention.HeadPattern` that are printed."""
 
     @property
     def layer(self) -> int: ...

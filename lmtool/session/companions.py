@@ -129,7 +129,7 @@ class MixtureFractions(Companion):
             return {}  # no mixture, or phases with different members
         last = examples[-1]
         counts = dict.fromkeys(last.members, 0)
-        for rows in session.loader.read(training.steps):
+        for rows in session.loader.rows_read(training.steps):
             for name, count in last.member_counts(rows).items():
                 counts[name] += count
         total = sum(counts.values())

@@ -87,13 +87,13 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
     rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
     print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
     metadata = held_out.first.loader.metadata()
-    streams = "lanes" in metadata
+    in_lanes = "lanes" in metadata
     description = (
-        _describe_streams(metadata, max_length, learner.backbone) if streams else _describe_windows(config, max_length)
+        _describe_streams(metadata, max_length, learner.backbone) if in_lanes else _describe_windows(config, max_length)
     )
     if learner.supports_stride:
         output.line(f"{description}; {_END_NOTE}")
-    elif streams:
+    elif in_lanes:
         output.line(description)
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
@@ -173,7 +173,7 @@ def text_to_score(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
     """
     data, trained_on = config.data or pretraining.data, pretraining.data
     source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
-    if isinstance(source, FileSource) and _names_no_validation(data, trained_on):
+    if isinstance(source, FileSource) and _is_other_text_without_validation(data, trained_on):
         setting = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
         source, title = source.complete(), f"all text of {setting}"
     # The members of a mixture that are tasks are scored on their own rows.
@@ -185,7 +185,7 @@ def text_to_score(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
     return text, title
 
 
-def _names_no_validation(data: DataConfig, training_data: DataConfig) -> bool:
+def _is_other_text_without_validation(data: DataConfig, training_data: DataConfig) -> bool:
     """Whether data= names other files or another data set than the training data, but no validation split of them."""
     requested, trained_on = data.model_dump(), training_data.model_dump()
     differs = any(requested.get(key) != trained_on.get(key) for key in ("path", "hub", "split"))
@@ -334,12 +334,19 @@ def _prompt_length(config: EvaluateConfig, trained: Trained, pretraining: Pretra
 
 
 def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> JsonObject:
-    """Summarizes the evaluations of a split as plain data. kind: the kind of the task. train: the training rows, from
-    which the baseline is made. evaluations: one evaluation of the split per set of demonstrations. Returns `n`: the
-    number of rows. `metrics`: by metric, its "mean", its "standard_deviation", and its value for each set ("draws").
-    `baseline`: the constant prediction and its metrics. `questions`: the number of prompts over all sets. `cut`: how
-    many of them had room for fewer demonstrations than requested. `kept`: the mean number of demonstrations.
-    `warnings`."""
+    """Summarizes the evaluations of a split as plain data. A draw is one set of demonstrations.
+
+    Args:
+        kind: The kind of the task.
+        train: The training rows, from which the baseline is made.
+        evaluations: One evaluation of the split per draw.
+
+    Returns:
+        `n`: the number of rows. `metrics`: by metric, its "mean", its "standard_deviation", and its value for each draw
+        ("draws"). `baseline`: the constant prediction and its metrics. `questions`: the number of prompts over all
+        draws. `cut`: how many prompts had room for fewer demonstrations than requested. `kept`: the mean number of
+        demonstrations per prompt. `warnings`: sentences.
+    """
     rows = evaluations[0].rows
     name, constant = kind.constant(train)
     metrics = {}
@@ -352,8 +359,8 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
     for seed, evaluation in enumerate(evaluations):
         predicted_values = {repr(prediction.value) for prediction in evaluation.predictions}
         if len(predicted_values) == 1 and len(rows) > 1:
-            answer = kind.shown(evaluation.predictions[0].value) or "nothing"
-            warnings.append(f"draw {seed}: every {kind.unit} was predicted {answer}")
+            answer = kind.shown(evaluation.predictions[0].value) or "empty"
+            warnings.append(f"draw {seed}: the prediction for every {kind.unit} is {answer}")
     return {
         "n": len(rows),
         "metrics": metrics,

@@ -87,7 +87,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     screens.begin(session, metadata, plan, baseline)
     with screens.listener(opened, learner.metric.name, baseline) as listener:
         training = train(
-            session.trained,
+            session.trained_module,
             session.loader,
             lambda step: held_out.score(opened.precision, calibrates=True, group=opened.group).metrics(),
             opened.folder,
@@ -99,10 +99,10 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     folder = opened.folder
     ignore_first_signal(command_line("resume", str(folder.path)), folder.log, folder.writes)
     excluded = {name for companion in companions for name in companion.excluded}
-    load_best_weights(opened, training, session.trained, excluded)
+    load_best_weights(opened, training, session.trained_module, excluded)
     baseline = screens.updated_baseline(opened, baseline, learner.headline, training.metrics)
     rows = result_rows(session, training, baseline)
-    with outside_layers(session.trained):
+    with outside_layers(session.trained_module):
         for companion in companions:
             rows |= companion.after(session, training)
     result = screens.result_of(opened, training, session.subject, learner.metric.name, rows)
@@ -211,4 +211,4 @@ def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any
         max_minutes=None, max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None, **changes,
     )  # fmt: skip
     with suppress(StopTraining):
-        train(session.trained, loader, lambda step: {}, session.run.folder, settings)
+        train(session.trained_module, loader, lambda step: {}, session.run.folder, settings)

@@ -115,32 +115,33 @@ def data_to_score(
     Raises:
         UserError: The checkpoint was not trained for the data's task.
     """
-    task, known, sections = config.task or training_config.task, training_config.task, sections_of(trained.saved)
-    if isinstance(task, MixtureTaskConfig) and isinstance(known, MixtureTaskConfig):
-        parts = {member.name: member for member in known.member_configs()}
+    task, trained_task = config.task or training_config.task, training_config.task
+    sections = sections_of(trained.saved)
+    if isinstance(task, MixtureTaskConfig) and isinstance(trained_task, MixtureTaskConfig):
+        parts = {member.name: member for member in trained_task.member_configs()}
         pairs = [(member, parts.get(member.name)) for member in task.member_configs()]
     else:
         matching = [
-            member for member in known.member_configs() if member.name == task.name or task.same_question(member)
+            member for member in trained_task.member_configs() if member.name == task.name or task.same_question(member)
         ]
-        only_task = known if len(known.member_configs()) == 1 else None
+        only_task = trained_task if len(trained_task.member_configs()) == 1 else None
         pairs = [(task, matching[0] if matching else only_task)]
     members, heads = dict[str, TaskData](), dict[str, LoadedHead]()
-    for member, trained_task in pairs:
-        if trained_task is None:
-            names = ", ".join(member.name for member in known.member_configs())
+    for member, trained_member in pairs:
+        if trained_member is None:
+            names = ", ".join(member.name for member in trained_task.member_configs())
             raise UserError(
                 f"checkpoint={config.checkpoint} was trained for {names}, not for task={member.name}",
                 "omit task=, or name one of these tasks",
             )
         data, heads[member.name] = _task_to_score(
-            config, trained, training_config, member, trained_task, sections[trained_task.name]
+            config, trained, training_config, member, trained_member, sections[trained_member.name]
         )
         members[member.name] = data
     merged = with_members(task, members)
-    if isinstance(merged, MixedData) and isinstance(known, MixtureTaskConfig):
-        # With the numbers of training rows, the losses of the members have the same weights as in training.
-        merged = replace(merged, config=merged.config.model_copy(update={"rows": known.rows}))
+    if isinstance(merged, MixedData) and isinstance(trained_task, MixtureTaskConfig):
+        # Members are weighted by their counts of training rows, as in training.
+        merged = replace(merged, config=merged.config.model_copy(update={"rows": trained_task.rows}))
     return merged, heads
 
 
@@ -149,7 +150,7 @@ def _task_to_score(
     trained: Trained,
     training_config: FinetuneConfig,
     task: TaskConfig,
-    known: TaskConfig,
+    trained_task: TaskConfig,
     section: JsonMapping,
 ) -> tuple[TaskData, LoadedHead]:
     """Reads the data of one task, and its head in the checkpoint.
@@ -159,24 +160,25 @@ def _task_to_score(
         trained: The checkpoint.
         training_config: The configuration with which the checkpoint was trained.
         task: The task to score.
-        known: The task that the checkpoint was trained for.
-        section: The section of `known` in the checkpoint's configuration, as plain data.
+        trained_task: The task that the checkpoint was trained for.
+        section: The section of `trained_task` in the checkpoint's configuration, as plain data.
     """
     checkpoint = config.checkpoint
     if trained.foreign:
-        task = _labels_of_data(task, known, checkpoint)
-    elif not task.same_question(known):
+        task = _labels_of_data(task, trained_task, checkpoint)
+    elif not task.same_question(trained_task):
         raise UserError(
-            f"checkpoint={checkpoint} was trained for task={known.name}, which reads {', '.join(known.text)}; "
-            f"task={task.name} reads {', '.join(task.text)}",
+            f"checkpoint={checkpoint} was trained for task={trained_task.name}, which reads "
+            f"{', '.join(trained_task.text)}; task={task.name} reads {', '.join(task.text)}",
             "omit task=, and set task.path= to score other data",
         )
-    other_data = task.path is not None and task.path != known.path
+    other_data = task.path is not None and task.path != trained_task.path
     data = load_task(task, training_config.seed, config.cache_dir, config.offline, scoring=other_data)
+    # Classes that were read from the data may be a subset of the head's.
     head = load_head(section, data.config, partial=task.class_names is None)
     if head is None:
         raise UserError(
-            f"checkpoint={checkpoint} predicts {_target_text(known)}, but task={task.name} has "
+            f"checkpoint={checkpoint} predicts {_target_text(trained_task)}, but task={task.name} has "
             f"{_target_text(data.config)}",
             "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
             "task=custom task.kind=classification task.labels=[...]",
@@ -186,7 +188,7 @@ def _task_to_score(
         if task_config.needs_two_classes and len(head.labels) != 2:
             raise UserError(
                 f"task.metrics names f1, which needs two classes; checkpoint={checkpoint} predicts "
-                f"{_target_text(known)}",
+                f"{_target_text(trained_task)}",
                 "use macro_f1, accuracy or matthews",
             )
         task_config = task_config.model_copy(update={"labels": head.labels})
@@ -229,7 +231,7 @@ def relabel(
         The relabeled data, and metadata for the first screen.
 
     Raises:
-        UserError: The file has no prediction for some training rows.
+        UserError: The file has no prediction for some training rows, or several.
     """
     task = config.task
     rows, predictions = data.rows[task.name], predictions_of(task, path)
@@ -240,14 +242,14 @@ def relabel(
         file, line = rows.origin[missing[0]]
         raise UserError(
             f"distill.predictions={path} has predictions for only {len(rows) - len(missing):,} of {len(rows):,} "
-            f"training rows: no row of the file has the texts of {file}:{line}",
+            f"training rows: no row of the file, or rows with different predictions, have the texts of {file}:{line}",
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
     labeled = replace(rows, labels=predictions.labels_at(np.array(indices)))
     metadata = {"predictions": f"{len(rows):,} of {path}"}
     unused = len(predictions) - len(set(indices))
     if unused:
-        metadata["predictions of other rows"] = f"{unused:,}, not read"
+        metadata["predictions of other rows"] = f"{unused:,}, not used"
     return replace(data, rows={**data.rows, task.name: labeled}), metadata
 
 

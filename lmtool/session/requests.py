@@ -14,7 +14,7 @@ from lmtool.runs.files import write_delimited, write_rows
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import read_file, suffixes
 
-TABLES = (".tsv", ".csv", ".jsonl", ".json")
+TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")
 # The columns of a table that has no task: they have the names of the command's keys.
 TEXT, PAIR = "text", "pair"
 Origin = list[tuple[str, int]]
@@ -33,7 +33,7 @@ def input_table(file: str, task: TaskConfig | None) -> Table | None:
         return None
     if task is not None and suffix in suffixes(task):
         return read_file(regular_file("input", file), task)
-    return read_table(regular_file("input", file)) if suffix in TABLES else None
+    return read_table(regular_file("input", file)) if suffix in TABLE_SUFFIXES else None
 
 
 def requested_texts(config: AskConfig) -> tuple[list[str], Origin]:
@@ -59,13 +59,13 @@ def input_lines(file: str) -> tuple[list[str], Origin]:
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_LINES = (".jsonl", ".json", "")
+_JSON_SUFFIXES = (".jsonl", ".json", "")
 
 
 def check_output(path: str | None) -> None:
     """Raises UserError if the suffix of an `output=` does not belong to a supported format."""
     suffix = "" if path is None else Path(path).suffix.lower()
-    if suffix not in (*_LINES, *DELIMITERS):
+    if suffix not in (*_JSON_SUFFIXES, *DELIMITERS):
         raise UserError(
             f"output={path}: files with the suffix {suffix} cannot be written; allowed: .jsonl, "
             f"{', '.join(DELIMITERS)}",
@@ -77,7 +77,7 @@ def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") ->
     """Writes rows to a file, with secrets masked: a table for .csv and .tsv, otherwise one JSON line per row.
 
     Args:
-        path: The file, or for another key than `output` a file in the folder that the user named.
+        path: The file. If `key` is not `output`, it lies in the folder that the user named.
         rows: The rows.
         key: The key that names the file or folder, for messages.
 

@@ -181,7 +181,8 @@ class Session:
         next_commands: Commands that the last screen suggests to the user.
         distilled: The student together with its teachers, which is trained instead of the learner; None without
             distillation.
-        base: The pretrained weights that the checkpoints of a tuned run do not contain; None if they are complete.
+        base: The pretrained weights that the checkpoints of a tuned run do not contain; None if
+            the checkpoints are complete.
         tests: Labeled splits, by name, that are scored once at the end and not used for selection.
     """
 
@@ -204,7 +205,7 @@ class Session:
         return self.run.config
 
     @property
-    def trained(self) -> BaseLearner | Distilled:
+    def trained_module(self) -> BaseLearner | Distilled:
         """The module that the training loop trains: `distilled` if there is one, otherwise the learner."""
         return self.learner if self.distilled is None else self.distilled
 

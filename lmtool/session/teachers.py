@@ -34,7 +34,7 @@ from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.base import digest
 
-# Fields of a task that do not change a teacher's outputs for its rows, and so are not part of their identity. The rows
+# Fields of a task that do not change a teacher's outputs for its rows, and so do not identify stored outputs. The rows
 # themselves are identified by hashes of their contents.
 _IRRELEVANT_FIELDS = frozenset(
     [
@@ -112,8 +112,8 @@ def store_location(config: PretrainConfig | FinetuneConfig, subfolder: str) -> S
 
 
 def layout_of(model: ModelConfig) -> JsonObject:
-    """Returns the properties of a model that determine how its batches are laid out: which special tokens and texts are
-    where."""
+    """Returns the properties of a model that determine how its batches are laid out: the order of special tokens and
+    texts."""
     start = model.start_role
     return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
 
@@ -172,7 +172,8 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
 
 
 _TRAINING_DATA = ("train", "unlabelled", "text")
-"""How the names of the hashes of training data begin; a teacher's outputs do not depend on held-out data."""
+"""How the names of the hashes of training data begin, with the spelling of stored outputs. A teacher's outputs do not
+depend on held-out data."""
 
 
 def _relevant(section: Any) -> Any:
@@ -226,6 +227,7 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
     if distill.checkpoint is None:
         return config
     model = model_of_peers(config, distill)
+    # What the peers' model requires of the run's model, so that both read the same batches.
     for need in requires_same_inputs(f"distill.checkpoint={distill.checkpoint}", model):
         if not need.offer.holds(config.model):
             raise UserError(need.problem(config.model).message, "use another checkpoint, or omit distill.checkpoint=")
@@ -270,8 +272,8 @@ def distilled(
         return None
     predictions = config.distill.predictions if isinstance(config.distill, StandardConfig) else None
     if predictions is not None and isinstance(config, FinetuneConfig):
-        labels = HardLabels(student, precision, predictions, relabel=partial(relabel, config, predictions))
-        return build(config.distill, student, [labels])
+        teacher = HardLabels(student, precision, predictions, relabel=partial(relabel, config, predictions))
+        return build(config.distill, student, [teacher])
     teachers = [
         with_output_settings(config, read_teacher(config, path, tokenizer, precision), tokenizer, contents)
         for path in config.distill.checkpoints

@@ -163,9 +163,10 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     verb, foreign = saved.get("command"), False
     full_config = saved
     if published is None and verb not in ("pretrain", "finetune", IMPORT_COMMAND):
+        reason = "has no command" if verb is None else f"has the command {verb}, which trains no model"
         raise UserError(
-            f"checkpoint={checkpoint}: its config.json has the command {verb}, which trains no model",
-            "use another checkpoint",
+            f"checkpoint={checkpoint}: its config.json {reason}",
+            "set checkpoint= to a run of lmtool pretrain or lmtool finetune, or to a published model",
         )
     if verb not in ("pretrain", "finetune"):
         if published is not None and classifies(published, weights):

@@ -29,7 +29,7 @@ from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import Columns, Origin, cell_text, repeated_ids, with_joined_columns
 
 HELD_OUT = 0.1
-# Counters of the sample stream: held-out rows, training rows, and the few rows of the first class (others follow).
+# Each draw has a number in the random stream "sample": held-out rows, training rows, few-shot rows of class c (+ c).
 _HOLD_OUT, _SUBSET, _SHOTS = 0, 1, 1 << 10
 
 
@@ -48,7 +48,7 @@ class TaskData:
 
     @property
     def members(self) -> dict[str, TaskData]:
-        """This task by its name: the interface that a mixture has for several tasks."""
+        """This task by its name, as a mixture returns its several tasks."""
         return {self.config.name: self}
 
     def texts(self) -> list[Sequence[str]]:
@@ -201,8 +201,8 @@ def _few_shots(
     train, selection, unused_rows = draw_shots(kind, train, [*held_out.values(), *test.values()], shots, seed)
     hashes = [_sha256([list(rows.columns.values()), _labels(rows)]) for rows in (train, selection)]
     few_shot = {"rows_of_a_class": shots, "seed": seed, "train_sha256": hashes[0], "dev_sha256": hashes[1]}
-    short = " and ".join(digest[:8] for digest in hashes)
-    sampled = f"{shots} rows of each class, and {shots} for selection, seed {seed} ({short})"
+    short_hashes = " and ".join(digest[:8] for digest in hashes)
+    sampled = f"{shots} rows of each class, and {shots} for selection, seed {seed} ({short_hashes})"
     return train, selection, unused_rows, {"few_shot": few_shot, "drawn": sampled}
 
 
@@ -240,7 +240,8 @@ def _decode_unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
 def _without_train(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: JsonObject
 ) -> TaskData:
-    """Returns the data of a task that has only development and test splits. Its labels must be configured."""
+    """Returns the data of a task without a training split, whose place a labeled split takes. Its labels must be
+    configured."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}

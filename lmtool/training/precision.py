@@ -113,11 +113,11 @@ def deterministic(device: torch.device) -> Iterator[None]:
     if device.type != "cpu":
         yield
         return
-    # Not torch.use_deterministic_algorithms, which imports the compiler; training/compiling.py sets the compiler's.
+    # Not torch.use_deterministic_algorithms, which imports the compiler; training/compiling.py sets that one's mode.
     previous_mode = torch.get_deterministic_debug_mode()
     previous_fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.set_deterministic_debug_mode("warn")
-    # A debugging aid that writes every new tensor.
+    # Off: a debugging aid that fills every new tensor, which takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
@@ -132,8 +132,9 @@ _WARM_UP_STEPS = 2  # steps in which kernels are loaded and memory is allocated
 
 
 class StepWaits:
-    """Warns once about each line of code that makes the host wait for a CUDA device in a step: Python's time is hidden
-    only while the device has queued work. watches: False without a CUDA device, or if another process warns."""
+    """Warns once about each line of code that makes the host wait for a CUDA device in a step. Such a wait empties the
+    device's queue of work, and then the device idles while Python runs. watches: False without a CUDA device, or if
+    another process warns."""
 
     def __init__(self, watches: bool, log: Callable[[str], None]):
         self._watches, self._log = watches, log

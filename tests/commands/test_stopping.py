@@ -62,7 +62,7 @@ def test_while_text_is_tokenized(
     place: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        signalling(patch, store.StoreDraft, "_enter", number)
+        signalling(patch, store.StoreDraft, "_add", number)
         run = pretrain("a", "max_steps=2", status=NUMBERS[number])
     assert stopped(capsys.readouterr().err, number, run)
     assert not (run / "LOCK").exists() and (run / "config.yaml").exists() and not (run / "checkpoints").exists()
@@ -152,7 +152,7 @@ def test_a_command_without_a_run(
 
 @pytest.mark.parametrize(
     ("owner", "name", "status"),
-    [(store.StoreDraft, "_enter", 143), (PredictionsFile, "after", 143)],
+    [(store.StoreDraft, "_add", 143), (PredictionsFile, "after", 143)],
 )
 def test_a_sweep_ends_with_its_job(
     place: Path, owner: Any, name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

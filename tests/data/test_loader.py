@@ -95,7 +95,7 @@ def test_cursor_and_epoch_at_the_border():
 @pytest.mark.parametrize("start", [(0, 0), (1, 20)])
 def test_cursor_after_a_number_of_steps_is_that_of_the_last_of_them(size, start):
     """Also within an epoch, and for a loader that starts in the middle of one, as in a phase."""
-    loader = PackedLoader(DrawnExamples(50), 9, **size).beginning(*start)
+    loader = PackedLoader(DrawnExamples(50), 9, **size).starting_at(*start)
     first = {"epoch": start[0], "batch": 0}
     cursors = [first, *(step.cursor for step in taken(loader, 30, first))]
     assert len({cursor["epoch"] for cursor in cursors}) > 2, "several epochs"

@@ -75,7 +75,7 @@ def test_the_same_examples_are_continued_with_another_batch_size():
     assert [step.rate_scale for step in steps] == [1.0] * 10 + [0.5] * 10
     assert steps[-1].epoch == 1 and steps[9].epoch == 10 / 15 and steps[10].epoch == pytest.approx(0.73)
     rows = DrawnExamples(100).plan(0).rows
-    assert np.sort(np.concatenate(list(loader.read(13)))).tolist() == np.sort(rows[examples(steps[:13])]).tolist()
+    assert np.sort(np.concatenate(list(loader.rows_read(13)))).tolist() == np.sort(rows[examples(steps[:13])]).tolist()
 
 
 @pytest.mark.parametrize("same_text, count", [(True, 60), (False, 100)])

@@ -39,7 +39,7 @@ def test_rows_have_their_context_and_their_line(tmp_path):
 def test_a_test_file_has_no_answers(tmp_path):
     bare = {"id": "q", "question": "who?"}
     assert "answers" not in read_squad(squad(tmp_path / "test.json", bare)).columns
-    with pytest.raises(UserError, match="1 of 2 questions have no answers"):
+    with pytest.raises(UserError, match='1 of 2 questions have no field "answers"'):
         read_squad(squad(tmp_path / "test.json", bare, question()))
 
 

@@ -629,7 +629,7 @@ def played() -> Iterator[Device]:
         kernels.has_flash.cache_clear()
         # Compilers refuse modes: what they would be given is called as it is.
         stack.enter_context(patch.object(torch, "compile", lambda function, **_: function))
-        stack.enter_context(patch.object(compiling, "missing", lambda _: None))
+        stack.enter_context(patch.object(compiling, "missing_requirement", lambda _: None))
         stack.enter_context(patch.object(profiling, "profile", profile_of_host))
         stack.enter_context(patch.object(group, "backend_of", lambda _: "gloo"))
         stack.enter_context(patch.object(engine, "_summed", summed))

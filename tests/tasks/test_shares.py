@@ -46,9 +46,9 @@ def test_what_is_read_is_what_was_planned(sampling) -> None:
         members[name] = texts_of(tokens, size)
     examples = MixedExamples(members, fractions, 3, repeats=True)
     loader = PackedLoader(examples, 3, batch_examples=10)
-    counts = np.array([len(rows) for rows in loader.read(7)])
+    counts = np.array([len(rows) for rows in loader.rows_read(7)])
     assert counts.sum() == 70
-    read = sum((np.array([*examples.member_counts(rows).values()]) for rows in loader.read(50)), np.zeros(3))
+    read = sum((np.array([*examples.member_counts(rows).values()]) for rows in loader.rows_read(50)), np.zeros(3))
     wanted = 500 * np.array(fractions)
     assert read.sum() == 500 and np.sum((read - wanted) ** 2 / wanted) < 13.8  # two degrees of freedom
     rows = examples.plan(0).rows
@@ -57,7 +57,7 @@ def test_what_is_read_is_what_was_planned(sampling) -> None:
         times = np.bincount(rows["row"][rows["member"] == number], minlength=size)
         assert times.max() - times.min() <= 1, "none comes twice more than another"
     steps = loader.steps_in_epoch(0)
-    first, second = list(loader.read(steps + 3))
+    first, second = list(loader.rows_read(steps + 3))
     assert len(first) == len(rows) and len(second) == 30
 
 

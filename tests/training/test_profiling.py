@@ -143,7 +143,7 @@ def test_flops(name: str, shapes: list[list[int]], flops: int | None) -> None:
 
 def test_methods_of_the_parts_exist() -> None:
     """The tables name methods as strings, so a renamed method would silently lose its range."""
-    names = {method for _, methods in profiling._BY_NAME.values() for method in methods}
+    names = {method for _, methods in profiling._PARTS_BY_NAME.values() for method in methods}
     names |= {*profiling._NETWORK_METHODS, *profiling._BACKBONE_METHODS, "leave"}
     package = Path(profiling.__file__).parents[1]
     defined = set(re.findall(r"def (\w+)\(", "\n".join(file.read_text() for file in package.rglob("*.py"))))

@@ -205,7 +205,7 @@ def test_prompts_that_peft_reads_elsewhere_are_refused(
 ):
     added = {f"backbone.{'embed.' if name == 'virtual' else ''}{name}.weight": torch.zeros(2, 64)}
     config = lookup("model", model).config(num_layers=1, hidden_size=32, num_heads=2)
-    with pytest.raises(UserError, match="with this head differently"):
+    with pytest.raises(UserError, match="PEFT would not give lmtool's outputs"):
         adapter.prompt_to_peft(TunedModel({"name": "prompt"}, added, HFBase(config, {}, {}, ()), task_type, learned))
 
 

@@ -226,7 +226,7 @@ def test_a_map_that_is_wrong_in_both_directions_is_noticed(
     """Only the other side sees it: what lmtool reads again is what it wrote."""
     wrong = token_classifier("LlamaForTokenClassification", "classifier")
     declared = replace(llama.HF_FORMAT, classes=(wrong, *llama.HF_FORMAT.classes[1:]))
-    declared = replace(declared, outside=(*declared.outside, "classifier."))
+    declared = replace(declared, outside_prefixes=(*declared.outside_prefixes, "classifier."))
     for name in ("to_hf", "from_hf"):
         monkeypatch.setattr(llama, name, getattr(declared, name))
     monkeypatch.setattr(llama, "HF_FORMAT", declared)

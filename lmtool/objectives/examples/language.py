@@ -146,7 +146,7 @@ class CarriedWindows(CausalWindows):
         self._size = max_length
 
     def in_lanes(self, lanes: int) -> CausalSegments:
-        """Returns the text as segments in lanes, see `CutInLanes` in `data/loader.py`. lanes: the number of lanes."""
+        """Returns the text in lanes, see `SupportsLanes` in `data/loader.py`. lanes: the number of lanes."""
         return CausalSegments(self, self._size, lanes)
 
 

@@ -256,7 +256,7 @@ class PermutedWindows(MaskedWindows):
     config: PlmConfig
 
     def in_lanes(self, lanes: int) -> PermutedSegments:
-        """Returns the windows in lanes, see `CutInLanes` in `data/loader.py`. Raises UserError if all tokens of a
+        """Returns the windows in lanes, see `SupportsLanes` in `data/loader.py`. Raises UserError if all tokens of a
         window are reused."""
         reuse = self.config.reuse
         if reuse >= self.capacity:

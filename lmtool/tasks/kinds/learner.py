@@ -109,18 +109,20 @@ class TaskScorer(Scorer):
     def outputs(self, batch: Batch) -> object:
         return self.task_outputs(self.learner, batch, self.learner.outputs(batch, 0))
 
-    def task_outputs(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:
-        """Converts the head's outputs, on the device, to the outputs for a batch on the host."""
-        if not bool(torch.isfinite(outputs).all()):
+    def task_outputs(self, learner: TaskLearner, batch: Batch, head_outputs: Tensor) -> TaskOutputs:
+        """Converts the head's outputs, on the device, to the outputs for a batch on the host. learner: this scorer's,
+        or its view that ends at an early exit."""
+        if not bool(torch.isfinite(head_outputs).all()):
             return TaskOutputs(None)
-        scores = None if self.rows.labels is None else learner.scores(outputs, batch).cpu()
-        return TaskOutputs(learner.parts(outputs, batch), scores)
+        scores = None if self.rows.labels is None else learner.scores(head_outputs, batch).cpu()
+        return TaskOutputs(learner.parts(head_outputs, batch), scores)
 
     def take(self, batch: Batch, outputs: Any) -> None:
         self.add_outputs(batch, outputs)
 
     def add_outputs(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
-        """Adds the outputs for a batch. selected_N: (N,) bool, the documents to add; None: all documents."""
+        """Adds the outputs for a batch. selected_N: (N,) bool, the documents to add, such as
+        those that exit early at one depth; None: all documents."""
         if outputs.parts is None:
             raise NotFinite("predictions", batch)
         if (scores := outputs.scores) is not None:
@@ -143,7 +145,7 @@ class TaskScorer(Scorer):
         kind, rows, term, count = self.learner.kind, self.rows, self.learner.term, self.scored_parts
         expected, received = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.partial_rows.values()))
         if count != expected or received != expected or self.predictions.missing:
-            raise RuntimeError(f"{len(rows)} rows: {count} predictions arrived, for {received} of {expected} parts")
+            raise RuntimeError(f"{len(rows)} rows: {count} outputs arrived, for {received} of {expected} parts")
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
         predictions = self.learner.with_thresholds(self.predictions)
@@ -287,8 +289,8 @@ class TaskLearner(BaseLearner):
         raise TypeError(f"the predictions of {type(self).__name__} have no entropy")
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
-        """Tunes decision thresholds on labeled development rows and stores them in the head. predictions: made by
-        `join`, without thresholds."""
+        """Tunes decision thresholds on labeled development rows and stores them in the head. predictions: those
+        of `join`, before thresholds are applied."""
 
     def with_thresholds(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         """Returns the predictions under the thresholds tuned by `calibrate`."""

@@ -79,6 +79,7 @@ class Regression(WrittenKind):
             value = float(text)
         except ValueError:
             return None
+        # The score of a value is the value itself.
         return Prediction(value, value) if np.isfinite(value) else None
 
     @property
@@ -105,14 +106,14 @@ class Regression(WrittenKind):
 
 
 class RegressionLearner(SequenceLearner):
-    """Minimizes the mean squared error, in units of the standard deviation. The head outputs values on the original
-    scale."""
+    """Minimizes the squared error, in units of the standard deviation; the training loop divides its sum by the number
+    of rows. The head outputs values on the original scale."""
 
     def __init__(self, kind: Regression, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, 1)
-        standard = self.config.standardize
-        mean, self.deviation = standard if isinstance(standard, tuple) else (0.0, 1.0)
-        if standard is not None:
+        mean_and_deviation = self.config.standardize
+        mean, self.deviation = mean_and_deviation if isinstance(mean_and_deviation, tuple) else (0.0, 1.0)
+        if mean_and_deviation is not None:
             output = cast(SequenceHead, self.heads[self.term]).output
             with torch.no_grad():
                 output.weight.mul_(self.deviation)

@@ -4,7 +4,7 @@ Targets are learned by teacher forcing (Sutskever et al. 2014), with encoder-dec
 source before the target (Liu et al. 2018). Metrics are computed on generated texts. Rows with the same source share one
 prediction, which is compared with the targets of all these rows.
 
-Shape letters: N documents of a batch, T their tokens, M predicted tokens, H hidden width.
+Shape letters: R sampled rows, E examples of a split.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 
-# Counter of the sample stream for the development rows generated in training.
+# The number, in the random stream "sample", of the draw of the sources for which texts are generated during training.
 _GENERATION_COUNTER = 2
 
 
@@ -167,17 +167,17 @@ class Seq2SeqLearner(TextLearner):
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
         """Returns the better of two baselines without a model: a copy of the source, or the most frequent target."""
-        rows, (name, constant) = merge_by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
+        rows, (constant_title, constant) = merge_by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
         (sources,) = rows.columns.values()
         baselines = {
-            name: [constant] * len(rows),
+            constant_title: [constant] * len(rows),
             "copy of the source": [Prediction(source, 1.0) for source in sources],
         }
         scores = {title: self.kind.metrics(rows, predictions) for title, predictions in baselines.items()}
         best = max(scores, key=lambda title: scores[title][self.metric.name])
         return {
             "name": best,
-            "prediction": constant.value if best == name else "the source",
+            "prediction": constant.value if best == constant_title else "the source",
             "metric": self.metric.name,
             "value": scores[best][self.metric.name],
             "metrics": scores[best],
@@ -215,12 +215,12 @@ class GeneratedScorer(Scorer):
     @cached_property
     def source_indices(self) -> dict[int, int]:
         """The rows for which texts are generated, each with the index of its source."""
-        numbers, sample_size = list(first_rows(self.rows).values()), self.learner.config.generate_examples
-        indices: Iterable[int] = range(len(numbers))
-        if self.selects and sample_size is not None and sample_size < len(numbers):
-            order = random_streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATION_COUNTER)
+        rows, sample_size = list(first_rows(self.rows).values()), self.learner.config.generate_examples
+        indices: Iterable[int] = range(len(rows))
+        if self.selects and sample_size is not None and sample_size < len(rows):
+            order = random_streams.Permutation(len(rows), self.learner.seed, "sample", _GENERATION_COUNTER)
             indices = sorted(order(np.arange(sample_size)).tolist())
-        return {numbers[source]: source for source in indices}
+        return {rows[source_index]: source_index for source_index in indices}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
         """Returns the scores of a batch's targets, and its generated texts by the index of the source."""
@@ -255,8 +255,8 @@ class GeneratedScorer(Scorer):
         if rows.labels is None:
             return GeneratedEvaluation({}, {}, **shared)
         sums = self.sums.result(term, self.predictor)
-        first = sorted(self.source_indices, key=self.source_indices.__getitem__)
-        losses = (sums.sums_E / sums.counts_E)[first]
+        rows_by_source = sorted(self.source_indices, key=self.source_indices.__getitem__)
+        losses = (sums.sums_E / sums.counts_E)[rows_by_source]
         return GeneratedEvaluation(
             {term: sums}, {term: 1.0}, kind.metrics(rows, predictions), self._warnings(predictions), losses=losses,
             **shared,
@@ -266,6 +266,6 @@ class GeneratedScorer(Scorer):
     def _warnings(predictions: Sequence[Prediction]) -> tuple[str, ...]:
         texts = {prediction.value for prediction in predictions}
         if len(predictions) > 1 and len(texts) == 1:
-            return (f"every text generated is {texts.pop()[:80]!r}: the model generates a constant",)
+            return (f"every generated text is {texts.pop()[:80]!r}, whatever the source",)
         empty = sum(not prediction.value.strip() for prediction in predictions)
-        return (f"{empty:,} of {len(predictions):,} texts generated are empty",) if empty else ()
+        return (f"{empty:,} of {len(predictions):,} generated texts are empty",) if empty else ()
