@@ -54,7 +54,7 @@ _COMPARED_STEPS = 10_000  # maximum number of past steps, evenly spaced, whose l
 
 
 def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -> None:
-    """Checks that a run may be extended: that with its new budgets its past steps would have been the same.
+    """Checks that a run may be extended: its past steps must be the same with the new budgets as with the old ones.
 
     Args:
         verb: The command, for the hint.
@@ -63,11 +63,12 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
         point: The checkpoint that the run resumes from.
 
     Raises:
-        UserError: The past steps would have been different. The hint is the command for a branch of the run.
+        UserError: The past steps would have been different. The hint says how to train another run further.
     """
-    state, before = read_state(point), read_config(point)
-    budget_changes = {key: getattr(config, key) for key in budgets(before) if getattr(config, key) != before[key]}
-    overrides = [f"{key}={'null' if value is None else value}" for key, value in budget_changes.items()]
+    state, old_config = read_state(point), read_config(point)
+    new_budgets = {key: getattr(config, key) for key in budgets(old_config)}
+    new_budgets = {key: value for key, value in new_budgets.items() if value != old_config[key]}
+    overrides = [f"{key}={'null' if value is None else value}" for key, value in new_budgets.items()]
     command = ["lmtool", verb, f"branch={folder}@{state['step']}", *overrides]
     if state.get("ended") == "patience":
         raise UserError(
@@ -80,40 +81,44 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
             f"ended before step {state['step']} would have been longer",
             f"start another run from its weights: the same command with checkpoint={folder} name=NEW",
         )
-    old, new = _horizon(before, state), _new_horizon(config, before, state)
+    old_horizon, new_horizon = _horizon(old_config, state), _new_horizon(config, old_config, state)
     schedule, steps_done = build(config.schedule), state["step"]
     for step in np.unique(np.linspace(1, steps_done, min(steps_done, _COMPARED_STEPS)).round()).astype(int).tolist():
-        then, now = schedule(step, old), schedule(step, new)
-        if then != now:
-            keys = ", ".join(f"{key} {before[key]:g} -> {value or math.inf:g}" for key, value in budget_changes.items())
+        old_factor, new_factor = schedule(step, old_horizon), schedule(step, new_horizon)
+        if old_factor != new_factor:
+            changes = [f"{key} {old_config[key]:g} -> {value or math.inf:g}" for key, value in new_budgets.items()]
+            old_rate, new_rate = old_factor * config.optimizer.lr, new_factor * config.optimizer.lr
             raise UserError(
-                f"{folder} cannot be extended ({keys}): schedule={config.schedule.name} depends on the end of the run. "
-                f"The learning rate of step {step} was {then * config.optimizer.lr:.3g}, and would have been "
-                f"{now * config.optimizer.lr:.3g}",
+                f"{folder} cannot be extended ({', '.join(changes)}): schedule={config.schedule.name} depends on the "
+                f"end of the run. The learning rate of step {step} was {old_rate:.3g}; with the new budget it would "
+                f"have been {new_rate:.3g}",
                 " ".join(map(shlex.quote, [*command, "name=NEW"])),
             )
 
 
-def _horizon(before: JsonMapping, state: JsonMapping) -> float:
+def _horizon(old_config: JsonMapping, state: JsonMapping) -> float:
     """Returns the number of steps for which the schedule of the saved run was computed."""
-    return state.get("total_steps") or before.get("max_steps") or math.inf
+    return state.get("total_steps") or old_config.get("max_steps") or math.inf
 
 
-def _new_horizon(config: RunConfig, before: JsonMapping, state: JsonMapping) -> float:
+def _new_horizon(config: RunConfig, old_config: JsonMapping, state: JsonMapping) -> float:
     """Returns the number of steps for which the schedule is computed with the new budgets.
 
-    If a budget in other units (epochs, tokens, minutes) determined the old number, the number grows in proportion.
+    If a budget in other units (epochs, tokens, minutes) determined the old number, the new number is in proportion to
+    that budget.
     """
     steps = config.max_steps or math.inf
     budget = state.get("horizon")  # the key of the budget that determined the number of steps
-    if budget not in BUDGETS or budget == "max_steps" or budget not in before:
+    if budget not in BUDGETS or budget == "max_steps" or budget not in old_config:
         return steps
-    limit = getattr(config, str(budget))
-    return min(steps, math.inf if limit is None else math.ceil(_horizon(before, state) * limit / before[budget]))
+    new_budget = getattr(config, str(budget))
+    if new_budget is None:
+        return steps
+    return min(steps, math.ceil(_horizon(old_config, state) * new_budget / old_config[budget]))
 
 
 RUNS = Path("runs")
-"""The folder of all runs whose folder is not set with run_dir=."""
+"""The folder in which a run's folder is created, unless run_dir= sets another."""
 
 
 @dataclass
@@ -142,9 +147,10 @@ class OpenRun:
     def checkpoint(self) -> Path | None:
         """The intact checkpoint that the run resumes from; None for a new run. Prints a warning for each damaged one.
 
-        It is the same in all processes. They exchange it at the first access, so all must access it at the same point.
+        All processes get the checkpoint that rank 0 found. Rank 0 sends it at the first access, so all processes must
+        access it at the same point.
         """
-        point = self.folder.resume_point(_print_warning(self.output)) if self.folder.writes else None
+        point = self.folder.resume_point(_warning_printer(self.output)) if self.folder.writes else None
         point = self.group.first(point)
         if isinstance(self.folder, FollowedFolder):
             self.folder.follow(point)
@@ -164,7 +170,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     Args:
         verb: The command: "pretrain" or "finetune".
         config: The run's configuration.
-        stem: The name of a run without name=, to which a number is added.
+        stem: The start of the name of a run without name=; a number is added to it.
     """
     precision = select_precision(config.precision, select_device(config.device))
     require_compiler(config.compile, precision.device)
@@ -172,7 +178,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     with Interrupts(), process_group(precision.device) as group:
         data = saved.save(config, verb)
         if group.size > 1:
-            require_same(group, {**_versions(tuple(config.plugins)), **_comparable_keys(saved.body(data))})
+            require_same(group, {**_versions(tuple(config.plugins)), **_comparable_values(saved.body(data))})
         if group.rank > 0:
             path, result = group.first(("", None))
             folder, output = FollowedFolder(Path(path), data, result), Output()
@@ -190,21 +196,21 @@ def _open_in_first_rank(
     runs_existed, folder = RUNS.exists(), None
     try:
         folder = select_folder(RUNS, config.name, config.run_dir, stem)
-        same_past = partial(require_same_past, verb, config)
-        with RunFolder(folder, data, saved.to_yaml(data), same_past, with_defaults) as run:
+        check_extension = partial(require_same_past, verb, config)
+        with RunFolder(folder, data, saved.to_yaml(data), check_extension, with_defaults) as run:
             output = Output(log=run.append_log)
-            if run.extends:  # checks that the run may be extended, before anything is written
-                run.resume_point(_print_warning(output))
+            if run.extends:  # this checks that the run may be extended, before anything is written
+                run.resume_point(_warning_printer(output))
             note_run(run.path)
             result = run.result()
-            group.first((str(run.path), result))  # to the other ranks, which wait for it above
+            group.first((str(run.path), result))  # sent to the other ranks, which wait for it in open_run
             if result is None:
                 run.write_environment(sys.argv, {"device": str(precision.device), "devices": group.size})
             with _trackers(verb, config, run, output) as trackers:
                 yield OpenRun(verb, config, run, output, precision, trackers, group)
     except KeyboardInterrupt as interrupt:
-        opened = folder is not None and (folder / "config.yaml").exists()
-        resume = command_line("resume", str(folder)) if opened else None
+        has_config = folder is not None and (folder / "config.yaml").exists()
+        resume = command_line("resume", str(folder)) if has_config else None
         raise stop_error(interrupt, " while the run was prepared", resume) from interrupt
     except UserError:
         if not runs_existed:  # an error leaves no empty folder behind
@@ -217,7 +223,7 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
     """Returns the experiment trackers of a run; only rank 0 has any."""
     path = run.path.resolve()
     is_job = (path / "job.json").is_file()  # the run is a job of a sweep, whose name groups its jobs
-    tracked_run = partial(
+    run_metadata = partial(  # without the step, which is not known yet
         RunMetadata,
         str(path),
         masked(f"{path.parent.name}/{path.name}" if is_job else path.name),
@@ -226,11 +232,11 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
         run.config,
         config.offline,
     )
-    trackers = config.logger if run.writes else {}
-    return Trackers(trackers, tracked_run, lambda line: output.line(line), _print_warning(output))
+    configs = config.logger if run.writes else {}
+    return Trackers(configs, run_metadata, lambda line: output.line(line), _warning_printer(output))
 
 
-def _print_warning(output: Output) -> Callable[[str], None]:
+def _warning_printer(output: Output) -> Callable[[str], None]:
     """Returns a function that prints a warning."""
     return lambda text: output.line(f"warning: {text}", "yellow")
 
@@ -243,11 +249,11 @@ def saved_tokenizer(run: OpenRun) -> Tokenizer | None:
 
 
 def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
-    """Returns the tokenizer of the starting checkpoint; without one, that of the teacher; without one, that of the hub.
+    """Returns the tokenizer of the starting checkpoint, else of the teacher, else of `tokenizer.path=hf://...`.
 
     None means that the configuration names none of these, so that a tokenizer is read from a folder or trained.
     """
-    origin = starts_from(config) or _teacher_with_vocabulary(config)
+    origin = starts_from(config) or _teacher_with_tokenizer(config)
     if origin is None:
         return hub_tokenizer(config.tokenizer, config.offline)
     published = hf_folder(origin, config.offline)
@@ -255,7 +261,7 @@ def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
     return Tokenizer.load(folder, config.tokenizer.parse_special_tokens)
 
 
-def _teacher_with_vocabulary(config: RunConfig) -> str | None:
+def _teacher_with_tokenizer(config: RunConfig) -> str | None:
     """Returns the teacher whose tokenizer the run uses; None if there is none, or if the run sets tokenizer=folder."""
     for path in config.distill.checkpoints[:1] if not isinstance(config.tokenizer, FolderConfig) else ():
         if config.distill.same_batches:
@@ -267,7 +273,7 @@ def _teacher_with_vocabulary(config: RunConfig) -> str | None:
 
 
 def hub_tokenizer(config: TokenizerConfig, offline: bool) -> Tokenizer | None:
-    """Downloads the tokenizer of `tokenizer.path=hf://...`; None for other configurations."""
+    """Returns the tokenizer of `tokenizer.path=hf://...`, downloaded if necessary; None for other configurations."""
     if not isinstance(config, FolderConfig) or "://" not in config.path:
         return None
     return Tokenizer.load(tokenizer_folder(config.path, offline), config.parse_special_tokens)
@@ -290,16 +296,18 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             f"set model.vocab_size={tokenizer.vocab_size}, or a smaller tokenizer.vocab_size=",
         )
     roles = {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
-    parts = config.objective.member_configs() if isinstance(config, PretrainConfig) else ()
+    objectives = config.objective.member_configs() if isinstance(config, PretrainConfig) else ()
     tasks = config.task.member_configs() if isinstance(config, FinetuneConfig) else ()
-    layouts: list[str | None] = [task.text_format(model) for task in tasks]
-    layout_problems = [missing_token(text_format_needs(model, layout), roles) for layout in layouts or [None]]
-    for problem in (*layout_problems, *(missing_token(part.needs(), roles) for part in parts)):
+    text_formats: list[str | None] = [task.text_format(model) for task in tasks]
+    format_needs = [text_format_needs(model, text_format) for text_format in text_formats or [None]]
+    format_problems = [missing_token(needs, roles) for needs in format_needs]
+    for problem in (*format_problems, *(missing_token(objective.needs(), roles) for objective in objectives)):
         if problem is not None:
             known_roles = ", ".join(sorted(roles)) or "none"
             raise UserError(
                 f"the tokenizer {problem}; its special tokens are: {known_roles}",
-                "use a tokenizer that has the missing token (tokenizer=auto, checkpoint=none), or another objective",
+                "use a tokenizer that has the missing token (tokenizer=auto, checkpoint=none), or another "
+                f"{'task' if tasks else 'objective'}",
             )
 
 
@@ -315,7 +323,7 @@ def start_weights(
             unless the tuning method reads them throughout training.
 
     Returns:
-        The weights; None for random weights, or if they no longer exist and a resumed run does not need them.
+        The weights; None for random weights, or if they can no longer be read and a resumed run does not need them.
 
     Raises:
         UserError: The weights cannot be read, or have changed since the run started.
@@ -351,7 +359,7 @@ def base_of(
         tokenizer: The run's tokenizer.
 
     Returns:
-        These tensors' names and the checkpoint that has them; None if the run's checkpoints are complete.
+        The names of these tensors and the checkpoint that has them; None if the run's checkpoints are complete.
     """
     checkpoint = run.checkpoint
     if start is None or loaded is None or start.merged or (checkpoint is not None and saved_base(checkpoint) is None):
@@ -379,6 +387,6 @@ def _versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
     }
 
 
-def _comparable_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """Returns a configuration as plain data, by dotted key, without the keys that may differ between ranks."""
+def _comparable_values(config: Mapping[str, object]) -> dict[str, object]:
+    """Returns the values of a configuration by dotted key, without the keys that may differ between ranks."""
     return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}

@@ -1,5 +1,5 @@
-"""The preparation of a run's session: reads its text or labeled rows, its tokenizer and its weights, and builds the
-learner. One class for pretraining and one for finetuning."""
+"""Prepares a run's session: reads its text or labeled rows, its tokenizer and its weights, and builds its learner. One
+class does this for pretraining, another for finetuning."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import LoadReport, assemble
 
-# The prompt that the last screen suggests: the number of words of the held-out text that it quotes, and the number of
-# tokens to decode for them.
-_PROMPT_WORDS, _PROMPT_TOKENS = 5, 40
+_PROMPT_WORDS = 5  # number of words of the held-out text in the prompt that the last screen suggests
+_PROMPT_TOKENS = 40  # maximum number of tokens that are decoded to get these words
 
 
 class PretrainPreparation:
     """Prepares a pretraining run.
 
     Attributes:
-        config: The run's configuration. Tasks that it mixes with its objectives have the labels found in their data.
+        config: The run's configuration. The tasks mixed with its objectives have the labels found in their data.
         tasks: The labeled data of these tasks.
-        stem: The name of a run without name=, to which a number is added.
+        stem: The start of the name of a run without name=; a number is added to it.
     """
 
     verb = "pretrain"
@@ -65,10 +64,10 @@ class PretrainPreparation:
         sections = [phase.data for phase in config.phase_configs]
         for number, phase in enumerate(config.phase_configs):
             # Phases with the same `data` section share the tokenized text of the first of them.
-            first = sections.index(phase.data)
-            splits = ("train", "validation") if first == number else ()
+            first_number = sections.index(phase.data)
+            splits = ("train", "validation") if first_number == number else ()
             tokenized = {split: self.split(phase, split, tokenizer, on_stage) for split in splits}
-            by_phase.append(tokenized or by_phase[first])
+            by_phase.append(tokenized or by_phase[first_number])
         metadata["tokenized"] = tokenized_metadata(by_phase[0]["train"])
         learner, loaded = assemble(config, tokenizer, start_weights(config, resumed_from=run.checkpoint))
         return Session(
@@ -117,16 +116,16 @@ class PretrainPreparation:
     def _provenance(self, on_stage: OnStage) -> tuple[Contents, JsonObject]:
         """Returns the hashes of the data of all phases, and metadata of the data for the first screen."""
         phase_configs = self.config.phase_configs
-        first = self.source(phase_configs[0].data, on_stage)
-        contents = contents_of(self.tasks, (phase_configs[0].data.name, first))
-        metadata = {**first.metadata(), **{f"task {name}": task.metadata for name, task in self.tasks.items()}}
-        sources = [first]
-        for number, form in enumerate(phase_configs[1:], 1):
-            source = self.source(form.data, on_stage)
+        first_source = self.source(phase_configs[0].data, on_stage)
+        contents = contents_of(self.tasks, (phase_configs[0].data.name, first_source))
+        metadata = {**first_source.metadata(), **{f"task {name}": task.metadata for name, task in self.tasks.items()}}
+        sources = [first_source]
+        for index, phase in enumerate(phase_configs[1:], 1):
+            source = self.source(phase.data, on_stage)
             if source not in sources:
-                phase_contents = contents_of({}, (form.data.name, source))
-                contents |= {f"phases.{number} {name}": content for name, content in phase_contents.items()}
-                metadata[f"text of phase {number + 1}"] = source.metadata()
+                phase_contents = contents_of({}, (phase.data.name, source))
+                contents |= {f"phases.{index} {name}": content for name, content in phase_contents.items()}
+                metadata[f"text of phase {index + 1}"] = source.metadata()
                 sources.append(source)
         return contents, metadata
 
@@ -136,9 +135,9 @@ def _commands_after_pretraining(
 ) -> list[str]:
     """Returns commands that the last screen suggests to the user."""
     finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
-    if type(learner).respond is BaseLearner.respond:  # the learner does not answer texts
+    if type(learner).respond is BaseLearner.respond:  # the learner cannot answer a text
         return [finetune]
-    # The prompt of a learner that fills masks ends with a mask.
+    # For a learner that fills masks, the prompt ends with a mask.
     mask = tokenizer.roles.get("mask") if learner.fills_masks else None
     prompt = _prompt(held_out, tokenizer)
     prompt = prompt if mask is None else f"{prompt} {tokenizer.pieces([mask])[0]}"
@@ -165,7 +164,7 @@ class FinetunePreparation:
         config: The run's configuration. Its tasks have the labels found in their data.
         task: The labeled data.
         heads: For each task that has one, its head in the starting checkpoint.
-        stem: The name of a run without name=, to which a number is added.
+        stem: The start of the name of a run without name=; a number is added to it.
     """
 
     verb = "finetune"
@@ -184,10 +183,10 @@ class FinetunePreparation:
         tokenizer = saved_tokenizer(run) or self.trained_tokenizer(run.output.stage)
         require_fit(config, tokenizer)
         start = start_weights(config, self.heads, run.checkpoint)
-        prior = [] if run.checkpoint is not None else prior_weights(config)
-        learner, loaded = assemble(config, tokenizer, start, earlier=prior)
+        earlier = [] if run.checkpoint is not None else prior_weights(config)
+        learner, loaded = assemble(config, tokenizer, start, earlier=earlier)
         base = base_of(run, learner, start, loaded, tokenizer)
-        del start, prior  # frees memory: the learner has copies of these weights
+        del start, earlier  # frees memory: the learner has copies of these weights
         metadata = self._metadata(tokenizer)
         if run.checkpoint is None:
             metadata["warnings"] += untrained_part_warnings(learner, loaded)
@@ -215,23 +214,23 @@ class FinetunePreparation:
 
     def _metadata(self, tokenizer: Tokenizer) -> JsonObject:
         """Returns metadata of the data for the first screen, with warnings about the settings."""
-        notes = [head.note for head in self.heads.values() if head.note]
-        unknown = self._unknown_fraction(tokenizer)
+        head_notes = [head.note for head in self.heads.values() if head.note]
+        unknown_fraction = self._unknown_fraction(tokenizer)
         warnings = self.config.tuning.warnings(self.config.optimizer, self.config.model)
         metadata: JsonObject = self.task.metadata
         return {
             **metadata,
-            **({"head": "; ".join(notes)} if notes else {}),
-            **({"unknown_fraction": unknown} if unknown else {}),
+            **({"head": "; ".join(head_notes)} if head_notes else {}),
+            **({"unknown_fraction": unknown_fraction} if unknown_fraction else {}),
             "warnings": [*metadata.get("warnings", ()), *warnings],
         }
 
     def _unknown_fraction(self, tokenizer: Tokenizer) -> float:
         """Returns the fraction of unknown tokens in the first training texts."""
-        unknown = tokenizer.roles.get("unk")
+        unknown_id = tokenizer.roles.get("unk")
         texts = list(islice((text for column in self.task.texts() for text in column), _SAMPLED_TEXTS))
         ids = np.concatenate([np.empty(0, dtype=np.int32), *tokenizer.encode_batch(texts)])
-        return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
+        return 0.0 if unknown_id is None or not len(ids) else float((ids == unknown_id).mean())
 
 
 def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
@@ -254,9 +253,9 @@ def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> 
 def _commands_after_finetuning(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
     """Returns commands that the last screen suggests to the user."""
     name, first = next(iter(tasks.items()))
-    task = [f"task={name}"] if len(tasks) > 1 else []
-    inputs = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])
+    task_override = [f"task={name}"] if len(tasks) > 1 else []
+    input_overrides = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])
     return [
-        command_line("predict", f"checkpoint={folder}", *task, *inputs),
+        command_line("predict", f"checkpoint={folder}", *task_override, *input_overrides),
         command_line("evaluate", f"checkpoint={folder}"),
     ]

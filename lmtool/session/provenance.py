@@ -72,11 +72,11 @@ def lineage_of(run: OpenRun) -> Lineage:
         revision = {} if published.revision is None else {"revision": published.revision}
         return [{"checkpoint": origin, **revision, **hashes}]
     folder = find(origin)
-    return [*_ancestors(folder), {"checkpoint": origin, **_origin(folder)}]
+    return [*_ancestors(folder), {"checkpoint": origin, **_entry_values(folder)}]
 
 
-def _origin(folder: Path) -> JsonObject:
-    """Returns the step, the command and the hash of a checkpoint of lmtool, as far as they are known."""
+def _entry_values(folder: Path) -> JsonObject:
+    """Returns the step, the command and the hash of a checkpoint of lmtool; unknown values are omitted."""
     manifest = read_manifest(folder)
     values = {"step": manifest.metadata.get("step"), "command": _command(folder), **manifest.files[MODEL]}
     return {key: values[key] for key in ("step", "command", "sha256") if values.get(key) is not None}
@@ -99,7 +99,8 @@ def _command(folder: Path) -> str:
     """Returns the command line that wrote a checkpoint, from its run's environment.json; without that file, "lmtool
     VERB"."""
     with suppress(OSError, ValueError, TypeError, LookupError):
-        argv = json.loads((folder.parents[1] / "environment.json").read_text(encoding="utf-8"))["arguments"]
+        run = folder.parents[1]  # a checkpoint is in RUN/checkpoints
+        argv = json.loads((run / "environment.json").read_text(encoding="utf-8"))["arguments"]
         if len(argv) > 1:
             return masked(shlex.join(["lmtool", *map(str, argv[1:])]))
     with suppress(UserError):
@@ -123,53 +124,54 @@ def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None =
     return contents
 
 
-def require_same_data(opened: OpenRun, contents: Contents) -> None:
+def require_same_data(run: OpenRun, contents: Contents) -> None:
     """Raises UserError if a resumed run's data have changed since its checkpoint was saved."""
-    checkpoint = opened.checkpoint
+    checkpoint = run.checkpoint
     if checkpoint is None or DATA not in read_manifest(checkpoint).files:
         return
     saved = read_json(checkpoint, DATA)
     changes = []
-    for origin, now in contents.items():
-        before = saved.get(origin)
+    for source, current in contents.items():
+        before = saved.get(source)
         before = before if isinstance(before, dict) else {}
-        changed_keys = [key for key in now if before.get(key) != now[key]]
-        if any(isinstance(now[key], str) for key in changed_keys):  # hashes decide; counts are only for the message
-            changes.append(f"{origin}: {', '.join(_change(key, before.get(key), now[key]) for key in changed_keys)}")
+        changed_keys = [key for key in current if before.get(key) != current[key]]
+        if any(isinstance(current[key], str) for key in changed_keys):  # hashes decide; counts are only for the message
+            source_changes = [_change(key, before.get(key), current[key]) for key in changed_keys]
+            changes.append(f"{source}: {', '.join(source_changes)}")
     if changes:
-        run = opened.folder.path
+        folder = run.folder.path
         raise UserError(
-            f"the data of {run} changed after {checkpoint.name}: {'; '.join(changes)}",
+            f"the data of {folder} changed after {checkpoint.name}: {'; '.join(changes)}",
             f"restore the data; or start another run from these weights: the same command with name=NEW "
-            f"checkpoint={run}",
+            f"checkpoint={folder}",
         )
 
 
 def _change(key: str, before: object, now: object) -> str:
-    """Describes the change of a count, or of a hash, whose values say nothing to a reader."""
+    """Describes a change: for a count with both values; for a hash without them, since they tell a reader nothing."""
     return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
 def teacher_digests(distilled: Distilled) -> dict[str, str]:
-    """Returns the sha256 of each teacher's tensors, by the checkpoint as the user named it."""
+    """Returns the sha256 of each teacher's tensors, by the teacher's checkpoint as the user typed it."""
     return {teacher.origin: digest(teacher.learner.state_dict()) for teacher in distilled.teachers}
 
 
-def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
+def require_same_teachers(run: OpenRun, teachers: Mapping[str, str]) -> None:
     """Raises UserError, with both hashes, if a teacher of a resumed run has changed since its checkpoint was saved."""
-    checkpoint = opened.checkpoint
+    checkpoint = run.checkpoint
     if checkpoint is None or TEACHERS not in read_manifest(checkpoint).files:
         return
     saved = read_json(checkpoint, TEACHERS)
     for origin, now in teachers.items():
         before = saved.get(origin)
         if before != now:
-            run = opened.folder.path
+            folder = run.folder.path
             raise UserError(
-                f"the teacher {origin} changed after {checkpoint.name} of {run}: sha256 {str(before)[:16]} then, "
+                f"the teacher {origin} changed after {checkpoint.name} of {folder}: sha256 {str(before)[:16]} then, "
                 f"{now[:16]} now",
                 f"restore the teacher; or start another run from these weights: the same command with name=NEW "
-                f"checkpoint={run}",
+                f"checkpoint={folder}",
             )
 
 
@@ -177,7 +179,7 @@ def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
 #
 # It starts with a copy of the trunk's checkpoint and of the trunk's rows of metrics.jsonl up to that step. The copy has
 # the branch's configuration, no best checkpoint, and one more entry in its lineage. From then on the branch is like any
-# run that resumes, and does not need its trunk. The trunk's folder is only read: the trunk may still be training.
+# run that resumes, and does not need its trunk. The trunk's folder is only read, as the trunk may still be training.
 
 
 def begin_branch(run: OpenRun) -> None:
@@ -190,27 +192,27 @@ def begin_branch(run: OpenRun) -> None:
     run.group.wait()
 
 
-def _copy_trunk(opened: OpenRun) -> None:
-    run, branch = opened.folder, opened.config.branch
-    if branch is None or saved_steps(run.checkpoints):
+def _copy_trunk(run: OpenRun) -> None:
+    folder, branch = run.folder, run.config.branch
+    if branch is None or saved_steps(folder.checkpoints):
         return
     trunk = Trunk.of(branch)
-    trunk.require_same(run.config)
+    trunk.require_same(folder.config)
     saved_state = read_state(trunk.point)
-    state = _first_state(saved_state, trunk, run.config)
-    warning = _learning_rate_warning(trunk, opened)
+    state = _first_state(saved_state, trunk, folder.config)
+    warning = _learning_rate_warning(trunk, run)
     if warning is not None:
-        opened.output.line(f"warning: {warning}", "yellow")
-    run.begin_at(trunk.step, (row for row in read_rows(trunk.run / "metrics.jsonl") if row["step"] <= trunk.step))
+        run.output.line(f"warning: {warning}", "yellow")
+    folder.begin_at(trunk.step, (row for row in read_rows(trunk.run / "metrics.jsonl") if row["step"] <= trunk.step))
     costs = {key: saved_state[key] for key in ("tokens", "seconds") if key in saved_state}
-    lineage = [*_ancestors(trunk.point), {"checkpoint": str(trunk), **_origin(trunk.point), **costs}]
-    replaced = {CONFIG: run.config, STATE: state, LINEAGE: {"checkpoints": lineage}}
+    lineage = [*_ancestors(trunk.point), {"checkpoint": str(trunk), **_entry_values(trunk.point), **costs}]
+    new_files = {CONFIG: folder.config, STATE: state, LINEAGE: {"checkpoints": lineage}}
     try:
         copy_checkpoint(
-            trunk.point, run.checkpoints, {name: to_json(content).encode() for name, content in replaced.items()}
+            trunk.point, folder.checkpoints, {name: to_json(content).encode() for name, content in new_files.items()}
         )
     except OSError as error:
-        raise cannot_write(run.checkpoints, error) from error
+        raise cannot_write(folder.checkpoints, error) from error
     except Damaged as damage:
         if trunk.point.is_dir():
             raise trunk.refusal(damage) from damage
@@ -223,32 +225,32 @@ def _copy_trunk(opened: OpenRun) -> None:
 def _learning_rate_warning(trunk: Trunk, run: OpenRun) -> str | None:
     """Returns a warning if the learning rate of the branch's first step differs by more than 5% from the trunk's.
 
-    Returns None otherwise, and if the branch has budgets other than max_steps, with which its number of steps, and so
-    its learning rate, is not known yet.
+    Returns None otherwise, and also if the branch has a budget other than max_steps: its number of steps is then not
+    known yet, and so neither is its learning rate.
     """
-    config, before = run.config, trunk.config()
+    config, trunk_config = run.config, trunk.config()
     if set(budgets(run.folder.config)) != {"max_steps"}:
         return None
     horizon = read_state(trunk.point).get("total_steps") or math.inf
-    rates = [
+    trunk_rate, branch_rate = (
         build(schedule)(trunk.step + 1, steps) * config.optimizer.lr
         for schedule, steps in (
-            (cast(ScheduleConfig, Choice("schedule").validate(before["schedule"])), horizon),
+            (cast(ScheduleConfig, Choice("schedule").validate(trunk_config["schedule"])), horizon),
             (config.schedule, float(config.max_steps or math.inf)),
         )
-    ]
-    if abs(rates[1] - rates[0]) <= 0.05 * max(rates):
+    )
+    if abs(branch_rate - trunk_rate) <= 0.05 * max(trunk_rate, branch_rate):
         return None
     return (
-        f"the learning rate jumps: at step {trunk.step + 1} it is {rates[0]:.3g} in {trunk.run}, but {rates[1]:.3g} "
-        f"with schedule={config.schedule.name} max_steps={config.max_steps}"
+        f"the learning rate jumps: at step {trunk.step + 1} it is {trunk_rate:.3g} in {trunk.run}, but "
+        f"{branch_rate:.3g} with schedule={config.schedule.name} max_steps={config.max_steps}"
     )
 
 
 def _first_state(saved: JsonObject, trunk: Trunk, config: JsonObject) -> JsonObject:
     """Returns the counters that a branch starts with.
 
-    They are the trunk's, without its best checkpoint and, if the budgets differ, without its total number of steps.
+    They are the trunk's counters, without its best checkpoint and, if the budgets differ, its total number of steps.
     """
     try:
         progress = Progress.from_plain(saved)

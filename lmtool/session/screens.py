@@ -35,6 +35,17 @@ from lmtool.training.progress import Progress, TrainingResult
 from lmtool.weights.assemble import LoadReport
 
 
+class _ParameterSettings(NamedTuple):
+    """The settings of one parameter.
+
+    scale: the factor of the learning rate. decay: the weight decay. size: the number of elements.
+    """
+
+    scale: float
+    decay: float
+    size: int
+
+
 class _GroupSettings(NamedTuple):
     """The settings of the parameters in one row of the table of learning rates.
 
@@ -59,38 +70,38 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
         steps: The planned number of steps.
     """
     decay = getattr(optimizer, "weight_decay", getattr(optimizer, "l2", 0.0))
-    # By parameter name: the factor of the learning rate, the weight decay, the number of elements.
-    settings = {
-        name: (group.learning_rate_scale, decay * group.weight_decay_scale, parameter.numel())
+    parameter_settings = {
+        name: _ParameterSettings(group.learning_rate_scale, decay * group.weight_decay_scale, parameter.numel())
         for group in training_groups(learner, optimizer.layer_decay)
         for name, parameter in group.parameters
     }
     rows: list[tuple[list[str], int, int, _GroupSettings]] = []
     for level, members in levels(name for name, _ in learner.named_parameters()).items():
-        trained = [name for name in members if name in settings]
-        for scale in dict.fromkeys(settings[name][0] for name in trained):
-            names = [name for name in trained if settings[name][0] == scale]
+        trained = [name for name in members if name in parameter_settings]
+        for scale in dict.fromkeys(parameter_settings[name].scale for name in trained):
+            names = [name for name in trained if parameter_settings[name].scale == scale]
+            settings = [parameter_settings[name] for name in names]
             first_steps = [learner.first_step(name, steps) for name in names]
-            first = None if None in first_steps else max(step for step in first_steps if step is not None)
-            group = _GroupSettings(optimizer.lr * scale, max(settings[name][1] for name in names), first)
-            size = sum(settings[name][2] for name in names)
-            without_decay = sum(settings[name][2] for name in names if not settings[name][1])
+            first_step = None if None in first_steps else max(step for step in first_steps if step is not None)
+            shared = _GroupSettings(optimizer.lr * scale, max(setting.decay for setting in settings), first_step)
+            size = sum(setting.size for setting in settings)
+            without_decay = sum(setting.size for setting in settings if not setting.decay)
             titles: list[str] = []
-            if rows and rows[-1][3] == group:
+            if rows and rows[-1][3] == shared:
                 # The level joins the row of the level above it.
                 titles, above_size, above_without_decay, _ = rows.pop()
                 size, without_decay = size + above_size, without_decay + above_without_decay
-            rows.append(([*titles, level], size, without_decay, group))
+            rows.append(([*titles, level], size, without_decay, shared))
     return [
         {
             "group": titles[0] if len(titles) == 1 else "all" if len(rows) == 1 else f"{titles[0]} to {titles[-1]}",
             "parameters": size,
-            "learning_rate": group.rate,
-            "weight_decay": group.decay,
+            "learning_rate": shared.rate,
+            "weight_decay": shared.decay,
             "without_decay": without_decay,
-            "from_step": group.first_step,
+            "from_step": shared.first_step,
         }
-        for titles, size, without_decay, group in rows
+        for titles, size, without_decay, shared in rows
     ]
 
 
@@ -99,7 +110,7 @@ def never_trained_warning(rows: Sequence[RateRow]) -> str | None:
     names = [row["group"] for row in rows if row["from_step"] is None]
     if not names:
         return None
-    hint = "use more epochs, or set a smaller tuning.schedule.every_steps="
+    hint = "train for more steps, or set a smaller tuning.schedule.every_steps="
     return f"the run ends before these groups begin to be trained: {', '.join(names)}; {hint}"
 
 
@@ -120,7 +131,7 @@ def machine_metadata(
     config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: ProcessGroup = ALONE
 ) -> dict[str, str]:
     """Describes the devices, number format and kernels of a run, for the first screen and the report."""
-    prefixes = {False}
+    prefixes = {False}  # whether texts have a prefix that the whole text attends to
     if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
         prefixes = {member.prefixes for member in config.objective.member_configs()}
     attention = attention_path(learner, precision.device, precision.dtype, prefixes)
@@ -147,7 +158,8 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
 
     Args:
         session: The session that is about to train.
-        metadata: The metadata of the session and its companions, by section: "data", "model" and "run".
+        metadata: The metadata of the session and its companions (see companions.py), by section: "data", "model" and
+            "run".
         plan: The plan of the run.
         baseline: The score of a constant prediction.
     """
@@ -170,9 +182,9 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
         **metadata["run"],
     }
     opened.folder.write_json("facts.json", report)
-    hidden = {"dropout"}
+    hidden_names = {"dropout"}
     if opened.precision.device.type != "cuda" and not machine["compiled"].startswith("yes"):
-        hidden |= {"attention", "compiled"}  # a CPU has one attention path, and compiles only on request
+        hidden_names |= {"attention", "compiled"}  # a CPU has one attention path, and compiles only on request
     screen = StartScreen(
         command=opened.verb,
         run_dir=str(opened.folder.path),
@@ -181,7 +193,7 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
         model=model,
         plan=plan,
         baseline=baseline,
-        machine={name: text for name, text in machine.items() if name not in hidden},
+        machine={name: text for name, text in machine.items() if name not in hidden_names},
         trainable=trainable,
         rates=learning_rates,
         resumed_step=state.get("step"),
@@ -226,7 +238,7 @@ def updated_baseline(
 ) -> Baseline:
     """Returns the baseline that the final evaluation measured, if it measured one, and writes it to facts.json.
 
-    If a generator makes the labels (which tokens it replaced), the baseline is only known after an evaluation.
+    A generator's labels (whether it replaced a token) are only known in an evaluation, and so is their baseline.
 
     Args:
         run: The open run.
@@ -245,7 +257,7 @@ def updated_baseline(
 
 
 def _screen_data(metadata: JsonMapping) -> JsonObject:
-    """Selects the metadata for the first screen: without `_REPORT_ONLY` and without zeros, except the truncated
+    """Returns metadata without `_REPORT_ONLY` and without empty values and zeros; keeps False and the truncated
     fraction."""
     selected = {
         name: value
@@ -291,7 +303,7 @@ def model_metadata(
 
 
 def result_of(
-    run: OpenRun, training: TrainingResult, subjects: JsonMapping, metric: str, more: JsonMapping
+    run: OpenRun, training: TrainingResult, subjects: JsonMapping, metric: str, extra_rows: JsonMapping
 ) -> JsonObject:
     """Returns the content of result.json.
 
@@ -300,10 +312,10 @@ def result_of(
         training: The result of the training loop.
         subjects: The names of the run's components by section ("model", "task" or "objective", ...).
         metric: The name of the metric that selects the best checkpoint.
-        more: Additional rows.
+        extra_rows: Further keys and values.
     """
-    numbers = asdict(replace(training, best=None, last=None))
-    names = (
+    training_values = asdict(replace(training, best=None, last=None))
+    copied_names = (
         "status", "ended", "steps", "epochs", "tokens", "seconds", "evaluation_seconds", "tokens_per_second",
         "peak_memory_bytes", "parameters", "trainable_parameters", "best_step",
     )  # fmt: skip
@@ -314,10 +326,10 @@ def result_of(
         "metric": metric,
         "value": training.best_value,
         "metrics": training.metrics,
-        **{name: numbers[name] for name in names},
+        **{name: training_values[name] for name in copied_names},
         "devices": run.group.size,
         "seed": run.config.seed,
-        **more,
+        **extra_rows,
     }
 
 
@@ -325,9 +337,9 @@ def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: 
     """Writes result.json and the report, and prints the last screen. Returns the content of result.json."""
     if not run.folder.writes:
         return result
-    missing_rows = run.folder.missing_rows(run.folder.row_counts, result["steps"])
-    if missing_rows is not None:
-        run.output.line(f"warning: {missing_rows}", "yellow")
+    warning = run.folder.missing_rows(run.folder.row_counts, result["steps"])
+    if warning is not None:
+        run.output.line(f"warning: {warning}", "yellow")
     run.folder.write_result(result)
     run.trackers.finish(result)
     report = write_report(run.folder.path)

@@ -36,7 +36,7 @@ from lmtool.training.precision import select_device, select_precision
 
 Run = Callable[[FinetuneConfig], JsonObject]
 """A function that trains one run and returns the content of its result.json."""
-_TOKENS = 8192  # number of tokens per forward pass
+_TOKENS_PER_PASS = 8192  # maximum number of tokens in a forward pass
 
 
 def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
@@ -50,38 +50,38 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     Returns:
         The content of NAME.json.
     """
-    output, members = Output(), dict(_members(suite))
-    trained = {name: task for name, task in members.items() if task is not None and name != DIAGNOSTIC}
-    missing_tasks = [name for name in suite.names if name not in trained]
-    if not trained:
+    output, configs = Output(), dict(_members(suite))
+    with_data = {name: task for name, task in configs.items() if task is not None and name != DIAGNOSTIC}
+    missing_tasks = [name for name in suite.names if name not in with_data]
+    if not with_data:
         raise UserError(
             f"task.path={suite.path} has no folder that is named after a task of {suite.name}",
             f"name the folders after the tasks: {', '.join(suite.names)}",
         )
     root = Path(config.run_dir) if config.run_dir else RUNS / (config.name or f"{suite.name}-{config.model.name}")
     output.line(
-        f"{suite.name}: {', '.join(trained)} in {root}; without data: {', '.join(missing_tasks) or 'none'}", "bold"
+        f"{suite.name}: {', '.join(with_data)} in {root}; without data: {', '.join(missing_tasks) or 'none'}", "bold"
     )
     results = {}
-    for name, task in trained.items():
+    for name, task in with_data.items():
         if late := pop_late_signals():  # the interrupt came when the previous task was already finishing
             raise Interrupted(late[0])
         require_no_link(root / name)
         overrides = {"task": task, "name": None, "run_dir": str(root / name)}
         results[name] = finetune(config.model_copy(update=overrides))
     scores = {name: score_of(name, result["metrics"]) for name, result in results.items()}
-    mean = glue_average(scores)
+    average = glue_average(scores)
     rows = [
         [name, f"{scores[name]:.4f}", result["metric"], result.get("validation_examples", ""), str(root / name)]
         for name, result in results.items()
     ]
     print_table(output, ["task", "score", "selected by", "rows", "run"], rows, heading=f"{suite.name} · development")
-    averaged = [name for name in scores if name != NOT_AVERAGED]
-    if mean is not None:
+    averaged_names = [name for name in scores if name != NOT_AVERAGED]
+    if average is not None:
         excluded = f"; {NOT_AVERAGED} is not included" if NOT_AVERAGED in scores else ""
-        note = f"; without data: {', '.join(missing_tasks)}" if missing_tasks else ""
-        output.line(f"average {mean:.4f} of {', '.join(averaged)}{excluded}{note}")
-    files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
+        missing_note = f"; without data: {', '.join(missing_tasks)}" if missing_tasks else ""
+        output.line(f"average {average:.4f} of {', '.join(averaged_names)}{excluded}{missing_note}")
+    files = dict(_submissions(config, root, list(with_data), configs.get(DIAGNOSTIC)))
     is_first_rank = rank_info(os.environ).rank == 0
     if is_first_rank:
         _write_zip(root / f"{suite.name}.zip", files)
@@ -90,15 +90,15 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     if missing_files:
         output.line(f"the leaderboard also asks for: {', '.join(missing_files)}")
     summary = {
-        "average": mean,
-        "members": averaged,
+        "average": average,
+        "members": averaged_names,
         "scores": scores,
         "without_data": missing_tasks,
         "files": list(files),
     }
     if is_first_rank:
         replace_bytes(root / f"{suite.name}.json", to_json(summary).encode())
-    return {"metric": "average", "value": mean, **summary}
+    return {"metric": "average", "value": average, **summary}
 
 
 def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:
@@ -110,7 +110,7 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
     """Yields the name and configuration of each task and of the diagnostic set; None in place of the configuration
     if there is no data.
 
-    The configuration is the task's YAML, with its folder below task.path and the suite's overrides for all tasks.
+    The configuration is the task's YAML, with its folder below task.path and the suite's settings for all tasks.
     """
     path = None if suite.path is None else Path(suite.path).expanduser()
     if path is not None and not path.is_dir():
@@ -135,14 +135,14 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
 
 
 def _submissions(
-    config: FinetuneConfig, root: Path, names: list[str], diagnostic: TaskConfig | None
+    config: FinetuneConfig, root: Path, task_names: list[str], diagnostic: TaskConfig | None
 ) -> Iterator[tuple[str, str]]:
-    """Yields the name and content of each file for the leaderboard: a run's predictions for the test rows of its task.
+    """Yields the name and content of each file for the leaderboard, a run's predictions for the test rows of its task.
 
     The model of MNLI also predicts the diagnostic set.
     """
     precision = select_precision(config.precision, select_device(config.device))
-    for name in names:
+    for name in task_names:
         trained = read_trained(str(root / name), config.offline, precision)
         assert isinstance(trained.config, FinetuneConfig)
         task = trained.config.task
@@ -150,9 +150,9 @@ def _submissions(
             (name, load_task(task, config.seed, config.cache_dir, config.offline).test)
         ]
         if name == "mnli" and diagnostic is not None:
-            diagnostic_data = load_task(diagnostic, config.seed, config.cache_dir, config.offline, True)
+            diagnostic_data = load_task(diagnostic, config.seed, config.cache_dir, config.offline, scoring=True)
             test_splits.append((DIAGNOSTIC, diagnostic_data.test))
-        learner, inference = trained.learner(), Inference(trained.longest, _TOKENS, precision)
+        learner, inference = trained.learner(), Inference(trained.longest, _TOKENS_PER_PASS, precision)
         for task_name, splits in test_splits:
             for split, rows in splits.items():
                 if (task_name, split) in FILES:

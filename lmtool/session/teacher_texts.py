@@ -36,7 +36,7 @@ Splits = Mapping[str, SplitData]
 def with_teacher_texts(
     run: OpenRun, student: BaseLearner, distilled: Distilled | None, splits: Splits, contents: Contents
 ) -> tuple[Splits, JsonObject]:
-    """Replaces the targets of the training rows by the teacher's texts if distill.targets says so.
+    """Replaces the targets of the training rows with the teacher's texts if distill.targets says so.
 
     Args:
         run: The open run.
@@ -48,8 +48,8 @@ def with_teacher_texts(
     Returns:
         The data by split, and metadata for the first screen.
     """
-    config, section = run.config, run.config.distill
-    if not isinstance(section, StandardConfig) or section.targets == "gold" or distilled is None:
+    config, distill = run.config, run.config.distill
+    if not isinstance(distill, StandardConfig) or distill.targets == "gold" or distilled is None:
         return splits, {}
     assert isinstance(config, FinetuneConfig)
     (teacher,) = distilled.teachers
@@ -60,18 +60,18 @@ def with_teacher_texts(
         "generation": generation.model_dump(mode="json"),
         "seed": config.seed if generation.temperature else None,
     }
-    opened_store = open_or_make(
+    store = open_or_make(
         store_location(config, "texts"),
         identity,
         lambda folder: _write_texts(folder, teacher, rows, config, run),
         run.output.stage,
     )
-    lines = (opened_store.folder / _FILE).read_text(encoding="utf-8").splitlines()
+    lines = (store.folder / _FILE).read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
-    replaced, metadata = replace_targets(student, rows, texts, section.targets == "both")
+    new_rows, metadata = replace_targets(student, rows, texts, keep_gold=distill.targets == "both")
     tokenizers = describe_tokenizers(teacher, student.tokenizer, config.model)
-    train = replace(splits["train"], rows={**splits["train"].rows, config.task.name: replaced})
-    return {**splits, "train": train}, {"teacher_texts": {**opened_store.screen_metadata(), **metadata, **tokenizers}}
+    train = replace(splits["train"], rows={**splits["train"].rows, config.task.name: new_rows})
+    return {**splits, "train": train}, {"teacher_texts": {**store.screen_metadata(), **metadata, **tokenizers}}
 
 
 def replace_targets(student: BaseLearner, rows: Rows, texts: Sequence[str], keep_gold: bool) -> tuple[Rows, JsonObject]:
@@ -92,40 +92,40 @@ def replace_targets(student: BaseLearner, rows: Rows, texts: Sequence[str], keep
     assert rows.labels is not None
     labels = [student.label_of(text) for text in texts]
     usable = np.array([label is not None for label in labels], dtype=bool)
-    # The label of a row with several reference texts is a tuple, of which the first is compared.
+    # For a row with several reference texts, the label is a tuple, whose first text is compared.
     pairs = zip(labels, rows.labels, strict=True)
-    compared = [(label[0], gold[0]) if isinstance(label, tuple) else (label, gold) for label, gold in pairs]
-    differs = np.array([label is not None and label != gold for label, gold in compared])
+    compared_pairs = [(label[0], gold[0]) if isinstance(label, tuple) else (label, gold) for label, gold in pairs]
+    differs = np.array([label is not None and label != gold for label, gold in compared_pairs])
     metadata: JsonObject = {"rows": len(rows), "other_than_gold": int(differs.sum())}
     if not usable.all():
         count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
-        metadata["warnings"] = [f"{count} texts of the teacher are empty or not a label: these rows keep their targets"]
+        metadata["warnings"] = [f"the teacher's text is empty or not a label for {count} rows: their targets are kept"]
     if keep_gold:
         appended = np.flatnonzero(differs)
         extended = rows.take(np.concatenate([np.arange(len(rows)), appended]))
         all_labels = [*rows.labels, *(labels[row] for row in appended)]
-        return replace(extended, labels=_like(rows.labels, all_labels)), metadata
-    replaced = [label if label is not None else gold for label, gold in zip(labels, rows.labels, strict=True)]
-    return replace(rows, labels=_like(rows.labels, replaced)), metadata
+        return replace(extended, labels=_in_container_of(rows.labels, all_labels)), metadata
+    targets = [label if label is not None else gold for label, gold in zip(labels, rows.labels, strict=True)]
+    return replace(rows, labels=_in_container_of(rows.labels, targets)), metadata
 
 
-def _like(labels: Any, values: list[Any]) -> Any:
-    """Returns labels in the same kind of container as a row's: an array of the same type, or a list."""
+def _in_container_of(labels: Any, values: list[Any]) -> Any:
+    """Returns `values` in the kind of container that `labels` is: an array of the same type, or a list."""
     return np.array(values, dtype=labels.dtype) if isinstance(labels, np.ndarray) else values
 
 
 def _write_texts(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, run: OpenRun) -> JsonObject:
     """Generates the teacher's text for each row and writes the texts to a file. Returns the number of rows."""
-    length = min(config.max_length, teacher.longest or config.max_length)
+    max_length = min(config.max_length, teacher.longest or config.max_length)
 
     def progress(done: int, total: int) -> None:
         run.output.stage("the teacher generates texts", done, total)
 
-    inference = Inference(length, evaluation_tokens(config), teacher.precision, progress=progress)
+    inference = Inference(max_length, evaluation_tokens(config), teacher.precision, progress=progress)
     records = teacher.learner.answers(replace(rows, labels=None), inference).records
     texts = [str(record.get("written", record["prediction"])) for record in records]
     if len(texts) != len(rows):
-        raise RuntimeError(f"{len(texts)} texts for {len(rows)} rows")
+        raise RuntimeError(f"the teacher generated {len(texts)} texts for {len(rows)} rows")
     lines = (
         json.dumps({"id": row, "text": text}, ensure_ascii=False) for row, text in zip(rows.ids, texts, strict=True)
     )

@@ -46,7 +46,7 @@ from lmtool.system.terminal import counted, say
 def with_grid(
     words: Sequence[str], accepted: AcceptedOverrides, primary: str, config_dirs: Sequence[Path]
 ) -> CheckedOverrides:
-    """Checks the typed overrides, and puts before them the sweep values in the selected YAML files of other keys."""
+    """Checks the typed overrides. Adds the sweep values that the selected YAML files set for other keys."""
     checked = overrides.read(words, accepted, multirun=True)
     if checked.problems:
         return checked
@@ -75,9 +75,10 @@ class SweepRequest:
     """A sweep as typed.
 
     verb: the command. primary: the command's primary YAML file. accepted: the keys and groups that the command accepts.
-    decode(data, problems, running) returns a job's configuration. run(data) runs a job with its complete configuration
-    and returns the result; launchers can pickle it. show(folder) prints the final summary. typed: the arguments of the
-    command line, for the command that resumes the sweep. has_result: whether the command writes a result.json.
+    decode(data, problems, running) returns a job's configuration; running: whether the job will run on this machine.
+    run(data) runs a job with its complete configuration and returns the result; launchers can pickle it. show(folder)
+    prints the final summary. typed: the arguments of the command line, for the command that resumes the sweep.
+    has_result: whether the command writes a result.json.
     """
 
     verb: str
@@ -114,7 +115,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     hydra_plugins.require("hydra/launcher", launcher)
     hydra_plugins.require("hydra/sweeper", sweeper)
     checked, name = _pop_name(checked)
-    jobs = _decoded_jobs(request, checked, launcher in LOCAL and not print_config) if is_grid else None
+    jobs = _decoded_jobs(request, checked, running=launcher in LOCAL and not print_config) if is_grid else None
     if print_config:
         configs = _first_configs(request, checked, hydra_keys) if jobs is None else [config for _, config in jobs]
         if jobs is None:
@@ -148,7 +149,7 @@ def _run_jobs(
     jobs: Sequence[tuple[list[str], Config]] | None,
     resume: str,
 ) -> list[int]:
-    """Runs the jobs of a sweep in its folder. Returns the exit statuses of the jobs and of an interruption. jobs: the
+    """Runs the jobs of a sweep in its folder. Returns the exit statuses of the jobs and of an interruption. jobs: their
     overrides and configurations; None if the sweeper chooses the jobs. resume: the command that resumes the sweep."""
     submitted = sweep.submitted()
     entries = [_entry(request, sweep, job, config) for job, config in jobs or ()]
@@ -166,8 +167,8 @@ def _run_jobs(
     except KeyboardInterrupt as interrupt:
         status = (launch.interrupted if launch else 0) or stop_error(interrupt).exit_status
         return [status, *(launch.statuses() if launch else [])]
-    except SystemExit as end:
-        return [end.code if isinstance(end.code, int) else errors.FAULT]
+    except SystemExit as system_exit:
+        return [system_exit.code if isinstance(system_exit.code, int) else errors.FAULT]
     return [launch.interrupted, *launch.statuses()]
 
 
@@ -197,7 +198,7 @@ def _search(request: SweepRequest, sweep: SweepFolder, checked: CheckedOverrides
     config = launch.config
 
     def prepare(job: list[str]) -> JobEntry:
-        return _entry(request, sweep, job, _job_config(request, checked, job, launch.name in LOCAL))
+        return _entry(request, sweep, job, _job_config(request, checked, job, running=launch.name in LOCAL))
 
     sweeper = _sweeper(hydra, config, launch.callbacks)
     sweeper.launcher = LaunchAdapter(launch, prepare)
@@ -230,7 +231,7 @@ def _first_configs(request: SweepRequest, checked: CheckedOverrides, hydra_keys:
         try:
             sweeper.sweep(arguments=[str(text) for text in config.hydra.overrides.task])
         except FirstJobs as first:
-            return [_job_config(request, checked, job, False) for job in first.jobs]
+            return [_job_config(request, checked, job, running=False) for job in first.jobs]
         except _SWEEPER_ERRORS as error:
             raise _no_first_job(config, error) from error
     raise UserError("the sweeper chose no job", "check the keys hydra.sweeper.*")
@@ -272,9 +273,9 @@ def _entry(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config
 
 
 def _hydra_defaults(folder: Path, hydra_keys: dict[str, str]) -> list[str]:
-    """Returns lmtool's overrides of Hydra's configuration, except for keys that the user typed."""
+    """Returns the overrides of Hydra's configuration that lmtool adds, without the keys that the user typed."""
     quoted = str(folder).replace("'", "\\'")
-    # The values of a grid are already among the overrides.
+    # GRID is cleared because `with_grid` has already added its values to the overrides.
     settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'", f"{overrides.GRID}=null"]
     return [setting for setting in settings if setting.partition("=")[0] not in hydra_keys]
 
@@ -288,7 +289,9 @@ def _with_sweep_problems(checked: CheckedOverrides, hydra_keys: dict[str, str]) 
     problems = list(checked.problems)
     size = hydra_keys.get(BATCH_SIZE, "null")
     if size != "null" and (not size.isdecimal() or int(size) < 1):
-        problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size} is not a positive number", "omit it for all jobs"))
+        problems.append(
+            Problem(BATCH_SIZE, f"{BATCH_SIZE}={size} is not a positive integer", "omit it to start all jobs together")
+        )
     if "hydra.sweep.subdir" in hydra_keys:
         subdir = hydra_keys["hydra.sweep.subdir"]
         message = f"hydra.sweep.subdir={subdir}: folders of jobs are named after the varied keys"
@@ -340,7 +343,7 @@ def jobs_of(checked: overrides.CheckedOverrides) -> Iterator[overrides.CheckedOv
     fastest). If a group varies, jobs with GROUP=none omit the group's keys: with `distill=soft,none distill.teacher=X`,
     the second job has no teacher."""
     parser = OverridesParser.create()
-    choices, alternatives = [], []
+    is_choice, alternatives = [], []
     for text in checked.all:
         override = parser.parse_override(text)
         if text in checked.hydra or not override.is_sweep_override():
@@ -350,16 +353,16 @@ def jobs_of(checked: overrides.CheckedOverrides) -> Iterator[overrides.CheckedOv
         else:
             message = f"{text.lstrip('+')}: the plain sweeper accepts only lists of values"
             raise UserError(message, "separate the values by commas, or use a range such as range(1,4)")
-        choices.append(text in checked.choices)
+        is_choice.append(text in checked.choices)
     for combination in itertools.product(*alternatives):
-        selected = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]
-        empty_groups = tuple(
+        selected = [text for text, chosen in zip(combination, is_choice, strict=True) if chosen]
+        omitted_prefixes = tuple(
             f"{key_of(text)}."
             for text, options in zip(combination, alternatives, strict=True)
             if text in selected and len(options) > 1 and text.endswith("=none")
         )
         values = [text for text in combination if text not in selected and not text.startswith(("hydra.", "hydra/"))]
-        values = [text for text in values if not key_of(text).startswith(empty_groups)]
+        values = [text for text in values if not key_of(text).startswith(omitted_prefixes)]
         yield replace(checked, choices=selected, values=values, sweeps=False)
 
 
@@ -379,6 +382,6 @@ def _create_folder(request: SweepRequest, name: str | None, sweep_dir: str | Non
             except FileExistsError:
                 continue
     except OSError as error:
-        hint = "start in a folder that you can write to, or set hydra.sweep.dir=FOLDER"
-        raise UserError(f"{root}: {error.strerror}", hint) from error
+        hint = "set hydra.sweep.dir= to a folder that you can write to"
+        raise UserError(f"cannot create the sweep's folder {error.filename or root}: {error.strerror}", hint) from error
     raise AssertionError("itertools.count never ends")

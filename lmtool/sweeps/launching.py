@@ -48,14 +48,15 @@ _QUERY_SECONDS = 5.0
 
 
 class SubmittedJob:
-    """A job that was submitted with submitit. folder: the job's folder in the sweep."""
+    """A job that was submitted with submitit. folder: the job's folder in the sweep. by_slurm: whether SLURM runs the
+    job; otherwise this machine runs it."""
 
     def __init__(self, submitted: Job[object], folder: Path, by_slurm: bool):
         self.submitted, self.folder, self.by_slurm = submitted, folder, by_slurm
         self._queried_at = time.monotonic()
 
     def results(self) -> list[None]:
-        """Waits until the job has ended. Its outcome is in job.json, so this returns no value."""
+        """Waits until the job has ended. Returns [None], because the job's outcome is in job.json."""
         while not self.has_ended():
             time.sleep(0.2)
         return [None]
@@ -81,13 +82,13 @@ class SubmittedJob:
         send_signal(self.folder, signal.SIGINT)
 
 
-def send_signal(folder: Path, number: int) -> None:
+def send_signal(folder: Path, signal_number: int) -> None:
     """Sends a signal to the process that runs the job in a folder, if it runs on this machine."""
     record = folders.read_record(folder)
     owner = record.get("owner")
     if isinstance(owner, dict) and "slurm" not in record and folders.running_process(record):
         with suppress(OSError):
-            os.kill(owner["pid"], number)
+            os.kill(owner["pid"], signal_number)
 
 
 @contextmanager
@@ -124,25 +125,26 @@ LOCAL = ("basic", "joblib", "submitit_local")
 
 
 class JobLoader:
-    """Replaces Hydra's config loader, which would read YAML when a job starts. A job's "overrides" are the name of the
-    job's folder and the encoded job."""
+    """Replaces Hydra's config loader, which would read YAML when a job starts. The "overrides" that it gets for
+    a job are the name of the job's folder and the encoded job."""
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        subdir, packed = sweep_overrides
+        folder_name, encoded_job = sweep_overrides
         config: DictConfig = OmegaConf.masked_copy(master_config, ["hydra"])
         OmegaConf.set_readonly(config, False)
         OmegaConf.set_struct(config, False)
-        config.hydra.sweep.subdir, config.job = subdir, packed
+        config.hydra.sweep.subdir, config.job = folder_name, encoded_job
         return config
 
 
 @dataclass
 class Launch:
-    """The start of a sweep by a launcher of Hydra.
+    """One start of a sweep, whose jobs run under a launcher of Hydra.
 
-    config: Hydra's composed configuration. run: the function that runs a job. plugins: the modules given with --plugin.
-    has_result: whether the command writes a result.json. interrupted: the exit status for the signal that ended the
-    sweep; DONE without a signal.
+    sweep: the sweep's folder. config: Hydra's composed configuration. run: the function that runs a job. plugins: the
+    modules given with --plugin. has_result: whether the command writes a result.json. entries: the jobs, by folder.
+    interrupted: the exit status for the signal that ended the sweep; DONE without a signal. batch_size: the number of
+    jobs that the launcher gets at a time.
     """
 
     sweep: SweepFolder
@@ -173,9 +175,9 @@ class Launch:
         self.entries |= {entry.folder: entry for entry in entries}
         self.batch_size = batch_size or len(self.entries)
         unfinished = [entry for entry in entries if self._must_run(entry)]
-        for first in range(0, len(unfinished), self.batch_size):
+        for batch_start in range(0, len(unfinished), self.batch_size):
             if not self.interrupted:
-                batch = unfinished[first : first + self.batch_size]
+                batch = unfinished[batch_start : batch_start + self.batch_size]
                 self._announce(batch)
                 with self._job_environment():
                     self._launch(batch)
@@ -183,7 +185,7 @@ class Launch:
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
     def _must_run(self, entry: JobEntry) -> bool:
-        """Whether a job must run. Reports jobs that are skipped or were started before."""
+        """Returns whether a job must run. Prints a line if the job is skipped or was started before."""
         record = folders.read_record(entry.folder)
         name = f"job {entry.number} ({entry.folder.name})"
         if folders.is_done(entry.folder, self.has_result):

@@ -89,7 +89,7 @@ def test_labels_that_a_teacher_writes(monkeypatch):
     assert replaced.labels.tolist() == [0, 1, 1]
     assert (metadata["rows"], metadata["other_than_gold"]) == (3, 1)
     assert metadata["warnings"] == [
-        "1 of 3 texts of the teacher are empty or not a label: these rows keep their targets"
+        "the teacher's text is empty or not a label for 1 of 3 rows: their targets are kept"
     ]
     both, _ = replace_targets(student, rows, ["bad", "good", "neither"], keep_gold=True)
     assert both.columns["text"] == ["a", "b", "c", "b"] and both.labels.tolist() == [0, 0, 1, 1]

@@ -157,7 +157,7 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
             ]
         ),
         (["hydra/launcher=joblib", "hydra.launcher.n_job=2"], "n_job"),
-        (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0 is not a positive number"),
+        (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0 is not a positive integer"),
         (["hydra.sweeper.params.seed=1"], "this key is for sweep values in YAML"),
         (["hydra/sweeper=optuna", "hydra.sweeper.custom_search_space=os.system"], "never imports a name"),
         pytest.param(
