@@ -83,7 +83,7 @@ def test_a_pass_that_fails_leaves_nothing(tmp_path):
 def test_labels_that_a_teacher_writes(monkeypatch):
     student = TextToTextLearner.__new__(TextToTextLearner)
     parsed = {"bad": Prediction(0, 1.0), "good": Prediction(1, 1.0)}
-    object.__setattr__(student, "kind", SimpleNamespace(parsed=parsed.get))
+    object.__setattr__(student, "kind", SimpleNamespace(parse=parsed.get))
     rows = Rows([0, 1, 2], {"text": ["a", "b", "c"]}, np.array([0, 0, 1]), [("x", line) for line in range(3)])
     replaced, metadata = replace_targets(student, rows, ["bad", "good", "neither"], keep_gold=False)
     assert replaced.labels.tolist() == [0, 1, 1]
