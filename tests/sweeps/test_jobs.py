@@ -246,7 +246,7 @@ def test_the_metric_goes_back_to_the_sweeper(seen: list[Any], monkeypatch: pytes
 def test_a_folder_that_cannot_be_written(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs").write_text("a file")
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1"]) == 2
-    assert "error: runs" in capsys.readouterr().err
+    assert "error: cannot create the sweep's folder runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["2_seed-5", "0_seed-0/job.log"])
