@@ -65,13 +65,10 @@ def run(config: ImportConfig) -> None:
     # Compared under the published names: the tensors of the folder, and those of the checkpoint converted back.
     converted = to_hf_names(reloaded.config, reloaded.model.parts.state_dict())
     published_tensors = to_hf_names(reloaded.config, to_lmtool_names(published, published_rows))
-    other_tensors = {
-        name: tensor for name, tensor in published_tensors.items() if not name.startswith(("heads.", "backbone."))
-    }
-    unused = sorted(name for name in other_tensors if name not in converted)
-    comparison = compare_tensors(
-        {name: tensor for name, tensor in other_tensors.items() if name in converted}, converted, unused
-    )
+    hf_names = {name for name in published_tensors if not name.startswith(("heads.", "backbone."))}
+    unused = sorted(hf_names - set(converted))
+    expected = {name: published_tensors[name] for name in published_tensors if name in hf_names & set(converted)}
+    comparison = compare_tensors(expected, converted, unused)
     compare_outputs(comparison, loaded.model.parts, reloaded.model.parts)
     if loaded.tokenizer is not None and reloaded.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)

@@ -140,16 +140,14 @@ class Xlnet(Encoder):
         if carried is not None:
             memory_NYFH = carried.before["memory"]
             if filled:
-                memory = memory_NYFH[:, :, self.memory_length - filled :]
-                state = replace(state, memories=memory.unbind(1))
+                state = replace(state, memories=memory_NYFH[:, :, self.memory_length - filled :].unbind(1))
             recorder = ReuseRecorder(memory_NYFH, packed.lengths, reuse)
             tap = recorder if tap is None else Taps(recorder, tap)
         content = content_stream(packed, state.layout(Full()))
         query, blind_M = query_stream(packed, content.layout, query_M)
         device, tokens, queries = packed.tokens.device, len(packed.tokens), len(query_M)
-        # The query stream follows the content stream.
         content_T = torch.arange(tokens, device=device)
-        index_M = torch.arange(tokens, tokens + queries, device=device)
+        index_M = torch.arange(tokens, tokens + queries, device=device)  # the query stream follows the content stream
         if rng is not None:
             # The query stream's dropout is independent of the content stream's.
             stream_S = (torch.arange(tokens + queries, device=device) >= tokens).long()

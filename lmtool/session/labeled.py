@@ -242,7 +242,7 @@ def relabel(
         file, line = rows.origin[missing[0]]
         raise UserError(
             f"distill.predictions={path} has predictions for only {len(rows) - len(missing):,} of {len(rows):,} "
-            f"training rows: no row of the file, or rows with different predictions, have the texts of {file}:{line}",
+            f"training rows: the file has no prediction, or several, for the texts of {file}:{line}",
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
     labeled = replace(rows, labels=predictions.labels_at(np.array(indices)))

@@ -240,8 +240,7 @@ def _decode_unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
 def _without_train(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: JsonObject
 ) -> TaskData:
-    """Returns the data of a task without a training split, whose place a labeled split takes. Its labels must be
-    configured."""
+    """Returns the data of a task without a training split, whose place another split takes. Requires labels."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}

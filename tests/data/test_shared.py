@@ -191,7 +191,7 @@ def test_a_shared_order_is_that_of_one_process(tmp_path: Path, sizes: dict[str, 
         for cache in (UNSHARED, cache_in(tmp_path))
     )
     assert alone.steps_in_epoch(2) == shared.steps_in_epoch(2) and alone.metadata() == shared.metadata()
-    for own, other in zip(alone.read(80), shared.read(80), strict=True):
+    for own, other in zip(alone.rows_read(80), shared.rows_read(80), strict=True):
         assert np.array_equal(own, other)
 
 

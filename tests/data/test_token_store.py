@@ -391,7 +391,7 @@ KILLED = """
 import sys, time; from functools import partial
 from lmtool.data import store; from lmtool.data.tokenizing import portions
 from lmtool.tokenizers.tokenizer import Tokenizer; from tests.data.data_fixtures import ListSource, documents
-store.SHARD, store.portions = 2, partial(portions, size=1000)
+store.PORTIONS_PER_ROW, store.portions = 2, partial(portions, size=1000)
 waits = lambda stage, done, *_: time.sleep(60 if done > 9000 else 0)
 source = ListSource(documents(200), [])
 store.open_store(source, "train", Tokenizer.load(sys.argv[1] + "/tokenizer"), sys.argv[1] + "/killed", waits)

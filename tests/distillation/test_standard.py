@@ -148,7 +148,7 @@ def test_hard_labels_of_a_file(several, monkeypatch, capsys):
     for file, message in (
         (
             "part.jsonl",
-            "has predictions for only 30 of 40 training rows: no row of the file has the texts of train.tsv:32",
+            "has predictions for only 30 of 40 training rows: the file has no prediction, or several, for",
         ),
         ("nothing.jsonl", "distill.predictions=nothing.jsonl: no such file"),
         ("dev.tsv", "distill.predictions=dev.tsv has no column prediction"),

@@ -304,7 +304,7 @@ def test_unlabeled_rows_are_predicted(tokenizers, tmp_path):
     data, examples = split_data(learner, rows, "test"), examples_of(learner, rows, 32, "test")
     with pytest.raises(RuntimeError, match="2 rows: 1 outputs arrived, for 1 of 2 parts"):
         evaluate(learner, learner.scorer(data, examples, {}), [batch_of(examples, [0])])
-    with pytest.raises(RuntimeError, match="2 rows: 2 predictions arrived, for 1 of 2 parts"):
+    with pytest.raises(RuntimeError, match="2 rows: 2 outputs arrived, for 1 of 2 parts"):
         evaluate(learner, learner.scorer(data, examples, {}), [batch_of(examples, [0]), batch_of(examples, [0])])
 
 

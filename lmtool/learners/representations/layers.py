@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -231,18 +232,16 @@ def collect_states(
     plan, device = examples.plan(0), states.precision.device
     order = Permutation(len(plan), seed, "sample", _SAMPLING_EPOCH)(np.arange(len(plan)))
     boundaries = batch_boundaries(plan.lengths[order], tokens=batch_tokens)
-    collected: list[Tensor] = []
-    labels: list[Tensor] = []
+    collected, labels = list[Tensor](), list[Tensor]()
     groups: list[np.ndarray] = []
     count = 0
-    for start, end in zip(boundaries[:-1], boundaries[1:], strict=True):
+    for start, end in pairwise(boundaries):
         if count >= limit:
             break
         selected = order[start:end]
         batch = examples.batch(plan.rows[selected], selected, 0)
-        target = batch.targets[term]
+        target, classes_M = batch.targets[term], batch.targets[term].labels
         text_of_document = (batch.examples if batch.rows is None else batch.rows).numpy()
-        classes_M = target.labels
         target_count = len(text_of_document) if target.at is None else len(target.at)
         if classes_M is None or classes_M.dtype != torch.int64 or classes_M.shape != (target_count,):
             raise UserError(

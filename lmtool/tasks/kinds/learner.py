@@ -110,8 +110,7 @@ class TaskScorer(Scorer):
         return self.task_outputs(self.learner, batch, self.learner.outputs(batch, 0))
 
     def task_outputs(self, learner: TaskLearner, batch: Batch, head_outputs: Tensor) -> TaskOutputs:
-        """Converts the head's outputs, on the device, to the outputs for a batch on the host. learner: this scorer's,
-        or its view that ends at an early exit."""
+        """Moves the head's outputs to the host. learner: this scorer's, or its view that ends at an early exit."""
         if not bool(torch.isfinite(head_outputs).all()):
             return TaskOutputs(None)
         scores = None if self.rows.labels is None else learner.scores(head_outputs, batch).cpu()
@@ -121,8 +120,7 @@ class TaskScorer(Scorer):
         self.add_outputs(batch, outputs)
 
     def add_outputs(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
-        """Adds the outputs for a batch. selected_N: (N,) bool, the documents to add, such as
-        those that exit early at one depth; None: all documents."""
+        """Adds the outputs for a batch. selected_N: (N,) bool, documents to add; None: all."""
         if outputs.parts is None:
             raise NotFinite("predictions", batch)
         if (scores := outputs.scores) is not None:
