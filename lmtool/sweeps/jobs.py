@@ -318,7 +318,8 @@ def _pop_name(checked: CheckedOverrides) -> tuple[CheckedOverrides, str | None]:
 def _resume_command(request: SweepRequest, folder: Path, location: str | None) -> str:
     """Returns the command that resumes a sweep. location: the sweep's name or folder, if typed."""
     words = [word for word in request.typed if not word.startswith("name=")]
-    name = [] if location and f"name={location}" not in request.typed else [f"name={folder.name}"]
+    is_named = len(words) < len(request.typed)  # otherwise a location was typed as hydra.sweep.dir=
+    name = [] if location and not is_named else [f"name={folder.name}"]
     return shlex.join(["lmtool", request.verb, *words, *name])
 
 

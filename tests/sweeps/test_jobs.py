@@ -8,7 +8,7 @@ import math
 import pickle
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ import yaml
 from lmtool.cli import main as cli
 from lmtool.config import hydra_plugins
 from lmtool.errors import Diverged, Stopped, UserError
-from lmtool.sweeps import table
+from lmtool.sweeps import jobs, table
 from lmtool.sweeps.folders import folder_name
 from lmtool.sweeps.job import perform
 from lmtool.sweeps.launching import Launch
@@ -323,3 +323,17 @@ def test_what_the_plain_sweeper_cannot_do(seen: list[Any], capsys: pytest.Captur
     assert "error: optimizer.lr=interval(1e-5,1e-2): the plain sweeper" in capsys.readouterr().err
     assert cli.main(["pretrain", "-m", "seed=range(5,7)", "model=bert_tiny"]) == 0
     assert [config.seed for _, config in seen] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("typed", "location", "resumed"),
+    [
+        (["seed=0,1"], None, "lmtool pretrain seed=0,1 name=here"),
+        (["seed=0,1", "name=here"], "here", "lmtool pretrain seed=0,1 name=here"),
+        (["seed=0,1", "name='here'"], "here", "lmtool pretrain seed=0,1 name=here"),
+        (["seed=0,1", "hydra.sweep.dir=there"], "there", "lmtool pretrain seed=0,1 hydra.sweep.dir=there"),
+    ],
+)
+def test_the_command_that_resumes_names_the_sweep(typed: list[str], location: str | None, resumed: str) -> None:
+    request: Any = SimpleNamespace(typed=typed, verb="pretrain")
+    assert jobs._resume_command(request, Path("runs/here"), location) == resumed
