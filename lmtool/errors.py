@@ -137,7 +137,7 @@ def out_of_memory(error: BaseException) -> LmtoolError | None:
 
 
 class CheckFailed(LmtoolError):
-    """A failed check (a round trip, measured statistics): exit 3."""
+    """A failed check, such as a converted checkpoint that differs when it is read back: exit 3."""
 
     exit_status = CHECK_FAILED
 

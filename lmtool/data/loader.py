@@ -1,6 +1,6 @@
 """The loader: the batches of each step in a planned order, from any step on.
 
-Shape letters: E examples of an epoch, B steps of an epoch or forward passes of a step, N examples of a step.
+Shape letters: E examples of an epoch, B batches (steps of an epoch, or forward passes of a step), N examples of a step.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LocalStep:
     """The part of a step that one process reads.
 
     indices: the indices of the examples, in the order of the step. boundaries: (B+1,) the boundaries of the forward
-    passes. idle: the number of further forward passes that other processes run.
+    passes. idle: how many more forward passes the busiest process runs in this step.
     """
 
     indices: np.ndarray
@@ -95,9 +95,9 @@ def local_step(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: i
 
 
 def assign(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """Returns the indices of the examples of each process. The longest examples are assigned first, in rounds of
-    alternating direction, so that the numbers of examples differ by at most one, and those of tokens by little more
-    than the differences of length in a round."""
+    """Returns the indices of the examples of each process. Examples are dealt out, the longest first, in the order of
+    the processes, then in reverse, and so on. The processes then have equally many examples, up to one, and nearly
+    equally many tokens."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     turn, seat = np.divmod(np.arange(len(order)), ranks)
     owner = np.empty(len(order), dtype=np.int64)
@@ -309,10 +309,8 @@ class PackedLoader:
             order = np.argsort(-np.asarray(plan.lengths, dtype=np.int64), kind="stable")
             boundaries = batch_boundaries(plan.lengths[order] + self._virtual_tokens, self._batch_examples, tokens)
         else:
-            order, starts_in_step = (
-                np.arange(len(plan)),
-                batch_boundaries(plan.lengths[: self._lanes], None, tokens)[:-1],
-            )
+            order = np.arange(len(plan))
+            starts_in_step = batch_boundaries(plan.lengths[: self._lanes], None, tokens)[:-1]
             starts = (self._epoch(epoch).boundaries[:-1, None] + starts_in_step).flatten()
             boundaries = np.append(starts[starts < len(plan)], len(plan))
         batches = self._batches(plan, order, boundaries, epoch)

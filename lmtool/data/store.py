@@ -1,7 +1,7 @@
 """The token store: a split of a source, tokenized once and memory-mapped by every run that reads it.
 
 A store is a folder `stores/<key>` of the cache folder; the key is a hash of the text, the tokenizer and the version of
-this code. It is written under a lock as a draft in the same folder, renamed, and never changed. When it is opened, all
+this code. It is written under a lock as a draft next to it, then renamed, and never changed. When it is opened, all
 of it is verified against its manifest (1.2 GB/s). A damaged store is reported and rebuilt.
 
 Shape letters: D documents, S sentences.
@@ -140,8 +140,8 @@ class StoreDraft:
     def _add(self, portion: Tokenized) -> None:
         counts = self._counts
         offsets = counts.tokens + np.concatenate([[0], np.cumsum(portion.sentence_lengths)])
-        # portion.sentences counts the sentences of each part.
-        # Number of sentences at the end of each document; a document without sentences has no tokens.
+        # portion.sentences: the number of sentences of each part. boundaries: the number of sentences up to the end of
+        # each document; a document without sentences has no tokens.
         boundaries = (counts.sentences + np.cumsum(portion.sentences))[portion.ends]
         has_sentences = np.diff(boundaries, prepend=counts.last_boundary) > 0
         counts.without_tokens += int((~has_sentences).sum())
@@ -352,8 +352,8 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
     except OSError as problem:
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "free some space, or set cache_dir=FOLDER on another disk" if full else "set cache_dir=FOLDER"
-        kind = "is a file" if Path(cache_dir).expanduser().is_file() else problem.strerror or str(problem)
-        raise UserError(f"cache_dir={cache_dir}: {kind}", hint) from problem
+        reason = "is a file" if Path(cache_dir).expanduser().is_file() else problem.strerror or str(problem)
+        raise UserError(f"cache_dir={cache_dir}: {reason}", hint) from problem
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ same batch is its source. Student and teacher swap the states of the same tokens
 forward over the batch comes first: it provides the states of the source texts, and the layers below an intervention
 are not computed again.
 
-Shape letters: N texts of a batch, S swapped tokens, T tokens, H hidden width, M targets of a term.
+Shape letters: N texts of a batch, S swapped tokens, T tokens, H hidden width, M targets of a term (a summand of the
+loss).
 """
 
 from __future__ import annotations
@@ -112,19 +113,19 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
 
 
 def _swap(
-    packed: Packed, bases: np.ndarray, sources: np.ndarray, starts: np.ndarray, proportion: float
+    packed: Packed, bases: np.ndarray, sources: np.ndarray, start_fractions: np.ndarray, proportion: float
 ) -> tuple[Swap, int]:
     """Computes the swapped tokens of pairs of texts, and the number of base texts that have swapped tokens. packed: the
-    packed texts. bases: the index of each base text. sources: the index of each base text's source text. starts: the
-    start of each span: 0 is the first possible position, 1 the last. proportion: length of the span, as a fraction of
-    the shorter of the two texts."""
-    lengths, firsts = np.array(packed.lengths, dtype=np.int64), np.array(packed.starts, dtype=np.int64)
+    packed texts. bases: the index of each base text. sources: the index of each base text's source text.
+    start_fractions: the start of each span: 0 is the first possible position, 1 the last. proportion: length of the
+    span, as a fraction of the shorter of the two texts."""
+    lengths, text_starts = np.array(packed.lengths, dtype=np.int64), np.array(packed.starts, dtype=np.int64)
     shorter = np.minimum(lengths[bases], lengths[sources])
     spans = np.minimum(np.maximum(np.rint(proportion * shorter).astype(np.int64), 1), shorter)
-    first = (starts * (shorter - spans + 1)).astype(np.int64)
+    span_starts = (start_fractions * (shorter - spans + 1)).astype(np.int64)
     # The position of each swapped token within its span: 0, 1, ...
     within = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
-    to_S, from_S = (np.repeat(firsts[texts] + first, spans) + within for texts in (bases, sources))
+    to_S, from_S = (np.repeat(text_starts[texts] + span_starts, spans) + within for texts in (bases, sources))
     return Swap(torch.from_numpy(to_S), torch.from_numpy(from_S)), int((spans > 0).sum())
 
 
@@ -215,8 +216,8 @@ def swapping_tap(
     swaps: list[dict[TapPoint, Swap]] = []
     for plan in plans:
         swap_by_point: dict[TapPoint, Swap] = {}
-        for number, swap in plan.swaps.items():
-            point = sites[number].point(teacher)
+        for site_index, swap in plan.swaps.items():
+            point = sites[site_index].point(teacher)
             # Several layers of a student may be aligned with the same teacher layer.
             swap_by_point[point] = swap_by_point[point].union(swap) if point in swap_by_point else swap
         swaps.append(swap_by_point)
@@ -227,7 +228,7 @@ def swapping_tap(
 # it is called fidelity, with interventions interchange accuracy (Geiger et al. 2022).
 
 REGIONS = 4
-"""Number of equal regions of a text; agreement is also reported by the region in which the swapped span begins."""
+"""Number of equal regions of the possible starts of a span; agreement is also reported by the region of the start."""
 PROPORTION = 0.3
 """Length of the swapped span as a fraction of the shorter text, as in Wu et al. 2022."""
 
@@ -254,7 +255,7 @@ class Agreement:
         plain: Without interventions.
         swapped: With interventions.
         changed: With interventions, counting only targets for which the intervention changes the teacher's prediction.
-        cells: With interventions, by the site and the region of the text in which the swapped span begins.
+        cells: With interventions, by the site and the region in which the swapped span begins.
         texts: The number of texts.
     """
 

@@ -50,8 +50,8 @@ def hidden_at(
     Args:
         forward: A backbone, or a function with its signature.
         batch: The batch, on its device.
-        indices: Flat token indices (...) by term. They come from `batch.host`, because a tensor's size must be known
-            without waiting for the device.
+        indices: Flat token indices (...) by term. They come from `batch.host`, because the number of
+            distinct indices must be known without waiting for the device.
         rng: The dropout; None in evaluation.
 
     Returns:
@@ -84,7 +84,7 @@ class Tuning(Protocol):
     def on_step(self, learner: object, step: int) -> None: ...
 
     def delta_names(self, learner: object) -> set[str]:
-        """Returns the names of the tensors by which the tuned model differs from the model before."""
+        """Returns the names of the tensors by which the tuned model differs from the model before tuning."""
         ...
 
     def fold(self, learner: Any) -> Any:
@@ -98,9 +98,12 @@ class TuningScheme(Protocol):
 
     def attach(self, learner: object, new: Collection[str] | None) -> None: ...
 
-    def begin(self, steps_in_epoch: Callable[[int], int]) -> None: ...
+    def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
+        """Called before training. steps_in_epoch: the number of steps of an epoch."""
 
-    def first_step(self, name: str, steps: int) -> int | None: ...
+    def first_step(self, name: str, steps: int) -> int | None:
+        """Returns the first of `steps` steps in which a parameter is trained; None if never."""
+        ...
 
     def groups(self, groups: list[ParameterGroup]) -> list[ParameterGroup]: ...
 
@@ -159,8 +162,8 @@ class ModelWithHeads(nn.Module):
         Returns:
             The states (T, F), or (M, F) with `read_M`. F is the backbone's `feature_size`.
         """
-        features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
-        recorder = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
+        feature_head = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
+        recorder = None if feature_head is None else LayerRecorder(feature_head, self.head_side, read_M, tap)
         is_frozen = self.is_feature_extractor
         if recorder is not None:
             tap = recorder

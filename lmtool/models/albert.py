@@ -87,7 +87,7 @@ TIED = Tied(
     head="predictions.",
     bias=("predictions.bias", "predictions.decoder.bias"),
 )
-# By name in config.json; the first is the default.
+# Our activation by its name in config.json. The first name is the default, and the one that is written for gelu_tanh.
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 HF_FORMAT = HFFormat(
     model="albert",

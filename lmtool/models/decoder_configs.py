@@ -74,7 +74,8 @@ class LlamaConfig(TransformerConfig):
         return not self.tied
 
     def fields_for_heads(self, heads: int) -> dict[str, int]:
-        """Returns the number of key-value heads for another number of heads: its nearest divisor in proportion."""
+        """Returns the number of key-value heads for another number of heads: the largest divisor up to the proportional
+        number."""
         scaled = max(heads * self.num_key_value_heads // self.num_heads, 1)
         return {"num_key_value_heads": next(number for number in range(scaled, 0, -1) if heads % number == 0)}
 
@@ -149,12 +150,12 @@ class TransformerXlConfig(TransformerConfig):
         400, description="in evaluation, all distances beyond this one count as this one (clamp_len); null: no limit"
     )
     same_length: bool = Field(
-        True, description="in evaluation every token attends to the same number of tokens, memory_length"
+        True, description="in evaluation every token attends to as many tokens as the memory has in evaluation"
     )
     cutoffs: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (20000, 40000, 200000),
-        description="first token ids of the clusters of rare tokens; empty: a plain softmax. In ascending order "
-        "(adaptive softmax, Grave et al. 2017); ids beyond the vocabulary are ignored",
+        description="first token id of each cluster of rare tokens, in ascending order (adaptive softmax, Grave et "
+        "al. 2017); ids beyond the vocabulary are ignored; empty: a plain softmax",
     )
     attention_dropout: AttentionDropout = 0.0
     norm_epsilon: float = Field(1e-5, gt=0)

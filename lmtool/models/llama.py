@@ -130,7 +130,8 @@ class LlamaFormat(HFFormat):
     """The format of Llama and families derived from it."""
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Without `tie_word_embeddings` in config.json, the output layer is untied."""
+        """Without `tie_word_embeddings` in config.json, the output layer is untied. An empty `config` declares
+        nothing."""
         declared = {**config, "tie_word_embeddings": _ties(config)} if config else config
         return super().from_hf(tensors, declared)
 

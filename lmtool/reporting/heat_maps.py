@@ -179,7 +179,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
     return figure
 
 
-# The name of the stack for the side of a batch on which states are swapped.
+# The stack that reads each side of a batch, and whose states are swapped.
 _STACKS = {"inputs": "encoder", "outputs": "decoder"}
 
 
@@ -229,7 +229,7 @@ def settings_figure(
     """Returns a heat map of two keys of a sweep.
 
     Args:
-        block: all compared groups, for the direction of their metric.
+        block: all compared groups; their metric says whether lower or higher is better.
         groups: the groups in this map.
         name: title of the map.
         keys: the keys in rows and in columns.

@@ -35,21 +35,21 @@ def decode_config(
         data: composed plain data, or the body of a saved configuration.
         earlier: problems found before, reported together with the others.
         running: whether the command runs on this machine, rather than only being planned.
-        reads_checkpoint: whether to read the checkpoint and the teachers. False for a complete configuration, which
-            takes no section from its checkpoint; its teachers are then read only if `running`.
+        reads_checkpoint: whether to take sections from the checkpoint; False for a complete configuration. The teachers
+            are read if this or `running` is true.
 
     Raises:
         ConfigError: all errors.
     """
     problems = list(earlier)
-    unknown = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed_plugins()]
+    not_loaded = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed_plugins()]
     problems += [
         Problem(
             "plugins",
             f"plugins: {plugin} is not loaded, because names in a configuration are never imported",
             f"type --plugin {plugin}",
         )
-        for plugin in unknown
+        for plugin in not_loaded
     ]
     data = {**data, "plugins": list(plugins.typed_plugins())}
     reads = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint

@@ -154,7 +154,7 @@ def _paths_in_folder(value: str, folder: Path) -> dict[str, str]:
             if key in paths:
                 raise UserError(
                     f"data={value}: its {split} files have several types: {', '.join(sorted(patterns[split]))}",
-                    f"choose one type: data=KIND data.path='{folder / pattern}'",
+                    f"choose one type, for example data={kind_of(pattern)} data.path='{folder / pattern}'",
                 )
             paths[key] = str(folder / pattern)
     return paths

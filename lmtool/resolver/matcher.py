@@ -58,6 +58,7 @@ def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
 
 Phases = tuple[JsonObject, ...]
 SectionsOf = Callable[..., dict[str, Any]]
+"""A function that returns sections by name from the values of some keys."""
 
 
 def match(command: type[Config], section: str, *keys: str, others: SectionsOf | None = None) -> None:
@@ -268,7 +269,7 @@ def reads_lanes(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig
 
 @rule(PretrainConfig, "model", "objective", "data")
 def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> Iterator[Problem]:
-    """A memory of reused tokens (XLNet's; only its objective has `reuse`) is empty if the objective reuses none."""
+    """XLNet's memory holds the states of reused tokens, so it stays empty with objective.reuse=0."""
     if objective.reuses_nothing and fits(objective, model, None) and reads_lanes(model, objective, data):
         yield Problem(
             "model.memory_length",
@@ -287,7 +288,7 @@ def _interrupting_phase(phases: Phases) -> str | None:
     return None
 
 
-_WORDING = "{lacking}: {reason}"  # unlike the default of Offer, the typed value comes first
+_WORDING = "{lacking}: {reason}"  # unlike the default of Offer, the value that the user typed comes first
 ONE_PROCESS: Offer[int] = Offer(
     "devices", lambda processes: processes == 1, lambda processes: f"devices={processes}", _OR_SEPARATE, _WORDING
 )

@@ -282,7 +282,10 @@ def _changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
     for change in changed_values(base, now, BRANCH_KEYS):
         yield _forbidden_change(change.split()[0], change, trunk)
     if budgets(base) != budgets(now) and trunk.phase():
-        message = f"branch={trunk}: phase {trunk.phase() + 1} had started there, and phases are fractions of the budget"
+        message = (
+            f"branch={trunk} cannot change the budget: phase {trunk.phase() + 1} had started there, and phases are "
+            "fractions of the budget"
+        )
         yield Problem("phases", message, "omit the new budget, or branch from a step of the first phase")
 
 

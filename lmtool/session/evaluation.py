@@ -66,7 +66,10 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
             f"checkpoint={config.checkpoint}",
         )
     require_unset(
-        config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each checkpoint separately"
+        config,
+        ("against", "report"),
+        f"{config.checkpoint} was trained on text",
+        "omit it, and evaluate each checkpoint",
     )
     require_length(config, pretraining)
     learner, max_length = trained.learner(), config.max_length or pretraining.max_length
@@ -215,7 +218,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     shots = config.shots or 0
     task, pretraining = _promptable(config, trained)
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
-    # Without demonstrations only the baseline needs training rows.
+    # With shots=0 the training rows may be missing: only the baseline uses them.
     data = load_task(task, pretraining.seed, config.cache_dir, config.offline, scoring=not shots)
     learner, kind = trained.learner(), build(data.config)
     few_shot = FewShot(

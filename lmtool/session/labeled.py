@@ -37,8 +37,8 @@ LabeledData = TaskData | MixedData
 def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, dict[str, LoadedHead]]:
     """Reads the labeled data of a finetuning run.
 
-    Returns the configuration, the data, and the heads by task. In the configuration, each task has the labels found in
-    the data and the form of its head. A task has a head here if the starting checkpoint has one for the task's labels;
+    Returns the configuration, the data, and the heads by task. In the configuration, the labels are those of the data,
+    and the settings of each head are filled in. A task has a head if the starting checkpoint has one for its labels;
     training continues from that head.
     """
     origin = starts_from(config)
@@ -228,7 +228,7 @@ def relabel(
         teacher: The checkpoint to name in the hint of an error.
 
     Returns:
-        The relabeled data, and metadata for the first screen.
+        The relabeled data, and metadata for the summary that a run prints at its start.
 
     Raises:
         UserError: The file has no prediction for some training rows, or several.

@@ -15,7 +15,7 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import read_file, suffixes
 
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")
-# The columns of a table that has no task: they have the names of the command's keys.
+# The columns of a table that is read without a task, named as the keys text= and pair=.
 TEXT, PAIR = "text", "pair"
 Origin = list[tuple[str, int]]
 """The file and the line of each text, for messages."""
@@ -77,7 +77,7 @@ def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") ->
     """Writes rows to a file, with secrets masked: a table for .csv and .tsv, otherwise one JSON line per row.
 
     Args:
-        path: The file. If `key` is not `output`, it lies in the folder that the user named.
+        path: The file. If `key` is not `output`, the user named only its folder, which is created if needed.
         rows: The rows.
         key: The key that names the file or folder, for messages.
 

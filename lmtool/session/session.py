@@ -241,7 +241,7 @@ class Session:
 
     @property
     def student_data(self) -> StudentData:
-        """The training data of the last phase, as teachers of a distilled run read it before the first step."""
+        """The training data of the last phase, in the form in which teachers read it before the first step."""
         last = self.phases[-1]
         config = last.config
         return StudentData(
@@ -267,6 +267,6 @@ class Session:
             flops_per_token=self.plan.flops_per_token,
             baseline_loss=baseline_loss,
             compiles=self.compilation.on,
-            selects_best=config.distill.teaches_heads,
+            selects_best=config.distill.teaches_heads,  # the score of untrained heads says nothing
             **{name: getattr(config, name) for name in common_fields},
         )

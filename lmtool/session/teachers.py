@@ -123,7 +123,7 @@ def _model(teacher: Teacher) -> ModelConfig:
 
 
 def describe_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConfig) -> dict[str, str]:
-    """Describes the tokenizers of teacher and student for the first screen.
+    """Describes the tokenizers of teacher and student, for the summary that a run prints at its start.
 
     Args:
         teacher: The teacher.
@@ -154,7 +154,7 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
         contents: Hashes of the data.
     """
     learner = teacher.learner
-    learned = config.task if isinstance(config, FinetuneConfig) else config.objective
+    task_or_objective = config.task if isinstance(config, FinetuneConfig) else config.objective
     return {
         "teacher": digest(learner.state_dict()),
         "teacher_model": _model(teacher).model_dump(mode="json"),
@@ -163,7 +163,9 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
             origin: {name: value for name, value in hashes.items() if name.startswith(_TRAINING_DATA)}
             for origin, hashes in contents.items()
         },
-        "task" if isinstance(config, FinetuneConfig) else "objective": _relevant(learned.model_dump(mode="json")),
+        "task" if isinstance(config, FinetuneConfig) else "objective": _relevant(
+            task_or_objective.model_dump(mode="json")
+        ),
         "tokenizer": learner.tokenizer.fingerprint,
         "max_length": config.max_length,
         "layout": layout_of(_model(teacher)),
@@ -172,8 +174,8 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
 
 
 _TRAINING_DATA = ("train", "unlabelled", "text")
-"""How the names of the hashes of training data begin, with the spelling of stored outputs. A teacher's outputs do not
-depend on held-out data."""
+"""Prefixes of the names of hashes of training data; "unlabelled" is spelled as in outputs that are already stored. A
+teacher's outputs do not depend on held-out data."""
 
 
 def _relevant(section: Any) -> Any:

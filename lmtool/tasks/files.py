@@ -178,7 +178,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
             kind = "a folder" if file.is_dir() else "a dangling link" if not file.exists() else "a special file"
             raise UserError(
                 f"task.path={config.path}: {file.name} is not a regular file, but {kind}",
-                f"put the {split} rows there, or remove it from the folder",
+                f"replace {file.name} with a file that has the {split} rows, or remove it",
             )
     is_default = config.validation == TaskConfig.model_fields["validation"].default
     stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in paths.values()}

@@ -29,7 +29,7 @@ from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import Columns, Origin, cell_text, repeated_ids, with_joined_columns
 
 HELD_OUT = 0.1
-# Each draw has a number in the random stream "sample": held-out rows, training rows, few-shot rows of class c (+ c).
+# Each draw has a number in the random stream "sample": held-out rows, training rows, few-shot rows (plus the class).
 _HOLD_OUT, _SUBSET, _SHOTS = 0, 1, 1 << 10
 
 
@@ -240,7 +240,7 @@ def _decode_unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
 def _without_train(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: JsonObject
 ) -> TaskData:
-    """Returns the data of a task without a training split, whose place another split takes. Requires labels."""
+    """Returns the data of a task without a training split: another split, labeled if there is one, takes its place."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}
@@ -254,7 +254,7 @@ def read_tables(
 ) -> tuple[dict[str, TaskTable], JsonObject]:
     """Returns the tables of a task's splits by canonical name, and metadata of their source: `path`, else `embedded`,
     else `hub`."""
-    build(config)  # a group of tasks is refused before files are searched
+    build(config)  # raises UserError for a group of tasks, before files are searched
     if config.path is not None:
         return read_folder(config, scoring)
     if config.embedded is not None:
@@ -302,8 +302,8 @@ def _place(table: TaskTable, split: str) -> str:
 
 
 def _development_splits(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]:
-    """Returns the names of the configured development splits, or of equivalent ones. Raises UserError if one is
-    missing."""
+    """Returns the names of the configured development splits that exist, or "dev". Raises UserError if a split with
+    another name is missing."""
     configured = [canonical(split) for split in config.validation]
     missing_splits = [split for split in configured if split not in columns and split[:3] != "dev"]
     if missing_splits:

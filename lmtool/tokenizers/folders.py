@@ -156,7 +156,8 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
     if isinstance(kind, str):
         raise UserError(
             f"{settings.path}: tokenizer_class={kind} needs tokenizer.json, which {folder} lacks",
-            f"copy tokenizer.json into the folder, or set the class of the other files, such as {BERT.names[0]}",
+            "copy tokenizer.json into the folder, or set tokenizer_class to a class that reads the other files, "
+            f"such as {BERT.names[0]}",
         )
     kind = kind or _guess_class(folder)
     if tokenizer_json is None:

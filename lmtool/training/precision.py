@@ -113,7 +113,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
     if device.type != "cpu":
         yield
         return
-    # Not torch.use_deterministic_algorithms, which imports the compiler; training/compiling.py sets that one's mode.
+    # Not torch.use_deterministic_algorithms, which imports the compiler; training/compiling.py sets the mode there.
     previous_mode = torch.get_deterministic_debug_mode()
     previous_fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.set_deterministic_debug_mode("warn")

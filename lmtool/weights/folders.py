@@ -386,7 +386,8 @@ def read_json_file(checkpoint: str, path: Path) -> object:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise UserError(
-                f"checkpoint={checkpoint}: {path} has more than {_MAX_JSON_BYTES} bytes", "copy the folder again"
+                f"checkpoint={checkpoint}: {path} is larger than {_MAX_JSON_BYTES} bytes, the limit for JSON files",
+                "copy the folder again",
             )
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

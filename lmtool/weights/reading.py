@@ -114,10 +114,9 @@ _MAX_LISTED = 8
 
 
 def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
-    """Lists the keys and files of a folder that lmtool does not read. folder: the folder. A key of config.json counts
-    as read if it was accessed before this call. generates_text: whether the model generates text, so that generation
-    settings are relevant. Returns one line per file with ignored keys, and one line with the ignored files. Raises
-    UserError if a file cannot be read."""
+    """Lists the keys and files of a folder that lmtool does not read: one line per file with ignored keys, and one with
+    the ignored files. A key of config.json counts as read if it was accessed before this call. generates_text: whether
+    the model generates text, so that generation settings are relevant. Raises UserError if a file cannot be read."""
     generation, ignored = folder.path / GENERATION, folder.config.ignored
     keys = {
         CONFIG: [name for name in ignored if name not in _GENERATION_DEFAULTS],
@@ -177,8 +176,8 @@ def _multiple_end_tokens(settings: Mapping[str, object]) -> list[str]:
 
 
 def _suppresses_unused_rows(name: str, settings: Mapping[str, object], vocab_size: object) -> bool:
-    """Returns whether a setting suppresses exactly the last ids, the embedding's rows without a token, which lmtool
-    never generates."""
+    """Returns whether a setting suppresses exactly the last ids, which have an embedding row but no token; lmtool never
+    generates them."""
     tokens = settings.get("suppress_tokens")
     if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(vocab_size, int):
         return False
@@ -309,7 +308,7 @@ def base_of_weights(address: str, weights: Weights, names: Collection[str], toke
 
     Args:
         address: The value of `checkpoint=` from which the run or the conversion started.
-        weights: The weights of this checkpoint.
+        weights: The weights at `address`.
         names: Names of the tensors that the new checkpoint leaves out.
         tokenizer: The tokenizer of the new checkpoint, or None.
     """

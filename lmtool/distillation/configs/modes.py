@@ -54,10 +54,12 @@ class StandardConfig(DistillConfig):
     predictions: str | None = Field(
         None,
         min_length=1,
-        description="file of hard labels, instead of a teacher: `lmtool predict output=` of the training rows",
+        description="file of hard labels, instead of a teacher: the output of `lmtool predict` on the training rows",
     )
     gold: float = Field(
-        0.5, ge=0, description="weight of the student's own loss on its targets: gold labels, or see targets="
+        0.5,
+        ge=0,
+        description="weight of the student's own loss on its targets (gold labels, unless targets= sets others)",
     )
     terms: Annotated[dict[str, TermConfig], Several("distill/term")] = Field(
         {},
@@ -110,7 +112,7 @@ class StandardConfig(DistillConfig):
 
     @property
     def compares_rows_only(self) -> bool:
-        # A term that can average teachers compares predictions, one per row; the others compare hidden states.
+        # Only terms over predictions can average teachers; the others compare hidden states instead of rows.
         return all(term.supports_average for term in self.comparisons.values())
 
     @property

@@ -2,11 +2,10 @@
 
 Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet", NeurIPS 2019, section 2.3 and data_utils.py of its published
 code. One in K tokens is predicted, where K is the field `context`. A text is divided into windows of K n tokens; in
-each window an n-gram of n tokens is predicted, which begins with a word. The probability of n is proportional to 1/n,
-for n <= `longest`. If the windows end before the text does, single tokens are added until 1/K of the tokens are
-predicted. As in the published code, n counts tokens, even if a word has several tokens. In that code,
-however, a window has K n tokens in addition to its n-gram; n-grams then have fewer of the predicted tokens, and a
-sixth of all predicted tokens are single tokens.
+each window n consecutive tokens (an n-gram) are predicted, from the beginning of a word. The probability of n is
+proportional to 1/n, for n <= `longest`. If the n-grams do not reach 1/K of the tokens, single tokens are added. As in
+the published code, n counts tokens, even if a word has several tokens. In that code, however, a window is longer: K n
+tokens plus the n-gram. N-grams then make up fewer of the predicted tokens, and a sixth of them are single tokens.
 
 Predicted and special tokens are in a random order, after all other tokens. The ranks in this order determine the
 attention masks (`models.two_streams`). The first `reuse` tokens of an example are ordered separately, before all

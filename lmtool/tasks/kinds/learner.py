@@ -86,7 +86,7 @@ class TaskEvaluation(Evaluation):
 
 @dataclass(frozen=True)
 class TaskOutputs:
-    """The outputs for a batch, on the host. parts: the output of each document, which is a part of a row; None if an
+    """The outputs for a batch, on the host. parts: the output of each document, one part of a row; None if an
     output is not finite. scores: the losses and best predictions of the targets; None if the rows have no labels."""
 
     parts: list[Label] | None
@@ -110,7 +110,7 @@ class TaskScorer(Scorer):
         return self.task_outputs(self.learner, batch, self.learner.outputs(batch, 0))
 
     def task_outputs(self, learner: TaskLearner, batch: Batch, head_outputs: Tensor) -> TaskOutputs:
-        """Moves the head's outputs to the host. learner: this scorer's, or its view that ends at an early exit."""
+        """Moves the head's outputs to the host. learner: the scorer's, or its version that stops at an exit."""
         if not bool(torch.isfinite(head_outputs).all()):
             return TaskOutputs(None)
         scores = None if self.rows.labels is None else learner.scores(head_outputs, batch).cpu()

@@ -53,7 +53,8 @@ class Regression(WrittenKind):
         return self.config.model_copy(update={"standardize": (float(values.mean()), float(values.std()))})
 
     def first_loss(self, train: Rows) -> float | None:
-        """Returns the mean square of the values, or 1 if they are standardized; None if they are generated as text."""
+        """Returns the expected loss of a new head, which predicts 0 (standardized: the mean): the mean square of the
+        values, or 1 if they are standardized. None if values are generated as text."""
         if self.config.head == TEXT_TO_TEXT:
             return None
         return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
@@ -79,7 +80,7 @@ class Regression(WrittenKind):
             value = float(text)
         except ValueError:
             return None
-        # The score of a value is the value itself.
+        # A prediction has a value and a score; for numbers both are the same.
         return Prediction(value, value) if np.isfinite(value) else None
 
     @property
@@ -87,6 +88,7 @@ class Regression(WrittenKind):
         return Prediction(0.0, 0.0)
 
     def vote(self, part: Prediction) -> np.ndarray:
+        """Returns what a part of a long text contributes to the average: its value."""
         return np.array([part.value])
 
     def prediction_of_votes(self, votes: np.ndarray) -> Prediction:
@@ -139,5 +141,5 @@ class RegressionLearner(SequenceLearner):
         return list(map(Prediction, values, values))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantValue]:
-        """Returns the mean of the training rows."""
+        """Returns the mean value of the training rows as a constant baseline."""
         return {self.term: ConstantValue("mean", float(np.asarray(self.rows(train).labels).mean()), self.deviation)}

@@ -36,7 +36,7 @@ from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 
-# The number, in the random stream "sample", of the draw of the sources for which texts are generated during training.
+# The counter in the random stream "sample" that chooses the sources to generate texts for during training.
 _GENERATION_COUNTER = 2
 
 
@@ -215,12 +215,12 @@ class GeneratedScorer(Scorer):
     @cached_property
     def source_indices(self) -> dict[int, int]:
         """The rows for which texts are generated, each with the index of its source."""
-        rows, sample_size = list(first_rows(self.rows).values()), self.learner.config.generate_examples
-        indices: Iterable[int] = range(len(rows))
-        if self.selects and sample_size is not None and sample_size < len(rows):
-            order = random_streams.Permutation(len(rows), self.learner.seed, "sample", _GENERATION_COUNTER)
+        row_of_source, sample_size = list(first_rows(self.rows).values()), self.learner.config.generate_examples
+        indices: Iterable[int] = range(len(row_of_source))
+        if self.selects and sample_size is not None and sample_size < len(row_of_source):
+            order = random_streams.Permutation(len(row_of_source), self.learner.seed, "sample", _GENERATION_COUNTER)
             indices = sorted(order(np.arange(sample_size)).tolist())
-        return {rows[source_index]: source_index for source_index in indices}
+        return {row_of_source[source_index]: source_index for source_index in indices}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
         """Returns the scores of a batch's targets, and its generated texts by the index of the source."""

@@ -39,7 +39,7 @@ from lmtool.weights.saved_model import saved_config
 
 SUFFIXES = packed_suffixes(".txt", ".vec")
 """Extensions of files with word vectors, which may be compressed."""
-_COPY_AGAIN = "copy or download it again, or remove the line in a copy"
+_COPY_AGAIN = "copy or download the file again, or remove this line from a copy of it"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def read_words(path: Path) -> WordFile:
             words[word] = None
             values.extend(row)
     if not words:
-        raise UserError(f"{path} contains no words", _COPY_AGAIN)
+        raise UserError(f"{path} contains no words", "copy or download the file again")
     vectors = torch.from_numpy(np.frombuffer(values, dtype=np.float32).reshape(-1, width).copy())
     return WordFile(list(words), vectors, duplicates)
 
