@@ -88,7 +88,7 @@ def predicting_learner(trained: Trained, paired: bool) -> BaseLearner:
     pairs with its head over pairs. Raises UserError if there is no such head. paired: whether the inputs are pairs."""
     if isinstance(trained.config, FinetuneConfig):
         # The folder of a published classifier does not say whether it reads single texts or pairs.
-        if not trained.foreign or trained.saved["task"]["name"] != CLASSIFIER:
+        if not trained.is_published or trained.saved["task"]["name"] != CLASSIFIER:
             return trained.learner()
         columns = (TEXT, PAIR) if paired else (TEXT,)
         return trained.learner(trained.config.task.model_copy(update={"text": columns}))

@@ -33,13 +33,13 @@ class Broken(Exception):
         self.reason, self.hint = reason, hint
 
 
-def without_packing(name: str) -> str:
+def without_compression_suffix(name: str) -> str:
     """Returns the name of a file without the suffix of its compression."""
     lower = name.lower()
     return next((name[: -len(end)] for end in PACKED if lower.endswith(end)), name)
 
 
-def packed_suffixes(*suffixes: str) -> tuple[str, ...]:
+def compressed_suffixes(*suffixes: str) -> tuple[str, ...]:
     """Returns the suffixes, and the suffixes of the same files when they are compressed."""
     return (*suffixes, *(suffix + end for suffix in suffixes for end in PACKED))
 

@@ -16,7 +16,7 @@ from lmtool.config.auto import title_of, with_member_values
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, component, lookup, names
-from lmtool.data.compressed import without_packing
+from lmtool.data.compressed import without_compression_suffix
 
 Path = Annotated[str, Field(min_length=1)]
 
@@ -71,7 +71,7 @@ SUFFIXES = {
 
 def kind_of(name: str) -> str | None:
     """Returns the name of the source that reads a file, by its suffix; None if no source does."""
-    plain = without_packing(name).lower()
+    plain = without_compression_suffix(name).lower()
     kind = next((kind for kind, suffixes in SUFFIXES.items() if plain.endswith(suffixes)), None)
     return None if kind == "parquet" and not name.lower().endswith(SUFFIXES[kind]) else kind
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from lmtool.config.tables import nearest
-from lmtool.data.compressed import PACKED, Broken, open_bytes, without_packing
+from lmtool.data.compressed import PACKED, Broken, open_bytes, without_compression_suffix
 from lmtool.data.configs import kind_of
 from lmtool.errors import UserError
 
@@ -138,7 +138,7 @@ def _files_in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[
     for location, folders, names in os.walk(folder):
         folders[:] = sorted(folder_name for folder_name in folders if not folder_name.startswith("."))
         for name in sorted(name for name in names if not name.startswith(".")):
-            plain = without_packing(name)
+            plain = without_compression_suffix(name)
             if not name.lower().endswith(suffixes):
                 other_suffixes[Path(plain).suffix or "without suffix"] += 1
                 continue

@@ -292,7 +292,7 @@ class PackedLoader:
             steps, epoch = steps - self._epoch(epoch).steps, epoch + 1
         return {"epoch": epoch, "batch": steps}
 
-    def read_before(self, cursor: dict[str, int]) -> int:
+    def examples_before(self, cursor: dict[str, int]) -> int:
         """Returns the number of examples before the cursor in the order of its epoch, including skipped ones."""
         epoch, skipped = self._start
         number = int(self._epoch(cursor["epoch"]).boundaries[cursor["batch"]])

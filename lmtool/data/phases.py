@@ -148,7 +148,7 @@ class PhasedLoader:
         while position["step"] >= self._ends[position["phase"]]:
             before, phase = self._loader(position), position["phase"] + 1
             epoch, skipped = (
-                (position["epoch"], before.read_before(_within(position))) if self._continues[phase] else (0, 0)
+                (position["epoch"], before.examples_before(_within(position))) if self._continues[phase] else (0, 0)
             )
             position = {**position, "phase": phase, "epoch": epoch, "batch": 0, "began": epoch, "skipped": skipped}
         return position

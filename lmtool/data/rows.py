@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config.nearest import nearest
-from lmtool.data.compressed import without_packing
+from lmtool.data.compressed import without_compression_suffix
 from lmtool.data.files import read_lines, refuse
 from lmtool.errors import UserError
 
@@ -83,7 +83,7 @@ def delimiter_for(path: Path, name: str | None, known: Sequence[str], encoding: 
     """Returns the `delimiter` for `records`: the one with this `name`, None for a .tsv file, or the inferred one."""
     if name not in (None, "null"):
         return next((delimiter for delimiter, delimiter_name in DELIMITERS.items() if delimiter_name == name), ",")
-    if without_packing(path.name).lower().endswith(".tsv"):
+    if without_compression_suffix(path.name).lower().endswith(".tsv"):
         return None
     return inferred_delimiter(path, known, None, encoding, "data.encoding")
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from lmtool.data.compressed import packed_suffixes
+from lmtool.data.compressed import compressed_suffixes
 from lmtool.data.configs import (
     SUFFIXES,
     CsvConfig,
@@ -43,7 +43,7 @@ LONG_LINE = 1_000_000  # characters; longer lines are read, and counted in the m
 class TextSource(FileSource[TextConfig]):
     """Plain text files, whose lines are grouped into documents as `document` says."""
 
-    suffixes = packed_suffixes(*SUFFIXES["text"])
+    suffixes = compressed_suffixes(*SUFFIXES["text"])
 
     def prepare(self) -> None:
         check_encoding("data.encoding", self.config.encoding)
@@ -191,7 +191,7 @@ class RowSource(FileSource[AnyRows]):
 class JsonlSource(RowSource[JsonlConfig]):
     """JSON lines. A column may be a dotted path; other keys may have any values."""
 
-    suffixes = packed_suffixes(*SUFFIXES["jsonl"])
+    suffixes = compressed_suffixes(*SUFFIXES["jsonl"])
 
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         for number, row in objects(path):
@@ -206,7 +206,7 @@ class JsonlSource(RowSource[JsonlConfig]):
 class CsvSource(RowSource[CsvConfig]):
     """CSV and TSV files with a header line. All values are text, including "NA"."""
 
-    suffixes = packed_suffixes(*SUFFIXES["csv"])
+    suffixes = compressed_suffixes(*SUFFIXES["csv"])
 
     def prepare(self) -> None:
         check_encoding("data.encoding", self.config.encoding)

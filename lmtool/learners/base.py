@@ -106,7 +106,7 @@ class BaseLearner(ModelWithHeads, ABC):
         reads: The names of the columns that `respond` reads.
         predicts_rows: Whether the scorer stores a prediction for each row.
         makes_inputs: Whether the model generates part of its own inputs, so that inspecting them needs its weights.
-        scores_part: Whether evaluations during training score only a fraction of the rows.
+        scores_sample: Whether evaluations during training score only a fraction of the rows.
         supports_stride: Whether the learner can be scored over overlapping windows, see `SplitData.stride`.
         pretrained_heads: The names of heads that are useless unless a checkpoint provides their weights.
         reads_text: Whether the examples are made from the text of a split.
@@ -123,7 +123,7 @@ class BaseLearner(ModelWithHeads, ABC):
     reads: tuple[str, ...] = ("text",)
     predicts_rows: bool = False
     makes_inputs: bool = False
-    scores_part: bool = False
+    scores_sample: bool = False
     supports_stride: bool = False
     reads_text: bool = True
     fills_masks: bool = False

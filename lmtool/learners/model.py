@@ -139,7 +139,7 @@ class ModelWithHeads(nn.Module):
     @property
     def is_feature_extractor(self) -> bool:
         """Whether the backbone only extracts features, because all of its parameters are frozen."""
-        parameters = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
+        parameters = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further_tables)]
         return not any(parameter.requires_grad for parameter in parameters)
 
     def hidden(

@@ -88,10 +88,10 @@ class _LookUp(torch.autograd.Function):
 class Embeddings(StackInput):
     """Token vectors, and what a stack adds to them.
 
-    token: (V, E). further: tables of tokens after the vocabulary, which belong to heads. segments: rows of the segment
-    table, 0 for none. scale: the factor of the token vectors, see `scaled`. project: maps to the stack's width if the
-    tables are narrower (ALBERT, ELECTRA); otherwise E is H. sparse_leaf: a leaf that shares the memory of the token
-    table and gets a sparse gradient. The lookup reads it instead of the table if the training loop sets it
+    token: (V, E). further_tables: tables of tokens after the vocabulary, which belong to heads. segments: rows of the
+    segment table, 0 for none. scale: the factor of the token vectors, see `scaled`. project: maps to the stack's width
+    if the tables are narrower (ALBERT, ELECTRA); otherwise E is H. sparse_leaf: a leaf that shares the memory of the
+    token table and gets a sparse gradient. The lookup reads it instead of the table if the training loop sets it
     (`sparse_row_gradients`).
     """
 
@@ -110,7 +110,7 @@ class Embeddings(StackInput):
         segment = nn.Embedding(segments, hidden_size) if segments else None
         super().__init__(position, dropout, segment, norm)
         self.token = nn.Embedding(vocab_size, hidden_size)
-        self.further: tuple[nn.Embedding, ...] = ()  # a tuple, because the tables belong to the heads
+        self.further_tables: tuple[nn.Embedding, ...] = ()  # a tuple, because the tables belong to the heads
         self.scale = 1.0
         self.project = project
 
@@ -121,8 +121,8 @@ class Embeddings(StackInput):
 
     def extend(self, table: nn.Embedding) -> int:
         """Adds tokens with a separate table, after all existing ones. Returns the id of the first."""
-        first = self.token.num_embeddings + sum(other.num_embeddings for other in self.further)
-        self.further = (*self.further, table)
+        first = self.token.num_embeddings + sum(other.num_embeddings for other in self.further_tables)
+        self.further_tables = (*self.further_tables, table)
         return first
 
     def _look_up(self, ids_T: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ class Embeddings(StackInput):
     def tokens(self, ids_T: Tensor) -> Tensor:
         """Maps ids (T,) to token vectors (T, E)."""
         first = self.token.num_embeddings
-        vectors_TE = self._look_up(ids_T if not self.further else ids_T.clamp(max=first - 1))
-        for table in self.further:
+        vectors_TE = self._look_up(ids_T if not self.further_tables else ids_T.clamp(max=first - 1))
+        for table in self.further_tables:
             row_T = ids_T - first
             in_table_T = (row_T >= 0) & (row_T < table.num_embeddings)
             further_TE = table(row_T.clamp(0, table.num_embeddings - 1))

@@ -17,7 +17,7 @@ from typing import Any
 
 from lmtool.config.base import JsonMapping
 from lmtool.config.groups import is_path_only, options
-from lmtool.data.compressed import packed_suffixes, without_packing
+from lmtool.data.compressed import compressed_suffixes, without_compression_suffix
 from lmtool.data.configs import SUFFIXES, kind_of
 from lmtool.data.files import check_encoding, collect_errors, find, no_such_file
 from lmtool.data.parquet import parquet_rows
@@ -130,7 +130,7 @@ def _text_overrides(value: str, values: Mapping[str, str]) -> list[str]:
     kind = kind_of(paths["data.path"]) or _only_kind(value, path)
     words = [f"data={kind}", *(f"{key}={quote_value(file)}" for key, file in paths.items())]
     if kind != "text" and "data.text" not in values:
-        file = find("data", paths["data.path"], SUFFIXES[kind] + packed_suffixes(*SUFFIXES[kind]))[0]
+        file = find("data", paths["data.path"], SUFFIXES[kind] + compressed_suffixes(*SUFFIXES[kind]))[0]
         column = _column(value, _rows(file, kind, values), shlex.join(words), kind == "csv")
         words += [] if column == "text" else [f"data.text={quote_value(column)}"]
     return words
@@ -142,7 +142,7 @@ def _paths_in_folder(value: str, folder: Path) -> dict[str, str]:
     UserError if the files of a split have several types."""
     patterns: dict[str, set[str]] = {}  # by split
     for name in sorted(os.listdir(folder)):
-        unpacked, first_word = without_packing(name), _FIRST_WORD.match(name)
+        unpacked, first_word = without_compression_suffix(name), _FIRST_WORD.match(name)
         if kind_of(name) is not None and first_word is not None:
             suffixes = Path(unpacked).suffix + name[len(unpacked) :]
             patterns.setdefault(canonical(first_word[0]), set()).add(f"{first_word[0]}*{suffixes}")

@@ -142,7 +142,7 @@ def task_of(part: LearnedConfig) -> TaskConfig | None:
     return learned if isinstance(learned, TaskConfig) else None
 
 
-def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
+def needs_one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
     """Whether teacher and student must have the same vocabulary."""
     predicts_rows = isinstance(learned, TaskConfig) and all(member.predicts_rows for member in learned.member_configs())
     return distill.compares and (distill.same_batches or not (distill.compares_rows_only and predicts_rows))
@@ -199,7 +199,7 @@ def refuse_generated_inputs(distill: DistillConfig, model: ModelConfig, learned:
 
 def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
     """Whether the teachers read the same token ids as the student, in its batches or from the token store."""
-    return distill.same_batches or one_vocabulary(distill, learned)
+    return distill.same_batches or needs_one_vocabulary(distill, learned)
 
 
 @rule(RunConfig, "distill", running=True)

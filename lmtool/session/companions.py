@@ -175,7 +175,7 @@ class PredictionsFile(Companion):
             run.output.line(f"warning: {warning}", "yellow")
         classes = final.first.details.get("classes")
         rows = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
-        if learner.scores_part:
+        if learner.scores_sample:
             # Evaluations during training scored only a sample of the rows; these metrics replace theirs.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
         return rows if classes is None else {**rows, "classes": classes}

@@ -121,10 +121,9 @@ def data_to_score(
         parts = {member.name: member for member in trained_task.member_configs()}
         pairs = [(member, parts.get(member.name)) for member in task.member_configs()]
     else:
-        matching = [
-            member for member in trained_task.member_configs() if member.name == task.name or task.same_question(member)
-        ]
-        only_task = trained_task if len(trained_task.member_configs()) == 1 else None
+        members_trained = trained_task.member_configs()
+        matching = [part for part in members_trained if part.name == task.name or task.differs_only_in_data(part)]
+        only_task = trained_task if len(members_trained) == 1 else None
         pairs = [(task, matching[0] if matching else only_task)]
     members, heads = dict[str, TaskData](), dict[str, LoadedHead]()
     for member, trained_member in pairs:
@@ -164,9 +163,9 @@ def _task_to_score(
         section: The section of `trained_task` in the checkpoint's configuration, as plain data.
     """
     checkpoint = config.checkpoint
-    if trained.foreign:
+    if trained.is_published:
         task = _labels_of_data(task, trained_task, checkpoint)
-    elif not task.same_question(trained_task):
+    elif not task.differs_only_in_data(trained_task):
         raise UserError(
             f"checkpoint={checkpoint} was trained for task={trained_task.name}, which reads "
             f"{', '.join(trained_task.text)}; task={task.name} reads {', '.join(task.text)}",

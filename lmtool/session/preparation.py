@@ -23,7 +23,7 @@ from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit
 from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import PhaseData, Session, build_phases, tokenized_metadata, tokenized_split
 from lmtool.session.teacher_texts import with_teacher_texts
-from lmtool.session.teachers import distilled
+from lmtool.session.teachers import build_distilled
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class PretrainPreparation:
             next_commands=_commands_after_pretraining(
                 str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]
             ),
-            distilled=distilled(config, learner, tokenizer, run.precision, contents),
+            distilled=build_distilled(config, learner, tokenizer, run.precision, contents),
         )
 
     def source(self, data: DataConfig, on_stage: OnStage) -> Source:
@@ -190,7 +190,7 @@ class FinetunePreparation:
         metadata = self._metadata(tokenizer)
         if run.checkpoint is None:
             metadata["warnings"] += untrained_part_warnings(learner, loaded)
-        student = distilled(config, learner, tokenizer, run.precision, contents, self.heads)
+        student = build_distilled(config, learner, tokenizer, run.precision, contents, self.heads)
         splits, text_metadata = with_teacher_texts(run, learner, student, task.splits(), contents)
         return Session(
             run=run,

@@ -22,7 +22,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.resolver.teachers import TeacherSpec, one_vocabulary, task_of
+from lmtool.resolver.teachers import TeacherSpec, needs_one_vocabulary, task_of
 from lmtool.session.labeled import relabel
 from lmtool.session.open_run import prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
@@ -244,7 +244,7 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
     return config
 
 
-def distilled(
+def build_distilled(
     config: TrainingConfig,
     student: BaseLearner,
     tokenizer: Tokenizer,
@@ -302,7 +302,7 @@ def read_teacher(config: TrainingConfig, path: str, tokenizer: Tokenizer, precis
     """
     trained = read_trained(path, config.offline, precision)
     same_tokenizer = trained.tokenizer.same_encoding(tokenizer)
-    if one_vocabulary(config.distill, config.learner_config) and not same_tokenizer:
+    if needs_one_vocabulary(config.distill, config.learner_config) and not same_tokenizer:
         raise UserError(
             f"the tokenizer of distill.teacher={path} differs from the student's: it cannot read the student's batches",
             f"set tokenizer=folder tokenizer.path={path}, or use a teacher with the student's tokenizer",

@@ -68,7 +68,7 @@ class Trained:
         weights: All tensors of the checkpoint.
         tokenizer: The tokenizer that it was trained with.
         precision: The device and the number format in which its learner runs.
-        foreign: Whether its task comes from a published folder, whose configuration names neither the data nor the
+        is_published: Whether its task comes from a published folder, whose configuration names neither the data nor the
             columns of the task.
     """
 
@@ -78,7 +78,7 @@ class Trained:
     weights: Weights
     tokenizer: Tokenizer
     precision: Precision
-    foreign: bool = False
+    is_published: bool = False
 
     @property
     def longest(self) -> int:
@@ -160,7 +160,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     published = hf_folder(checkpoint, offline)
     saved = saved_config(checkpoint, offline)
     weights = read(checkpoint, offline)
-    verb, foreign = saved.get("command"), False
+    verb, is_published = saved.get("command"), False
     full_config = saved
     if published is None and verb not in ("pretrain", "finetune", IMPORT_COMMAND):
         reason = "has no command" if verb is None else f"has the command {verb}, which trains no model"
@@ -171,9 +171,9 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     if verb not in ("pretrain", "finetune"):
         if published is not None and classifies(published, weights):
             saved = published.classifier_config()
-        foreign = "task" in saved
-        verb = "finetune" if foreign else "pretrain"
-        full_config = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
+        is_published = "task" in saved
+        verb = "finetune" if is_published else "pretrain"
+        full_config = _as_finetuned(saved) if is_published else _as_pretrained(checkpoint, saved, weights)
     # The weights are complete: the checkpoint that this one started from is not needed, and may no longer exist.
     try:
         config = decode_config(verb, {**body(full_config), "checkpoint": "none"}, reads_checkpoint=False)
@@ -183,11 +183,11 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         ) from error
     config = config.last if isinstance(config, PretrainConfig) else config  # the configuration of the last phase
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
-    if foreign and published is not None:
+    if is_published and published is not None:
         require_same_reading(published, config.model, tokenizer)
     elif published is not None:
         weights = replace(weights, ignored=(*weights.ignored, *layout_warnings(tokenizer, config.model)))
-    return Trained(checkpoint, saved, config, weights, tokenizer, precision, foreign)
+    return Trained(checkpoint, saved, config, weights, tokenizer, precision, is_published)
 
 
 def classifies(published: HFFolder, weights: Weights) -> bool:

@@ -144,9 +144,9 @@ class TaskMixture(Mixture):
         yield from ((name, cast(TaskLearner, member)) for name, member in self.named_members())
 
     @property
-    def scores_part(self) -> bool:  # type: ignore[override]
+    def scores_sample(self) -> bool:  # type: ignore[override]
         """Whether a member scores a sample of its rows in training."""
-        return any(member.scores_part for _, member in self.named_members())
+        return any(member.scores_sample for _, member in self.named_members())
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]

@@ -180,8 +180,8 @@ def answer_scores(
     Args:
         gold: The gold answers of each question.
         predicted: The predicted answer of each question.
-        unanswerable: Whether questions may have no answer, as in SQuAD 2.0: an empty prediction means that there is no
-            answer, and gold answers without a word are ignored.
+        unanswerable: Whether questions may have no answer, as in SQuAD 2.0: an empty prediction means that there
+            is no answer, and gold answers without a word are ignored.
     """
     exact, f1 = np.zeros(len(gold)), np.zeros(len(gold))
     for number, (answers, text) in enumerate(zip(gold, predicted, strict=True)):
@@ -236,7 +236,7 @@ def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndar
 def summarize(
     names: Sequence[str],
     scores: dict[str, np.ndarray],
-    unthresholded: dict[str, np.ndarray],
+    best_text_scores: dict[str, np.ndarray],
     answered_N: np.ndarray,
     null_N: np.ndarray,
 ) -> dict[str, float]:
@@ -245,7 +245,8 @@ def summarize(
     Args:
         names: The names of metrics in ANSWER_METRICS.
         scores: The scores (N,) of the predicted answers, see `answer_scores`.
-        unthresholded: The `threshold_scores` (N,) of the best text of each question, even where no answer is predicted.
+        best_text_scores: The `threshold_scores` (N,) of the best text of each question, even where no answer is
+            predicted.
         answered_N: Whether the question has a gold answer.
         null_N: The null difference of each question, see `Threshold`.
     """
@@ -259,7 +260,7 @@ def summarize(
         "has_answer_exact_match": lambda: mean(scores["exact_match"][answered_N]),
         "has_answer_f1": lambda: mean(scores["f1"][answered_N]),
         "no_answer_accuracy": lambda: mean(scores["exact_match"][~answered_N]),
-        "best_exact_match": lambda: best_threshold(unthresholded["exact_match"], answered_N, null_N).score,
-        "best_f1": lambda: best_threshold(unthresholded["f1"], answered_N, null_N).score,
+        "best_exact_match": lambda: best_threshold(best_text_scores["exact_match"], answered_N, null_N).score,
+        "best_f1": lambda: best_threshold(best_text_scores["f1"], answered_N, null_N).score,
     }
     return {name: means[name]() for name in names}

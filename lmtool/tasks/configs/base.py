@@ -160,7 +160,7 @@ class TaskConfig(LearnedConfig):
         """Returns a copy with the head architecture of a checkpoint. form: the saved values of `head_fields`."""
         return self.model_copy(update=dict(form))
 
-    def same_question(self, other: TaskConfig) -> bool:
+    def differs_only_in_data(self, other: TaskConfig) -> bool:
         """Whether two tasks differ only in their data (AX and MNLI): they read the same number of texts, and either
         their names or both their kinds and class names are equal."""
         labels, other_labels = (set(task.class_names or ()) for task in (self, other))

@@ -151,7 +151,7 @@ class Seq2SeqLearner(TextLearner):
 
     def __init__(self, kind: Seq2Seq, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        self.scores_part = kind.config.generate_examples is not None
+        self.scores_sample = kind.config.generate_examples is not None
 
     @property
     def seq2seq_config(self) -> Seq2SeqConfig:

@@ -23,7 +23,7 @@ from torch import Tensor
 from lmtool.config.auto import chosen_class
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, build, lookup
-from lmtool.data.compressed import Broken, open_bytes, packed_suffixes
+from lmtool.data.compressed import Broken, compressed_suffixes, open_bytes
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.models.pretransformer_configs import WordVectorsConfig
@@ -37,7 +37,7 @@ from lmtool.weights.exporting import ImportedModel, write_folder_atomically, wri
 from lmtool.weights.padded_model import load
 from lmtool.weights.saved_model import saved_config
 
-SUFFIXES = packed_suffixes(".txt", ".vec")
+SUFFIXES = compressed_suffixes(".txt", ".vec")
 """Extensions of files with word vectors, which may be compressed."""
 _COPY_AGAIN = "copy or download the file again, or remove this line from a copy of it"
 
