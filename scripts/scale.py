@@ -119,7 +119,7 @@ def hold_plan(folder: Path, tokens: int, length: int, processes: int) -> None:
     started = time.process_time()
     loader = PackedLoader(CausalWindows(_Tokenizer(), store, length, "joined", "train"), 0, None, 2**21)  # type: ignore[arg-type]
     metadata = loader.metadata()
-    first = next(loader.read(1))["start"]
+    first = next(loader.rows_read(1))["start"]
     print(json.dumps([metadata["examples"], first[:8].tolist(), time.process_time() - started]), flush=True)
     sys.stdin.readline()
 
