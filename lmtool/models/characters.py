@@ -112,7 +112,7 @@ class WordCharacters(StackInput):
     are joined to words, so that the number of words is known without a device sync.
     """
 
-    further: tuple[nn.Embedding, ...] = ()
+    further_tables: tuple[nn.Embedding, ...] = ()
 
     def __init__(
         self,
