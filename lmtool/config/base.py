@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -102,6 +102,20 @@ class Config(BaseModel):
     def variants(cls, data: JsonObject) -> Iterable[Variant]:
         """Returns further configurations within a command's data. By default there are none."""
         return ()
+
+
+class Component(Config):
+    """A section that is selected by a name. group: its key on the command line."""
+
+    group: ClassVar[str] = ""
+
+    if TYPE_CHECKING:
+        name: str
+
+    @property
+    def typed(self) -> str:
+        """The override that selects this component, such as "model=bert"."""
+        return f"{self.group}={self.name}"
 
 
 def summary(description: str | None) -> str:

@@ -7,8 +7,7 @@ resolvers, no import of a name from the data.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -23,6 +22,8 @@ MISSING = "???"
 MAX_DEPTH = 50
 
 Command = TypeVar("Command", bound=Config)
+Rules = Callable[[type[Config], JsonObject], Iterable[Problem]]
+"""Yields the problems of a command's class with these values by key."""
 
 
 def decode(
@@ -32,7 +33,7 @@ def decode(
     checkpoint_config: JsonObject | None = None,
     teachers: Mapping[str, JsonObject] | None = None,
     earlier: Sequence[Problem] = (),
-    running: bool = False,
+    rules: Rules | None = None,
 ) -> Command:
     """Decodes the configuration of a command and resolves every `auto` section.
 
@@ -42,7 +43,7 @@ def decode(
         checkpoint_config: the saved configuration of the start checkpoint, which `auto` uses first.
         teachers: the saved configurations of the teachers, by path; None skips the rules that need them.
         earlier: problems found before (in the overrides, in the checkpoint), reported together with the others.
-        running: whether the command runs on this machine, so that rules about the machine apply too.
+        rules: yields the problems of several valid values together; None: there are no rules.
 
     Raises:
         ConfigError: all problems: unknown keys, wrong types, invalid choices, missing values, violated rules.
@@ -68,12 +69,12 @@ def decode(
     for section in unresolved_sections:
         clean.pop(section, None)
     silent = {*unresolved_sections, *missing, *(problem.key for problem in problems)}
-    config, config_problems = _decode_and_check(command, clean, silent, unresolved_sections, teachers, running)
+    config, config_problems = _decode_and_check(command, clean, silent, unresolved_sections, teachers, rules)
     problems += config_problems
     for variant in command.variants(clean):
         problems += variant.problems
         if variant.data is not None:
-            _, errors = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, running)
+            _, errors = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, rules)
             problems += [variant.relocated(problem) for problem in errors if problem not in config_problems]
     # A value is not missing if its key is misspelt, or if it could not be read. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.likely_keys)}
@@ -93,7 +94,7 @@ def _decode_and_check(
     silent: set[str],
     unresolved_sections: set[str],
     teachers: Mapping[str, JsonObject] | None,
-    running: bool,
+    rules: Rules | None,
 ) -> tuple[Command | None, list[Problem]]:
     """Returns the decoded configuration, or None if it has an error; and the problems of its values, and of the rules
     whose keys are valid. silent: keys that are reported already. unresolved_sections: sections without
@@ -107,7 +108,8 @@ def _decode_and_check(
         command, data, config, {key.split(".")[0].split("[")[0] for key in known} | unresolved_sections
     )
     values |= {} if teachers is None else {"teachers": teachers}
-    return config, problems + [problem for problem in violations(command, values, running) if problem.key not in known]
+    violations = [] if rules is None else rules(command, values)
+    return config, problems + [problem for problem in violations if problem.key not in known]
 
 
 def _validate(command: type[Command], data: JsonObject) -> tuple[Command | None, list[Any]]:
@@ -203,48 +205,3 @@ def _without_missing(value: object, key: str, missing: list[str]) -> Any:
             _without_missing(item, path, missing) for path, item in zip(paths, value, strict=True) if item != MISSING
         ]
     return value
-
-
-# Rules relate several keys of a command. A rule lists the keys that it reads, and is called with their decoded values
-# if all of them are valid:
-#
-#     @rule(PretrainConfig, "model", "objective")
-#     def require_encoder(model, objective): yield Problem(...)
-#
-# The rules are in the resolver.
-
-
-Check = Callable[..., Iterable[Problem]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A check of a command's configuration. needs: the keys whose values it is called with. running: whether the rule
-    applies to runs only, not to `lmtool plan`."""
-
-    command: type[Config]
-    needs: tuple[str, ...]
-    check: Check
-    running: bool = False
-
-
-_RULES: dict[str, Rule] = {}
-
-
-def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[[Check], Check]:
-    """Returns a decorator that registers a check for a command's class and its subclasses. needs: the keys it is called
-    with."""
-
-    def register(check: Check) -> Check:
-        _RULES[f"{command.__name__} {check.__module__}.{check.__qualname__}"] = Rule(command, needs, check, running)
-        return check
-
-    return register
-
-
-def violations(command: type[Config], values: JsonObject, running: bool) -> Iterator[Problem]:
-    """Yields the problems of all rules whose keys have valid values."""
-    for registered in list(_RULES.values()):
-        applies = issubclass(command, registered.command) and (running or not registered.running)
-        if applies and all(key in values for key in registered.needs):
-            yield from registered.check(*(values[key] for key in registered.needs))

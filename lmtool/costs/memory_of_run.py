@@ -20,13 +20,13 @@ from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import Choice, build
 from lmtool.costs.attention import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
+from lmtool.distillation.teacher_configs import TeacherSpec, saved_teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.teachers import TeacherSpec, saved_teacher
 from lmtool.system.ranks import rank_info
 from lmtool.training.precision import Precision
 from lmtool.types import part_of

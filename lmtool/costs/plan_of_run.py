@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-from lmtool.config.decode import violations
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.activations import (
     backbones_of,
@@ -38,10 +37,11 @@ from lmtool.costs.rate import PlannedDevice, StepWork, this_machine
 from lmtool.data.phases import PhaseFractions
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.rules import reads_lanes
 from lmtool.models.base import StatefulBackbone
 from lmtool.reporting.costs import PhasePlan, RunPlan
 from lmtool.reporting.text import size
-from lmtool.resolver.matcher import reads_lanes
+from lmtool.resolver.rules import violations
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.runs.identity import BUDGETS, budgets

@@ -1,30 +1,19 @@
-"""The base classes of the configurations of objectives and tasks, and the configuration of mixtures. Imports no torch.
-
-An `Offer` is a property that a component may have, such as a special token or a segment embedding; other components may
-require it (`config/needs.py`).
-"""
+"""The base classes of the configurations of objectives and tasks, and that of mixtures. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.auto import with_member_values
-from lmtool.config.needs import Component, Offer, Requirement
+from lmtool.config.base import Component
 from lmtool.config.tables import Choice, build, component, names
-from lmtool.data.configs import FORMATS
-from lmtool.models.configs import (
-    CONTEXT,
-    PREFIXES,
-    QUERY_STREAM,
-    SINGLE_TOKENS,
-    ModelConfig,
-    architecture,
-    describe_architectures,
-)
+from lmtool.errors import Problem
+from lmtool.models.configs import ModelConfig, describe_architectures
 from lmtool.nn.configs import Side
 
 
@@ -50,36 +39,28 @@ class Mixed(Protocol):
     def fractions(self) -> tuple[float, ...]: ...
 
 
-# --- offers that objectives and tasks require ---------------------------------------------------------------------
-
-SEGMENTS: Offer[ModelConfig] = Offer(
-    "model",
-    lambda model: model.segment_types > 1 and (model.text_format not in FORMATS or FORMATS[model.text_format].segments),
-    "has none",
-)
-"""A model with segment embeddings."""
-_PARALLEL_DDP = "or parallel=ddp, where each process holds all weights"
-WHOLE_WEIGHTS: Offer[str] = Offer(
-    "parallel", lambda parallel: parallel != "fsdp", lambda parallel: f"parallel={parallel} shards them", _PARALLEL_DDP
-)
-"""All weights of the model in every process."""
-FORWARDS_OF_ONE_PROCESS: Offer[str] = Offer(
-    "parallel",
-    lambda parallel: parallel != "fsdp",
-    lambda parallel: f"parallel={parallel} needs the same forwards in all processes",
-    _PARALLEL_DDP,
-)
-"""Forwards whose number may differ between processes."""
+_DDP = "or parallel=ddp, where each process holds all weights"
 
 
-def special_token(*roles: str) -> Offer[frozenset[str]]:
-    """Returns the offer of a special token that has one of these roles (mask, sep, ...) in the tokenizer."""
-    return Offer(
-        "roles",
-        lambda known: bool(known & set(roles)),
-        lambda known: f"has no {' or '.join(roles)} token",
-        wording="{lacking}, which {reason}",
-    )
+def needs_whole_weights(key: str, reason: str, hint: str) -> Problem:
+    """Returns the problem of a setting that needs all weights of the model in every process, with parallel=fsdp."""
+    return Problem(key, f"{reason}; parallel=fsdp shards them", f"{hint}, {_DDP}")
+
+
+def needs_uneven_forwards(key: str, reason: str, hint: str) -> Problem:
+    """Returns the problem of a setting with which the number of forwards differs between processes, with
+    parallel=fsdp."""
+    return Problem(key, f"{reason}; parallel=fsdp needs the same forwards in all processes", f"{hint}, {_DDP}")
+
+
+def missing_token(roles: Iterable[str | tuple[str, ...]], known: Collection[str]) -> str | None:
+    """Returns which special token a vocabulary lacks, in words, or None. roles: the required tokens (mask, sep, ...);
+    of a tuple, one is enough. known: the special tokens of the vocabulary."""
+    for role in roles:
+        alternatives = (role,) if isinstance(role, str) else role
+        if not set(alternatives) & set(known):
+            return f"{' or '.join(alternatives)} token"
+    return None
 
 
 class LearnedConfig(Component):
@@ -87,6 +68,8 @@ class LearnedConfig(Component):
 
     architectures: ClassVar[tuple[str, ...]] = ()
     """The architectures of the models that can be trained: encoder, decoder, encoder_decoder, bidirectional_lm."""
+    example_model: ClassVar[str] = "bert"
+    """A model that can be trained, for hints."""
     reads_labeled_rows: ClassVar[bool] = False
     """Whether this is a task, which is learned from rows with labels."""
     has_classes: ClassVar[bool] = False
@@ -145,38 +128,32 @@ class LearnedConfig(Component):
         """Returns the side of a batch (inputs or outputs) whose hidden states the head reads."""
         return "outputs" if model.architecture == "encoder_decoder" else "inputs"
 
+    @property
+    def model_hint(self) -> str:
+        """What to do if a model cannot be trained."""
+        return f"set model={self.example_model}"
 
-# --- offers of objectives and tasks -------------------------------------------------------------------------------
+    def conflicts(self, section: str) -> Iterator[Problem]:
+        """Yields the problems of values that contradict each other or have no effect. section: the key of this
+        configuration: objective or task, or in a mixture task.with.NAME."""
+        return iter(())
 
-A_TASK: Offer[LearnedConfig] = Offer("learned", lambda learned: learned.reads_labeled_rows, "is not a task")
-"""A task instead of a pretraining objective."""
-ONE_TASK: Offer[LearnedConfig] = Offer(
-    "learned",
-    lambda learned: learned.reads_labeled_rows and [*learned.member_configs()] == [learned],
-    lambda learned: (
-        f"{learned.typed} is a mixture" if len(learned.member_configs()) > 1 else f"{learned.name} is not a task"
-    ),
-)
-"""A single task instead of a mixture of tasks."""
-ONE_DOMAIN: Offer[LearnedConfig] = Offer(
-    "learned", lambda learned: learned.domain_adaptation is None, "has a loss over two domains"
-)
-"""Texts of one domain, without domain adaptation."""
-LABELS: Offer[LearnedConfig] = Offer(
-    "task",
-    lambda task: task.has_classes,
-    lambda task: f"{task.kind_setting} has no labels",
-    wording="{reason}: {lacking}",
-)
-"""Classes with names."""
-NO_TEXTS: Offer[LearnedConfig] = Offer("learned", lambda learned: not learned.writes_text, "trains a language model")
-"""Predictions that do not come from a language-model head."""
-TEXTS: Offer[LearnedConfig] = Offer(
-    "learned",
-    lambda learned: learned.reads_labeled_rows and learned.learns_texts,
-    lambda learned: f"{learned.name} has none",
-)
-"""A task whose targets are texts."""
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        """Yields the reasons why this objective or task cannot train a model, the most fundamental first. section: see
+        `conflicts`."""
+        if model.architecture not in self.architectures:
+            expected, actual = map(describe_architectures, (self.architectures, [model.architecture]))
+            group = section.partition(".")[0]
+            yield Problem(group, f"{self.typed} trains {expected}; model={model.name} is {actual}", self.model_hint)
+
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
+        """Yields the reasons why weights cannot be sharded (parallel=fsdp)."""
+        return iter(())
+
+    def first_conflict(self, model: ModelConfig) -> Problem | None:
+        """Returns the first problem of this objective or task, or of its use with a model, or None."""
+        problems = chain(self.conflicts(self.group), self.conflicts_with_model(model, self.group))
+        return next(problems, None)
 
 
 class ObjectiveConfig(LearnedConfig):
@@ -220,26 +197,28 @@ class ObjectiveConfig(LearnedConfig):
         """The value of the field `pairs`, if the examples are pairs of segments; otherwise None."""
         return None
 
-    def needs(self) -> Iterator[Requirement]:
-        subject = f"objective={self.name} trains"
-        yield Requirement(
-            architecture(*self.architectures), "objective", f"{subject} {describe_architectures(self.architectures)}"
-        )
-        if self.contextual:
-            yield Requirement(CONTEXT, "objective", f"{subject} models that read context")
-        else:
-            yield Requirement(SINGLE_TOKENS, "objective", f"{subject} vectors of single tokens")
-        if self.prefixes:
-            reason = f"objective={self.name} needs bidirectional attention between the first tokens of a text"
-            yield Requirement(PREFIXES, "objective", reason)
-        if self.query_stream:
-            yield Requirement(QUERY_STREAM, "objective", f"{subject} a model with a query stream")
-        if self.pairs_of_segments is not None:
-            reason = f"objective.pairs={self.pairs_of_segments} needs a model with segment embeddings"
-            yield Requirement(SEGMENTS, "objective.pairs", reason, "set objective.pairs=none")
-        for role in self.roles:
-            group = (role,) if isinstance(role, str) else role
-            yield Requirement(special_token(*group), "objective", f"objective={self.name} needs")
+    @property
+    def model_hint(self) -> str:
+        return f"set model={self.example_model} or objective=auto"
+
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, section)
+        subject, actual = f"objective={self.name}", f"model={model.name}"
+        if self.contextual and not model.contextual:
+            message = f"{subject} trains models that read context; {actual} reads each word by itself"
+            yield Problem("objective", message, self.model_hint)
+        if model.contextual and not self.contextual:
+            message = f"{subject} trains vectors of single tokens; {actual} reads their context"
+            yield Problem("objective", message, self.model_hint)
+        if self.prefixes and not model.reads_prefixes:
+            message = f"{subject} needs bidirectional attention between the first tokens of a text"
+            yield Problem("objective", f"{message}; {actual} reads tokens in turn", self.model_hint)
+        if self.query_stream and not model.query_stream:
+            message = f"{subject} trains a model with a query stream; {actual} has no query stream"
+            yield Problem("objective", message, self.model_hint)
+        if self.pairs_of_segments is not None and not model.has_segments:
+            message = f"{section}.pairs={self.pairs_of_segments} needs a model with segment embeddings"
+            yield Problem("objective.pairs", f"{message}; {actual} has none", f"set {section}.pairs=none")
 
     @property
     def predicted_fraction(self) -> float:
@@ -274,12 +253,12 @@ class ObjectiveConfig(LearnedConfig):
         return {}
 
 
-def one_forward(key: str, members: Sequence[str]) -> Iterator[Requirement]:
-    """Yields the requirement of a mixture: the number of forward passes may differ between processes, because a batch
-    needs one for each member that has examples in it. key: the key that selects the mixture. members: their names."""
+def mixture_conflicts_with_fsdp(key: str, members: Sequence[str]) -> Iterator[Problem]:
+    """Yields the problem of a mixture with parallel=fsdp: a batch needs a forward for each member with examples in it,
+    so their number differs between processes. key: the key that selects the mixture. members: their names."""
     if len(members) > 1:
         reason = f"{key} mixes {', '.join(members)}, and the number of forwards depends on the batch"
-        yield Requirement(FORWARDS_OF_ONE_PROCESS, key, reason, f"set one {key}")
+        yield needs_uneven_forwards(key, reason, f"set one {key}")
 
 
 @component("objective", "mixture", builder="lmtool.learners.mixture:Mixture")
@@ -305,9 +284,11 @@ class MixtureConfig(ObjectiveConfig):
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         return with_member_values(data)
 
-    def needs(self) -> Iterator[Requirement]:
-        """Yields the requirement of the mixture itself; the matcher (`resolver/matcher.py`) also checks each member."""
-        yield from one_forward("objective", [member.title for member in self.member_configs()])
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        return iter(())  # only members have conflicts
+
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
+        yield from mixture_conflicts_with_fsdp("objective", [member.title for member in self.member_configs()])
 
     def member_configs(self) -> tuple[ObjectiveConfig, ...]:
         """Returns the configurations of the members."""

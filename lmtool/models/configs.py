@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from lmtool.config.needs import Component, Offer
+from lmtool.config.base import Component
 from lmtool.config.tables import Choice, component
+from lmtool.data.configs import FORMATS
 from lmtool.models import recipes
 from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig, Side
-from lmtool.system.terminal import counted
 
 Pooling = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
@@ -114,6 +114,16 @@ class ModelConfig(Component):
     def segment_types(self) -> int:
         """Number of segment types; 0 without segments."""
         return 0
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether the two texts of a pair have different segment embeddings."""
+        return self.segment_types > 1 and (self.text_format not in FORMATS or FORMATS[self.text_format].segments)
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether the first tokens of a text can attend to each other."""
+        return self.architecture != "decoder" or self.supports_prefix_attention
 
     @property
     def untied_output(self) -> bool:
@@ -293,60 +303,10 @@ class SegmentedConfig(TransformerConfig):
         return self.segments
 
 
-# Properties of a model that objectives, tasks, tuning methods and distillation may require.
-
-
 def describe_architectures(architectures: Iterable[str]) -> str:
     """Returns architectures in words, such as "a decoder or an encoder-decoder"."""
     articles = (f"{'an' if kind.startswith('enc') else 'a'} {kind.replace('_', '-')}" for kind in architectures)
     return " or ".join(articles) or "no known architecture"
-
-
-def architecture(*architectures: str) -> Offer[ModelConfig]:
-    """Returns the requirement of one of these architectures."""
-    return Offer(
-        "model",
-        lambda model: model.architecture in architectures,
-        lambda model: f"model={model.name} is {describe_architectures([model.architecture])}",
-    )
-
-
-def minimum_layers(layers: int) -> Offer[ModelConfig]:
-    """Returns the requirement of at least this many layers, in both stacks of an encoder-decoder together."""
-    return Offer(
-        "model",
-        lambda model: layers <= model.num_layers + model.layers_of_decoder,
-        lambda model: f"model={model.name} has {counted(model.num_layers + model.layers_of_decoder, 'layer')}",
-    )
-
-
-CONTEXT: Offer[ModelConfig] = Offer("model", lambda model: model.contextual, "reads each word by itself")
-SINGLE_TOKENS: Offer[ModelConfig] = Offer("model", lambda model: not model.contextual, "reads their context")
-PREFIXES: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "decoder" or model.supports_prefix_attention, "reads tokens in turn"
-)
-QUERY_STREAM: Offer[ModelConfig] = Offer("model", lambda model: model.query_stream, "has no query stream")
-STACK: Offer[ModelConfig] = Offer("model", lambda model: bool(model.depths), "has no stack of layers")
-TRANSFORMER: Offer[ModelConfig] = Offer(
-    "model", lambda model: isinstance(model, TransformerConfig), "is not a transformer"
-)
-LAYERS_OF_EACH_DEPTH: Offer[ModelConfig] = Offer(
-    "model", lambda model: not model.shares_layers, "has one layer, applied at every depth"
-)
-STATES_OF_ONE_WIDTH: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.has_uniform_width, "has states of several widths"
-)
-BIASES: Offer[ModelConfig] = Offer("model", lambda model: model.has_biases, "has no biases")
-GATE: Offer[ModelConfig] = Offer("model", lambda model: model.gated, "has no gate in its feed-forward part")
-WORD_STATES: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.token_states is not None, "has no hidden state for each token"
-)
-TRANSFORMERS_CLASSIFIER: Offer[ModelConfig] = Offer(
-    "model",
-    lambda model: model.transformers_form is not None,
-    lambda model: f"transformers has no text classifier for model={model.name}",
-    wording="{reason}: {lacking}",
-)
 
 
 @component("model", "bert", builder="lmtool.models.bert:build")

@@ -124,6 +124,7 @@ class SpanConfig(PairsConfig):
     """Masked language modeling with masks over spans of words and the span boundary objective (SpanBERT, Joshi et al.
     2020), or with masks over n-grams (ALBERT, Lan et al. 2020)."""
 
+    example_model: ClassVar[str] = "spanbert"
     descriptions: ClassVar[dict[str, str]] = {
         "probability": "fraction of the non-special tokens that are masked, rounded up (section 3.1)",
         "mask": "fraction of spans that are replaced by [MASK] (section 3.1)",
@@ -186,6 +187,7 @@ class RtdConfig(TokenMaskingConfig):
     """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, and the model detects which
     tokens differ from the original text."""
 
+    example_model: ClassVar[str] = "electra"
     descriptions: ClassVar[dict[str, str]] = {
         "probability": "fraction of the non-special tokens that are masked; 0.25 for large (table 6)",
         "short_window_probability": "published code: 0.05, never below 5 tokens (build_pretraining_dataset.py)",
@@ -283,6 +285,7 @@ class NextTokenConfig(ObjectiveConfig):
 class ClmConfig(NextTokenConfig):
     """Causal language modeling: predicts every token from the preceding tokens (GPT, GPT-2)."""
 
+    example_model: ClassVar[str] = "gpt"
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
     reads_lanes: ClassVar[bool] = True
@@ -295,6 +298,7 @@ class PrefixLmConfig(NextTokenConfig):
     """Prefix language modeling (Liu et al. 2018; Raffel et al. 2020, section 3.2): a text is split at a random
     position. Attention within the prefix is bidirectional, and the rest is predicted token by token."""
 
+    example_model: ClassVar[str] = "gpt"
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
     prefixes: ClassVar[bool] = True
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
@@ -312,6 +316,7 @@ class SpanCorruptionConfig(NextTokenConfig):
     """T5's objective (Raffel et al. 2020, section 3.1.4): in the inputs, each span is replaced by a sentinel; the
     outputs are the sentinels, each followed by its span."""
 
+    example_model: ClassVar[str] = "t5"
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "sentinel")
     phase_fields: ClassVar[tuple[str, ...]] = ("density", "mean_length")
@@ -339,6 +344,7 @@ class DenoisingConfig(NextTokenConfig):
     original text. Each of the five kinds of noise has a rate, where 0 means none. They are applied in the order of the
     fields."""
 
+    example_model: ClassVar[str] = "bart"
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", ("mask", "sentinel"))  # eos, and either of the others
     phase_fields: ClassVar[tuple[str, ...]] = (
@@ -378,6 +384,7 @@ class BilmConfig(ObjectiveConfig):
     """Bidirectional language modeling (ELMo, Peters et al. 2018): predicts every word from the preceding words, and
     once more from the following words."""
 
+    example_model: ClassVar[str] = "elmo"
     architectures: ClassVar[tuple[str, ...]] = ("bidirectional_lm",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "unk")
 

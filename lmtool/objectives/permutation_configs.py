@@ -15,6 +15,7 @@ class PlmConfig(ObjectiveConfig):
     """Permutation language modeling (XLNet, Yang et al. 2019): some tokens are predicted, in a random order. Each is
     predicted from the predicted tokens before it in this order, and from all tokens that are not predicted."""
 
+    example_model: ClassVar[str] = "xlnet"
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
     query_stream: ClassVar[bool] = True
@@ -93,6 +94,7 @@ class SkipGramConfig(ObjectiveConfig):
     """Skip-gram with negative sampling (word2vec, Mikolov et al. 2013): the vector of a word distinguishes the words
     around it from random words."""
 
+    example_model: ClassVar[str] = "word_vectors"
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     contextual: ClassVar[bool] = False
     phase_fields: ClassVar[tuple[str, ...]] = ("window", "subsample")

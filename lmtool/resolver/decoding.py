@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lmtool.config import plugins, saved
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
+from lmtool.distillation.teacher_configs import saved_teacher
 from lmtool.errors import ConfigError, Problem, UserError
-from lmtool.resolver import matcher as matcher  # these modules register their rules when imported
-from lmtool.resolver import rules as rules
-from lmtool.resolver import teachers
+from lmtool.resolver.rules import violations
 from lmtool.resolver.schema.verbs import COMMANDS
 from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import hf_folder
@@ -59,9 +59,9 @@ def decode_config(
             COMMANDS[verb],
             data,
             checkpoint_config=checkpoint_config,
-            teachers=teachers.read_teachers(data, problems) if reads_checkpoint or running else None,
+            teachers=_read_teachers(data, problems) if reads_checkpoint or running else None,
             earlier=problems,
-            running=running,
+            rules=partial(violations, running=running),
         )
     except ConfigError as error:
         problems = [_suggest_plan(verb, data, _suggest_other_commands(verb, problem)) for problem in error.problems]
@@ -92,6 +92,29 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
         problems.append(Problem("checkpoint", message, "add " + " ".join(f"--plugin {name}" for name in missing)))
         return None
     return config
+
+
+def _read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonObject]:
+    """Returns the saved configurations of the teachers named in the composed data. The errors of teachers that cannot
+    be read are appended to `problems`."""
+    section = data.get("distill")
+    section = section if isinstance(section, dict) else {}
+    paths = section.get("teachers")
+    key_of_teacher = {section.get("teacher"): "distill.teacher"}
+    key_of_teacher |= dict.fromkeys(paths if isinstance(paths, list | tuple) else (), "distill.teachers")
+    saved: dict[str, JsonObject] = {}
+    for path, key in key_of_teacher.items():
+        if not isinstance(path, str) or path in ("", "???"):
+            continue
+        try:
+            saved[path] = saved_teacher(path, bool(data.get("offline")))
+        except UserError as error:
+            message = error.message.replace(f"checkpoint={path}", f"{key}={path}")
+            problems.append(Problem(key, message, error.hint))
+        except OSError as error:  # a name too long for the file system, a folder that may not be entered
+            message = f"{key}={path[:100]}: {(error.strerror or str(error)).lower()}"
+            problems.append(Problem(key, message, "use a folder that you can read"))
+    return saved
 
 
 def _suggest_plan(verb: str, data: JsonMapping, problem: Problem) -> Problem:

@@ -1,22 +1,31 @@
-"""Rules that relate several keys of a command. Each problem names the keys and the nearest legal override."""
+"""The rules that relate several keys of a command, in one table. Imports no torch.
+
+A rule is a function that reads the values of some keys and yields problems, each with the keys and a legal override.
+Those of one subject stand beside it (`learners/rules.py`, `distillation/rules.py`, ...), those of all runs below.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lmtool.config.decode import rule
-from lmtool.config.needs import Requirement
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.plugins import command_line
 from lmtool.config.tables import entries
 from lmtool.data.configs import DataConfig, contains
+from lmtool.distillation import rules as distillation
+from lmtool.distillation.configs import DistillConfig
 from lmtool.errors import Problem
-from lmtool.learners.configs import WHOLE_WEIGHTS, ObjectiveConfig
+from lmtool.learners import rules as learners
+from lmtool.learners.configs import ObjectiveConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.reporting.trackers.base import TrackerConfig
+from lmtool.resolver.schema.phases import EPOCH_KEYS, words_of
 from lmtool.resolver.schema.run import (
     SHORTEST,
     FinetuneConfig,
@@ -27,25 +36,13 @@ from lmtool.resolver.schema.run import (
 )
 from lmtool.resolver.schema.use import AskConfig, CheckConfig, EvaluateConfig, GenerateConfig, PredictConfig, UseConfig
 from lmtool.runs.files import output_errors, overwriting_errors
-from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
+from lmtool.tasks import rules as tasks
+from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig
-from lmtool.tuning.configs import TuningConfig
+from lmtool.tuning import rules as tuning
 
 
-@rule(PretrainConfig, "objective", "max_steps")
-def require_steps_after_generator(objective: ObjectiveConfig, max_steps: int | None) -> Iterator[Problem]:
-    """If the generator is trained alone first, steps for the model must remain."""
-    generator_steps = objective.steps_without_model
-    if generator_steps and max_steps is not None and generator_steps >= max_steps:
-        yield Problem(
-            "objective.generator_steps",
-            f"objective.generator_steps={generator_steps} leaves the model no step of max_steps={max_steps}",
-            f"set objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * generator_steps}",
-        )
-
-
-@rule(RunConfig, "batch_examples", "batch_tokens")
 def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None) -> Iterator[Problem]:
     """The batch size is set in examples or in tokens, not in both."""
     if batch_examples is not None and batch_tokens is not None:
@@ -58,7 +55,6 @@ def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None)
         yield Problem("batch_tokens", "missing batch size", "set batch_examples=32 or batch_tokens=2048")
 
 
-@rule(RunConfig, "batch_tokens", "micro_batch_tokens", "max_length")
 def require_batches_of_one_sequence(
     batch_tokens: int | None, micro_batch_tokens: int | None, max_length: int
 ) -> Iterator[Problem]:
@@ -72,7 +68,6 @@ def require_batches_of_one_sequence(
             )
 
 
-@rule(RunConfig, "max_length", "model")
 def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterator[Problem]:
     """max_length is at most the number of positions of the model."""
     if max_length > model.max_positions:
@@ -83,7 +78,6 @@ def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterato
         )
 
 
-@rule(PretrainConfig, "model", "max_length")
 def require_positions_for_memory(model: ModelConfig, max_length: int) -> Iterator[Problem]:
     """The model has positions for a segment together with the memory before it."""
     if max_length <= model.max_positions < max_length + model.max_memory_length and model.max_memory_length:
@@ -95,25 +89,6 @@ def require_positions_for_memory(model: ModelConfig, max_length: int) -> Iterato
         )
 
 
-@rule(FinetuneConfig, "tuning", "model", "max_length")
-def require_positions_for_virtual_tokens(
-    tuning: TuningConfig, model: ModelConfig, max_length: int
-) -> Iterator[Problem]:
-    """The model has positions for a text together with the virtual tokens of the tuning method."""
-    virtual = tuning.reserved_positions(model)
-    remaining = model.max_positions - virtual
-    # A longer max_length is refused by require_positions_for_length.
-    if virtual and remaining < max_length <= model.max_positions:
-        fewer = f"tuning.length={max(1, model.max_positions - max_length)}"
-        yield Problem(
-            "max_length",
-            f"max_length={max_length} and the {virtual} virtual tokens of tuning={tuning.name} are more than "
-            f"model.max_positions={model.max_positions}",
-            f"set max_length={remaining}" if remaining >= SHORTEST else f"set {fewer}",
-        )
-
-
-@rule(RunConfig, "model")
 def require_supported_positions(model: ModelConfig) -> Iterator[Problem]:
     """The family must support the type of position encoding; rotary positions need an even head size."""
     if not isinstance(model, TransformerConfig):
@@ -134,7 +109,6 @@ def require_supported_positions(model: ModelConfig) -> Iterator[Problem]:
         )
 
 
-@rule(RunConfig, "optimizer", "model")
 def require_separate_layers_for_decay(optimizer: OptimizerConfig, model: ModelConfig) -> Iterator[Problem]:
     """Layer-wise learning rates need layers that do not share weights."""
     if optimizer.layer_decay != 1 and model.shares_layers:
@@ -145,7 +119,6 @@ def require_separate_layers_for_decay(optimizer: OptimizerConfig, model: ModelCo
         )
 
 
-@rule(RunConfig, "max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops")
 def require_budget(*budgets: float | None) -> Iterator[Problem]:
     """At least one budget is set."""
     if all(budget is None for budget in budgets):
@@ -153,7 +126,6 @@ def require_budget(*budgets: float | None) -> Iterator[Problem]:
         yield Problem("max_steps", f"missing budget: one of {names}", "set max_steps=10000, for example")
 
 
-@rule(RunConfig, "tokenizer", "model")
 def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelConfig) -> Iterator[Problem]:
     """The embedding has a row for every token of the vocabulary."""
     entries, rows = tokenizer.vocab_size, model.vocab_size
@@ -165,7 +137,6 @@ def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelCon
         )
 
 
-@rule(RunConfig, "name")
 def refuse_name_latest(name: str | None) -> Iterator[Problem]:
     """runs/latest is a link to the newest run."""
     if name == "latest":
@@ -173,7 +144,6 @@ def refuse_name_latest(name: str | None) -> Iterator[Problem]:
         yield Problem("name", "name=latest: runs/latest is a link to the newest run", hint)
 
 
-@rule(RunConfig, "run_dir", running=True)
 def require_run_folder(run_dir: str | None) -> Iterator[Problem]:
     """Neither run_dir nor one of its parents is a file."""
     file = None if run_dir is None else _file_in_path(run_dir)
@@ -183,8 +153,6 @@ def require_run_folder(run_dir: str | None) -> Iterator[Problem]:
         )
 
 
-@rule(TransferConfig, "output", running=True)
-@rule(TokenizerCommandConfig, "output", running=True)
 def require_output_folder(output: str) -> Iterator[Problem]:
     """Neither the output folder nor one of its parents is a file."""
     file = _file_in_path(output)
@@ -192,17 +160,11 @@ def require_output_folder(output: str) -> Iterator[Problem]:
         yield Problem("output", f"output={output}: {file} is a file, but the output is a folder", "set another output=")
 
 
-@rule(UseConfig, "output", running=True)
-@rule(CheckConfig, "output", running=True)
 def require_output_file(output: str | None) -> Iterator[Problem]:
     """The folder of the output file must exist. Checked at the start, because predicting may take hours."""
     yield from output_errors(output)
 
 
-@rule(AskConfig, "output", "input", running=True)
-@rule(GenerateConfig, "output", "input", running=True)
-@rule(EvaluateConfig, "output", "task", "data", running=True)
-@rule(CheckConfig, "output", "task", "data", running=True)
 def refuse_output_over_input(output: str | None, *sources: str | TaskConfig | DataConfig | None) -> Iterator[Problem]:
     """A command must not replace a file that it reads."""
     for source in (source for source in sources if source is not None):
@@ -217,63 +179,12 @@ def _file_in_path(folder: str) -> Path | None:
     return None if existing is None or existing.is_dir() else existing
 
 
-@rule(RunConfig, "name", "run_dir")
 def require_one_run_folder(name: str | None, run_dir: str | None) -> Iterator[Problem]:
     """A run has one folder."""
     if name is not None and run_dir is not None and Path(run_dir).name != name:
         yield Problem("run_dir", f"name={name} and run_dir={run_dir}: a run has one folder", "set only one of the two")
 
 
-@rule(FinetuneConfig, "task")
-def require_task_data(task: TaskConfig) -> Iterator[Problem]:
-    """Every task has labeled data."""
-    members = task.member_configs()
-    for member in (member for member in members if len(members) > 1 and not member.has_data):
-        message = f"the member {member.name} of task.members has no data by default"
-        yield Problem(f"task.with.{member.name}.path", message, f"set task.with.{member.name}.path=FOLDER")
-    if len(members) == 1 and not task.has_data:
-        message = f"missing required value: task.path; task {task.name} has no data by default"
-        yield Problem("task.path", message, "set task.path=FOLDER, or a file to train on")
-
-
-@rule(PretrainConfig, "objective")
-def require_objective_task_data(objective: ObjectiveConfig) -> Iterator[Problem]:
-    """Every task among the objectives has labeled data."""
-    for task in (task for task in tasks_of(objective) if not task.has_data):
-        message = f"the task {task.name} among the objectives has no data by default"
-        key = (
-            "objective.task.path" if isinstance(objective, TaskObjectiveConfig) else f"objective.with.{task.name}.path"
-        )
-        yield Problem("objective", message, f"set {key}=FOLDER, or a file to train on")
-
-
-@rule(PretrainConfig, "data")
-@rule(TokenizerCommandConfig, "data")
-def require_task_texts(data: DataConfig) -> Iterator[Problem]:
-    """A task that is used as a text source must have data."""
-    parts = data.task.member_configs() if isinstance(data, TaskTextConfig) else ()
-    for task in (task for task in parts if not task.has_data):
-        message = f"data.task={task.name} has no data by default"
-        yield Problem("data.task.path", message, "set data.task.path=FOLDER, or a file")
-
-
-@rule(FinetuneConfig, "task", "model", "max_length")
-def require_length_for_source(task: TaskConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
-    """A decoder reads the source before the target: both fit into max_length."""
-    for member in task.member_configs():
-        target = member.longest_target
-        if model.architecture == "decoder" and target >= max_length:
-            key = "task.target_tokens" if member is task else f"task.with.{member.name}.target_tokens"
-            longer = f"max_length={2 * target} or " if 2 * target <= model.max_positions else ""
-            yield Problem(
-                "max_length",
-                f"max_length={max_length} and {key}={target}: model={model.name} reads the source before the "
-                "target, which leaves no tokens for the source",
-                f"set {longer}{key}={max(2, max_length // 2)}",
-            )
-
-
-@rule(RunConfig, "device", running=True)
 def require_device(device: str) -> Iterator[Problem]:
     """A run on CUDA needs a driver. The number of devices is checked later."""
     if not device.startswith("cuda") or not sys.platform.startswith("linux"):
@@ -282,7 +193,6 @@ def require_device(device: str) -> Iterator[Problem]:
         yield Problem("device", f"device={device}: this machine has no such device", "set device=cpu or device=auto")
 
 
-@rule(PredictConfig, "text", "pair", "input")
 def require_text_or_input(text: str | None, pair: str | None, source: str | None) -> Iterator[Problem]:
     """`lmtool predict` reads either one text or one file."""
     if (text is None) == (source is None):
@@ -292,7 +202,6 @@ def require_text_or_input(text: str | None, pair: str | None, source: str | None
         yield Problem("pair", "pair, the second text, is set without text, the first", 'set text="..." too')
 
 
-@rule(PredictConfig, "probabilities", "output")
 def require_output_for_probabilities(probabilities: bool, output: str | None) -> Iterator[Problem]:
     """The probabilities of all classes are written to a file only."""
     if probabilities and output is None:
@@ -300,7 +209,6 @@ def require_output_for_probabilities(probabilities: bool, output: str | None) ->
         yield Problem("probabilities", message, "set output=FILE.csv (or .jsonl) too")
 
 
-@rule(GenerateConfig, "prompt", "input")
 def require_prompt_or_input(prompt: str | None, source: str | None) -> Iterator[Problem]:
     """`lmtool generate` reads either one prompt or one file."""
     if (prompt is None) == (source is None):
@@ -308,7 +216,6 @@ def require_prompt_or_input(prompt: str | None, source: str | None) -> Iterator[
         yield Problem("prompt", message, 'set prompt="..." or input=FILE (- reads lines)')
 
 
-@rule(TokenizerCommandConfig, "tokenizer")
 def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """`lmtool tokenizer` trains a tokenizer, so it accepts only tokenizers that are trained on text."""
     if not tokenizer.reads_text:
@@ -321,7 +228,6 @@ def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]
         yield Problem("tokenizer", message, f"set tokenizer={' or '.join(trainable)}")
 
 
-@rule(TokenizerCommandConfig, "tokenizer")
 def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """Without a model, the size of the vocabulary must be set."""
     if tokenizer.vocab_size is None:
@@ -330,20 +236,6 @@ def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
         )
 
 
-@rule(FinetuneConfig, "tuning", "checkpoint", running=True)
-def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:
-    """Regularization towards pretrained weights needs a checkpoint to start from."""
-    if tuning.needs_initial_weights and checkpoint in (None, "none"):
-        scheme_name = next((scheme.name for scheme in tuning.schemes if scheme.needs_initial_weights), tuning.name)
-        yield Problem(
-            "tuning.regularization",
-            f"tuning/regularization={scheme_name} pulls the weights towards pretrained ones, but "
-            "checkpoint=none has no pretrained weights",
-            "set checkpoint=RUN, or tuning/regularization=none",
-        )
-
-
-@rule(FinetuneConfig, "forgetting", "checkpoint", running=True)
 def require_checkpoint_for_forgetting(forgetting: str | None, checkpoint: str | None) -> Iterator[Problem]:
     """Forgetting is measured for a pretrained checkpoint only."""
     if forgetting is not None and checkpoint in (None, "none"):
@@ -351,23 +243,20 @@ def require_checkpoint_for_forgetting(forgetting: str | None, checkpoint: str | 
         yield Problem("forgetting", message, "set checkpoint=RUN, or omit forgetting=")
 
 
-@rule(RunConfig, "parallel", "precision")
 def refuse_scaler_with_fsdp(parallel: str, precision: str) -> Iterator[Problem]:
     """The fp16 gradient scaler checks the gradients of one process only."""
-    if precision == "fp16" and not WHOLE_WEIGHTS.holds(parallel):
+    if precision == "fp16" and parallel == "fsdp":
         reason = "precision=fp16 scales the loss by the gradients of one process"
-        yield Requirement(WHOLE_WEIGHTS, "precision", reason, "set precision=bf16").problem(parallel)
+        yield needs_whole_weights("precision", reason, "set precision=bf16")
 
 
-@rule(FinetuneConfig, "parallel", "forgetting")
 def refuse_forgetting_with_fsdp(parallel: str, forgetting: str | None) -> Iterator[Problem]:
     """The comparison of weights needs all of them in one process."""
-    if forgetting is not None and not WHOLE_WEIGHTS.holds(parallel):
+    if forgetting is not None and parallel == "fsdp":
         reason = "forgetting= compares the weights before and after training"
-        yield Requirement(WHOLE_WEIGHTS, "forgetting", reason, "set forgetting=null").problem(parallel)
+        yield needs_whole_weights("forgetting", reason, "set forgetting=null")
 
 
-@rule(RunConfig, "logger", "offline")
 def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
     """An offline run has no tracker that needs a network."""
     for name, config in logger.items():
@@ -376,9 +265,186 @@ def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool)
             yield Problem(key, f"{key}=online contradicts offline=true", f"set {key}=offline, or offline=false")
 
 
-@rule(RunConfig, "logger", running=True)
 def require_installed_trackers(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
     """The libraries and credentials of a tracker must be on this machine."""
     for name, config in logger.items():
         if (problem := config.missing(f"logger.{name}")) is not None:
             yield problem
+
+
+def refuse_interrupted_state(
+    model: ModelConfig,
+    objective: ObjectiveConfig,
+    data: DataConfig,
+    devices: int | None,
+    distill: DistillConfig,
+    phases: Sequence[JsonObject],
+) -> Iterator[Problem]:
+    """A recurrent model, or one with a memory, carries state from batch to batch along parallel streams of joined text.
+    One process must therefore read all streams from the beginning of an epoch to its end."""
+    if not learners.reads_lanes(model, objective, data):
+        return
+    carries = f"model={model.name} carries state from batch to batch"
+    separate = "or data.documents=separate, which carries no state"
+    processes = devices or int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        message = f"devices={processes}: {carries}, which stays within one process"
+        yield Problem("devices", message, f"set devices=1, {separate}")
+    if distill.name != "none":
+        message = f"distill={distill.name}: {carries}, but the other model does not"
+        yield Problem("distill", message, f"set distill=none, {separate}")
+    for number, phase in enumerate(phases):
+        if settings := {key: phase[key] for key in EPOCH_KEYS if key in phase}:
+            message = (
+                f"phases.{number} sets {words_of(settings)}: model={model.name} carries state along streams of text, "
+                "which these keys interrupt"
+            )
+            yield Problem("phases", message, f"set them for the whole run instead, {separate}")
+            return
+
+
+def refuse_epochs_of_unequal_phases(
+    phases: Sequence[JsonObject], max_epochs: float | None, max_steps: int | None
+) -> Iterator[Problem]:
+    """max_epochs is refused if the length of an epoch differs between phases."""
+    differing = [key for key in EPOCH_KEYS if len({json.dumps(phase.get(key), sort_keys=True) for phase in phases}) > 1]
+    if max_epochs is not None and differing:
+        hint = "set max_epochs=null max_steps=10000"
+        if max_steps is not None:
+            hint = f"set max_epochs=null; max_steps={max_steps} ends the run"
+        yield Problem(
+            "max_epochs",
+            f"max_epochs={max_epochs:g}: the length of an epoch changes between phases, which differ in "
+            f"{', '.join(differing)}",
+            hint,
+        )
+
+
+def refuse_unused_length(phases: Sequence[JsonObject], max_length: int) -> Iterator[Problem]:
+    """max_length of the run is refused if every phase sets its own, because nothing would use it."""
+    lengths = [phase.get("max_length") for phase in phases]
+    default = PretrainConfig.model_fields["max_length"].default
+    if phases and None not in lengths and max_length not in (default, *lengths):
+        yield Problem(
+            "max_length",
+            f"max_length={max_length} is not used: every phase sets its own max_length",
+            f"set phases.0.max_length={max_length}, or omit max_length=",
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of a command and of its subclasses.
+
+    Attributes:
+        command: The class of the command.
+        keys: The keys that `check` is called with, separated by spaces; "teachers" are the saved configurations of the
+            teachers by path. A rule applies if all of them have valid values.
+        check: Yields the problems.
+        running: Whether the rule applies only on the machine that runs the command, not to `lmtool plan`.
+    """
+
+    command: type[Config]
+    keys: str
+    check: Callable[..., Iterable[Problem]]
+    running: bool = False
+
+
+RULES = (
+    # What is learned, with which model
+    Rule(PretrainConfig, "objective model", learners.require_trainable_model),
+    Rule(PretrainConfig, "objective parallel", learners.refuse_fsdp),
+    Rule(PretrainConfig, "objective model tokenizer", learners.require_tokens_of_objective),
+    Rule(PretrainConfig, "model objective data", learners.require_reuse_for_memory),
+    Rule(PretrainConfig, "objective max_steps", learners.require_steps_after_generator),
+    Rule(PretrainConfig, "objective", tasks.require_objective_task_data),
+    Rule(FinetuneConfig, "task", learners.refuse_conflicts),
+    Rule(FinetuneConfig, "task model", learners.require_trainable_model),
+    Rule(FinetuneConfig, "task parallel", learners.refuse_fsdp),
+    Rule(FinetuneConfig, "task", tasks.require_task_data),
+    Rule(FinetuneConfig, "task model max_length", tasks.require_length_for_source),
+    # How pretrained weights are tuned
+    Rule(FinetuneConfig, "tuning", tuning.refuse_conflicts),
+    Rule(FinetuneConfig, "tuning model task", tuning.require_tunable_model),
+    Rule(FinetuneConfig, "tuning parallel", tuning.refuse_fsdp),
+    Rule(FinetuneConfig, "tuning model max_length", tuning.require_positions_for_virtual_tokens),
+    Rule(FinetuneConfig, "tuning checkpoint", tuning.require_pretrained_weights, running=True),
+    Rule(FinetuneConfig, "forgetting checkpoint", require_checkpoint_for_forgetting, running=True),
+    Rule(FinetuneConfig, "parallel forgetting", refuse_forgetting_with_fsdp),
+    # From whom it is learned
+    Rule(RunConfig, "distill", distillation.refuse_conflicts),
+    Rule(RunConfig, "distill parallel", distillation.refuse_fsdp),
+    Rule(PretrainConfig, "distill phases", distillation.refuse_phases),
+    Rule(PretrainConfig, "distill objective model", distillation.require_fitting_task),
+    Rule(FinetuneConfig, "distill task model", distillation.require_fitting_task),
+    Rule(PretrainConfig, "distill model objective", distillation.refuse_generated_inputs),
+    Rule(FinetuneConfig, "distill model task", distillation.refuse_generated_inputs),
+    Rule(RunConfig, "distill patience", distillation.require_trained_heads_for_patience),
+    Rule(RunConfig, "distill", distillation.require_teachers, running=True),
+    Rule(RunConfig, "distill", distillation.require_label_file, running=True),
+    Rule(RunConfig, "distill checkpoint", distillation.require_one_student_start, running=True),
+    Rule(PretrainConfig, "distill objective teachers", distillation.require_objective_of_teachers),
+    Rule(FinetuneConfig, "distill task teachers", distillation.require_task_of_teachers),
+    Rule(PretrainConfig, "distill objective model max_length teachers", distillation.require_text_format_of_teachers),
+    Rule(FinetuneConfig, "distill task model max_length teachers", distillation.require_text_format_of_teachers),
+    Rule(RunConfig, "distill model teachers", distillation.require_comparable_layers),
+    Rule(
+        PretrainConfig,
+        "distill objective model tokenizer checkpoint teachers",
+        distillation.require_vocabulary_of_teachers,
+    ),
+    Rule(
+        FinetuneConfig, "distill task model tokenizer checkpoint teachers", distillation.require_vocabulary_of_teachers
+    ),
+    # Sizes: positions, vocabularies, batches, budgets
+    Rule(RunConfig, "model tokenizer", learners.require_tokens_of_text_format),
+    Rule(RunConfig, "tokenizer model", require_embedding_for_vocabulary),
+    Rule(RunConfig, "model", require_supported_positions),
+    Rule(RunConfig, "max_length model", require_positions_for_length),
+    Rule(PretrainConfig, "model max_length", require_positions_for_memory),
+    Rule(RunConfig, "optimizer model", require_separate_layers_for_decay),
+    Rule(RunConfig, "batch_examples batch_tokens", require_one_batch_size),
+    Rule(RunConfig, "batch_tokens micro_batch_tokens max_length", require_batches_of_one_sequence),
+    Rule(RunConfig, "max_steps max_epochs max_tokens max_minutes max_flops", require_budget),
+    Rule(PretrainConfig, "phases max_epochs max_steps", refuse_epochs_of_unequal_phases),
+    Rule(PretrainConfig, "phases max_length", refuse_unused_length),
+    Rule(PretrainConfig, "model objective data devices distill phases", refuse_interrupted_state),
+    # The machine, its folders, and trackers
+    Rule(RunConfig, "name", refuse_name_latest),
+    Rule(RunConfig, "name run_dir", require_one_run_folder),
+    Rule(RunConfig, "run_dir", require_run_folder, running=True),
+    Rule(RunConfig, "device", require_device, running=True),
+    Rule(RunConfig, "parallel precision", refuse_scaler_with_fsdp),
+    Rule(RunConfig, "logger offline", require_offline_trackers),
+    Rule(RunConfig, "logger", require_installed_trackers, running=True),
+    # Other commands
+    Rule(PretrainConfig, "data", tasks.require_task_texts),
+    Rule(TokenizerCommandConfig, "data", tasks.require_task_texts),
+    Rule(TokenizerCommandConfig, "tokenizer", require_trainable_tokenizer),
+    Rule(TokenizerCommandConfig, "tokenizer", require_vocabulary_size),
+    Rule(TokenizerCommandConfig, "output", require_output_folder, running=True),
+    Rule(TransferConfig, "output", require_output_folder, running=True),
+    Rule(PredictConfig, "text pair input", require_text_or_input),
+    Rule(PredictConfig, "probabilities output", require_output_for_probabilities),
+    Rule(GenerateConfig, "prompt input", require_prompt_or_input),
+    Rule(UseConfig, "output", require_output_file, running=True),
+    Rule(CheckConfig, "output", require_output_file, running=True),
+    Rule(AskConfig, "output input", refuse_output_over_input, running=True),
+    Rule(GenerateConfig, "output input", refuse_output_over_input, running=True),
+    Rule(EvaluateConfig, "output task data", refuse_output_over_input, running=True),
+    Rule(CheckConfig, "output task data", refuse_output_over_input, running=True),
+)
+
+
+def violations(command: type[Config], values: JsonObject, running: bool) -> Iterator[Problem]:
+    """Yields the problems of all rules whose keys have valid values.
+
+    Args:
+        command: The class of the command.
+        values: The valid values by key.
+        running: Whether the command runs on this machine.
+    """
+    for rule in RULES:
+        keys = rule.keys.split()
+        if issubclass(command, rule.command) and (running or not rule.running) and all(key in values for key in keys):
+            yield from rule.check(*(values[key] for key in keys))

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from lmtool.config.needs import refusal
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
@@ -319,7 +318,7 @@ def masked_prompt_task(config: EvaluateConfig, trained: Trained) -> MaskedPrompt
             "omit normalisation=, or prompt a decoder or an encoder-decoder",
         )
     task = config.task.model_copy(update={"head": PROMPT})
-    problem = refusal(task, model=pretraining.model)
+    problem = task.first_conflict(pretraining.model)
     if problem is not None:
         raise UserError(problem.message, problem.hint)
     labels_known = task.class_names is not None

@@ -19,8 +19,8 @@ from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
+from lmtool.learners.rules import reads_lanes
 from lmtool.reporting.run_files import Baseline
-from lmtool.resolver.matcher import reads_lanes
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.session import screens

@@ -6,7 +6,7 @@ import hashlib
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,15 +21,16 @@ from lmtool.config.checkpoint import find, read_config, read_state
 from lmtool.config.plugins import command_line
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
+from lmtool.distillation.teacher_configs import TeacherSpec, differing_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.configs import missing_token
+from lmtool.learners.rules import format_roles
 from lmtool.reporting.console import Output
 from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
 from lmtool.resolver.decoding import with_defaults
-from lmtool.resolver.matcher import missing_token, text_format_needs
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.teachers import TeacherSpec, differing_tokenizer
 from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.checkpoints import tensor_names
 from lmtool.runs.identity import BUDGETS, FREE_KEYS, budgets, fingerprint, flatten, select_folder
@@ -299,13 +300,15 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     objectives = config.objective.member_configs() if isinstance(config, PretrainConfig) else ()
     tasks = config.task.member_configs() if isinstance(config, FinetuneConfig) else ()
     text_formats: list[str | None] = [task.text_format(model) for task in tasks]
-    format_needs = [text_format_needs(model, text_format) for text_format in text_formats or [None]]
-    format_problems = [missing_token(needs, roles) for needs in format_needs]
-    for problem in (*format_problems, *(missing_token(objective.needs(), roles) for objective in objectives)):
-        if problem is not None:
+    adds = f"model={model.name} adds to its texts"
+    required: list[tuple[Sequence[str | tuple[str, ...]], str]]
+    required = [(format_roles(model, text_format), adds) for text_format in text_formats or [None]]
+    required += [(objective.roles, f"objective={objective.name} needs") for objective in objectives]
+    for needed, reason in required:
+        if (missing := missing_token(needed, roles)) is not None:
             known_roles = ", ".join(sorted(roles)) or "none"
             raise UserError(
-                f"the tokenizer {problem}; its special tokens are: {known_roles}",
+                f"the tokenizer has no {missing}, which {reason}; its special tokens are: {known_roles}",
                 "use a tokenizer that has the missing token (tokenizer=auto, checkpoint=none), or another "
                 f"{'task' if tasks else 'objective'}",
             )

@@ -12,17 +12,17 @@ from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.distillation.configs import CodistillationConfig, StandardConfig
-from lmtool.distillation.configs.base import requires_same_inputs
+from lmtool.distillation.configs.base import different_inputs
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import Teacher
 from lmtool.distillation.store.folder import StoreLocation
 from lmtool.distillation.store.outputs import StoreFormat, temperatures_of
+from lmtool.distillation.teacher_configs import TeacherSpec, needs_one_vocabulary, task_of
 from lmtool.distillation.teachers import HardLabels, StoredTeacher, TopWordsTeacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.resolver.teachers import TeacherSpec, needs_one_vocabulary, task_of
 from lmtool.session.labeled import relabel
 from lmtool.session.open_run import prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
@@ -230,9 +230,8 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
         return config
     model = model_of_peers(config, distill)
     # What the peers' model requires of the run's model, so that both read the same batches.
-    for need in requires_same_inputs(f"distill.checkpoint={distill.checkpoint}", model):
-        if not need.offer.holds(config.model):
-            raise UserError(need.problem(config.model).message, "use another checkpoint, or omit distill.checkpoint=")
+    for problem in different_inputs(f"distill.checkpoint={distill.checkpoint}", model, config.model):
+        raise UserError(problem.message, "use another checkpoint, or omit distill.checkpoint=")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
     peer_tokenizer = starting_tokenizer(config)
     if peer_tokenizer is not None and not peer_tokenizer.same_encoding(tokenizer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.config.needs import refusals, unmet
 from lmtool.distillation.configs import InterchangeConfig, StandardConfig
 from lmtool.tuning.configs import AdapterFusionConfig
 
@@ -36,9 +35,7 @@ def test_what_cannot_be_cut_is_refused(typed, message, tmp_path, monkeypatch, ca
 
 def test_what_needs_other_runs_is_refused_too():
     fusion = AdapterFusionConfig.model_construct(name="adapter_fusion")
-    for parallel, keys in (("fsdp", ["tuning"]), ("ddp", [])):
-        assert [need.key for need, _ in unmet(fusion, parallel=parallel)] == keys
+    assert [problem.key for problem in fusion.conflicts_with_fsdp()] == ["tuning"]
     for weight, keys in ((1.0, ["distill.terms"]), (0.0, [])):
         distill = StandardConfig(teacher="runs/a", terms={"interchange": InterchangeConfig(weight=weight)})
-        assert [problem.key for problem in refusals(distill, parallel="fsdp")] == keys
-        assert not list(refusals(distill, parallel="ddp"))
+        assert [problem.key for problem in distill.conflicts_with_fsdp()] == keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lmtool.config.decode import decode
 from lmtool.errors import ConfigError
 from lmtool.nn.configs import LearnedPositionsConfig, RotaryPositionsConfig
 from lmtool.resolver.decoding import decode_config
+from lmtool.resolver.rules import violations
 from lmtool.resolver.schema.run import PretrainConfig
 
 
@@ -23,7 +25,7 @@ def composed(*typed: str) -> dict[str, Any]:
 
 def problems(*typed: str, **how: Any) -> dict[str, str]:
     with pytest.raises(ConfigError) as caught:
-        decode(PretrainConfig, composed(*typed), **how)
+        decode(PretrainConfig, composed(*typed), rules=partial(violations, running=False), **how)
     return {problem.key: f"{problem.message} | {problem.hint}" for problem in caught.value.problems}
 
 

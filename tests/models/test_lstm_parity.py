@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.models.heads.lm import lm_head
 from lmtool.models.pretransformer_configs import LstmConfig
@@ -115,7 +114,7 @@ def test_forget_gates_are_open_at_the_start():
 
 
 def test_what_is_read_in_turn_has_no_prefix():
-    assert "model=lstm reads tokens in turn" in refusal(PrefixLmConfig(), model=CONFIG).message
-    assert refusal(ClmConfig(), model=CONFIG) is None
-    problem = refusal(Seq2SeqConfig(mask="prefix"), model=CONFIG)
+    assert "model=lstm reads tokens in turn" in PrefixLmConfig().first_conflict(CONFIG).message
+    assert ClmConfig().first_conflict(CONFIG) is None
+    problem = Seq2SeqConfig(mask="prefix").first_conflict(CONFIG)
     assert problem.key == "task.mask" and problem.hint == "set task.mask=causal"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from task_fixtures import TEXTS, backbone, evaluation, singles, table, task_config, tokenizer
 
-from lmtool.config.needs import refusal
 from lmtool.config.tables import Choice, build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
@@ -120,4 +119,4 @@ def test_refusals(tmp_path) -> None:
     with pytest.raises(UserError, match="no column text to read"):
         target_rows(wrong, tmp_path, True)
     written = task_config("classification", head="text_to_text", domain={"name": "coral", "target": "x"})
-    assert "task.domain=coral" in refusal(written, model=T5Config()).message
+    assert "task.domain=coral" in written.first_conflict(T5Config()).message

@@ -8,7 +8,6 @@ import torch
 import transformers
 from task_fixtures import SIZES, TEXTS, evaluation, examples_of, glue, split_data, task_config
 
-from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.data.examples import Rows, SplitData, unlabeled_name
 from lmtool.data.formats import truncate_texts
@@ -283,10 +282,10 @@ def test_words_that_are_not_one_token_each_are_refused(tokenizers, words, templa
     ],
 )
 def test_what_does_not_go_with_a_prompt_is_named_before_anything_is_read(name, family, fields, key):
-    problem = refusal(task_config(name, **{"head": "prompt", **fields}), model=MODELS[family])
+    problem = task_config(name, **{"head": "prompt", **fields}).first_conflict(MODELS[family])
     assert problem.key == key and problem.hint and "\n" not in problem.message
     for shipped in ("sst2", "cola", "mnli", "qnli", "mrpc", "qqp", "rte", "cb", "boolq", "wic"):
-        assert refusal(task_config(shipped, head="prompt"), model=MODELS["bert"]) is None
+        assert task_config(shipped, head="prompt").first_conflict(MODELS["bert"]) is None
 
 
 def test_a_checkpoint_with_a_prompt_keeps_it():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from task_fixtures import backbone, evaluation, examples_of, singles, table, task_config, tokenizer
 
-from lmtool.config.needs import refusal
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import T5Config
@@ -57,7 +56,7 @@ def test_what_is_refused(tmp_path):
     assert "omit task.standardize=" in str(raised.value.hint)
     with pytest.raises(ValueError, match="the standard deviation, the second number, must be above 0"):
         task_config("regression", standardize=(1.0, 0.0))
-    problem = refusal(task_config("regression", standardize="train", head="text_to_text"), model=T5Config())
+    problem = task_config("regression", standardize="train", head="text_to_text").first_conflict(T5Config())
     assert problem.key == "task.standardize" and "has none" in problem.message
 
 

@@ -22,7 +22,6 @@ from task_fixtures import (
     tokenizer,
 )  # fmt: skip
 
-from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
@@ -230,8 +229,8 @@ def test_a_language_model_beside_the_task(name, tokenizers, tmp_path):
     torch.testing.assert_close(output.sums[data.config.name], plain(batch, 1).sums[data.config.name])
     assert plain.counts(batch) == {data.config.name: counts[data.config.name]}
     assert learner.baseline_loss([batch], {}) == pytest.approx(0.5 * np.log(300))
-    assert refusal(data.config, model=BertConfig()).key == "task.auxiliary_lm"
-    assert refusal(data.config, model=GptConfig()) is None
+    assert data.config.first_conflict(BertConfig()).key == "task.auxiliary_lm"
+    assert data.config.first_conflict(GptConfig()) is None
 
 
 def test_the_form_of_a_head(tmp_path):
@@ -241,8 +240,8 @@ def test_the_form_of_a_head(tmp_path):
     assert config.takes_head({"pooling": "mean"}, model) and config.with_head({"pooling": "mean"}).pooling == "mean"
     assert not task_config("sst2", pooling="max").takes_head({"pooling": "mean"}, model)
     assert task_config("sst2", pooling="first").takes_head({"head": "transformers"}, model)
-    assert "attends to none of the text" in refusal(task_config("sst2", pooling="first"), model=GptConfig()).message
-    assert refusal(config, model=GptConfig()) is None
+    assert "attends to none of the text" in task_config("sst2", pooling="first").first_conflict(GptConfig()).message
+    assert config.first_conflict(GptConfig()) is None
 
 
 def test_long_texts_are_cut_and_counted(tokenizers, tmp_path):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from task_fixtures import SIZES, TEXTS, evaluation, examples_of, glue, table, task_config
 
-from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
@@ -140,8 +139,8 @@ def test_values_are_written_in_steps_of_a_fifth(tmp_path, monkeypatch):
     ],
 )
 def test_what_does_not_go_with_it_is_named(name, model, fields, key):
-    assert refusal(task_config(name, head="text_to_text", **fields), model=model).key == key
-    assert refusal(task_config(name, head="text_to_text"), model=T5Config()) is None or name == "multi_label"
+    assert task_config(name, head="text_to_text", **fields).first_conflict(model).key == key
+    assert task_config(name, head="text_to_text").first_conflict(T5Config()) is None or name == "multi_label"
 
 
 def test_a_checkpoint_that_writes_is_learned_further_so():

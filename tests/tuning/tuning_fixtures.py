@@ -6,11 +6,9 @@ import hashlib
 
 import torch
 
-from lmtool.config.needs import refusal
 from lmtool.config.tables import Choice, build, lookup
 from lmtool.models.encoder_decoder import shift_right
 from lmtool.tasks.configs import ClassificationConfig
-from lmtool.tuning.configs.base import components_by_section
 from lmtool.types import Batch, Packed, Target
 
 SIZES = {
@@ -29,7 +27,7 @@ def model_config(family, **fields):
 
 def refused(tuning, model, task):
     """The first reason why a method does not go with a model and a task."""
-    return refusal(tuning, **components_by_section(model, task))
+    return next(iter((*tuning.conflicts(), *tuning.conflicts_with_model(model, task))), None)
 
 
 def tuning_config(**fields):

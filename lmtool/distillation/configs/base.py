@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.config.base import Config
-from lmtool.config.needs import Component, Offer, Requirement
+from lmtool.config.base import Component, Config
 from lmtool.config.tables import component
 from lmtool.errors import Problem, UserError
-from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS
+from lmtool.learners.configs import LearnedConfig, needs_uneven_forwards
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
 from lmtool.system.terminal import counted
@@ -214,13 +213,6 @@ def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelC
     return layers_by_side
 
 
-# Every mode requires a run without phases, because teacher outputs are stored for one configuration of examples, which
-# phases would change.
-_ONE_PHASE: Offer[tuple[object, ...]] = Offer(
-    "phases", lambda phases: not phases, lambda phases: "", wording="{reason}"
-)
-
-
 class DistillConfig(Component):
     """The base of the configuration of every distillation mode."""
 
@@ -265,11 +257,17 @@ class DistillConfig(Component):
         the teacher."""
         return None
 
-    def needs(self) -> Iterator[Requirement]:
-        if self.name != "none":
-            reason = f"distill={self.name}: a distilled run has no phases"
-            hint = "set phases=[], and start a separate run for each phase from the checkpoint of the previous phase"
-            yield Requirement(_ONE_PHASE, "phases", reason, hint)
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields the problems of values that contradict each other or have no effect."""
+        return iter(())
+
+    def conflicts_with_learned(self, learned: LearnedConfig, model: ModelConfig) -> Iterator[Problem]:
+        """Yields the reasons why an objective or a task, and its model, cannot be learned in this mode."""
+        return iter(())
+
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
+        """Yields the reasons why weights cannot be sharded (parallel=fsdp)."""
+        return iter(())
 
     @property
     def teacher_key(self) -> str:
@@ -290,7 +288,7 @@ class DistillConfig(Component):
         """Returns the layers after which the model has early exits, in ascending order."""
         return ()
 
-    def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
+    def conflicts_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
         """Yields the reasons why this student cannot learn from this teacher.
 
         Called after the teacher's configuration has been read from its checkpoint.
@@ -298,44 +296,24 @@ class DistillConfig(Component):
         return iter(())
 
 
-def excludes_fsdp(name: str) -> Requirement:
-    """Returns the requirement of a mode that runs several models, or only some layers of one, in a step.
-
-    FSDP shards the model and needs the same forwards in all processes, which such a mode does not guarantee.
-    """
-    reason = f"distill={name} runs several models, or parts of one"
-    return Requirement(FORWARDS_OF_ONE_PROCESS, "distill", reason, "set distill=soft")
+def several_forwards(name: str) -> Problem:
+    """Returns the problem with parallel=fsdp of a mode that runs several models, or only some layers of one, in a
+    step."""
+    return needs_uneven_forwards("distill", f"distill={name} runs several models, or parts of one", "set distill=soft")
 
 
-def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
-    """Yields the requirements for a peer that reads the same batches as the run's model. key: the configuration key
-    that sets the peer, for messages. peer: the peer's model configuration."""
-    fields: dict[str, Callable[[ModelConfig], object]] = {
-        "architecture": lambda model: model.architecture,
-        "text_format": lambda model: model.text_format,
-        "vocab_size": lambda model: model.vocab_size,
-    }
-    for name, value in fields.items():
-        reason = f"{key}: a peer reads the batches of the run's model, but its {name} is {value(peer)}"
-        yield Requirement(_equal(value, peer), key, reason, _same_vocabulary if name == "vocab_size" else _same_model)
-
-
-def _equal(value: Callable[[ModelConfig], object], peer: ModelConfig) -> Offer[ModelConfig]:
-    """Returns the offer that a field of the run's model has the same value as the peer's."""
-    return Offer(
-        "model",
-        lambda model: value(model) == value(peer),
-        lambda model: f"not {value(model)}",
-        wording="{reason}, {lacking}",
-    )
-
-
-def _same_vocabulary(model: ModelConfig) -> str:
-    return f"set distill.model.vocab_size={model.vocab_size}"
-
-
-def _same_model(model: ModelConfig) -> str:
-    return f"set distill.model.name={model.name}"
+def different_inputs(key: str, peer: ModelConfig, model: ModelConfig) -> Iterator[Problem]:
+    """Yields the reasons why a peer cannot read the batches of the run's model. key: the configuration key that sets
+    the peer, for messages."""
+    for name in ("architecture", "text_format", "vocab_size"):
+        expected, actual = getattr(model, name), getattr(peer, name)
+        if expected != actual:
+            field = "vocab_size" if name == "vocab_size" else "name"
+            yield Problem(
+                key,
+                f"{key}: a peer reads the batches of the run's model, but its {name} is {actual}, not {expected}",
+                f"set distill.model.{field}={getattr(model, field)}",
+            )
 
 
 @component("distill", "none", builder="lmtool.distillation.distilled:none")
@@ -361,7 +339,7 @@ class TermConfig(Config):
 
     weight: float = Field(1.0, ge=0, description="weight of the term in the loss")
 
-    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        """Yields the term's requirements on the student and the teacher. name: the term's name in distill.terms, for
-        messages. layers: the layer map; None if no term compares layers."""
+    def conflicts_of_pair(self, name: str, pair: ModelPair, layers: LayerMap | None) -> Iterator[Problem]:
+        """Yields the reasons why the term cannot compare a student with a teacher. name: the term's name in
+        distill.terms, for messages. layers: the layer map; None if no term compares layers."""
         return iter(())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, Several, component
 from lmtool.distillation.configs.base import (
     DROP_INITIALIZATION,
@@ -17,13 +17,13 @@ from lmtool.distillation.configs.base import (
     Layers,
     ModelPair,
     TermConfig,
-    excludes_fsdp,
+    different_inputs,
     initial_layers,
     layer_map,
-    requires_same_inputs,
+    several_forwards,
 )
 from lmtool.errors import Problem, UserError
-from lmtool.learners.configs import A_TASK, FORWARDS_OF_ONE_PROCESS, NO_TEXTS, ONE_DOMAIN, ONE_TASK, TEXTS
+from lmtool.learners.configs import LearnedConfig, needs_uneven_forwards
 from lmtool.models.configs import ModelConfig
 from lmtool.system.terminal import counted
 
@@ -136,7 +136,7 @@ class StandardConfig(DistillConfig):
         """Computes the layer map. Raises UserError if it does not fit the numbers of layers of the two models."""
         return layer_map(self.layers, self.decoder_layers, student, teacher)
 
-    def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
+    def conflicts_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
         try:
             layers = self.layer_map(*pair) if self.compares_layers else None
         except UserError as error:
@@ -147,11 +147,8 @@ class StandardConfig(DistillConfig):
         except UserError as error:
             yield Problem("distill.initialize", error.message, error.hint)
             return
-        for name, term in self.terms.items():
-            for need in term.needs_of_term(name, layers):
-                if not need.offer.holds(pair):
-                    yield need.problem(pair)
-                    return
+        conflicts = (term.conflicts_of_pair(name, pair, layers) for name, term in self.terms.items())
+        yield from islice(chain.from_iterable(conflicts), 1)
 
     @property
     def weight_by_teacher(self) -> dict[str, float]:
@@ -191,24 +188,28 @@ class StandardConfig(DistillConfig):
     def label_file(self) -> str | None:
         return self.predictions
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
+    def conflicts_with_learned(self, learned: LearnedConfig, model: ModelConfig) -> Iterator[Problem]:
         if self.predictions is not None:
             key, override = "distill.predictions", f"distill.predictions={self.predictions}"
-            hint = "use a teacher instead: distill.teacher=RUN"
-            yield Requirement(ONE_TASK, key, f"{override} contains labels for the rows of a single task", hint)
-            hint = "use the file as the task's data (task.path=), or distill=sequence"
-            yield Requirement(NO_TEXTS, key, f"{override} contains one label per row, not generated texts", hint)
-        if self.targets != "gold":
-            reason = (
-                f"distill.targets={self.targets}: a teacher generates targets only for a task whose targets are texts"
+            if (several := not_one_task(learned)) is not None:
+                message = f"{override} contains labels for the rows of a single task; {several}"
+                yield Problem(key, message, "use a teacher instead: distill.teacher=RUN")
+            if learned.writes_text:
+                message = f"{override} contains one label per row, not generated texts; {learned.typed} trains a "
+                hint = "use the file as the task's data (task.path=), or distill=sequence"
+                yield Problem(key, f"{message}language model", hint)
+        if self.targets != "gold" and not (learned.reads_labeled_rows and learned.learns_texts):
+            message = (
+                f"distill.targets={self.targets}: a teacher generates targets only for a task whose targets are texts; "
+                f"{learned.name} has none"
             )
             hint = "set distill.targets=gold, or a task that generates texts: task=seq2seq"
-            yield Requirement(TEXTS, "distill.targets", reason, hint)
-        interchange = self.comparisons.get("interchange")
-        if interchange is not None:
+            yield Problem("distill.targets", message, hint)
+
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
+        if "interchange" in self.comparisons:
             reason = "distill.terms.interchange runs additional forwards through some layers, for some texts"
-            yield Requirement(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "set distill.terms.interchange=null")
+            yield needs_uneven_forwards("distill.terms", reason, "set distill.terms.interchange=null")
 
     def conflicts(self) -> Iterator[Problem]:
         problems = (
@@ -317,11 +318,12 @@ class CodistillationConfig(DistillConfig):
     def same_batches(self) -> bool:
         return True
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        yield excludes_fsdp(self.name)
+    def conflicts_with_learned(self, learned: LearnedConfig, model: ModelConfig) -> Iterator[Problem]:
         if self.model is not None:
-            yield from requires_same_inputs("distill.model", self.model)
+            yield from different_inputs("distill.model", self.model, model)
+
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
+        yield several_forwards(self.name)
 
     def conflicts(self) -> Iterator[Problem]:
         if self.model is not None and self.checkpoint is not None:
@@ -353,46 +355,39 @@ class SelfConfig(DistillConfig):
     def exit_layers(self, model: ModelConfig) -> tuple[int, ...]:
         return tuple(range(1, model.num_layers)) if self.exits == "all" else tuple(sorted(self.exits))
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        yield excludes_fsdp(self.name)
-        reason = "distill=self adds early exits to a model that learns one task with labels"
-        for offer in (A_TASK, ONE_TASK, NO_TEXTS):
-            yield Requirement(offer, "distill", reason, "set distill=none")
-        yield Requirement(ONE_DOMAIN, "distill", reason, "set task.domain=null, or distill=none")
-        yield Requirement(_ONE_STACK, "distill", reason, "set model=bert, or distill=none")
-        yield Requirement(_SEVERAL_LAYERS, "distill", reason, "set model.num_layers=2, or distill=none")
-        yield Requirement(self._valid_exits(), "distill.exits", reason="distill.exits", hint=_middle_exit)
+    def conflicts_with_learned(self, learned: LearnedConfig, model: ModelConfig) -> Iterator[Problem]:
+        reason, omit = "distill=self adds early exits to a model that learns one task with labels", "set distill=none"
+        if (several := not_one_task(learned)) is not None:
+            yield Problem("distill", f"{reason}; {several}", omit)
+        if learned.writes_text:
+            yield Problem("distill", f"{reason}; {learned.typed} trains a language model", omit)
+        if learned.domain_adaptation is not None:
+            message = f"{reason}; {learned.typed} has a loss over two domains"
+            yield Problem("distill", message, "set task.domain=null, or distill=none")
+        if model.architecture == "encoder_decoder":
+            message = f"{reason}; model={model.name} has two stacks, an encoder and a decoder"
+            yield Problem("distill", message, "set model=bert, or distill=none")
+        if model.num_layers < 2:
+            message = f"{reason}: model.num_layers={model.num_layers}: there is no layer before the last"
+            yield Problem("distill", message, "set model.num_layers=2, or distill=none")
+        exits = self.exit_layers(model)
+        invalid = [f"layer {depth}" for depth in exits if not 1 <= depth < model.num_layers]
+        repeated = ["a layer twice"] if len(set(exits)) < len(exits) else []
+        if not exits or invalid or repeated:
+            yield Problem(
+                "distill.exits",
+                f"distill.exits={list(exits)} names {[*invalid, *repeated, 'no layer'][0]}: exits may follow layers 1 "
+                f"to {model.num_layers - 1}, all but the last",
+                f"set distill.exits=[{max(1, (model.num_layers - 1) // 2)}], or all",
+            )
 
-    def _valid_exits(self) -> Offer[ModelConfig]:
-        """Returns the property of a model that all exits follow distinct layers below its last layer."""
-
-        def mismatch(model: ModelConfig) -> str | None:
-            exits = self.exit_layers(model)
-            if not exits:
-                return "names no layer"
-            invalid = next((depth for depth in exits if not 1 <= depth < model.num_layers), None)
-            if invalid is not None:
-                return f"names layer {invalid}"
-            return None if len(set(exits)) == len(exits) else "names a layer twice"
-
-        def describe(model: ModelConfig) -> str:
-            allowed = f"exits may follow layers 1 to {model.num_layers - 1}, all but the last"
-            return f"{list(self.exit_layers(model))} {mismatch(model)}: {allowed}"
-
-        return Offer("model", lambda model: mismatch(model) is None, describe, wording="{reason}={lacking}")
-
-
-_SEVERAL_LAYERS: Offer[ModelConfig] = Offer(
-    "model",
-    lambda model: model.num_layers > 1,
-    lambda model: f"model.num_layers={model.num_layers}: there is no layer before the last",
-    wording="{reason}: {lacking}",
-)
-_ONE_STACK: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "encoder_decoder", "has two stacks, an encoder and a decoder"
-)
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
+        yield several_forwards(self.name)
 
 
-def _middle_exit(model: ModelConfig) -> str:
-    return f"set distill.exits=[{max(1, (model.num_layers - 1) // 2)}], or all"
+def not_one_task(learned: LearnedConfig) -> str | None:
+    """Returns the reason why an objective or a task is not a single task, or None."""
+    if len(learned.member_configs()) > 1:
+        return f"{learned.typed} is a mixture"
+    single = learned.reads_labeled_rows and [*learned.member_configs()] == [learned]
+    return None if single else f"{learned.name} is not a task"

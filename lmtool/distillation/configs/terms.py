@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import component
 from lmtool.distillation.configs.base import LayerMap, ModelPair, TermConfig
+from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.configs import Side
 from lmtool.system.terminal import counted
@@ -41,8 +41,10 @@ class StateTermConfig(TermConfig):
 
     teaches_heads: ClassVar[bool] = False
 
-    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        yield Requirement(_COMMON_STACK, "distill.terms", "distill.terms", "use terms over predictions: distill=soft")
+    def conflicts_of_pair(self, name: str, pair: ModelPair, layers: LayerMap | None) -> Iterator[Problem]:
+        if not pair.sides:
+            message = f"distill.terms: {pair.without_common_stack()}"
+            yield Problem("distill.terms", message, "use terms over predictions: distill=soft")
 
 
 @component("distill/term", "states", builder="lmtool.distillation.layer_terms:States")
@@ -96,40 +98,13 @@ def _total_head_widths(pair: ModelPair) -> tuple[int, int]:
     return student, teacher
 
 
-def _without_heads(pair: ModelPair) -> str:
-    headless = next(model.name for model, heads in zip(pair, _head_counts(pair), strict=True) if not heads)
-    return f"model={headless} has no attention heads"
-
-
-def _different_architectures(pair: ModelPair) -> str:
-    student, teacher = (model.architecture.replace("_", "-") for model in pair)
-    return f"the student's architecture is {student}, but the teacher's architecture is {teacher}"
-
-
-def _different_head_counts(pair: ModelPair) -> str:
+def _different_head_counts(name: str, pair: ModelPair, hint: str) -> Iterator[Problem]:
+    """Yields a problem if the models differ in the number of heads per layer. name: the term."""
     student, teacher = _head_counts(pair)
-    heads = counted(student, "attention head")
-    return f"the student has {heads} per layer, the teacher {teacher}; heads are compared one by one"
-
-
-def _pair_offer(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
-    """Returns a property that a student and its teacher may have together. holds: whether they have it. lacking: words
-    the error if they do not have it."""
-    return Offer("pair", holds, lacking, wording="{reason}: {lacking}")
-
-
-_COMMON_STACK = _pair_offer(lambda pair: bool(pair.sides), ModelPair.without_common_stack)
-_ATTENTION_HEADS = _pair_offer(lambda pair: all(_head_counts(pair)), _without_heads)
-_COMMON_ARCHITECTURE = _pair_offer(
-    lambda pair: pair.student.architecture == pair.teacher.architecture, _different_architectures
-)
-_EQUAL_HEAD_COUNTS = _pair_offer(lambda pair: len({*_head_counts(pair)}) == 1, _different_head_counts)
-
-
-def _set_head_count(pair: ModelPair) -> str:
-    """Returns the hint to give the student as many heads as the teacher, if its width allows it."""
-    heads = _head_counts(pair)[1]
-    return f"set model.num_heads={heads}" if pair.student.hidden_size % heads == 0 else _USE_HIDDEN_STATES
+    if student != teacher:
+        heads = counted(student, "attention head")
+        message = f"the student has {heads} per layer, the teacher {teacher}; heads are compared one by one"
+        yield Problem("distill.terms", f"distill.terms.{name}: {message}", hint)
 
 
 class AttentionTermConfig(TermConfig):
@@ -139,20 +114,25 @@ class AttentionTermConfig(TermConfig):
     teaches_heads: ClassVar[bool] = False
     compares_layers: ClassVar[bool] = True
 
-    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        key, term_key = "distill.terms", f"distill.terms.{name}"
-        yield Requirement(_ATTENTION_HEADS, key, term_key, _USE_HIDDEN_STATES)
-        yield Requirement(_COMMON_ARCHITECTURE, key, term_key, _USE_HIDDEN_STATES)
+    def conflicts_of_pair(self, name: str, pair: ModelPair, layers: LayerMap | None) -> Iterator[Problem]:
+        key, term = "distill.terms", f"distill.terms.{name}"
+        student, teacher = (model.architecture.replace("_", "-") for model in pair)
+        for model, heads in zip(pair, _head_counts(pair), strict=True):
+            if not heads:
+                yield Problem(key, f"{term}: model={model.name} has no attention heads", _USE_HIDDEN_STATES)
+        if student != teacher:
+            message = f"the student's architecture is {student}, but the teacher's architecture is {teacher}"
+            yield Problem(key, f"{term}: {message}", _USE_HIDDEN_STATES)
         if any(0 in aligned for _, *aligned in layers or ()):
-            problem = "layer 0 of distill.layers is the embeddings, which have no attention"
-            never = _pair_offer(lambda pair: False, lambda pair: problem)
-            yield Requirement(never, key, term_key, "omit layer 0 from distill.layers")
-        yield from self.needs_of_heads(name)
+            message = "layer 0 of distill.layers is the embeddings, which have no attention"
+            yield Problem(key, f"{term}: {message}", "omit layer 0 from distill.layers")
+        yield from self.conflicts_of_heads(name, pair)
 
-    def needs_of_heads(self, name: str) -> Iterator[Requirement]:
-        """Yields the requirements on the numbers and widths of the heads. In this base class, the numbers must be
-        equal."""
-        yield Requirement(_EQUAL_HEAD_COUNTS, "distill.terms", f"distill.terms.{name}", _set_head_count)
+    def conflicts_of_heads(self, name: str, pair: ModelPair) -> Iterator[Problem]:
+        """Yields the reasons why the heads cannot be compared. In this base class, their numbers must be equal."""
+        heads = _head_counts(pair)[1]
+        fits = heads and pair.student.hidden_size % heads == 0
+        yield from _different_head_counts(name, pair, f"set model.num_heads={heads}" if fits else _USE_HIDDEN_STATES)
 
 
 @component("distill/term", "attention", builder="lmtool.distillation.layer_terms:AttentionScores")
@@ -188,30 +168,18 @@ class RelationsConfig(AttentionTermConfig):
             )
         return self
 
-    def needs_of_heads(self, name: str) -> Iterator[Requirement]:
-        key, term_key, heads = "distill.terms", f"distill.terms.{name}", self.relation_heads
+    def conflicts_of_heads(self, name: str, pair: ModelPair) -> Iterator[Problem]:
+        key, heads = "distill.terms.relations", self.relation_heads
         if heads is None:
-            yield Requirement(_EQUAL_HEAD_COUNTS, key, term_key, _set_relation_heads)
+            common = math.gcd(*_head_counts(pair))
+            hint = f"set {key}.relation_heads={common} {key}.relations=[queries,keys,values]"
+            yield from _different_head_counts(name, pair, hint)
             return
-
-        def describe_widths(pair: ModelPair) -> str:
-            student_width, teacher_width = _total_head_widths(pair)
-            return f"the widths {student_width} and {teacher_width} cannot both be split into {heads} relation heads"
-
-        divisible = _pair_offer(
-            lambda pair: not any(width % heads for width in _total_head_widths(pair)), describe_widths
-        )
-        yield Requirement(divisible, key, term_key, _set_divisor)
-
-
-def _set_relation_heads(pair: ModelPair) -> str:
-    """Returns the hint to split the vectors of both models into the same number of heads."""
-    key = "distill.terms.relations"
-    return f"set {key}.relation_heads={math.gcd(*_head_counts(pair))} {key}.relations=[queries,keys,values]"
-
-
-def _set_divisor(pair: ModelPair) -> str:
-    return f"set distill.terms.relations.relation_heads=N, a divisor of {math.gcd(*_total_head_widths(pair))}"
+        widths = _total_head_widths(pair)
+        if any(width % heads for width in widths):
+            message = f"the widths {widths[0]} and {widths[1]} cannot both be split into {heads} relation heads"
+            hint = f"set {key}.relation_heads=N, a divisor of {math.gcd(*widths)}"
+            yield Problem("distill.terms", f"distill.terms.{name}: {message}", hint)
 
 
 AlignedLayers = tuple[Side, int, int]

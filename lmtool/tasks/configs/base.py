@@ -12,14 +12,13 @@ from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
-from lmtool.config.needs import Offer, Requirement
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build, component
 from lmtool.data.configs import contains
 from lmtool.errors import Problem
-from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
+from lmtool.learners.configs import LearnedConfig, needs_uneven_forwards
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.models.configs import ModelConfig, architecture, describe_architectures
+from lmtool.models.configs import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -227,15 +226,10 @@ class TaskConfig(LearnedConfig):
         """How texts are generated; None if the task generates none."""
         return None
 
-    def needs(self) -> Iterator[Requirement]:
-        yield Requirement(
-            architecture(*self.architectures),
-            "task",
-            f"task={self.name} trains {describe_architectures(self.architectures)}",
-        )
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
         if self.writes_text:
             reason = f"task={self.name} is scored on texts that the model generates, which works in one process only"
-            yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "use another task or head")
+            yield needs_uneven_forwards("task", reason, "use another task or head")
 
     def with_unstored_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the head tensors that a published folder does not store."""
@@ -297,11 +291,6 @@ def placeholders(template: str) -> list[str]:
     return names
 
 
-_READS_BOTH_WAYS: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "decoder", "reads from left to right"
-)
-
-
 class PromptedConfig(TaskConfig):
     """Base of the kinds that a language model can solve from a prompt, without training."""
 
@@ -319,19 +308,19 @@ class PromptedConfig(TaskConfig):
     def template(self) -> str:
         return self.prompt.template or self.default_template
 
-    def template_problem(self) -> Problem | None:
-        """Returns the error in the columns that the template names, or None."""
+    def template_problem(self, section: str) -> Problem | None:
+        """Returns the error in the columns that the template names, or None. section: as in `conflicts`."""
         if ANSWER in self.reads:
             return Problem(
                 "task.text",
                 f"task={self.name} reads a column called {ANSWER}, which is the answer's placeholder in a template",
-                f"rename it: task.aliases={{{ANSWER}: text}} task.text=[text]",
+                f"rename it: {section}.aliases={{{ANSWER}: text}} {section}.text=[text]",
             )
         columns = placeholders(self.template)
         if columns == [ANSWER]:
             return Problem(
                 "task.prompt.template",
-                f"task.prompt.template={self.template!r} names no column to read",
+                f"{section}.prompt.template={self.template!r} names no column to read",
                 f"name those of task={self.name}: {', '.join(f'{{{name}}}' for name in self.reads)}",
             )
         for name in columns:
@@ -339,20 +328,21 @@ class PromptedConfig(TaskConfig):
                 close = nearest(name, self.reads)
                 return Problem(
                     "task.prompt.template",
-                    f"task.prompt.template names {{{name}}}; task={self.name} reads {', '.join(self.reads)}",
-                    f"did you mean {{{close}}}?" if close else "name only those columns: task.prompt.template=",
+                    f"{section}.prompt.template names {{{name}}}; task={self.name} reads {', '.join(self.reads)}",
+                    f"did you mean {{{close}}}?" if close else f"name only those columns: {section}.prompt.template=",
                 )
         return None
 
-    def needs_of_template(self) -> Iterator[Requirement]:
-        """Requires a bidirectional model if text follows the answer."""
+    def template_conflicts(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        """Yields the problem of text after the answer, which a decoder does not read before it answers."""
         after = placeholders(self.template.partition(f"{{{ANSWER}}}")[2])
-        if after:
-            yield Requirement(
-                _READS_BOTH_WAYS,
+        if after and model.architecture == "decoder":
+            key = f"{section}.prompt.template"
+            yield Problem(
                 "task.prompt.template",
-                f"task.prompt.template={self.template!r} has {{{ANSWER}}} before {{{after[0]}}}",
-                f"put the answer last: task.prompt.template={self.default_template!r}",
+                f"{key}={self.template!r} has {{{ANSWER}}} before {{{after[0]}}}; model={model.name} reads from left "
+                "to right",
+                f"put the answer last: {key}={self.default_template!r}",
             )
 
 

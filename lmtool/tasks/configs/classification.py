@@ -8,11 +8,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from lmtool.config.needs import Requirement
 from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.models.configs import ModelConfig, architecture
+from lmtool.models.configs import ModelConfig, describe_architectures
 from lmtool.tasks.configs.base import (
     ANSWER,
     PROMPT,
@@ -130,58 +129,58 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         values = {**self.model_dump(), **form}
         return type(self).model_validate_json(json.dumps(values))
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, section)
         if self.head != PROMPT:
             return
-        yield from self.needs_of_template()
-        if self.auxiliary_mlm:
-            reason = f"task.auxiliary_mlm={self.auxiliary_mlm:g} trains masked language modeling"
-            hint = "omit it, or use an encoder: model=bert"
-            yield Requirement(architecture("encoder"), "task.auxiliary_mlm", reason, hint)
-        if self.demonstrations:
-            reason = f"task.demonstrations={self.demonstrations} adds texts around a predicted word"
-            hint = "omit it, or use an encoder or a decoder"
-            yield Requirement(architecture("encoder", "decoder"), "task.demonstrations", reason, hint)
+        yield from self.template_conflicts(model, section)
+        actual = f"model={model.name} is {describe_architectures([model.architecture])}"
+        if self.auxiliary_mlm and model.architecture != "encoder":
+            message = f"{section}.auxiliary_mlm={self.auxiliary_mlm:g} trains masked language modeling; {actual}"
+            yield Problem("task.auxiliary_mlm", message, "omit it, or use an encoder: model=bert")
+        if self.demonstrations and model.architecture not in ("encoder", "decoder"):
+            message = f"{section}.demonstrations={self.demonstrations} adds texts around a predicted word; {actual}"
+            yield Problem("task.demonstrations", message, "omit it, or use an encoder or a decoder")
 
-    def conflicts(self) -> Iterator[Problem]:
-        yield from super().conflicts()
+    def conflicts(self, section: str) -> Iterator[Problem]:
+        yield from super().conflicts(section)
         if self.head == PROMPT:
-            problems = self.template_problem(), self.ambiguous()
+            problems = self.template_problem(section), self.ambiguous(section)
         else:
-            problems = self._prompt_field_problem(), self._ambiguous("label_words", self.written_labels)
+            labels = self._ambiguous("label_words", self.written_labels, section)
+            problems = self._prompt_field_problem(section), labels
         yield from (problem for problem in problems if problem is not None)
 
-    def ambiguous(self) -> Problem | None:
-        """Returns the reason why the words do not distinguish the classes, if any."""
-        return self._ambiguous("prompt.words", self.words)
+    def ambiguous(self, section: str) -> Problem | None:
+        """Returns the reason why the words do not distinguish the classes, if any. section: as in `conflicts`."""
+        return self._ambiguous("prompt.words", self.words, section)
 
-    def _ambiguous(self, field: str, words: tuple[str, ...]) -> Problem | None:
+    def _ambiguous(self, field: str, words: tuple[str, ...], section: str) -> Problem | None:
         """Returns the reason why one field does not map the classes to different words, if any."""
         field_words = self.prompt.words if field == "prompt.words" else self.label_words
         unknown = [name for name in field_words if self.labels is not None and name not in self.labels]
         if unknown:
             return Problem(
                 f"task.{field}",
-                f"task.{field} names {unknown[0]!r}, which is not a label of task={self.name}",
+                f"{section}.{field} names {unknown[0]!r}, which is not a label of task={self.name}",
                 f"use the labels {', '.join((self.labels or ())[:8])}",
             )
         if len(set(words)) < len(words):
             return Problem(
                 f"task.{field}",
                 f"task={self.name}: two classes have the same word in {', '.join(words)}",
-                f"give each class its own word: task.{field}={{CLASS: WORD, ...}}",
+                f"give each class its own word: {section}.{field}={{CLASS: WORD, ...}}",
             )
         return None
 
-    def _prompt_field_problem(self) -> Problem | None:
+    def _prompt_field_problem(self, section: str) -> Problem | None:
         """Returns the problem of a field that has no effect without a prompt, if any."""
         for field in ("auxiliary_mlm", "demonstrations", "demonstration_rows"):
             value = getattr(self, field)
             if value:
                 value_text = value if field != "demonstration_rows" else "..."
-                message = f"task.{field}={value_text} applies to texts read as prompts"
-                return Problem(f"task.{field}", message, f"set task.head={PROMPT} too")
+                message = f"{section}.{field}={value_text} applies to texts read as prompts"
+                return Problem(f"task.{field}", message, f"set {section}.head={PROMPT} too")
         return None
 
     @model_validator(mode="after")

@@ -10,13 +10,12 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.auto import title_of, with_member_values
-from lmtool.config.needs import Requirement
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
-from lmtool.learners.configs import ObjectiveConfig, member_problem, one_forward
-from lmtool.models.configs import ModelConfig, architecture, describe_architectures
+from lmtool.learners.configs import ObjectiveConfig, member_problem, mixture_conflicts_with_fsdp
+from lmtool.models.configs import ModelConfig, describe_architectures
 from lmtool.tasks.configs.base import BestMetric, TaskConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 
@@ -169,11 +168,13 @@ class MixtureTaskConfig(TaskConfig):
     def learns_texts(self) -> bool:
         return self.head is not None
 
-    def needs(self) -> Iterator[Requirement]:
-        """Yields the requirement of the mixture itself; its members have their own."""
-        yield from one_forward("task", [member.name for member in self.member_configs()])
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
+        yield from mixture_conflicts_with_fsdp("task", [member.name for member in self.member_configs()])
 
-    def conflicts(self) -> Iterator[Problem]:
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        return iter(())  # only members have conflicts
+
+    def conflicts(self, section: str) -> Iterator[Problem]:
         for member in self.member_configs() if self.head == TEXT_TO_TEXT else ():
             if not member.labels_as_text and member.head_kind != TEXT_TO_TEXT:
                 message = (
@@ -227,11 +228,11 @@ class TaskObjectiveConfig(ObjectiveConfig):
         "task`"
     )
 
-    def needs(self) -> Iterator[Requirement]:
-        takes = self.task.architectures
-        yield Requirement(
-            architecture(*takes), "objective", f"objective={self.name} trains {describe_architectures(takes)}"
-        )
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        if model.architecture not in self.task.architectures:
+            expected, actual = map(describe_architectures, (self.task.architectures, [model.architecture]))
+            message = f"objective={self.name} trains {expected}; model={model.name} is {actual}"
+            yield Problem("objective", message, self.model_hint)
 
     @property
     def title(self) -> str:

@@ -8,46 +8,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.needs import Offer, Requirement
 from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
-from lmtool.models.configs import CONTEXT, TRANSFORMERS_CLASSIFIER, ModelConfig, SequenceForm, architecture
+from lmtool.models.configs import ModelConfig, SequenceForm, describe_architectures
 from lmtool.tasks.configs.base import PROMPT, BestMetric, DomainConfig, Metrics, TaskConfig, TaskName
 
 TEXT_TO_TEXT = "text_to_text"
 FORM = ("head", "pooling", "head_layers")
 """The fields that a model's `sequence_form` reads."""
-
-
-_READS_IN_A_DIRECTION: Offer[ModelConfig] = architecture("decoder")
-_FIRST_TOKEN_READS: Offer[ModelConfig] = Offer(
-    "model",
-    lambda model: model.architecture != "decoder",
-    lambda model: f"the first token of a decoder such as model={model.name} attends to none of the text",
-    wording="{reason}: {lacking}",
-)
-_FILLS_A_PLACE: Offer[ModelConfig] = Offer(
-    "model",
-    lambda model: model.architecture != "bidirectional_lm",
-    "predicts a word from one side of the context at a time",
-)
-_SCORES_WORDS: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "encoder_decoder", "fills a prompt"
-)
-
-
-def _writes_nothing(model: ModelConfig) -> str:
-    kind = "an encoder" if model.architecture == "encoder" else "no decoder"
-    return f"model={model.name} does not generate text: it is {kind}"
-
-
-_WRITES: Offer[ModelConfig] = Offer(
-    "model",
-    lambda model: model.architecture in ("decoder", "encoder_decoder"),
-    _writes_nothing,
-    wording="{reason}: {lacking}",
-)
 
 
 class SequenceConfig(TaskConfig):
@@ -127,61 +96,71 @@ class SequenceConfig(TaskConfig):
         configured = {name: getattr(self, name) for name in FORM if getattr(self, name) not in (None, "auto")}
         return model.sequence_form(**{**saved, **configured}) == model.sequence_form(**saved)
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        subject = f"task.head={self.head}"
-        if self.head == TEXT_TO_TEXT and self.labels_as_text:
-            hint = "use an encoder-decoder or a decoder: model=t5"
-            yield Requirement(_WRITES, "task.head", subject, hint)
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, section)
+        subject, architecture = f"{section}.head={self.head}", model.architecture
+        if self.head == TEXT_TO_TEXT and self.labels_as_text and architecture not in ("decoder", "encoder_decoder"):
+            kind = "an encoder" if architecture == "encoder" else "no decoder"
+            message = f"{subject}: model={model.name} does not generate text: it is {kind}"
+            yield Problem("task.head", message, "use an encoder-decoder or a decoder: model=t5")
         elif self.head == PROMPT and self.fills_prompts:
-            yield Requirement(_FILLS_A_PLACE, "task.head", f"{subject} predicts a word within a text", "omit it")
-            yield Requirement(
-                CONTEXT, "task.head", f"{subject} predicts from both sides of the context", "set task.head=paper"
+            yield from self._prompt_conflicts(model, section)
+        elif self.head == "transformers" and model.transformers_form is None:
+            message = f"{subject}: transformers has no text classifier for model={model.name}"
+            yield Problem("task.head", message, f"set {section}.head=paper")
+        if self.auxiliary_lm and not self.writes_text and architecture != "decoder":
+            message = (
+                f"{section}.auxiliary_lm={self.auxiliary_lm:g} trains next-token prediction; model={model.name} is "
+                f"{describe_architectures([architecture])}"
             )
+            yield Problem("task.auxiliary_lm", message, "omit it, or use a decoder: model=gpt")
+        if self.pooling == "first" and not self.writes_text and architecture == "decoder":
+            message = (
+                f"{section}.pooling=first: the first token of a decoder such as model={model.name} attends to none of "
+                "the text"
+            )
+            yield Problem("task.pooling", message, f"set {section}.pooling=last or {section}.pooling=mean")
+
+    def _prompt_conflicts(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        """Yields the reasons why a model cannot answer a prompt with a word."""
+        subject = f"{section}.head={self.head}"
+        if model.architecture == "bidirectional_lm":
+            message = f"{subject} predicts a word within a text; model={model.name} predicts a word from one side of "
+            yield Problem("task.head", f"{message}the context at a time", "omit it")
+        if not model.contextual:
+            message = f"{subject} predicts from both sides of the context; model={model.name} reads each word by itself"
+            yield Problem("task.head", message, f"set {section}.head=paper")
+        if model.architecture == "encoder_decoder":
             outputs = tuple(field for field in self.of_outputs if field not in self.of_summary)
-            problem = self._field_without_effect(outputs, "applies to heads over the whole text", "reads one position")
-            if problem is not None:
-                yield Requirement(_SCORES_WORDS, problem.key, problem.message, problem.hint)
-        elif self.head == "transformers":
-            yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", subject, "set task.head=paper")
-        if self.auxiliary_lm and not self.writes_text:
-            reason = f"task.auxiliary_lm={self.auxiliary_lm:g} trains next-token prediction"
-            yield Requirement(
-                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "omit it, or use a decoder: model=gpt"
+            yield from self._fields_without_effect(
+                outputs, section, "applies to heads over the whole text", f"fills a prompt with model={model.name}"
             )
-        if self.pooling == "first" and not self.writes_text:
-            hint = "set task.pooling=last or task.pooling=mean"
-            yield Requirement(_FIRST_TOKEN_READS, "task.pooling", "task.pooling=first", hint)
 
-    def conflicts(self) -> Iterator[Problem]:
-        problem = None
+    def conflicts(self, section: str) -> Iterator[Problem]:
         if self.head == TEXT_TO_TEXT:
-            problem = self._text_to_text_problem()
+            yield from self._text_to_text_conflicts(section)
+        elif self.head == PROMPT and not self.fills_prompts:
+            message = f"{section}.head={PROMPT} names classes by words; {section}.kind={self.kind} has no classes"
+            yield Problem("task.head", message, "omit it")
         elif self.head == PROMPT:
-            problem = self._prompt_problem()
+            scope = "applies to heads over the whole text"
+            yield from self._fields_without_effect(self.of_summary, section, scope, "reads one position")
         elif self.auxiliary_lm and self.domain_adaptation is not None:
-            name = self.domain_adaptation
-            message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={name} both add an auxiliary loss"
-            problem = Problem("task.domain", message, "omit one of them")
-        if problem is not None:
-            yield problem
+            values = f"{section}.auxiliary_lm={self.auxiliary_lm:g} and {section}.domain={self.domain_adaptation}"
+            yield Problem("task.domain", f"{values} both add an auxiliary loss", "omit one of them")
 
-    def _text_to_text_problem(self) -> Problem | None:
-        """Returns the reason why labels cannot be written as text, if any."""
+    def _text_to_text_conflicts(self, section: str) -> Iterator[Problem]:
         if not self.labels_as_text:
-            message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} cannot be written as text"
-            return Problem("task.head", message, "omit it")
-        return self._field_without_effect(self.of_outputs, "applies to heads that output classes or values", "has none")
+            message = f"{section}.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} cannot be written as text"
+            yield Problem("task.head", message, "omit it")
+        else:
+            scope = "applies to heads that output classes or values"
+            yield from self._fields_without_effect(self.of_outputs, section, scope, "has none")
 
-    def _prompt_problem(self) -> Problem | None:
-        """Returns the reason why labels cannot be words of a prompt, if any."""
-        if not self.fills_prompts:
-            message = f"task.head={PROMPT} names classes by words; task.kind={self.kind} has no classes"
-            return Problem("task.head", message, "omit it")
-        return self._field_without_effect(self.of_summary, "applies to heads over the whole text", "reads one position")
-
-    def _field_without_effect(self, fields: tuple[str, ...], scope: str, contrast: str) -> Problem | None:
-        """Returns the problem of the first field that is set without effect under this head, if any. scope: to which
+    def _fields_without_effect(
+        self, fields: tuple[str, ...], section: str, scope: str, contrast: str
+    ) -> Iterator[Problem]:
+        """Yields the problem of the first field that is set without effect under this head, if any. scope: to which
         heads the fields apply. contrast: how this head differs."""
         for field in fields:
             value, default = self, type(self).model_validate({})
@@ -189,9 +168,9 @@ class SequenceConfig(TaskConfig):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
                 value_text = value.name if isinstance(value, DomainConfig) else value
-                message = f"task.{field}={value_text} {scope}; task.head={self.head} {contrast}"
-                return Problem(f"task.{field}", message, "omit it")
-        return None
+                message = f"{section}.{field}={value_text} {scope}; {section}.head={self.head} {contrast}"
+                yield Problem(f"task.{field}", message, "omit it")
+                return
 
 
 class WindowedConfig(SequenceConfig):

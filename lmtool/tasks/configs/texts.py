@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
+from lmtool.errors import Problem
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.models.configs import PREFIXES, WORD_STATES, ModelConfig
+from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
 from lmtool.tasks.configs.base import (
     BestMetric,
@@ -55,6 +55,7 @@ class ScheduledSamplingConfig(Config):
 class Seq2SeqConfig(PromptedConfig):
     """A text from a text: translation, summaries, answers, code."""
 
+    example_model: ClassVar[str] = "t5"
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
     labels_as_text: ClassVar[bool] = True
 
@@ -108,15 +109,12 @@ class Seq2SeqConfig(PromptedConfig):
     def text_generation(self) -> GenerationConfig:
         return self.generation
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        if self.mask == "prefix":
-            yield Requirement(
-                PREFIXES,
-                "task.mask",
-                "task.mask=prefix makes attention within the source bidirectional",
-                "set task.mask=causal",
-            )
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, section)
+        if self.mask == "prefix" and not model.reads_prefixes:
+            message = f"{section}.mask=prefix makes attention within the source bidirectional"
+            hint = f"set {section}.mask=causal"
+            yield Problem("task.mask", f"{message}; model={model.name} reads tokens in turn", hint)
 
     @model_validator(mode="after")
     def _texts_fit(self) -> Seq2SeqConfig:
@@ -261,9 +259,11 @@ class TokenClassificationConfig(TaskConfig):
     def states_read(self, model: ModelConfig) -> Side:
         return model.token_states or super().states_read(model)
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        yield Requirement(WORD_STATES, "task", f"task={self.name} tags words", "set model=bert, model=t5 or model=bart")
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, section)
+        if model.token_states is None:
+            message = f"task={self.name} tags words; model={model.name} has no hidden state for each token"
+            yield Problem("task", message, "set model=bert, model=t5 or model=bart")
 
     def text_format(self, model: ModelConfig) -> str:
         """Returns the format of transformers' ...ForTokenClassification, which is that of its sequence classifier."""

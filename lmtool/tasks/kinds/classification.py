@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.needs import refusal
 from lmtool.data.examples import Rows, SplitData, unlabeled_name
 from lmtool.data.formats import FormatTemplate, assemble, text_format, truncate_texts
 from lmtool.errors import UserError
@@ -88,7 +87,7 @@ class PromptedLearner(TextClassLearner):
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
         config = kind.config
-        problem = refusal(config, model=backbone.config)
+        problem = config.first_conflict(backbone.config)
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         self.fills_mask = backbone.config.architecture == "encoder"
@@ -244,7 +243,7 @@ class Classification(NamedClassKind, WrittenKind):
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
         """Returns the words of the classes, the same for every row."""
-        problem = self.config.ambiguous()
+        problem = self.config.ambiguous("task")
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         return [self.config.words] * len(rows)

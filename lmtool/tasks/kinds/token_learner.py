@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.needs import refusal
 from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.formats import assemble, ragged_ranges
@@ -237,7 +236,7 @@ class TokenLearner(ClassLearner):
         return self.config.states_read(self.backbone.config)
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        problem = refusal(kind.config, model=backbone.config)
+        problem = kind.config.first_conflict(backbone.config)
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         super().__init__(kind, backbone, tokenizer, seed)

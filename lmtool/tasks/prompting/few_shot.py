@@ -295,7 +295,7 @@ def _prompt_template(kind: TaskKind) -> str:
             f"task={kind.config.name} is of kind {kind.config.kind}, which has no prompts",
             f"lmtool finetune task={kind.config.name} trains a model for it",
         )
-    problem = kind.config.template_problem()
+    problem = kind.config.template_problem("task")
     if problem is not None:
         raise UserError(problem.message, problem.hint)
     return kind.config.template

@@ -11,11 +11,10 @@ from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.checkpoint import read_checkpoint
-from lmtool.config.needs import Offer, Requirement
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem, UserError
-from lmtool.learners.configs import WHOLE_WEIGHTS
+from lmtool.learners.configs import LearnedConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Activation, AdapterReads
 from lmtool.system.terminal import counted
@@ -114,29 +113,17 @@ def _read_fields(path: str) -> JsonObject:
     }
 
 
-def _equal_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Requirement]:
-    """Yields the requirements that the model has the same hidden size and number of layers as the models in which
-    adapters were trained."""
+def _other_sizes(key: str, trained: tuple[TrainedAdapter, ...], model: ModelConfig) -> Iterator[Problem]:
+    """Yields a problem for each hidden size or number of layers of a model in which adapters were trained that is not
+    this model's."""
     for adapter in trained:
-        for name in ("hidden_size", "num_layers"):
-            hint = "start from the checkpoint that the adapters were trained on"
-            size = adapter.hidden_size if name == "hidden_size" else adapter.num_layers
-            reason = f"{adapter.path}: the adapters of this run were trained in a model with {name}={size}"
-            yield Requirement(_size(name, size), key, reason, hint)
-
-
-def _size(name: str, size: int) -> Offer[ModelConfig]:
-    """Returns the property of a model whose field `name` is `size`."""
-
-    def size_of(model: ModelConfig) -> int:
-        return model.hidden_size if name == "hidden_size" else model.num_layers
-
-    return Offer(
-        "model",
-        lambda model: size_of(model) == size,
-        lambda model: f"this model has {size_of(model)}",
-        wording="{reason}, but {lacking}",
-    )
+        sizes = {"hidden_size": (adapter.hidden_size, model.hidden_size)}
+        sizes["num_layers"] = (adapter.num_layers, model.num_layers)
+        for name, (size, actual) in sizes.items():
+            if size != actual:
+                reason = f"{adapter.path}: the adapters of this run were trained in a model with {name}={size}"
+                hint = "start from the checkpoint that the adapters were trained on"
+                yield Problem(key, f"{reason}, but this model has {actual}", hint)
 
 
 def _other_placements(key: str, trained: tuple[TrainedAdapter, ...], placement: Placement) -> Iterator[Problem]:
@@ -226,17 +213,15 @@ class AdapterConfig(UnfreezableConfig):
             return int(hidden_size // settings.reduction)
         return settings.bottleneck or 0
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        wide_enough: Offer[ModelConfig] = Offer(
-            "model",
-            lambda model: self.width_at(model.hidden_size) > 0,
-            lambda model: f"model.hidden_size={model.hidden_size} is smaller, so an adapter would have no width",
-            wording="{reason}: {lacking}",
-        )
-        reduction = f"tuning.reduction={self.reduction or self.published.reduction or 1:g}"
-        yield Requirement(wide_enough, "tuning.reduction", reduction, "set tuning.bottleneck=1 or more")
-        yield from _equal_sizes("tuning.stack_on", self.stack_on)
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, task)
+        if self.width_at(model.hidden_size) == 0:
+            message = (
+                f"tuning.reduction={self.reduction or self.published.reduction or 1:g}: "
+                f"model.hidden_size={model.hidden_size} is smaller, so an adapter would have no width"
+            )
+            yield Problem("tuning.reduction", message, "set tuning.bottleneck=1 or more")
+        yield from _other_sizes("tuning.stack_on", self.stack_on, model)
 
     def conflicts(self) -> Iterator[Problem]:
         yield from _other_placements("tuning.stack_on", self.stack_on, self.placement)
@@ -263,11 +248,13 @@ class AdapterFusionConfig(TuningConfig):
     def earlier_runs(self) -> tuple[str, ...]:
         return tuple(adapter.path for adapter in self.adapters)
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, task)
+        yield from _other_sizes("tuning.adapters", self.adapters, model)
+
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
         reason = f"tuning={self.name} penalizes the distance of whole weight matrices from their initial values"
-        yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "set tuning=adapter")
-        yield from _equal_sizes("tuning.adapters", self.adapters)
+        yield needs_whole_weights("tuning", reason, "set tuning=adapter")
 
     def conflicts(self) -> Iterator[Problem]:
         key, hint = "tuning.adapters", "tuning.adapters=[runs/A,runs/B]"

@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.config.base import Config
-from lmtool.config.needs import Component, Offer, Requirement
+from lmtool.config.base import Component, Config
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, component
-from lmtool.learners.configs import WHOLE_WEIGHTS, LearnedConfig
+from lmtool.errors import Problem
+from lmtool.learners.configs import LearnedConfig, needs_whole_weights
 from lmtool.models import recipes
-from lmtool.models.configs import LAYERS_OF_EACH_DEPTH, STACK, TRANSFORMER, ModelConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.configs import Side
 from lmtool.system.terminal import counted
 from lmtool.training.configs import OptimizerConfig
@@ -74,19 +74,28 @@ class TuningConfig(Component):
         """Whether training needs the initial weights in every step, so that a resumed run has to load them."""
         return False
 
-    def needs(self) -> Iterator[Requirement]:
-        """Yields the requirements of the method and of its schemes for other components."""
-        if self.requires_transformer:
-            reason = f"tuning={self.name} edits the layers of a transformer"
-            yield Requirement(TRANSFORMER, "tuning", reason, "set tuning=full or tuning=head")
-        if self.requires_stack:
-            reason = f"tuning={self.name} needs a stack of layers"
-            yield Requirement(STACK, "tuning", reason, "set tuning=full or tuning=head")
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields the problems of values that contradict each other or have no effect."""
+        return iter(())
+
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        """Yields the reasons why the method cannot tune a model for a task, the most fundamental first. task: None if
+        it is unknown."""
+        hint = "set tuning=full or tuning=head"
+        if self.requires_transformer and not isinstance(model, TransformerConfig):
+            message = f"tuning={self.name} edits the layers of a transformer; model={model.name} is not a transformer"
+            yield Problem("tuning", message, hint)
+        if self.requires_stack and not model.depths:
+            message = f"tuning={self.name} needs a stack of layers; model={model.name} has no stack of layers"
+            yield Problem("tuning", message, hint)
+
+    def conflicts_with_fsdp(self) -> Iterator[Problem]:
+        """Yields the reasons why weights cannot be sharded (parallel=fsdp)."""
         for scheme in self.schemes:
             if scheme.name != "none":
                 group = "tuning/schedule" if isinstance(scheme, UnfreezingConfig) else "tuning/regularization"
                 reason = f"{group}={scheme.name} tracks single weights from step to step"
-                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, f"set {group}=none")
+                yield needs_whole_weights("tuning", reason, f"set {group}=none")
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,18 @@ class HeadInput:
         return min(depths[side] for side in self.sides)
 
     @property
+    def different_stacks(self) -> str | None:
+        """The reason why no single stack can be selected: the heads read both. None if they read one."""
+        if len(self.sides) == 1:
+            return None
+        return f"the members of task={self.task.name} read different stacks of model={self.model.name}"
+
+    @property
+    def depth_text(self) -> str:
+        """The depth in words."""
+        return f"model={self.model.name} has {counted(self.depth, 'layer')} before the head"
+
+    @property
     def has_only_frozen_heads(self) -> bool:
         """Whether no head can be trained, because all answers come from an output layer that is tied to the frozen
         token embedding. This is never so in an encoder, whose masked language model head has more layers."""
@@ -118,28 +139,9 @@ class HeadInput:
         return generates_text and self.model.architecture != "encoder" and not self.model.untied_output
 
 
-def components_by_section(model: ModelConfig, task: LearnedConfig | None) -> dict[str, object]:
-    """Returns the objects with which the requirements of a tuning method are compared, by section. task: None if it is
-    unknown."""
-    head = None if task is None else HeadInput(model, task)
-    return {"model": model, "task": task, "head_input": head}
-
-
-ONE_STACK: Offer[HeadInput] = Offer(
-    "head_input",
-    lambda head: len(head.sides) == 1,
-    lambda head: f"the members of task={head.task.name} read different stacks of model={head.model.name}",
-)
-
-
-def minimum_depth(layers: int) -> Offer[HeadInput]:
-    """Returns the requirement that the head reads a stack of at least this many layers."""
-    return Offer(
-        "head_input",
-        lambda head: head.depth >= layers,
-        lambda head: f"model={head.model.name} has {counted(head.depth, 'layer')} before the head",
-        wording="{reason}: {lacking}",
-    )
+def one_layer(model: ModelConfig) -> str:
+    """Returns the reason why layers of a model that shares them cannot differ."""
+    return f"model={model.name} has one layer, applied at every depth"
 
 
 class SchemeConfig(Config):
@@ -232,11 +234,11 @@ class UnfreezableConfig(TuningConfig):
     def schemes(self) -> tuple[SchemeConfig, ...]:
         return (*super().schemes, self.schedule)
 
-    def needs(self) -> Iterator[Requirement]:
-        if self.schedule.name != "none":
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        if self.schedule.name != "none" and model.shares_layers:
             reason = f"tuning/schedule={self.schedule.name} unfreezes one layer after another"
-            yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning.schedule", reason, "set tuning/schedule=none")
-        yield from super().needs()
+            yield Problem("tuning.schedule", f"{reason}; {one_layer(model)}", "set tuning/schedule=none")
+        yield from super().conflicts_with_model(model, task)
 
 
 class RegularizableConfig(TuningConfig):

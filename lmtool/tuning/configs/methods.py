@@ -7,29 +7,13 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import component
-from lmtool.learners.configs import LABELS, LearnedConfig
-from lmtool.models.configs import (
-    BIASES,
-    GATE,
-    LAYERS_OF_EACH_DEPTH,
-    STACK,
-    STATES_OF_ONE_WIDTH,
-    TRANSFORMER,
-    ModelConfig,
-    TransformerConfig,
-    minimum_layers,
-)
+from lmtool.errors import Problem
+from lmtool.learners.configs import LearnedConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
+from lmtool.system.terminal import counted
 from lmtool.training.configs import OptimizerConfig
-from lmtool.tuning.configs.base import (
-    ONE_STACK,
-    HeadInput,
-    RegularizableConfig,
-    TuningConfig,
-    UnfreezableConfig,
-    minimum_depth,
-)
+from lmtool.tuning.configs.base import HeadInput, RegularizableConfig, TuningConfig, UnfreezableConfig, one_layer
 
 
 @component("tuning", "full", builder="lmtool.tuning.partial:FullTuning")
@@ -46,19 +30,22 @@ class FullConfig(UnfreezableConfig, RegularizableConfig):
         0, ge=0, description="number of frozen layers, from the first on; the encoder's before the decoder's"
     )
 
-    def needs(self) -> Iterator[Requirement]:
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
         if self.freeze_layers:
-            key = "tuning.freeze_layers"
-            reason = f"{key}={self.freeze_layers} freezes layers of a transformer"
-            yield Requirement(LAYERS_OF_EACH_DEPTH, key, reason, "set tuning.freeze_layers=0")
-            yield Requirement(TRANSFORMER, key, reason, "set tuning.freeze_layers=0")
-            yield Requirement(minimum_layers(self.freeze_layers), key, reason, _fewer_layers)
-        yield from super().needs()
+            yield from self._layer_conflicts(model)
+        yield from super().conflicts_with_model(model, task)
 
-
-def _fewer_layers(model: ModelConfig) -> str:
-    """Returns the hint if the model has fewer layers than should be frozen."""
-    return f"set tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
+    def _layer_conflicts(self, model: ModelConfig) -> Iterator[Problem]:
+        """Yields the reasons why the lower layers of a model cannot be frozen."""
+        key, layers = "tuning.freeze_layers", model.num_layers + model.layers_of_decoder
+        subject = f"{key}={self.freeze_layers} freezes layers of a transformer"
+        if model.shares_layers:
+            yield Problem(key, f"{subject}; {one_layer(model)}", f"set {key}=0")
+        if not isinstance(model, TransformerConfig):
+            yield Problem(key, f"{subject}; model={model.name} is not a transformer", f"set {key}=0")
+        if self.freeze_layers > layers:
+            message = f"{subject}; model={model.name} has {counted(layers, 'layer')}"
+            yield Problem(key, message, f"set {key}={layers} at most")
 
 
 _CONCATENATED_LAYERS = 4
@@ -80,48 +67,37 @@ class HeadConfig(TuningConfig):
         "several layers the pooler is trained too",
     )
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        hint = "set tuning=last_n, tuning=lora or tuning=full"
-        yield Requirement(_TRAINABLE_HEAD, "tuning", f"tuning={self.name} trains only heads", hint)
-        if self.layers == "last":
-            return
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, task)
+        head = None if task is None else HeadInput(model, task)
+        if head is not None and head.has_only_frozen_heads:
+            message = (
+                f"tuning={self.name} trains only heads; the answers of task={head.task.name} come from the language "
+                f"model's head, which is the frozen token embedding of model={model.name}, so nothing would be trained"
+            )
+            yield Problem("tuning", message, "set tuning=last_n, tuning=lora or tuning=full")
+        if self.layers != "last":
+            yield from self._layer_conflicts(model, head)
+
+    def _layer_conflicts(self, model: ModelConfig, head: HeadInput | None) -> Iterator[Problem]:
+        """Yields the reasons why the heads cannot read several layers of a model."""
         key, setting, hint = "tuning.layers", f"tuning.layers={self.layers}", "set tuning.layers=last"
-        yield Requirement(STACK, key, f"{setting} reads the layers of a stack", hint)
-        if self.layers == "scalar_mix":
-            yield Requirement(STATES_OF_ONE_WIDTH, key, f"{setting} mixes states of equal width", hint)
-        yield Requirement(_NO_LM_HEAD, key, setting, hint)
-        yield Requirement(ONE_STACK, key, f"{setting} reads one stack", hint)
-        if self.layers == "concat_last_4":
-            yield Requirement(minimum_depth(_CONCATENATED_LAYERS), key, setting, "set tuning.layers=scalar_mix")
-
-
-_TRAINABLE_HEAD: Offer[HeadInput] = Offer(
-    "head_input",
-    lambda head: not head.has_only_frozen_heads,
-    lambda head: (
-        f"the answers of task={head.task.name} come from the language model's head, which is the frozen token "
-        f"embedding of model={head.model.name}, so nothing would be trained"
-    ),
-)
-
-
-def _member_with_lm_head(task: LearnedConfig) -> LearnedConfig | None:
-    """Returns the first member of a task that uses the language model's head, or None. A task that is no
-    mixture is its own only member."""
-    return next(
-        (member for member in task.member_configs() if member.writes_text or member.language_model_weight), None
-    )
-
-
-_NO_LM_HEAD: Offer[LearnedConfig] = Offer(
-    "task",
-    lambda task: _member_with_lm_head(task) is None,
-    lambda task: (
-        f"the language model's head of task={(_member_with_lm_head(task) or task).name} reads only the last layer"
-    ),
-    wording="{reason}: {lacking}",
-)
+        if not model.depths:
+            message = f"{setting} reads the layers of a stack; model={model.name} has no stack of layers"
+            yield Problem(key, message, hint)
+        if self.layers == "scalar_mix" and not model.has_uniform_width:
+            message = f"{setting} mixes states of equal width; model={model.name} has states of several widths"
+            yield Problem(key, message, hint)
+        if head is None:
+            return
+        for member in head.task.member_configs():
+            if member.writes_text or member.language_model_weight:
+                message = f"{setting}: the language model's head of task={member.name} reads only the last layer"
+                yield Problem(key, message, hint)
+        if head.different_stacks is not None:
+            yield Problem(key, f"{setting} reads one stack; {head.different_stacks}", hint)
+        if self.layers == "concat_last_4" and head.depth < _CONCATENATED_LAYERS:
+            yield Problem(key, f"{setting}: {head.depth_text}", "set tuning.layers=scalar_mix")
 
 
 @component("tuning", "last_n", builder="lmtool.tuning.partial:LastLayersTuning")
@@ -144,20 +120,20 @@ class LastLayersConfig(UnfreezableConfig, RegularizableConfig):
         """Returns how many layers of a stack with `depth` layers are trained."""
         return -(-depth // 4) if self.layers is None else self.layers
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        hint = "set tuning=full, tuning=lora or tuning=head"
-        yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning", "tuning=last_n trains the top layers", hint)
-        yield Requirement(ONE_STACK, "tuning", "tuning=last_n trains one stack", "set tuning=full or tuning=lora")
-        if self.layers is not None:
-            yield Requirement(
-                minimum_depth(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_top_layers
-            )
-
-
-def _fewer_top_layers(head: HeadInput) -> str:
-    """Returns the hint if the stack has fewer layers than should be trained."""
-    return f"set tuning.layers={head.depth} or less, or tuning=full"
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, task)
+        if model.shares_layers:
+            hint = "set tuning=full, tuning=lora or tuning=head"
+            yield Problem("tuning", f"tuning=last_n trains the top layers; {one_layer(model)}", hint)
+        if task is None:
+            return
+        head = HeadInput(model, task)
+        if head.different_stacks is not None:
+            message = f"tuning=last_n trains one stack; {head.different_stacks}"
+            yield Problem("tuning", message, "set tuning=full or tuning=lora")
+        if self.layers is not None and head.depth < self.layers:
+            hint = f"set tuning.layers={head.depth} or less, or tuning=full"
+            yield Problem("tuning.layers", f"tuning.layers={self.layers}: {head.depth_text}", hint)
 
 
 @component("tuning", "bitfit", builder="lmtool.tuning.partial:BitFitTuning")
@@ -166,9 +142,11 @@ class BitFitConfig(UnfreezableConfig):
 
     name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms are trained.")
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        yield Requirement(BIASES, "tuning", "tuning=bitfit trains biases", "set tuning=ia3 or tuning=lora")
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, task)
+        if not model.has_biases:
+            message = f"tuning=bitfit trains biases; model={model.name} has no biases"
+            yield Problem("tuning", message, "set tuning=ia3 or tuning=lora")
 
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate", "fc_out"]
@@ -211,14 +189,15 @@ class LoraConfig(UnfreezableConfig):
         """The factor of B A x."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        if self.bias != "none":
-            yield Requirement(BIASES, "tuning.bias", f"tuning.bias={self.bias} trains biases", "set tuning.bias=none")
-        if "fc_gate" in self.projections:
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, task)
+        if self.bias != "none" and not model.has_biases:
+            message = f"tuning.bias={self.bias} trains biases; model={model.name} has no biases"
+            yield Problem("tuning.bias", message, "set tuning.bias=none")
+        if "fc_gate" in self.projections and not model.gated:
             supported = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
-            hint = f"set 'tuning.projections=[{supported}]'"
-            yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
+            message = f"tuning.projections names fc_gate; model={model.name} has no gate in its feed-forward part"
+            yield Problem("tuning.projections", message, f"set 'tuning.projections=[{supported}]'")
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
         """Returns a warning if the rank exceeds the smaller dimension of an edited map, which limits the rank of the
@@ -288,10 +267,11 @@ class SoftPromptConfig(TuningConfig):
     def positions(self) -> int:
         return self.length
 
-    def needs(self) -> Iterator[Requirement]:
-        yield from super().needs()
-        if self.init == "class_labels":
-            yield Requirement(LABELS, "tuning.init", "tuning.init=class_labels", "set tuning.init=vocabulary")
+    def conflicts_with_model(self, model: ModelConfig, task: LearnedConfig | None) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, task)
+        if self.init == "class_labels" and task is not None and not task.has_classes:
+            message = f"tuning.init=class_labels: {task.kind_setting} has no labels"
+            yield Problem("tuning.init", message, "set tuning.init=vocabulary")
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
         if optimizer.lr >= SMALL_RATE:

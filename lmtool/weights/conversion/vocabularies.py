@@ -21,13 +21,14 @@ from lmtool.config import saved as saved_configs
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.errors import CheckFailed, UserError
+from lmtool.learners.configs import missing_token
 from lmtool.learners.held_out import EVALUATION_TOKENS, HeldOutSplits
 from lmtool.learners.metrics.texts import word_and_byte_rates
 from lmtool.learners.model import ModelWithHeads
+from lmtool.learners.rules import format_roles
 from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.reporting.console import Output
-from lmtool.resolver.matcher import missing_token, text_format_needs
 from lmtool.resolver.schema.run import ImportConfig, PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.evaluation import text_to_score
@@ -225,9 +226,10 @@ def _require_roles(trained: Trained | None, model: ModelConfig, new_tokenizer: T
     """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
     hint = "use a tokenizer that has this token; lmtool tokenizer trains one, see tokenizer.special_tokens="
     if trained is None:
-        problem = missing_token(text_format_needs(model), new_tokenizer.roles)
-        if problem is not None:
-            raise UserError(f"tokenizer={path} {problem}", hint)
+        missing = missing_token(format_roles(model), new_tokenizer.roles)
+        if missing is not None:
+            message = f"tokenizer={path} has no {missing}, which model={model.name} adds to its texts"
+            raise UserError(message, hint)
         return
     try:
         require_fit(_resize(cast(PretrainConfig, trained.config), model.vocab_size), new_tokenizer)

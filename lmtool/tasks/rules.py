@@ -1,0 +1,54 @@
+"""The rules of tasks: their data, and the length of their texts. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lmtool.data.configs import DataConfig
+from lmtool.errors import Problem
+from lmtool.learners.configs import ObjectiveConfig
+from lmtool.models.configs import ModelConfig
+from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
+
+
+def require_task_data(task: TaskConfig) -> Iterator[Problem]:
+    """Every task has labeled data."""
+    members = task.member_configs()
+    for member in (member for member in members if len(members) > 1 and not member.has_data):
+        message = f"the member {member.name} of task.members has no data by default"
+        yield Problem(f"task.with.{member.name}.path", message, f"set task.with.{member.name}.path=FOLDER")
+    if len(members) == 1 and not task.has_data:
+        message = f"missing required value: task.path; task {task.name} has no data by default"
+        yield Problem("task.path", message, "set task.path=FOLDER, or a file to train on")
+
+
+def require_objective_task_data(objective: ObjectiveConfig) -> Iterator[Problem]:
+    """Every task among the objectives has labeled data."""
+    for task in (task for task in tasks_of(objective) if not task.has_data):
+        message = f"the task {task.name} among the objectives has no data by default"
+        single = isinstance(objective, TaskObjectiveConfig)
+        key = "objective.task.path" if single else f"objective.with.{task.name}.path"
+        yield Problem("objective", message, f"set {key}=FOLDER, or a file to train on")
+
+
+def require_task_texts(data: DataConfig) -> Iterator[Problem]:
+    """A task that is used as a text source must have data."""
+    parts = data.task.member_configs() if isinstance(data, TaskTextConfig) else ()
+    for task in (task for task in parts if not task.has_data):
+        message = f"data.task={task.name} has no data by default"
+        yield Problem("data.task.path", message, "set data.task.path=FOLDER, or a file")
+
+
+def require_length_for_source(task: TaskConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
+    """A decoder reads the source before the target: both fit into max_length."""
+    for member in task.member_configs():
+        target = member.longest_target
+        if model.architecture == "decoder" and target >= max_length:
+            key = "task.target_tokens" if member is task else f"task.with.{member.name}.target_tokens"
+            longer = f"max_length={2 * target} or " if 2 * target <= model.max_positions else ""
+            yield Problem(
+                "max_length",
+                f"max_length={max_length} and {key}={target}: model={model.name} reads the source before the "
+                "target, which leaves no tokens for the source",
+                f"set {longer}{key}={max(2, max_length // 2)}",
+            )
