@@ -220,7 +220,8 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
     moments = sum(config.optimizer.state_size(name, shape) for name, shape in trainable_shapes.items())
-    return weights + VALUE_BYTES * (sum(prod(shape) for shape in trainable_shapes.values()) + moments)
+    copies = 1 if config.weight_average is None else 2  # the gradient, and the average
+    return weights + VALUE_BYTES * (copies * sum(prod(shape) for shape in trainable_shapes.values()) + moments)
 
 
 def values_of(module: nn.Module) -> int:

@@ -33,7 +33,13 @@ from lmtool.training.engine import engine_for, outside_layers, shard
 from lmtool.training.group import ALONE, ProcessGroup, require_same_training
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
-from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
+from lmtool.training.optimizers import (
+    named_parameters,
+    set_learning_rate,
+    swap_average,
+    training_groups,
+    update_average,
+)
 from lmtool.training.precision import (
     Precision,
     StepWaits,
@@ -77,6 +83,8 @@ def train(
     keeper = Keeper(run, learner, optimizer, parameters, scaler, extensions, settings)
     progress = resume(keeper, budget, settings, group)
     require_same_training(group, learner, loader)
+    if progress.ended is None:
+        swap_average(optimizer)  # a checkpoint has the average in place of the weights
     engine = engine_for(learner, settings.parallel, group)
     health = Health(precision, settings.baseline_loss, progress, loader, run.path if run.writes else None, group)
     announce(run, precision)
@@ -97,6 +105,8 @@ def train(
                 norm = apply_gradients(optimizer, scaler, list(parameters.values()), settings.optimizer.clip_norm)
                 for extension in extensions:
                     extension.on_update(step)
+                if settings.weight_average is not None:
+                    update_average(optimizer, step, settings.weight_average)
                 health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
             logs = is_logged(step, settings.log_every, total)
             if device.type == "cpu" or logs:  # on CUDA this waits for the device, within the measured time
@@ -108,6 +118,8 @@ def train(
                 rows.write_step(outcome, data, rate, norm)
             evaluates, saves = due(settings, progress, budget.completes_tenth(progress, total))
             previous_best = progress.best
+            if evaluates or saves or stops:
+                swap_average(optimizer)
             if evaluates:
                 health.check(data, step, outcome.loss, norm)
                 score(learner, evaluate, settings, progress, rows, health, data, group)
@@ -117,6 +129,8 @@ def train(
                 saved = save(keeper, progress, listener, previous_best, group)
                 if stops and progress.ended is None:
                     raise signals.stop_error(step, saved)
+            if (evaluates or saves) and progress.ended is None:
+                swap_average(optimizer)
     listener.on_end()
     return training_result(run, learner, parameters, progress, precision)
 

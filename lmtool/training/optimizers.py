@@ -193,6 +193,37 @@ def load_state_tensors(
         optimizer.state[parameter][kind] = value.to(device, copy=True)
 
 
+_AVERAGE = "average"  # among a parameter's optimizer state, so that it is saved, restored and sharded like it
+
+
+@torch.no_grad()
+def update_average(optimizer: Optimizer, step: int, decay: float) -> None:
+    """Updates the exponential moving average of the trained weights (Polyak and Juditsky 1992).
+
+    The decay of step t is min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage, so that the
+    first weights are soon forgotten. A parameter without a gradient so far has no average, but does not change either.
+
+    Args:
+        optimizer: The optimizer, after its step.
+        step: The number of the step, from 1.
+        decay: The weight of the previous average, below 1.
+    """
+    states = {parameter: state for parameter, state in optimizer.state.items() if state}
+    averages = [state.setdefault(_AVERAGE, parameter.detach().clone()) for parameter, state in states.items()]
+    if averages:
+        torch._foreach_lerp_(averages, list(states), 1 - min(decay, (1 + step) / (10 + step)))
+
+
+@torch.no_grad()
+def swap_average(optimizer: Optimizer) -> None:
+    """Exchanges the trained weights with their averages, in place. Does nothing for parameters without an average."""
+    for parameter, state in optimizer.state.items():
+        if _AVERAGE in state:
+            weights = parameter.detach().clone()
+            parameter.copy_(state[_AVERAGE])
+            state[_AVERAGE].copy_(weights)
+
+
 def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -> Tensor:
     """Clips gradients to a total norm of `clip_norm`, and returns their norm before that, on the device. Sparse
     gradients are coalesced."""

@@ -39,6 +39,7 @@ class TrainingSettings:
         keep: Number of newest checkpoints to retain in addition to the best one, or "all".
         keep_every: Steps between checkpoints that are retained regardless of `keep`; None: no such checkpoints.
         patience: Evaluations without a better `metric` before the run ends; None: no limit.
+        weight_average: Decay of the moving average of the weights that is evaluated and saved; None: no average.
         gradient_checkpointing: Recompute layers in the backward pass.
         compiles: Compile the regions (compiling.py).
         baseline_loss: Loss of a model that ignores its input; many times this loss is an explosion (health.py).
@@ -63,6 +64,7 @@ class TrainingSettings:
     keep: int | Literal["all"] = 2
     keep_every: int | None = None
     patience: int | None = None
+    weight_average: float | None = None
     gradient_checkpointing: bool = False
     compiles: bool = False
     parallel: Parallel = "ddp"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lmtool.config.base import Config
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError, Problem
 

@@ -133,6 +133,13 @@ class RunConfig(CommandConfig):
         "and @best work too; everything but the schedule and the budgets stays as it was",
         min_length=1,
     )
+    weight_average: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="decay of a moving average of the weights, which is evaluated and saved instead of them; null: "
+        "none. 0.999 is usual; smaller in the first steps, where it is (1 + step) / (10 + step)",
+    )
     keep: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         2, description="most recent checkpoints to keep, besides the best; all: every checkpoint"
     )
