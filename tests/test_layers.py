@@ -448,8 +448,3 @@ def test_no_bare_except_and_no_swallowed_exception() -> None:
                 if bare or silent:
                     wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_files_are_one_noun_long() -> None:
-    long = {str(source.relative_to(PACKAGE)): len(source.read_text().splitlines()) for source in SOURCES}
-    assert not {name: lines for name, lines in long.items() if lines > 400}
