@@ -14,7 +14,7 @@ from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
 from lmtool.config.needs import Offer, Requirement
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import build, component
+from lmtool.config.tables import build, component, lookup
 from lmtool.data.configs import contains
 from lmtool.errors import Problem
 from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
@@ -226,6 +226,18 @@ class TaskConfig(LearnedConfig):
     def text_generation(self) -> GenerationConfig | None:
         """How texts are generated; None if the task generates none."""
         return None
+
+    @property
+    def generates_text(self) -> bool:
+        """Whether predictions are generated token by token, which requires a decoder."""
+        return False
+
+    @property
+    def default_checkpoint(self) -> str:
+        """The published weights that finetuning starts from if neither `checkpoint` nor `model` is set."""
+        entry = lookup("model", "t5" if self.generates_text else "bert")
+        assert entry is not None and issubclass(entry.config, ModelConfig)
+        return f"hf://{entry.config.published}"
 
     def needs(self) -> Iterator[Requirement]:
         yield Requirement(

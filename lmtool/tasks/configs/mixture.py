@@ -169,6 +169,10 @@ class MixtureTaskConfig(TaskConfig):
     def learns_texts(self) -> bool:
         return self.head is not None
 
+    @property
+    def generates_text(self) -> bool:
+        return any(member.generates_text for member in self.member_configs())
+
     def needs(self) -> Iterator[Requirement]:
         """Yields the requirement of the mixture itself; its members have their own."""
         yield from one_forward("task", [member.name for member in self.member_configs()])
