@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtool.config.checkpoint import find
-from lmtool.data.configs import DataConfig, HubConfig
+from lmtool.data.configs import DataConfig, HubConfig, hub_folder
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
 from lmtool.distillation.configs import CodistillationConfig
@@ -159,13 +159,9 @@ def _tasks(config: TrainingConfig, tasks: Iterable[TaskConfig]) -> Iterator[Remo
 
 
 def _task(config: TrainingConfig, task: TaskConfig) -> RemoteSource:
-    name, _, subset = str(task.hub).partition(":")
-    cache = Path(config.cache_dir).expanduser() / "hub"
-    folder = cache / name.replace("/", "___") / (subset or "default")  # the name that the library datasets uses
-
     def read(offline: bool) -> list[Path]:
         read_hub(task, config.cache_dir, offline)
-        return _files_in(folder)
+        return _files_in(Path(hub_folder(str(task.hub), config.cache_dir)))
 
     return RemoteSource(f"task={task.name} ({task.hub})", read)
 

@@ -81,6 +81,14 @@ def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path
     return None
 
 
+def data_sets(task: str) -> tuple[str, ...]:
+    """Returns the shipped tasks that build on another one and have data of their own: conll2003 for ner."""
+    files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((conf_dir() / "task").glob("*.yaml"))}
+    builds = re.compile(rf"^defaults: \[{re.escape(task)}[,\]]", re.M)
+    has_data = re.compile(r"^(hub|embedded): (?!null)", re.M)
+    return tuple(name for name, text in files.items() if builds.search(text) and has_data.search(text))
+
+
 def purpose(path: Path) -> str:
     """Returns the first sentence of the first comment in a YAML file: its purpose. A line with a command ends it."""
     purpose = ""

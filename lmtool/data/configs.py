@@ -17,6 +17,7 @@ from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.compressed import without_compression_suffix
+from lmtool.system.environment import is_reachable
 
 Path = Annotated[str, Field(min_length=1)]
 
@@ -199,6 +200,29 @@ class HubConfig(DataConfig):
     max_bytes: int = Field(
         10_000_000_000, ge=10_000, description="maximum text per split to keep on disk, in bytes; reading stops there"
     )
+
+
+def hub_folder(hub: str, cache_dir: str) -> str:
+    """Returns the folder in which the library datasets keeps the rows of a data set, org/name or org/name:subset."""
+    name, _, subset = hub.partition(":")
+    return os.path.join(os.path.expanduser(cache_dir), "hub", name.replace("/", "___"), subset)
+
+
+def is_cached(hub: str, cache_dir: str) -> bool:
+    """Whether the library datasets has rows of a data set on this machine: it writes dataset_info.json last."""
+    folder = glob.escape(hub_folder(hub, cache_dir))
+    return bool(glob.glob(os.path.join(folder, "**", "dataset_info.json"), recursive=True))
+
+
+def missing_hub_data(hub: str, cache_dir: str, offline: bool) -> str | None:
+    """Returns the reason why a data set of the hub cannot be read, from the cache or by a download; None if it can."""
+    if os.path.isdir(os.path.expanduser(hub.partition(":")[0])) or is_cached(hub, cache_dir):
+        return None
+    from huggingface_hub import constants  # takes a third of a second
+
+    if offline or constants.HF_HUB_OFFLINE:
+        return "offline=true or HF_HUB_OFFLINE is set"
+    return None if is_reachable(constants.ENDPOINT) else "there is no network"
 
 
 @component("data", "pydocs", builder="lmtool.data.pydocs:PydocsSource")

@@ -55,11 +55,12 @@ def hub_access(subject: str, name: str, offline: bool, hint: str) -> Iterator[An
     unreachable = not local and not offline and not is_reachable(huggingface_hub.constants.ENDPOINT)
     modes = (datasets.config, huggingface_hub.constants)
     before = [mode.HF_HUB_OFFLINE for mode in modes]
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
+    levels = [logger.level for logger in loggers]
     for mode, setting in zip(modes, before, strict=True):
         mode.HF_HUB_OFFLINE = setting or local or offline or unreachable
-    logger.setLevel(logging.ERROR)  # without warnings about retries
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)  # without warnings about retries, and about reading the cache
     try:
         yield datasets
     except (OSError, ValueError, RuntimeError, LookupError, datasets.exceptions.DatasetsError) as problem:
@@ -69,7 +70,8 @@ def hub_access(subject: str, name: str, offline: bool, hint: str) -> Iterator[An
             reason = "no network" if unreachable else "offline=true, and it is not in the cache"
         raise UserError(f"{subject} cannot be read: {reason}", hint) from problem
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         for mode, setting in zip(modes, before, strict=True):
             mode.HF_HUB_OFFLINE = setting
 

@@ -69,6 +69,9 @@ class ModelConfig(Component):
     group: ClassVar[str] = "model"
     hf_model_type: ClassVar[str | None] = None
     """`model_type` of the family in transformers' config.json; None if transformers lacks it."""
+    published: ClassVar[str | None] = None
+    """Repository on the hub with published weights of the default sizes, for families that a task may start from if
+    neither `checkpoint` nor `model` is set."""
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "encoder"
     text_format: ClassVar[str] = "bert"
     """Name in `lmtool.data.formats` of the special tokens around a text or a pair of texts."""
@@ -314,6 +317,7 @@ class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
     hf_model_type: ClassVar[str | None] = "bert"
+    published: ClassVar[str | None] = "google-bert/bert-base-uncased"
     adjustable_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.adjustable_fields, "lowercase")
 
     name: Literal["bert"] = Field("bert", description="BERT.")

@@ -65,6 +65,7 @@ class T5Config(TwoTransformersConfig):
     }
 
     hf_model_type: ClassVar[str | None] = "t5"
+    published: ClassVar[str | None] = "google-t5/t5-base"
 
     transformers_form: ClassVar[FormFields | None] = {"pooled": True}
     # Token classification uses only the encoder, as in transformers' T5ForTokenClassification.

@@ -4,20 +4,26 @@ rules."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
+
 from lmtool.config import plugins, saved
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.config.checkpoint import read_checkpoint
+from lmtool.config.checkpoint import RUNS, read_checkpoint, saved_steps
 from lmtool.config.decode import decode
+from lmtool.config.tables import Choice
 from lmtool.distillation.teacher_configs import saved_teacher
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.rules import violations
 from lmtool.resolver.schema.verbs import COMMANDS
+from lmtool.tasks.configs import TaskConfig
 from lmtool.training.devices import DEVICES
-from lmtool.weights.folders import hf_folder
+from lmtool.weights.folders import MissingFile, hf_folder
 
 
 def decode_config(
@@ -79,6 +85,9 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
     try:
         hf = hf_folder(checkpoint, bool(data.get("offline")))
         config = read_checkpoint(checkpoint) if hf is None else hf.saved_config()
+    except MissingFile as error:
+        problems.append(Problem("checkpoint", error.message, _local_start(data, error.hint)))
+        return None
     except UserError as error:
         problems.append(Problem("checkpoint", error.message, error.hint))
         return None
@@ -115,6 +124,28 @@ def _read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, Json
             message = f"{key}={path[:100]}: {(error.strerror or str(error)).lower()}"
             problems.append(Problem(key, message, "use a folder that you can read"))
     return saved
+
+
+def _local_start(data: JsonMapping, hint: str | None) -> str | None:
+    """Returns the hint for weights that cannot be downloaded: for finetuning, the newest finished pretraining run whose
+    model fits the task, and random weights; for other commands `hint`."""
+    try:
+        task = Choice("task", key="kind").validate(data.get("task"))
+    except (ValidationError, PydanticCustomError):
+        return hint
+    if not isinstance(task, TaskConfig):
+        return hint
+    members = task.member_configs()
+    finished = sorted(RUNS.glob("*/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in (path.parent for path in finished):
+        with suppress(UserError, ValidationError, PydanticCustomError, OSError):
+            config = saved.read(folder / "config.yaml")
+            model = Choice("model").validate(config.get("model"))
+            is_pretrained = config.get("command") == "pretrain" and saved_steps(folder / "checkpoints")
+            if is_pretrained and all(member.first_conflict(model) is None for member in members):
+                return f"start from a run on this machine: checkpoint={folder}; {hint}"
+    tiny = "t5_tiny" if task.generates_text else "bert_tiny"
+    return f"{hint}; or start from random weights: checkpoint=none model={tiny}"
 
 
 def _suggest_plan(verb: str, data: JsonMapping, problem: Problem) -> Problem:

@@ -362,6 +362,7 @@ RULES = (
     Rule(FinetuneConfig, "task model", learners.require_trainable_model),
     Rule(FinetuneConfig, "task parallel", learners.refuse_fsdp),
     Rule(FinetuneConfig, "task", tasks.require_task_data),
+    Rule(FinetuneConfig, "task cache_dir offline", tasks.require_available_task_data, running=True),
     Rule(FinetuneConfig, "task model max_length", tasks.require_length_for_source),
     # How pretrained weights are tuned
     Rule(FinetuneConfig, "tuning", tuning.refuse_conflicts),

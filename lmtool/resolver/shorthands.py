@@ -14,12 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
+
 from lmtool.config import saved
+from lmtool.config.auto import AUTO
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.checkpoint import RUNS, read_checkpoint, run_folder
-from lmtool.config.tables import imported
+from lmtool.config.tables import Choice, imported
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import COMMANDS, TRAINING, VERBS
+from lmtool.tasks.configs import TaskConfig
 from lmtool.weights.folders import hf_folder
 
 Data = JsonObject
@@ -107,6 +112,7 @@ SECTION_SHORTHANDS = (
     SectionShorthand("-m checkpoint=RUN,none", COMMANDS, "shorthands:with_random_weights"),
     SectionShorthand("tasks and texts by name among members", COMMANDS, "members:with_sections_of"),
     SectionShorthand("runs/latest", TRAINING, "shorthands:with_latest_run"),
+    SectionShorthand("neither checkpoint= nor model=", ("finetune",), "shorthands:with_published_weights"),
 )
 
 
@@ -201,6 +207,23 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
     published = hf_folder(runs[0], bool(data.get("offline")))
     config = read_checkpoint(runs[0]) if published is None else published.saved_config()
     return {**data, "model": config["model"], "tokenizer": {"name": "folder", "path": runs[0]}}
+
+
+# --- neither checkpoint= nor model= ----------------------------------------------------------------------------------
+
+
+def with_published_weights(data: Data, line: CommandLine) -> Data:
+    """Sets the checkpoint to the published weights of the task's default model if neither a checkpoint nor a model is
+    set. A task with an error is left to the decoder."""
+    model = data.get("model")
+    name = model.get("name") if isinstance(model, dict) else model
+    if data.get("checkpoint") is not None or name not in (None, AUTO):
+        return data
+    try:
+        task = Choice("task", key="kind").validate(data.get("task"))
+    except (ValidationError, PydanticCustomError):
+        return data
+    return {**data, "checkpoint": task.default_checkpoint} if isinstance(task, TaskConfig) else data
 
 
 # --- runs/latest ---------------------------------------------------------------------------------------------------

@@ -110,7 +110,10 @@ class Lineage(Companion):
     def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         if not self.checkpoints:
             return {}
-        return {"model": {"started_from": lineage_line(self.checkpoints)}, "run": {"lineage": self.checkpoints}}
+        config, line = session.config, lineage_line(self.checkpoints)
+        if isinstance(config, FinetuneConfig) and config.checkpoint == config.task.default_checkpoint:
+            line += f", the default for task={config.task.name}: checkpoint= or model= changes it"
+        return {"model": {"started_from": line}, "run": {"lineage": self.checkpoints}}
 
     def write(self, folder: Path) -> None:
         if self.checkpoints:

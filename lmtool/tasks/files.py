@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmtool.config.saved import JsonObject
+from lmtool.data.configs import is_cached
 from lmtool.data.hub_source import hub_access
 from lmtool.data.parquet import names_of_classes, read_parquet
 from lmtool.data.rows import delimiter_of
@@ -207,12 +209,16 @@ def _examples(config: TaskConfig) -> str:
 
 def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
     """Returns the splits of a hub data set by canonical name. Classes are converted to names, so that their order does
-    not matter. Raises UserError, with an alternative command, if the data set is not available."""
+    not matter. A data set in the cache is read without asking the hub, so that all runs read the same rows. Raises
+    UserError, with an alternative command, if the data set is not available."""
     alternative_command = (
         f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
         "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
     )
     name, _, subset = str(config.hub).partition(":")
+    if not offline and is_cached(str(config.hub), str(cache_dir)):
+        with suppress(UserError):  # what is cached may be another subset
+            return read_hub(config, cache_dir, offline=True)
     with hub_access(f"task={config.name}: task.hub={config.hub}", name, offline, alternative_command) as datasets:
         splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
     return {canonical(split): hub_table(f"{config.hub} {split}", rows) for split, rows in splits.items()}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from lmtool.data.configs import DataConfig
+from lmtool.config.groups import data_sets, purpose, yaml_file
+from lmtool.config.words import one_of
+from lmtool.data.configs import DataConfig, missing_hub_data
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
@@ -19,7 +22,32 @@ def require_task_data(task: TaskConfig) -> Iterator[Problem]:
         yield Problem(f"task.with.{member.name}.path", message, f"set task.with.{member.name}.path=FOLDER")
     if len(members) == 1 and not task.has_data:
         message = f"missing required value: task.path; task {task.name} has no data by default"
-        yield Problem("task.path", message, "set task.path=FOLDER, or a file to train on")
+        yield Problem("task.path", message, _data_hint(task.name))
+
+
+def _data_hint(task: str) -> str:
+    """Returns how to give data to a task without any: the form of one's own files, and the data sets that have names."""
+    file, named = yaml_file("task", task), data_sets(task)
+    described = None if file is None else re.fullmatch(r"Your own [\w -]+: (.+)\.", purpose(file))
+    form = f" ({described[1]})" if described is not None else ""
+    names = f"; or take a data set by its name: {one_of([f'task={name}' for name in named])}" if named else ""
+    return f"set task.path=FOLDER, or a file to train on{form}{names}"
+
+
+def require_available_task_data(task: TaskConfig, cache_dir: str, offline: bool) -> Iterator[Problem]:
+    """A data set of the hub is in the cache or can be downloaded."""
+    for member in task.member_configs():
+        if member.path is not None or member.embedded is not None or member.hub is None:
+            continue
+        reason = missing_hub_data(member.hub, cache_dir, offline)
+        if reason is not None:
+            key = "task.path" if member is task else f"task.with.{member.name}.path"
+            yield Problem(
+                key,
+                f"task={member.name}: the data set {member.hub} is not in cache_dir={cache_dir}, and {reason}",
+                f"set {key}=FOLDER (train and dev files, .tsv .csv or .jsonl); task=pydocs needs no download; "
+                f"with a network, `lmtool fetch finetune task={task.name}` downloads all that a run needs",
+            )
 
 
 def require_objective_task_data(objective: ObjectiveConfig) -> Iterator[Problem]:

@@ -92,7 +92,10 @@ class Address:
         if isinstance(cached, str):
             return Path(cached)
         file = f"{self.typed}: {name} of {self.repository}@{revision}"
-        hint = "run the command once with network access, not offline, or use a local folder"
+        key = self.typed.partition("=")[0]
+        if cached is huggingface_hub._CACHED_NO_EXIST:  # the hub has said so of this commit
+            raise MissingFile(f"{file} does not exist", "use a local folder")
+        hint = f"run the command once with network access, not offline, or use a local folder: {key}=FOLDER"
         if offline or constants.HF_HUB_OFFLINE:
             raise MissingFile(f"{file} is not in the hub's cache, and offline=true or HF_HUB_OFFLINE is set", hint)
         if not self._reachable:

@@ -17,9 +17,9 @@ from lmtool.system.ranks import ADDRESS, LOCAL_RANK, PORT, RANK, SIZE
 from lmtool.training.group import ALONE, process_group
 
 PATIENCE = 60  # seconds
-_processes = multiprocessing.get_context("forkserver")
+PROCESSES = multiprocessing.get_context("forkserver")
 # What every process needs, imported once: DDP imports torch._dynamo where it is first used.
-_processes.set_forkserver_preload(["torch._dynamo", "lmtool.training.loop", "lmtool.weights.assemble"])
+PROCESSES.set_forkserver_preload(["torch._dynamo", "lmtool.training.loop", "lmtool.weights.assemble"])
 
 
 class Ranks:
@@ -53,8 +53,8 @@ def started(size: int) -> Iterator[Ranks]:
     )  # as torchrun's agent does, so that no port is guessed
     pipes, children = [], []
     for rank in range(size):
-        ours, theirs = _processes.Pipe()
-        child = _processes.Process(target=_work, args=(theirs, rank, size, store.port), daemon=True)
+        ours, theirs = PROCESSES.Pipe()
+        child = PROCESSES.Process(target=_work, args=(theirs, rank, size, store.port), daemon=True)
         child.start()
         theirs.close()
         pipes.append(ours)

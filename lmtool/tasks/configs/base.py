@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import build, component
+from lmtool.config.tables import build, component, lookup
 from lmtool.data.configs import contains
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig, needs_uneven_forwards
@@ -225,6 +225,18 @@ class TaskConfig(LearnedConfig):
     def text_generation(self) -> GenerationConfig | None:
         """How texts are generated; None if the task generates none."""
         return None
+
+    @property
+    def generates_text(self) -> bool:
+        """Whether predictions are generated token by token, which requires a decoder."""
+        return False
+
+    @property
+    def default_checkpoint(self) -> str:
+        """The published weights that finetuning starts from if neither `checkpoint` nor `model` is set."""
+        entry = lookup("model", "t5" if self.generates_text else "bert")
+        assert entry is not None and issubclass(entry.config, ModelConfig)
+        return f"hf://{entry.config.published}"
 
     def conflicts_with_fsdp(self) -> Iterator[Problem]:
         if self.writes_text:

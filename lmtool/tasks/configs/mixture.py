@@ -168,6 +168,10 @@ class MixtureTaskConfig(TaskConfig):
     def learns_texts(self) -> bool:
         return self.head is not None
 
+    @property
+    def generates_text(self) -> bool:
+        return any(member.generates_text for member in self.member_configs())
+
     def conflicts_with_fsdp(self) -> Iterator[Problem]:
         yield from mixture_conflicts_with_fsdp("task", [member.name for member in self.member_configs()])
 

@@ -70,6 +70,10 @@ class SequenceConfig(TaskConfig):
         return self.head in (TEXT_TO_TEXT, PROMPT)
 
     @property
+    def generates_text(self) -> bool:
+        return self.head == TEXT_TO_TEXT
+
+    @property
     def head_kind(self) -> str | None:
         return self.head
 

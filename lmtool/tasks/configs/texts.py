@@ -102,6 +102,10 @@ class Seq2SeqConfig(PromptedConfig):
         return True
 
     @property
+    def generates_text(self) -> bool:
+        return True
+
+    @property
     def longest_target(self) -> int:
         return self.target_tokens
 

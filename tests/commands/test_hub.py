@@ -1,0 +1,142 @@
+"""Weights and data from a hub: a real server on the loopback address, real downloads, and all that can go wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.hub import Answer, Fault, Hub, Machine, hub, machine, published, sst2  # noqa: F401
+
+BERT, T5 = "google-bert/bert-base-uncased", "google-t5/t5-base"
+SIZES = ["device=cpu", "precision=fp32", "max_steps=1", "max_length=24", "batch_examples=8"]
+SST2 = ["finetune", "task=sst2", *SIZES]
+FETCH = ["fetch", *SST2]
+WEIGHTS = r"GET /large/"
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def done(answer: Answer) -> Answer:
+    assert answer.status == 0, answer.out + answer.err
+    return answer
+
+
+def refused(answer: Answer) -> str:
+    assert answer.status == 2, answer.out + answer.err
+    assert "Traceback" not in answer.err and answer.err.startswith("error: ")
+    return answer.err
+
+
+def test_the_shortest_command_runs_and_then_needs_no_network(hub: Hub, machine: Machine) -> None:
+    answer = done(machine.run(*SST2, "name=first", terminal=True))
+    assert f"started from hf://{BERT}, the default for task=sst2: checkpoint= or model= changes it" in answer.out
+    assert "loaded: backbone" in answer.out and "new: heads.sst2" in answer.out
+    assert "model.safetensors: 100%" in answer.err, "the bar of the download"
+    # No question is asked twice, not even after a file that the repository lacks.
+    asked = [f"{request.method} {request.path}" for request in hub.asked(BERT)]
+    assert len(asked) == len(set(asked))
+    hub.stop()
+    again = done(machine.run(*SST2, "name=second"))
+    assert not again.err
+    first, second = (read(machine.place / f"runs/{name}/result.json") for name in ("first", "second"))
+    assert first["metrics"] == second["metrics"]
+    assert f"checkpoint: hf://{BERT}" in (machine.place / "runs/first/config.yaml").read_text()
+
+
+def test_a_task_that_generates_text_starts_from_t5(machine: Machine) -> None:
+    answer = done(machine.run(*SST2, "task.head=text_to_text"))
+    assert "model=t5 task=sst2" in answer.out and f"started from hf://{T5}, the default" in answer.out
+
+
+def test_what_cannot_be_had_is_said_at_once(hub: Hub, machine: Machine) -> None:
+    hub.stop()
+    error = refused(machine.run(*SST2))
+    assert error.count("error: ") == 2 and error.count("there is no network") == 2
+    assert f"checkpoint=hf://{BERT}: config.json" in error and "task=sst2: the data set nyu-mll/glue:sst2" in error
+    assert "checkpoint=none model=bert_tiny" in error and "task.path=FOLDER" in error and "task=pydocs" in error
+    assert not list(machine.place.glob("runs"))
+
+
+def test_a_branch_that_moves_leaves_the_jobs_of_a_sweep_alike(
+    hub: Hub, machine: Machine, published: dict[str, dict[str, bytes]]
+) -> None:
+    model, rows = hub.repository("models", BERT), hub.repository("datasets", "nyu-mll/glue")
+    commit = model.branches["main"]
+
+    def move() -> None:
+        model.push(published["bert"] | {"README.md": b"moved"})
+        rows.push(sst2(rows=64, start=1000))
+
+    # The weights are the last that the first job asks for.
+    hub.faults.append(Fault(rf"HEAD /{BERT}/resolve/.*/model.safetensors", then=move))
+    done(machine.run("-m", *SST2, "tuning=adapter,prompt", "name=sweep"))
+    assert model.branches["main"] != commit
+    jobs = [machine.place / "runs/sweep" / number for number in "01"]
+    assert [read(job / "facts.json")["lineage"][0]["revision"] for job in jobs] == [commit, commit]
+    first, second = (read(job / "facts.json")["data"]["fingerprint"] for job in jobs)
+    assert first == second
+
+
+def test_a_pinned_revision_is_read(hub: Hub, machine: Machine, published: dict[str, dict[str, bytes]]) -> None:
+    model = hub.repository("models", BERT)
+    pinned = model.push(published["bert"] | {"README.md": b"tagged"}, branch="v1")
+    for revision in ("v1", pinned):
+        done(machine.run(*FETCH, f"checkpoint=hf://{BERT}@{revision}"))
+    assert {request.path.split("/")[4] for request in hub.asked(BERT)} == {"v1", pinned}
+    assert "a@b" not in refused(machine.run(*FETCH, f"checkpoint=hf://{BERT}@v2"))
+
+
+def test_a_gated_repository_asks_for_a_token_that_stays_secret(hub: Hub, machine: Machine) -> None:
+    hub.repository("models", BERT).gated = True
+    error = refused(machine.run(*SST2))
+    assert "gated" in error and "HF_TOKEN" in error
+    answer = done(machine.run(*SST2, "name=run", HF_TOKEN=hub.token))
+    files = [path for path in machine.place.parent.rglob("*") if path.is_file()]
+    assert len(files) > 20 and not [path for path in files if hub.token.encode() in path.read_bytes()]
+    assert hub.token not in answer.out + answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ([f"checkpoint=hf://{BERT}x"], f"checkpoint=hf://{BERT}x: there is no such repository"),
+        ([f"checkpoint=hf://{BERT}@v9"], f"checkpoint=hf://{BERT}@v9: there is no revision v9"),
+        (["task.hub=nyu-mll/glu"], "task.hub=nyu-mll/glu"),
+    ],
+)  # fmt: skip
+def test_what_the_hub_does_not_have_is_named(words: list[str], answer: str, machine: Machine) -> None:
+    error = refused(machine.run(*FETCH, *words))
+    assert answer in error
+
+
+def test_an_error_of_the_server_is_tried_again(hub: Hub, machine: Machine) -> None:
+    faults = [Fault(pattern, status=500) for pattern in ("HEAD .*/config.json", WEIGHTS, "HEAD .*/README.md")]
+    hub.faults += faults
+    done(machine.run(*FETCH))
+    assert not any(fault.times for fault in faults)
+
+
+def test_a_cut_download_continues(hub: Hub, machine: Machine) -> None:
+    cut = Fault(WEIGHTS, cut=10_000, times=99)
+    hub.faults.append(cut)
+    error = refused(machine.run(*FETCH))
+    assert "model.safetensors" in error
+    cut.times, before = 0, len(hub.requests)
+    done(machine.run(*FETCH))
+    ranges = [
+        request.headers.get("range", "") for request in hub.requests[before:] if request.path.startswith("/large/")
+    ]
+    assert any(one.startswith("bytes=") and one != "bytes=0-" for one in ranges), ranges
+
+
+def test_a_slow_server_is_waited_for_or_named(hub: Hub, machine: Machine) -> None:
+    slow = Fault(f"HEAD /{BERT}", seconds=0.5, times=99)
+    hub.faults.append(slow)
+    done(machine.run(*FETCH))
+    hub.faults[:] = [Fault(f"HEAD /{T5}", seconds=4, times=99)]
+    error = refused(machine.run(*FETCH, "task.head=text_to_text"))
+    assert f"checkpoint=hf://{T5}" in error
