@@ -62,12 +62,12 @@ class Command:
 
 
 def commands(page: str) -> list[Command]:
-    """Those of the blocks bash and console, in their order."""
+    """Those of the blocks bash and console, in their order, without what redirects their output."""
     found: list[Command] = []
     for language, block in re.findall(r"```(bash|console)\n(.*?)```", text_of(page), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             if language == "bash" and line.strip():
-                found.append(Command(shlex.split(line, comments=True)))
+                found.append(Command(shlex.split(line.partition(" > ")[0], comments=True)))
             elif line.startswith("$ "):
                 found.append(Command(shlex.split(line[2:])))
             elif language == "console":

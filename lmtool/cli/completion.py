@@ -241,6 +241,7 @@ def _show_arguments(current: str, table: CompletionTable) -> Iterator[str]:
     if equals:
         yield from (f"{group}={option} " for option in table["options"].get(group, ()))
         return
+    yield "schema "
     yield from (f"{group}=" for group in table["options"])
     for keys in table["verbs"].values():
         for word in _keys(keys, current, {}, table):

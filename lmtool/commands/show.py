@@ -1,23 +1,26 @@
 """`lmtool show KEY`: description, type and default of a key; `lmtool show GROUP=NAME`: the YAML of an option; `lmtool
-list`: the groups, or the options of a group."""
+list`: the groups, or the options of a group; `lmtool show schema`: the JSON Schema of the YAML, for editors."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import yaml
+from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from lmtool.config import aliases, groups, plugins, saved, tables, words
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.nearest import nearest, nearest_keys
 from lmtool.config.problems import choice_of, section_class, several_of
 from lmtool.errors import UserError
 from lmtool.models import recipes
-from lmtool.resolver.schema.verbs import COMMANDS, VERBS
+from lmtool.resolver.schema.verbs import COMMANDS, TRAINING, VERBS
 from lmtool.system.terminal import say
 
 # The name of the YAML file that each command composes its configuration from.
@@ -41,7 +44,9 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
         raise UserError("show needs a key", "lmtool show optimizer.lr, or lmtool show model=bert")
     fields = list(all_fields(config_dirs))
     for typed in arguments:
-        if "=" in typed:
+        if typed == "schema":
+            say(json.dumps(json_schema(config_dirs), indent=1, ensure_ascii=False))
+        elif "=" in typed:
             group, _, name = typed.partition("=")
             _require_group(group, _all_groups(config_dirs), f"show {{}}={name}")
             _show_choice(group, name, config_dirs)
@@ -203,6 +208,79 @@ def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
     content = {} if path is None else saved.read_yaml(path)
     base = next((item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
     return _component(group, base, config_dirs) if base else name
+
+
+# --- lmtool show schema ---------------------------------------------------------------------------------------------
+
+
+def json_schema(config_dirs: Sequence[Path] = ()) -> JsonObject:
+    """Returns the JSON Schema of the YAML, for the completion and the checks of editors.
+
+    The schema itself is for files that set keys of a whole run (experiments, `config.yaml`); `$defs` has one for the
+    files of each group and each command. A file may set some of the keys, and its `defaults` may choose the component,
+    so a section accepts the keys of all components of its group; the decoder decides.
+    """
+    definitions: JsonObject = {}
+    for group in tables.groups():
+        configs = {entry.config: groups.yaml_file(group, entry.name, config_dirs) for entry in tables.entries(group)}
+        section = definitions[group.replace("/", ".")] = _section_schema(configs, definitions)
+        if "auto" in groups.options(group, config_dirs):
+            section["properties"]["name"]["anyOf"].append({"const": "auto"})
+    commands: dict[str, dict[type[Config], Path | None]] = {
+        verb: {config: groups.conf_dir() / f"{PRIMARY[verb]}.yaml"} for verb, config in COMMANDS.items()
+    }
+    definitions |= {PRIMARY[verb]: _section_schema(config, definitions) for verb, config in commands.items()}
+    run = _section_schema(dict(pair for verb in TRAINING for pair in commands[verb].items()), definitions)
+    saved_keys = {"version": {"const": saved.VERSION}, "command": {"enum": list(TRAINING)}}
+    run["properties"] |= {"hydra": {"type": "object"}, **saved_keys}
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": draft, "title": "The YAML of lmtool", **run, "$defs": definitions}
+
+
+def _section_schema(configs: Mapping[type[Config], Path | None], definitions: JsonObject) -> JsonObject:
+    """Returns the schema of a section of one of these classes, or of a file with its keys. configs: each class with its
+    base YAML; a key may be the word there that is replaced before decoding: null, auto or ???."""
+    schemas: dict[str, list[JsonObject]] = {}
+    for config, file in configs.items():
+        written = {} if file is None else saved.read_yaml(file)
+        for name, field in config.model_fields.items():
+            schema = _value_schema(field, definitions)
+            word, allowed = written.get(name, ""), [schema, *schema.get("anyOf", [])]
+            accepted = any(
+                word in part.get("enum", []) or (word is None and part.get("type") == "null") for part in allowed
+            )
+            if word in (None, "auto", "???") and not accepted:
+                schema = {"anyOf": [schema, {"const": word}]}
+            schemas.setdefault(name, []).append({**schema, "description": field.description or ""})
+    properties = {"defaults": {"type": "array"}} | {name: _alternatives(same) for name, same in schemas.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _value_schema(field: FieldInfo, definitions: JsonObject) -> JsonObject:
+    choice, several, section = choice_of(field), several_of(field), section_class(field)
+    if several is not None:
+        names = {
+            entry.name: _section_schema({entry.config: None}, definitions) for entry in tables.entries(several.group)
+        }
+        return {"type": ["object", "null"], "properties": names, "additionalProperties": False}
+    if choice is not None:
+        return {"anyOf": [{"$ref": f"#/$defs/{choice.group.replace('/', '.')}"}, {"type": "null"}]}
+    if section is not None:
+        return {"anyOf": [_section_schema({section: None}, definitions), {"type": "null"}]}
+    annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    schema = TypeAdapter(annotation).json_schema()
+    definitions |= schema.pop("$defs", {})
+    return schema
+
+
+def _alternatives(schemas: list[JsonObject]) -> JsonObject:
+    """Returns the schema of a key that several classes have: equal ones once, with all their descriptions."""
+    descriptions: dict[str, dict[str, None]] = {}
+    for schema in schemas:
+        text = json.dumps({name: value for name, value in schema.items() if name != "description"})
+        descriptions.setdefault(text, {})[schema.get("description", "")] = None
+    merged = [{**json.loads(text), "description": "\n".join(same)} for text, same in descriptions.items()]
+    return merged[0] if len(merged) == 1 else {"anyOf": merged}
 
 
 # --- lmtool list ----------------------------------------------------------------------------------------------------

@@ -149,7 +149,10 @@ _TABLE = (
         "list", "what there is to choose from", "lmtool list model", reads="options",
         module="lmtool.commands.show:list_options",
     ),
-    Verb("show", "explain a key or print a choice", "lmtool show optimizer.lr", reads="options"),
+    Verb(
+        "show", "explain a key or print a choice", "lmtool show optimizer.lr", reads="options",
+        notes=("schema: print the JSON Schema of the YAML, with which editors complete and check it",),
+    ),
     Verb(
         "completion", "TAB in bash, zsh or fish", "source <(lmtool completion bash)",
         reads="words", module="lmtool.cli.completion",
