@@ -21,7 +21,7 @@ from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import suite
-from lmtool.system.files import Damaged
+from lmtool.system.files import Damaged, user_path
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.files import read_hub
 from lmtool.tokenizers.configs import FolderConfig
@@ -160,7 +160,7 @@ def _tasks(config: TrainingConfig, tasks: Iterable[TaskConfig]) -> Iterator[Remo
 
 def _task(config: TrainingConfig, task: TaskConfig) -> RemoteSource:
     name, _, subset = str(task.hub).partition(":")
-    cache = Path(config.cache_dir).expanduser() / "hub"
+    cache = user_path(config.cache_dir) / "hub"
     folder = cache / name.replace("/", "___") / (subset or "default")  # the name that the library datasets uses
 
     def read(offline: bool) -> list[Path]:

@@ -17,6 +17,7 @@ from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.compressed import without_compression_suffix
+from lmtool.system.files import user_path
 
 Path = Annotated[str, Field(min_length=1)]
 
@@ -79,7 +80,7 @@ def kind_of(name: str) -> str | None:
 def contains(path: str, file: PurePath, in_folders: bool = True) -> bool:
     """Whether a path leads to a file: it is the file, a folder above it, or a glob pattern that matches one of these.
     file: the real path of the file. in_folders: whether folders count."""
-    matches = {os.path.realpath(match) for match in glob.iglob(os.path.expanduser(path), recursive=True)}
+    matches = {os.path.realpath(match) for match in glob.iglob(str(user_path(path)), recursive=True)}
     return str(file) in matches or (in_folders and not matches.isdisjoint(map(str, file.parents)))
 
 

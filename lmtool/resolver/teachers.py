@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,6 +26,7 @@ from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.matcher import fitting_objectives
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.system.files import user_path
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskObjectiveConfig
 from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
@@ -215,7 +215,7 @@ def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
 def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
     """The file with the teacher's hard labels must exist."""
     path = distill.label_file
-    if path is not None and not Path(path).expanduser().is_file():
+    if path is not None and not user_path(path).is_file():
         hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
         yield Problem("distill.predictions", f"distill.predictions={path}: no such file", hint)
 
