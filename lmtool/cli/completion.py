@@ -16,6 +16,7 @@ from lmtool.cli.completion_keys import CompletionTable, KeyNode, KeyNodes, table
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
+from lmtool.system.files import user_path
 from lmtool.system.terminal import safe_line, say
 
 FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
@@ -260,7 +261,7 @@ def _files(current: str, folders_only: bool = False) -> Iterator[str]:
     """Yields the files and folders whose paths start with `current`; hidden files only if the name starts with a
     dot."""
     parent, slash, name = current.rpartition("/")
-    folder = Path(f"{parent}{slash}" or ".").expanduser()
+    folder = user_path(f"{parent}{slash}" or ".")
     if not folder.is_dir():
         return
     count = 0

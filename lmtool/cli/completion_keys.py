@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, Unio
 from lmtool import __version__
 from lmtool.config import groups
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS, keys_of
-from lmtool.system.files import replace_bytes
+from lmtool.system.files import replace_bytes, user_path
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -56,7 +56,7 @@ class CompletionTable(TypedDict):
 
 def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> CompletionTable:
     """Returns the table of this installation: reads the cached file, or builds the table and saves it."""
-    file = Path(CACHE).expanduser() / "completion" / f"{_fingerprint(config_dirs, plugins)}.json"
+    file = user_path(CACHE) / "completion" / f"{_fingerprint(config_dirs, plugins)}.json"
     with suppress(OSError, ValueError):
         saved: CompletionTable = json.loads(file.read_text(encoding="utf-8"))
         return saved

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lmtool.config.checkpoint import find
 from lmtool.config.saved import JsonMapping, JsonObject
@@ -16,6 +15,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.inspection import print_failed_rows, print_findings
 from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
+from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.checking import LabeledTexts, compare, findings, read_valid_rows
 from lmtool.tokenizers.folders import has_tokenizer
@@ -108,7 +108,7 @@ def _length_function(config: CheckConfig) -> tuple[Callable[[Sequence[str]], lis
     """Returns the function that measures lengths, and their unit."""
     if config.checkpoint is None:
         return lambda texts: [len(text.split()) for text in texts], "words"
-    folder = Path(config.checkpoint).expanduser()
+    folder = user_path(config.checkpoint)
     if not has_tokenizer(folder):
         published = hf_folder(config.checkpoint, config.offline)
         folder = find(config.checkpoint) if published is None else published.path

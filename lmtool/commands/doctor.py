@@ -28,6 +28,7 @@ from lmtool.reporting.text import size
 from lmtool.resolver.schema.use import DoctorConfig
 from lmtool.runs.run_folder import processor
 from lmtool.system.environment import available_cores, is_reachable
+from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
 
@@ -99,7 +100,7 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
         yield _speed(device)
     yield _memory()
     yield _folder("runs", Path("runs"), "start in a folder on another disk, or set run_dir=")
-    yield _folder("cache_dir", Path(config.cache_dir).expanduser(), "set cache_dir=FOLDER on another disk")
+    yield _folder("cache_dir", user_path(config.cache_dir), "set cache_dir=FOLDER on another disk")
     yield Finding("conf", f"{conf_dir()}, {sum(1 for _ in conf_dir().rglob('*.yaml'))} files")
     yield from _packages()
     yield _hub(config.offline)

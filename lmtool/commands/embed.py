@@ -20,6 +20,7 @@ from lmtool.reporting.console import Output
 from lmtool.resolver.schema.use import EmbedConfig
 from lmtool.runs.files import replacement_of
 from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
+from lmtool.system.files import user_path
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
 from lmtool.training.precision import select_device, select_precision
@@ -186,9 +187,9 @@ def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder
     """Writes the vectors and returns a description of their number. Raises UserError if writing fails."""
     try:
         if Path(path).suffix.lower() == ".npy":
-            shape = write_npy(Path(path).expanduser(), vectors, len(rows), embedder)
+            shape = write_npy(user_path(path), vectors, len(rows), embedder)
             return f"{' x '.join(f'{size:,}' for size in shape)} numbers"
-        rows_written = write_parquet(Path(path).expanduser(), rows, vectors, embedder)
+        rows_written = write_parquet(user_path(path), rows, vectors, embedder)
         texts = counted(len(rows), "text")
         return texts if embedder.pooling != "none" else f"{counted(rows_written, 'token')} of {texts}"
     except OSError as error:

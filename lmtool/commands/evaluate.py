@@ -4,7 +4,6 @@ compares it with another checkpoint on the same rows."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
@@ -24,7 +23,7 @@ from lmtool.session.evaluation import (
 from lmtool.session.labeled import data_to_score
 from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
-from lmtool.system.files import require_no_link
+from lmtool.system.files import require_no_link, user_path
 from lmtool.tasks.analysis import analysis, difference, with_early_exit
 from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
@@ -34,7 +33,7 @@ def run(config: EvaluateConfig) -> JsonObject:
     """Scores, prints, and writes predictions and a report if requested. Returns the metrics, the task's first."""
     check_output(config.output)
     if config.report is not None:
-        require_no_link(Path(config.report).expanduser() / "plots")
+        require_no_link(user_path(config.report) / "plots")
     trained, output = load_trained(config), Output()
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
         require_unset(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
@@ -74,7 +73,7 @@ def run(config: EvaluateConfig) -> JsonObject:
         if isinstance(mixed, MixedEvaluation):
             output.line(f"{split}: {AVERAGE.name} {mixed.scores[AVERAGE.name]:.4f} of {', '.join(mixed.members)}")
     if config.report is not None:
-        folder = Path(config.report).expanduser()
+        folder = user_path(config.report)
         write_output(str(folder / "predictions.jsonl"), scores.evaluations.records(), key="report")
         write_evaluation(folder, details)
         output.line(f"evaluation.json, predictions.jsonl and plots: {folder}")

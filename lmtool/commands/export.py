@@ -18,7 +18,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import ExportConfig
 from lmtool.session.trained import classifies, read_trained
-from lmtool.system.files import sha256
+from lmtool.system.files import sha256, user_path
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import counted
 from lmtool.tasks.kinds.learner import TaskLearner
@@ -72,7 +72,7 @@ def run(config: ExportConfig) -> None:
     require_published_tensors(weights, loaded.config, export)
     layout = exported_format(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
-    folder = Path(config.output).expanduser()
+    folder = user_path(config.output)
     card = model_card(config.checkpoint, weights, saved, export) + usage(export.architecture, loaded.config, folder)
     write_export(
         export, loaded.config, tokenizer, tokenizer_settings(loaded.config, saved, task, tokenizer), card, folder

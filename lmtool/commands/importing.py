@@ -3,12 +3,11 @@ was lost; also gives a checkpoint another vocabulary or another family. The part
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lmtool.commands.export import print_comparison, warn_about
 from lmtool.errors import CheckFailed, UserError
 from lmtool.resolver.schema.run import ImportConfig
 from lmtool.session.trained import classifies, require_same_reading
+from lmtool.system.files import user_path
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.conversion.adapters import import_adapter
 from lmtool.weights.conversion.architectures import import_architecture
@@ -23,7 +22,7 @@ from lmtool.weights.reading import read, read_hf, to_fp32, to_hf_names, to_lmtoo
 
 def run(config: ImportConfig) -> None:
     """Writes the checkpoint, reads it again, compares it with the folder, and prints the differences."""
-    path = Path(config.checkpoint).expanduser()
+    path = user_path(config.checkpoint)
     if config.model is not None:
         (import_as_embedding if holds_vectors(config) else import_architecture)(config, config.model)
         return
@@ -51,7 +50,7 @@ def run(config: ImportConfig) -> None:
         saved = published.classifier_config()
         if loaded.tokenizer is not None:
             require_same_reading(published, loaded.config, loaded.tokenizer)
-    folder = Path(config.output).expanduser()
+    folder = user_path(config.output)
     source = {
         "checkpoint": config.checkpoint,
         "revision": published.revision,

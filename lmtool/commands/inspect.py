@@ -7,7 +7,6 @@ generator of replaced-token detection does): then it has its initial weights, or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -30,6 +29,7 @@ from lmtool.session.open_run import require_fit, start_weights, starting_tokeniz
 from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
 from lmtool.session.requests import write_output
 from lmtool.session.screens import warnings_of
+from lmtool.system.files import user_path
 from lmtool.tasks.checking import Shift, shifts
 from lmtool.training.precision import select_device
 from lmtool.weights.assemble import assemble
@@ -53,7 +53,7 @@ def run(config: TrainingConfig, verb: str, keys: InspectKeys) -> int:
         parts.append(screen)
         tallies.append(stats)
     if keys.output is not None and keys.output.endswith(".html"):
-        write_inspection(Path(keys.output).expanduser(), parts)
+        write_inspection(user_path(keys.output), parts)
         output.line(f"page: {keys.output}")
     elif keys.output is not None:
         phases = enumerate(parts, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -46,6 +45,7 @@ from lmtool.resolver.schema.use import (
     InspectTokenizerConfig,
     InspectWordConfig,
 )
+from lmtool.system.files import user_path
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ def tokenizer(config: InspectTokenizerConfig) -> list[JsonObject]:
     output = Output()
     tokenizations = [_tokenize(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
     print_tokenizations(output, config.text, tokenizations)
-    path = Path(config.output).expanduser()
+    path = user_path(config.output)
     write_tokenizations(path, config.text, tokenizations)
     output.line(f"page: {path}")
     return [tokenization.row for tokenization in tokenizations]
@@ -76,7 +76,7 @@ def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tupl
             section = cast(TokenizerConfig, Choice("tokenizer").validate({"name": kind}))
             yield kind, trained_tokenizer(section, source, config.vocab_size, config.cache_dir, output.stage)
     for checkpoint in config.checkpoint:
-        folder = Path(checkpoint).expanduser()
+        folder = user_path(checkpoint)
         if not has_tokenizer(folder):
             published = hf_folder(checkpoint, config.offline)
             folder = find(checkpoint) if published is None else published.path
@@ -120,7 +120,7 @@ def attention(config: InspectAttentionConfig) -> list[JsonObject]:
     heads, pieces = heads_of(attention.weights, special_L), tokenizer.readable(ids)
     maps = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
     print_heads(output, heads, pieces, maps)
-    path = Path(config.output).expanduser()
+    path = user_path(config.output)
     write_heads(path, config.checkpoint, heads, pieces, attention)
     output.line(f"page: {path}")
     return [{"layer": head.layer, "head": head.number, "mostly": head.pattern, **head.fractions} for head in heads]
@@ -149,7 +149,7 @@ def positions(config: InspectPositionsConfig) -> list[JsonObject]:
     output = Output()
     maps = [*_maps_of_kinds(config), *_maps_of_checkpoints(config)]
     print_position_maps(output, maps)
-    path = Path(config.output).expanduser()
+    path = user_path(config.output)
     write_position_maps(path, maps)
     output.line(f"page: {path}")
     return [{"positions": position_maps.name, "maps": len(position_maps.scores)} for position_maps in maps]
@@ -220,7 +220,7 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
             SimilarityByLayer(checkpoint, similarity.layers, same_word, other_words, similarity.similarity_WSS)
         )
     print_similarities(output, config.word, sentences, similarities)
-    path = Path(config.output).expanduser()
+    path = user_path(config.output)
     write_similarities(path, config.word, sentences, similarities)
     output.line(f"page: {path}")
     return [

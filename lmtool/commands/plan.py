@@ -33,6 +33,7 @@ from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.labeled import data_to_learn
 from lmtool.session.preparation import PretrainPreparation
+from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.profiling import StopTraining
@@ -215,7 +216,7 @@ def _text_tokens(config: PretrainConfig) -> float | None:
     downloaded text; None if unknown."""
     text_bytes, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
     if isinstance(path, str) and "://" not in path:
-        source = Path(path).expanduser()
+        source = user_path(path)
         files = source.rglob("*") if source.is_dir() else [source] if source.is_file() else map(Path, glob(str(source)))
         text_bytes = sum(file.stat().st_size for file in files if file.is_file())
     return text_bytes / BYTES_PER_TOKEN if text_bytes else None

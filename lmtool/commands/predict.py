@@ -26,6 +26,7 @@ from lmtool.session.requests import (
     write_output,
 )
 from lmtool.session.trained import Trained, load_trained
+from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.analysis import with_early_exit
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
@@ -79,7 +80,7 @@ def _trained_on(task: TaskConfig, input_path: str) -> bool:
     """Whether a file has the task's training rows."""
     if task.path is None:
         return False
-    rows, file = Path(task.path).resolve(), Path(input_path).resolve()
+    rows, file = user_path(task.path).resolve(), user_path(input_path).resolve()
     return file == rows or (file.parent == rows and file.name.split(".")[0] == "train")
 
 

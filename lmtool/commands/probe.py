@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -36,6 +35,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.evaluations import print_probes, write_probes
 from lmtool.reporting.run_files import CheckpointProbes
 from lmtool.resolver.schema.use import ProbeConfig
+from lmtool.system.files import user_path
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
@@ -61,8 +61,8 @@ def run(config: ProbeConfig) -> list[CheckpointProbes]:
         loaded = load(checkpoint, str(precision.device), config.offline)
         checkpoints.append(_CheckpointProbe(config, checkpoint, loaded, precision, task, output).scores())
         print_probes(output, target, checkpoints[-1])
-    write_probes(Path(config.output).expanduser(), target, checkpoints, settings)
-    output.line(f"page: {Path(config.output) / 'probe.html'}")
+    write_probes(user_path(config.output), target, checkpoints, settings)
+    output.line(f"page: {user_path(config.output) / 'probe.html'}")
     return checkpoints
 
 

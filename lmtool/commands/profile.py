@@ -30,6 +30,7 @@ from lmtool.runs.identity import select_folder
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.open_run import RUNS
 from lmtool.session.session import Session
+from lmtool.system.files import user_path
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.attribution import attribute
 from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
@@ -79,7 +80,7 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
             f"branch={config.branch}: a profile trains a new run", "omit branch= and repeat the overrides of the trunk"
         )
     folder = None if config.name is None else RUNS / config.name
-    folder = folder if config.run_dir is None else Path(config.run_dir).expanduser()
+    folder = folder if config.run_dir is None else user_path(config.run_dir)
     if folder is not None and (folder / "config.yaml").exists():
         steps = saved_steps(folder / "checkpoints")
         state = "finished" if (folder / "result.json").exists() else f"at step {max(steps, default=0)}"
@@ -96,7 +97,7 @@ def _folder(output: str | None, stem: str) -> Iterator[Path]:
     whose name begins with `stem`."""
     runs_existed = RUNS.exists()
     if output is not None:
-        folder = Path(output).expanduser()
+        folder = user_path(output)
         require_new(folder)
         folder.mkdir(parents=True, exist_ok=True)
     else:

@@ -20,6 +20,7 @@ from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, last_step_text, read_sweep
 from lmtool.reporting.text import duration, is_number, size, title
 from lmtool.runs.locks import is_held
+from lmtool.system.files import user_path
 from lmtool.system.terminal import counted, say
 
 _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", "size")
@@ -29,7 +30,7 @@ def main(words: list[str]) -> int:
     """Prints the table of runs. words: the folder to list, at most one; runs/ without one."""
     if len(words) > 1 or any("=" in word for word in words):
         raise UserError(f"{' '.join(['runs', *words])}: takes at most one folder", "lmtool runs FOLDER")
-    root = Path(words[0] if words else "runs").expanduser()
+    root = user_path(words[0] if words else "runs")
     if not root.is_dir():
         hint = "name the folder of your runs, or start a first run: lmtool pretrain experiment=bert_tiny"
         raise UserError(f"{root}: no such folder", hint)

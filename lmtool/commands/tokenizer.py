@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 
 from lmtool.data.sources import documents, open_source
 from lmtool.data.vocabulary import trained_tokenizer
@@ -11,6 +10,7 @@ from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import TokenizerCommandConfig
+from lmtool.system.files import user_path
 from lmtool.tokenizers.tokenizer import SAVED_FILES
 
 SAMPLE_TEXTS = 3
@@ -19,7 +19,7 @@ MEASURED_TEXTS = 500
 
 def run(config: TokenizerCommandConfig) -> dict[str, float]:
     """Trains and saves a tokenizer, and prints its statistics on held-out text."""
-    folder = Path(config.output).expanduser()
+    folder = user_path(config.output)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"output={config.output} is not empty", "use a new folder")
     output = Output()

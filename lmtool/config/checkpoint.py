@@ -20,7 +20,7 @@ from lmtool.config import saved
 from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
-from lmtool.system.files import MANIFEST, Damaged, Manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, user_path
 
 MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
     "model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json", "config.json", "data.json",
@@ -134,7 +134,7 @@ def _read_pointer(pointer: Path) -> Path:
 def run_folder(path: str | Path) -> Path:
     """Returns the run folder that the user means: the target of `runs/latest`, otherwise the path itself, which may not
     exist."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if folder.name != "latest":
         return folder
     if folder.is_symlink():

@@ -14,6 +14,7 @@ from lmtool.config import groups
 from lmtool.config.base import JsonObject
 from lmtool.config.tables import Entry, added
 from lmtool.errors import UserError
+from lmtool.system.files import user_path
 
 ENTRY_POINTS = "lmtool.plugins"
 
@@ -56,7 +57,7 @@ def load(modules: Sequence[str]) -> None:
 
 def _path_error(module: str) -> UserError:
     """Returns the error for a path instead of the name of a module."""
-    path, folder = Path(module).expanduser().absolute(), Path.cwd()
+    path, folder = user_path(module).absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
     if path.is_relative_to(folder):
         name = ".".join(path.relative_to(folder).parts) or "NAME"

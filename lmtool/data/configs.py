@@ -18,6 +18,7 @@ from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.compressed import without_compression_suffix
 from lmtool.system.environment import is_reachable
+from lmtool.system.files import user_path
 
 Path = Annotated[str, Field(min_length=1)]
 
@@ -80,7 +81,7 @@ def kind_of(name: str) -> str | None:
 def contains(path: str, file: PurePath, in_folders: bool = True) -> bool:
     """Whether a path leads to a file: it is the file, a folder above it, or a glob pattern that matches one of these.
     file: the real path of the file. in_folders: whether folders count."""
-    matches = {os.path.realpath(match) for match in glob.iglob(os.path.expanduser(path), recursive=True)}
+    matches = {os.path.realpath(match) for match in glob.iglob(str(user_path(path)), recursive=True)}
     return str(file) in matches or (in_folders and not matches.isdisjoint(map(str, file.parents)))
 
 
@@ -205,7 +206,7 @@ class HubConfig(DataConfig):
 def hub_folder(hub: str, cache_dir: str) -> str:
     """Returns the folder in which the library datasets keeps the rows of a data set, org/name or org/name:subset."""
     name, _, subset = hub.partition(":")
-    return os.path.join(os.path.expanduser(cache_dir), "hub", name.replace("/", "___"), subset)
+    return os.path.join(user_path(cache_dir), "hub", name.replace("/", "___"), subset)
 
 
 def is_cached(hub: str, cache_dir: str) -> bool:
@@ -216,7 +217,7 @@ def is_cached(hub: str, cache_dir: str) -> bool:
 
 def missing_hub_data(hub: str, cache_dir: str, offline: bool) -> str | None:
     """Returns the reason why a data set of the hub cannot be read, from the cache or by a download; None if it can."""
-    if os.path.isdir(os.path.expanduser(hub.partition(":")[0])) or is_cached(hub, cache_dir):
+    if user_path(hub.partition(":")[0]).is_dir() or is_cached(hub, cache_dir):
         return None
     from huggingface_hub import constants  # takes a third of a second
 

@@ -27,7 +27,7 @@ from lmtool.data.configs import DataConfig, FileConfig, kind_of
 from lmtool.data.files import collecting, find, refuse
 from lmtool.data.sources import OnStage, held_out, split_offset, splits_of
 from lmtool.errors import UserError
-from lmtool.system.files import draft_path
+from lmtool.system.files import draft_path, user_path
 
 VERSION = 1  # increase it if the division into documents or the format of a cached scan changes
 LARGE = 32 << 20  # minimum bytes of files whose scan is cached
@@ -62,7 +62,7 @@ class CachedScan:
         if cache_dir is not None and stable and sum(size for size, _ in self._stamps) >= LARGE:
             names = [os.path.realpath(path) for path in files]
             key = hashlib.sha256(json.dumps([VERSION, rules, names, self._stamps]).encode()).hexdigest()
-            self._path = Path(cache_dir).expanduser() / "scans" / f"{key[:32]}.npz"
+            self._path = user_path(cache_dir) / "scans" / f"{key[:32]}.npz"
 
     def load(self) -> Scan | None:
         """Returns the scan; None if it is missing or damaged, according to the checksums in the file."""

@@ -20,6 +20,7 @@ from lmtool.config.tables import nearest
 from lmtool.data.compressed import PACKED, Broken, open_bytes, without_compression_suffix
 from lmtool.data.configs import kind_of
 from lmtool.errors import UserError
+from lmtool.system.files import user_path
 
 _collected: ContextVar[list[UserError] | None] = ContextVar("collected", default=None)
 
@@ -86,7 +87,7 @@ def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".
     """
     by_path: dict[str, Path] = {}
     for name in (value,) if isinstance(value, str) else value:
-        path = Path(name).expanduser()
+        path = user_path(name)
         if path.is_dir():
             files = _files_in_folder(key, path, suffixes)
         elif path.exists():
@@ -107,7 +108,7 @@ def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".
 def regular_file(key: str, value: str) -> Path:
     """Returns the file at a path. Raises UserError, which names `key`, if the file does not exist or is not a regular
     file."""
-    path = Path(value).expanduser()
+    path = user_path(value)
     if not path.exists():
         raise no_such_file(key, value)
     if not path.is_file():
@@ -118,7 +119,7 @@ def regular_file(key: str, value: str) -> Path:
 
 def no_such_file(key: str, value: str) -> UserError:
     """Returns the error for a path that does not exist, with the nearest name that exists."""
-    path = Path(value).expanduser()
+    path = user_path(value)
     parent = _existing_part(path)
     missing = path.parts[len(parent.parts)] if parent != Path(".") else path.parts[0]
     names: list[str] = []

@@ -28,7 +28,7 @@ from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.system.environment import is_reachable
-from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_bytes, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, user_path, write_bytes, write_manifest
 from lmtool.system.secrets import masked
 
 
@@ -51,7 +51,7 @@ def hub_access(subject: str, name: str, offline: bool, hint: str) -> Iterator[An
             f"{subject}: reading it requires the library datasets, which is not installed",
             f"pip install 'lmtool[hub]', or {hint}",
         ) from problem
-    local = Path(name).expanduser().is_dir()
+    local = user_path(name).is_dir()
     unreachable = not local and not offline and not is_reachable(huggingface_hub.constants.ENDPOINT)
     modes = (datasets.config, huggingface_hub.constants)
     before = [mode.HF_HUB_OFFLINE for mode in modes]
@@ -226,7 +226,7 @@ class HubSource(FileSource[HubConfig]):
         assert self.cache_dir is not None
         config, subject = self.config, f"data.hub={self.config.hub}"
         name, _, subset = config.hub.partition(":")
-        local = Path(name).expanduser()
+        local = user_path(name)
         if name.startswith((".", "/", "~")) and not local.is_dir():
             raise no_such_file("data.hub", name)
         alternative = "use local files: data=parquet data.path=FOLDER"
@@ -306,12 +306,12 @@ def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
     """Returns the folder with the text of a split. It depends on the names, sizes and times of the files in a local
     data set; text from the hub is not updated."""
     parts: list[object] = [VERSION, config.hub, split, *columns_of(config), config.max_bytes]
-    local = Path(config.hub.partition(":")[0]).expanduser()
+    local = user_path(config.hub.partition(":")[0])
     if local.is_dir():
         files = sorted(path for path in local.rglob("*") if path.is_file())
         parts += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    return Path(cache_dir).expanduser() / "hub_text" / key[:32]
+    return user_path(cache_dir) / "hub_text" / key[:32]
 
 
 def _columns(rows: Any, columns: tuple[str, ...], subject: str) -> Any:

@@ -23,7 +23,7 @@ from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.files import Damaged, replace_bytes
+from lmtool.system.files import Damaged, replace_bytes, user_path
 
 _SHORTEST = 20  # minimum number of characters of a docstring
 
@@ -141,7 +141,7 @@ def _cached_rows(
     `parts`, the installed packages and this code. Reports a damaged file."""
     code = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, docstrings.__file__)]
     key = _hash([code, docstrings.versions(), docstrings.installed(), *parts])
-    path = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
+    path = None if cache_dir is None else user_path(cache_dir) / "pydocs" / f"{key[:32]}.json"
     if path is not None and path.exists():
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             saved = json.loads(path.read_text(encoding="utf-8"))

@@ -33,7 +33,7 @@ from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
 from lmtool.errors import UserError
-from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, user_path, write_manifest
 from lmtool.system.ranks import rank_info
 from lmtool.tokenizers.tokenizer import Tokenizer
 
@@ -286,7 +286,7 @@ def open_store(
     or cannot be written, or if the split has no tokens."""
     parts = [f"store {VERSION}", source.fingerprint, splits_of(split), tokenizer.fingerprint]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    root = Path(cache_dir).expanduser()
+    root = user_path(cache_dir)
     folder = root / "stores" / key[:32]
     processes = rank_info(os.environ).local_size
     cache = UNSHARED if processes == 1 else ArrayCache(root / "plans", key, processes, progress)
@@ -352,7 +352,7 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
     except OSError as problem:
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "free some space, or set cache_dir=FOLDER on another disk" if full else "set cache_dir=FOLDER"
-        reason = "is a file" if Path(cache_dir).expanduser().is_file() else problem.strerror or str(problem)
+        reason = "is a file" if user_path(cache_dir).is_file() else problem.strerror or str(problem)
         raise UserError(f"cache_dir={cache_dir}: {reason}", hint) from problem
 
 

@@ -25,6 +25,7 @@ from lmtool.data.rows import (
     require_characters,
 )
 from lmtool.errors import UserError
+from lmtool.system.files import user_path
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
 
@@ -64,7 +65,7 @@ def read_table(
         UserError: With file and line, for malformed lines and objects, objects with different keys or types, repeated
             columns, bytes that are not UTF-8, and a file without rows.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if not path.is_file():
         raise no_such_file("path", str(path))
     suffix = path.suffix.lower()

@@ -11,7 +11,7 @@ from pathlib import Path
 from lmtool.config.tables import build
 from lmtool.data.sources import OnStage, Source, documents
 from lmtool.data.store import cached_folder
-from lmtool.system.files import Manifest, draft_path, write_manifest
+from lmtool.system.files import Manifest, draft_path, user_path, write_manifest
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.texts import sample
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ def trained_tokenizer(
     identity = {"version": VERSION, "text": source.fingerprint, "config": rules, "vocab_size": vocab_size}
     identity |= {"sample": config.most_characters} if sampled else {}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    folder = Path(cache_dir).expanduser() / "tokenizers" / key
+    folder = user_path(cache_dir) / "tokenizers" / key
 
     def load() -> Tokenizer:
         Manifest.read(folder).verify()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.distillation.configs import DistillConfig
@@ -16,6 +15,7 @@ from lmtool.distillation.teacher_configs import TeacherSpec, differing_tokenizer
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
+from lmtool.system.files import user_path
 from lmtool.tasks.configs import GlueConfig, TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
@@ -82,7 +82,7 @@ def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
 def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
     """The file with the teacher's hard labels must exist."""
     path = distill.label_file
-    if path is not None and not Path(path).expanduser().is_file():
+    if path is not None and not user_path(path).is_file():
         hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
         yield Problem("distill.predictions", f"distill.predictions={path}: no such file", hint)
 

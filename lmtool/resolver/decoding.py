@@ -19,6 +19,7 @@ from lmtool.config.decode import decode
 from lmtool.config.tables import Choice
 from lmtool.distillation.teacher_configs import saved_teacher
 from lmtool.errors import ConfigError, Problem, UserError
+from lmtool.models.configs import ModelConfig
 from lmtool.resolver.rules import violations
 from lmtool.resolver.schema.verbs import COMMANDS
 from lmtool.tasks.configs import TaskConfig
@@ -142,7 +143,8 @@ def _local_start(data: JsonMapping, hint: str | None) -> str | None:
             config = saved.read(folder / "config.yaml")
             model = Choice("model").validate(config.get("model"))
             is_pretrained = config.get("command") == "pretrain" and saved_steps(folder / "checkpoints")
-            if is_pretrained and all(member.first_conflict(model) is None for member in members):
+            fits = isinstance(model, ModelConfig) and all(member.first_conflict(model) is None for member in members)
+            if is_pretrained and fits:
                 return f"start from a run on this machine: checkpoint={folder}; {hint}"
     tiny = "t5_tiny" if task.generates_text else "bert_tiny"
     return f"{hint}; or start from random weights: checkpoint=none model={tiny}"

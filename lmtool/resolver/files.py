@@ -24,6 +24,7 @@ from lmtool.data.parquet import parquet_rows
 from lmtool.data.rows import delimiter_for, fields_of, header_of, objects, records
 from lmtool.errors import UserError
 from lmtool.resolver.shorthands import CommandLine
+from lmtool.system.files import user_path
 from lmtool.system.terminal import say
 from lmtool.tasks.files import canonical
 from lmtool.tasks.guessing import TABLES, guess, headless, is_path, is_text, quote_value
@@ -112,7 +113,7 @@ def _is_path(value: str, names: Sequence[str]) -> bool:
     """Whether the value of `data=` is a file, a folder or a pattern rather than the name of a source."""
     if not value or value in names or "," in value:
         return False
-    path = Path(value).expanduser()
+    path = user_path(value)
     if not path.exists() and kind_of(value) is None and is_path_only(value) and not set(value) & {*"*?["}:
         raise no_such_file("data", value)
     if kind_of(value) is None and path.is_file():
@@ -125,7 +126,7 @@ def _is_path(value: str, names: Sequence[str]) -> bool:
 
 def _text_overrides(value: str, values: Mapping[str, str]) -> list[str]:
     """Returns the overrides that `data=VALUE` stands for, if the value is a path. values: all overrides by key."""
-    path = Path(value).expanduser()
+    path = user_path(value)
     paths = {"data.path": value} if not path.is_dir() else _paths_in_folder(value, path)
     kind = kind_of(paths["data.path"]) or _only_kind(value, path)
     words = [f"data={kind}", *(f"{key}={quote_value(file)}" for key, file in paths.items())]

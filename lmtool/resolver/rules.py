@@ -36,6 +36,7 @@ from lmtool.resolver.schema.run import (
 )
 from lmtool.resolver.schema.use import AskConfig, CheckConfig, EvaluateConfig, GenerateConfig, PredictConfig, UseConfig
 from lmtool.runs.files import output_errors, overwriting_errors
+from lmtool.system.files import user_path
 from lmtool.tasks import rules as tasks
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
@@ -174,7 +175,7 @@ def refuse_output_over_input(output: str | None, *sources: str | TaskConfig | Da
 
 def _file_in_path(folder: str) -> Path | None:
     """Returns the file, if any, at the path of a folder or of one of its parents."""
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     existing = next((ancestor for ancestor in (path, *path.parents) if ancestor.exists()), None)
     return None if existing is None or existing.is_dir() else existing
 

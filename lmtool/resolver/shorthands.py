@@ -24,6 +24,7 @@ from lmtool.config.checkpoint import RUNS, read_checkpoint, run_folder
 from lmtool.config.tables import Choice, imported
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import COMMANDS, TRAINING, VERBS
+from lmtool.system.files import user_path
 from lmtool.tasks.configs import TaskConfig
 from lmtool.weights.folders import hf_folder
 
@@ -256,7 +257,7 @@ def with_latest_run(data: Data, line: CommandLine) -> Data:
 
 def _folder(config: JsonMapping) -> Path | None:
     if config.get("run_dir"):
-        return Path(str(config["run_dir"])).expanduser()
+        return user_path(str(config["run_dir"]))
     return RUNS / str(config["name"]) if config.get("name") else None
 
 

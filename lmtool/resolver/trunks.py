@@ -35,7 +35,7 @@ from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.shorthands import CommandLine, started_config
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
-from lmtool.system.files import Damaged
+from lmtool.system.files import Damaged, user_path
 
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
 _LISTED = 12  # steps in an error, at most
@@ -143,9 +143,9 @@ def _split(value: str) -> tuple[str, str]:
     name, _, place = value.rpartition("@")
     if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
         return name, place
-    if name and not Path(value).expanduser().is_dir():
+    if name and not user_path(value).is_dir():
         raise UserError(f"branch={value}: {place!r} is not a step", f"use {_FORM}")
-    folder = Path(value).expanduser()
+    folder = user_path(value)
     if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
         raise UserError(
             f"branch={value}: a branch starts from a run at a step",
@@ -266,7 +266,7 @@ def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
     name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
     if not name and not folder:
         yield Problem("name", f"branch={trunk}: a branch is a new run and needs a name", "set name=NEW")
-    elif (Path(folder).expanduser() if folder else RUNS / str(name)).resolve() == trunk.run.resolve():
+    elif (user_path(folder) if folder else RUNS / str(name)).resolve() == trunk.run.resolve():
         key, value = ("run_dir", folder) if folder else ("name", name)
         yield Problem(key, f"{key}={value} is the trunk, which a branch does not change", f"use another {key}=")
     if keyed.get("checkpoint", "null") != "null":

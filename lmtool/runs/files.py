@@ -16,7 +16,7 @@ from typing import Any
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import Problem, UserError, cannot_write
-from lmtool.system.files import draft_path, replace_bytes, sync_path
+from lmtool.system.files import draft_path, replace_bytes, sync_path, user_path
 from lmtool.system.secrets import masked_data, masker
 
 
@@ -96,7 +96,7 @@ def output_errors(output: str | None) -> Iterator[Problem]:
     reader, and a device stores nothing."""
     if output is None:
         return
-    path = Path(output).expanduser()
+    path = user_path(output)
     if path.is_dir():
         yield Problem("output", f"output={output} is a folder, not a file", f"set output={path / 'predictions.jsonl'}")
     elif not path.parent.is_dir():
@@ -111,7 +111,7 @@ def output_errors(output: str | None) -> Iterator[Problem]:
 def overwriting_errors(output: str | None, reads: Callable[[Path], bool]) -> Iterator[Problem]:
     """Yields a problem if the output file would replace a file that the command reads. reads: whether it reads a file,
     given by its real path."""
-    file = Path(os.path.realpath(Path(output or "").expanduser()))
+    file = Path(os.path.realpath(user_path(output or "")))
     if file.is_file() and reads(file):
         yield Problem("output", f"output={output} would replace a file that the command reads", "set another output=")
 

@@ -15,7 +15,7 @@ from lmtool.config.groups import conf_dir
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json, write_errors
-from lmtool.system.files import draft_path, real_folder, remove, sha256
+from lmtool.system.files import draft_path, real_folder, remove, sha256, user_path
 
 # Keys that may differ on resume: names, devices, folders and speed. Everything else affects the result, including
 # evaluate_every and patience, which decide when a run ends and which weights are best.
@@ -48,7 +48,7 @@ def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) 
     number. Creates the numbered folder, so that only one of several processes gets it. Raises UserError if the name is
     invalid or the folder cannot be created."""
     if run_dir is not None:
-        return Path(run_dir).expanduser()
+        return user_path(run_dir)
     if name is not None:
         require_name(name)
         return root / name

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.requests import write_output
 from lmtool.session.session import tokenized_split
 from lmtool.session.trained import Trained
+from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT, TaskConfig
 from lmtool.tasks.kinds.base import TaskKind
@@ -238,7 +238,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         write_output(config.output, _records(kind, splits))
     results = {split: _summary(kind, data.train, evaluations) for split, evaluations in splits.items()}
     if config.report is not None:
-        folder = Path(config.report).expanduser()
+        folder = user_path(config.report)
         write_output(str(folder / "predictions.jsonl"), _records(kind, splits), key="report")
         settings = {"checkpoint": config.checkpoint, "task": data.config.name, "shots": shots}
         settings |= {"template": few_shot.template.text, "normalisation": config.normalisation}
@@ -247,7 +247,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         title = f"{config.checkpoint} · {data.config.name} · {split}"
         print_few_shot(output, title, shots, results[split], evaluations[0].prompt)
     if config.report is not None:
-        output.line(f"evaluation.json and predictions.jsonl: {Path(config.report).expanduser()}")
+        output.line(f"evaluation.json and predictions.jsonl: {user_path(config.report)}")
     first = next(iter(results.values()))["metrics"]
     metrics = {name: score["mean"] for name, score in first.items()}
     deviations = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.trained import Trained, read_trained
+from lmtool.system.files import user_path
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.training.optimizers import levels
 from lmtool.training.precision import Precision, select_device, select_precision
@@ -92,7 +92,7 @@ def require_measurable(config: FinetuneConfig) -> None:
 
     A resumed run was checked when it started.
     """
-    started = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
+    started = config.run_dir is not None and saved_steps(user_path(config.run_dir) / "checkpoints")
     if config.forgetting is not None and not started:
         find("forgetting", config.forgetting)
         read_pretrained(config, select_precision(config.precision, select_device(config.device)))

@@ -19,6 +19,7 @@ from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
+from lmtool.system.files import user_path
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
 from lmtool.tasks.configs.sequence import SequenceConfig, WindowedConfig
 from lmtool.tasks.kinds.base import TaskKind
@@ -45,7 +46,7 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, 
     try:
         saved = {} if origin is None else saved_config(origin, config.offline)
     except UserError:
-        is_resumed = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
+        is_resumed = config.run_dir is not None and saved_steps(user_path(config.run_dir) / "checkpoints")
         if not is_resumed and config.branch is None:
             raise
         saved = {}  # the run resumes, and its own configuration has the labels and the form of the head
@@ -257,7 +258,7 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
 
     Raises UserError, with file and line, if a prediction is not a label of the task.
     """
-    table = read_table(Path(path).expanduser())
+    table = read_table(user_path(path))
     columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
     columns = with_joined_columns(task, columns, table.origin)
     missing = [name for name in ("prediction", *task.reads) if name not in columns]

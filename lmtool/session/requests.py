@@ -11,6 +11,7 @@ from lmtool.data.tables import LINES, Table, read_table
 from lmtool.errors import UserError
 from lmtool.resolver.schema.use import AskConfig
 from lmtool.runs.files import write_delimited, write_rows
+from lmtool.system.files import user_path
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import read_file, suffixes
 
@@ -87,7 +88,7 @@ def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") ->
     Raises:
         UserError: The file cannot be written.
     """
-    file, rows_written = Path(path).expanduser(), 0
+    file, rows_written = user_path(path), 0
 
     def counted_rows() -> Iterator[JsonMapping]:
         nonlocal rows_written

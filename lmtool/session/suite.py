@@ -25,7 +25,7 @@ from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.runs.files import to_json
 from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
-from lmtool.system.files import replace_bytes, require_no_link
+from lmtool.system.files import replace_bytes, require_no_link, user_path
 from lmtool.system.ranks import rank_info
 from lmtool.system.signals import Interrupted, pop_late_signals
 from lmtool.tasks.configs import TaskConfig
@@ -58,7 +58,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
             f"task.path={suite.path} has no folder that is named after a task of {suite.name}",
             f"name the folders after the tasks: {', '.join(suite.names)}",
         )
-    root = Path(config.run_dir) if config.run_dir else RUNS / (config.name or f"{suite.name}-{config.model.name}")
+    root = user_path(config.run_dir) if config.run_dir else RUNS / (config.name or f"{suite.name}-{config.model.name}")
     output.line(
         f"{suite.name}: {', '.join(with_data)} in {root}; without data: {', '.join(missing_tasks) or 'none'}", "bold"
     )
@@ -112,7 +112,7 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
 
     The configuration is the task's YAML, with its folder below task.path and the suite's settings for all tasks.
     """
-    path = None if suite.path is None else Path(suite.path).expanduser()
+    path = None if suite.path is None else user_path(suite.path)
     if path is not None and not path.is_dir():
         raise UserError(
             f"task.path={suite.path} is not a folder",

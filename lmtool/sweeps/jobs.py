@@ -39,6 +39,7 @@ from lmtool.sweeps.folders import JobEntry, Sweeper, SweepFolder
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import LOCAL, DryLauncher, FirstJobs, Launch, LaunchAdapter
 from lmtool.sweeps.table import write_plan
+from lmtool.system.files import user_path
 from lmtool.system.signals import stop_error
 from lmtool.system.terminal import counted, say
 
@@ -372,7 +373,7 @@ def _create_folder(request: SweepRequest, name: str | None, sweep_dir: str | Non
     number."""
     try:
         if sweep_dir is not None or name is not None:
-            folder = Path(sweep_dir.strip("'\"")).expanduser() if sweep_dir is not None else root / str(name)
+            folder = user_path(sweep_dir.strip("'\"")) if sweep_dir is not None else root / str(name)
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         for number in itertools.count(1):

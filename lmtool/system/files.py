@@ -31,6 +31,19 @@ _ABANDONED_SECONDS = 3600.0
 """Age at which a draft of another machine counts as abandoned, since its process cannot be checked from here."""
 
 
+def user_path(path: str | Path) -> Path:
+    """Returns a path that a user typed; a leading ~ or ~NAME is replaced by that user's home. Raises UserError if there
+    is no such user, or no home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        home = Path(path).parts[0]
+    if home == "~":
+        reason = f"~ stands for no folder here: HOME is not set, and user {os.getuid()} has no entry in /etc/passwd"
+        raise UserError(f"{path}: {reason}", "export HOME=FOLDER, or give a path without ~, such as cache_dir=FOLDER")
+    raise UserError(f"{path}: there is no user {home[1:]}", f"write ./{path} if {home} is the name of a folder or file")
+
+
 def sync_path(path: Path) -> None:
     """Waits until a file's content, or a folder's list of files, is on disk."""
     handle = os.open(path, os.O_RDONLY)

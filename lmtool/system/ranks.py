@@ -88,14 +88,18 @@ def join(process: RankInfo) -> None:
     if folder is not None:
         with suppress(OSError):
             (folder / str(process.local_rank) / PID).write_text(str(os.getpid()), encoding="utf-8")
-    if os.environ.get(LAUNCHER) == str(os.getppid()):
-        _end_with_parent()
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is not None:
+        _end_with_parent(int(launcher))
 
 
-def _end_with_parent() -> None:
-    """Makes Linux send SIGTERM to this process when the launcher is killed, since nothing else would end the ranks."""
+def _end_with_parent(launcher: int) -> None:
+    """Makes Linux send SIGTERM to this process when the launcher is killed, since nothing else would end the ranks.
+    Sends it at once if the launcher ended while this process started: Linux does not tell of that."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != launcher:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 _PR_SET_PDEATHSIG = 1
@@ -178,9 +182,11 @@ class RankExits:
 
     def record_error(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
         """Records a user error. Returns the prefix of the error's lines, such as "rank 1: "; None if another rank
-        prints the same error."""
+        prints the same error, or if the launcher has ended: it printed why, and removed the folder."""
         if self.process.size == 1:
             return ""
+        if self.folder is not None and not self.folder.exists():
+            return None
         failures = [end for end in self.read().values() if end.reported and end.exit_status != TERMINATED]
         ended_by_launcher = exit_status == TERMINATED and bool(failures)  # because of another rank's failure
         self.write(RankExit(self.process.rank, exit_status, lines, reported=not ended_by_launcher, at=time.time()))

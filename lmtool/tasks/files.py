@@ -17,6 +17,7 @@ from lmtool.data.parquet import names_of_classes, read_parquet
 from lmtool.data.rows import delimiter_of
 from lmtool.data.tables import LINES, Table, begins_squad, read_columns, read_conllu, read_squad, read_table
 from lmtool.errors import UserError
+from lmtool.system.files import user_path
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import IDS
 
@@ -124,7 +125,7 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
 
     scoring: no train file is required.
     """
-    path = Path(str(config.path)).expanduser()
+    path = user_path(str(config.path))
     if not path.exists():
         raise UserError(
             f"task.path={config.path} does not exist", "name a folder with train, dev and test files, or one file"
@@ -220,7 +221,7 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
         with suppress(UserError):  # what is cached may be another subset
             return read_hub(config, cache_dir, offline=True)
     with hub_access(f"task={config.name}: task.hub={config.hub}", name, offline, alternative_command) as datasets:
-        splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
+        splits = datasets.load_dataset(name, subset or None, cache_dir=str(user_path(cache_dir) / "hub"))
     return {canonical(split): hub_table(f"{config.hub} {split}", rows) for split, rows in splits.items()}
 
 

@@ -22,6 +22,7 @@ from lmtool.data.parquet import read_parquet
 from lmtool.data.rows import no_column
 from lmtool.data.tables import LINES, SUFFIXES, begins_squad, read_table
 from lmtool.errors import UserError
+from lmtool.system.files import user_path
 from lmtool.tasks.configs.base import joined_columns
 from lmtool.tasks.files import beginning
 from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, Columns, text_of_label
@@ -73,7 +74,7 @@ def is_path(value: str, options: Collection[str]) -> bool:
     """Whether the value of `task=` is a file or folder, not the name of a task."""
     if value in options or not value or "," in value:
         return False
-    path = Path(value).expanduser()
+    path = user_path(value)
     return path.suffix.lower() in (*_SUFFIXES, *_WORKBOOKS) or path.is_dir() or is_path_only(value)
 
 
@@ -327,7 +328,7 @@ def _refuse(value: str, guesses: Sequence[Guess]) -> NoReturn:
 
 def _training_file(value: str) -> Path:
     """Returns the training file. Raises UserError if there is none."""
-    path = Path(value).expanduser()
+    path = user_path(value)
     if path.is_file():
         return path
     if not path.is_dir():

@@ -21,6 +21,7 @@ from lmtool.data.pydocs import pydocs_rows
 from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
+from lmtool.system.files import user_path
 from lmtool.tasks.configs import TaskConfig, TaskTextConfig
 from lmtool.tasks.configs.base import joined_columns
 from lmtool.tasks.configs.sequence import WindowedConfig
@@ -105,7 +106,7 @@ def decode_tables(
 ) -> TaskData:
     """Decodes the tables of a task's splits; see `load_task`."""
     configured_kind: TaskKind = build(config)
-    if scoring and config.path is not None and Path(config.path).expanduser().is_file():
+    if scoring and config.path is not None and user_path(config.path).is_file():
         tables = {**tables, "dev": tables["train"]}
     if scoring and "train" not in tables:
         return _without_train(config, configured_kind, tables, metadata)

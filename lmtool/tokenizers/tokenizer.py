@@ -20,7 +20,7 @@ from tokenizers import processors
 from lmtool.config.checkpoint import refusal
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.system.files import Damaged, verify_siblings
+from lmtool.system.files import Damaged, user_path, verify_siblings
 from lmtool.tokenizers.classes import FAST_CLASS, TOKENIZER_CONFIG, TOKENIZER_JSON
 from lmtool.tokenizers.entries import Marks, entry_bytes, marks_of, readable, starts_word
 from lmtool.tokenizers.folders import TOKENIZER_FILES, read_backend
@@ -316,7 +316,7 @@ class Tokenizer:
     def load(cls, folder: str | Path, parse_special_tokens: bool = False) -> Tokenizer:
         """Reads a folder in Hugging Face's format, see folders.py. Raises UserError if a file is missing or damaged, or
         if a checkpoint's file was changed."""
-        folder = Path(folder).expanduser()
+        folder = user_path(folder)
         try:
             verify_siblings(folder, TOKENIZER_FILES)
         except Damaged as damage:

@@ -12,13 +12,13 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from lmtool.config.checkpoint import NoCheckpoint, find, is_checkpoint
 from lmtool.errors import UserError
+from lmtool.system.files import user_path
 from lmtool.tokenizers.backends import (
     bert_normalizer,
     gpt1_bpe,
@@ -300,7 +300,7 @@ def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_s
 def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Loads an existing tokenizer; ignores `texts` and `vocab_size`. Raises UserError if the folder has no
     tokenizer."""
-    folder = Path(config.path).expanduser()
+    folder = user_path(config.path)
     if has_tokenizer(folder) and not is_checkpoint(folder):
         return Tokenizer.load(folder, config.parse_special_tokens)
     try:

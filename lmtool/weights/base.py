@@ -4,7 +4,6 @@ tuning does not change; these are read from the base."""
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from lmtool.config.checkpoint import read_json, read_manifest
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.system.files import Damaged
+from lmtool.system.files import Damaged, user_path
 from lmtool.system.secrets import masked
 from lmtool.types import part_of
 
@@ -61,7 +60,7 @@ class Base:
     def address(self) -> str | None:
         """Returns the first address that is on the hub or exists as a local path, or None."""
         for path in self.addresses:
-            if "://" in path or os.path.exists(os.path.expanduser(path)):
+            if "://" in path or user_path(path).exists():
                 return path
         return None
 

@@ -20,6 +20,7 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import HFConfig
 from lmtool.system.environment import is_reachable
+from lmtool.system.files import user_path
 from lmtool.system.secrets import masked
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
 
@@ -268,7 +269,7 @@ def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
     cannot be downloaded or read."""
     if "://" in checkpoint:
         return _from_hub(checkpoint, offline)
-    path = Path(checkpoint).expanduser()
+    path = user_path(checkpoint)
     if not (path / CONFIG).is_file() or (path / "manifest.json").is_file():
         return None
     if (path / ADAPTER).is_file() and not any((path / name).is_file() for name in WEIGHTS):

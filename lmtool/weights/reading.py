@@ -312,7 +312,7 @@ def base_of_weights(address: str, weights: Weights, names: Collection[str], toke
         names: Names of the tensors that the new checkpoint leaves out.
         tokenizer: The tokenizer of the new checkpoint, or None.
     """
-    path = None if weights.revision is not None else str(weights.folder.expanduser().resolve())
+    path = None if weights.revision is not None else str(weights.folder.resolve())
     parts = tuple(sorted({part_of(name) for name in names}))
     sha256 = digest({name: weights.tensors[name] for name in names})
     fingerprint = "" if tokenizer is None else tokenizer.fingerprint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -53,6 +54,26 @@ def test_a_rank_that_the_launcher_ends_after_a_failure_prints_nothing(ends):
 def test_a_signal_to_one_rank_is_printed_if_no_other_has_reported_a_failure(ends):
     ends[0].write(RankExit(0, 1, ("RuntimeError: Connection closed by peer",), False, False, at=2.0))
     assert ends[1].record_error(143, ("stopped by SIGTERM",)) == "rank 1: "
+
+
+def test_a_rank_whose_launcher_has_ended_neither_waits_nor_prints(tmp_path):
+    """The launcher printed why it ended, and removed the folder of the ranks."""
+    started = time.monotonic()
+    for rank in (0, 1):
+        assert RankExits(tmp_path / "removed", RankInfo(rank, 2, rank, 2)).record_error(143, ("stopped",)) is None
+    assert time.monotonic() - started < ranks.JOINT_SECONDS / 2
+
+
+def test_a_rank_that_starts_after_its_launcher_ended_ends_too(tmp_path):
+    """Linux tells a process only of the end of a parent that still runs when it asks."""
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    group = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    environment = {name: str(value) for name, value in group.items()} | {ranks.LAUNCHER: ended.stdout.decode().strip()}
+    words = [sys.executable, "-m", "lmtool", "pretrain", "model=bert_tiny", "data=text", "data.path=text.txt"]
+    done = subprocess.run(
+        words, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 143 and "stopped by SIGTERM" in done.stderr
 
 
 def test_of_two_bugs_the_first_is_printed(ends):

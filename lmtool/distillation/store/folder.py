@@ -21,7 +21,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.sources import OnStage
 from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_path, remove, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_path, remove, user_path, write_manifest
 
 VERSION = 1  # the version of the file format and of the example keys; increment it when either changes
 
@@ -77,8 +77,8 @@ def open_or_make(
     """
     identity = json.loads(json.dumps({"version": VERSION, **identity}))
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    cache = Path(location.cache_dir).expanduser() / "teachers"
-    user_folder = None if location.folder is None else Path(location.folder).expanduser()
+    cache = user_path(location.cache_dir) / "teachers"
+    user_folder = None if location.folder is None else user_path(location.folder)
     folder = cache / key[:32] if user_folder is None else user_folder.parent.resolve() / user_folder.name
     if (opened := _open(folder, identity, location, progress)) is not None:
         return opened

@@ -13,6 +13,7 @@ from pydantic import Field
 from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import component
 from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig, numbers
+from lmtool.system.files import user_path
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -48,7 +49,7 @@ class TensorBoard(Tracker):
     def folder(self) -> Path:
         if self.config.folder is None:
             return Path(self.run.folder) / "tensorboard"
-        return Path(self.config.folder).expanduser() / self.run.name
+        return user_path(self.config.folder) / self.run.name
 
     def begin(self) -> str | None:
         from tensorboard.compat.proto.event_pb2 import SessionLog

@@ -22,7 +22,7 @@ from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig, numbers
-from lmtool.system.files import draft_path, real_folder
+from lmtool.system.files import draft_path, real_folder, user_path
 from lmtool.system.secrets import masked_data
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def has_key(server: str, environ: Mapping[str, str]) -> bool:
     for name in (environ.get("NETRC"), "~/.netrc", "~/_netrc"):
         try:
             host = urllib.parse.urlsplit(server).hostname
-            if name and host and netrc.netrc(Path(name).expanduser()).authenticators(host):
+            if name and host and netrc.netrc(user_path(name)).authenticators(host):
                 return True
         except (OSError, ValueError, RuntimeError, netrc.NetrcParseError):
             continue

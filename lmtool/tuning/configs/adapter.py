@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -17,6 +16,7 @@ from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import LearnedConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Activation, AdapterReads
+from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tuning.configs.base import TuningConfig, UnfreezableConfig
 
@@ -262,7 +262,7 @@ class AdapterFusionConfig(TuningConfig):
             message = f"{key} names {counted(len(self.adapters), 'run')}; a fusion mixes {self.min_adapters} or more"
             yield Problem(key, message, f"train {self.min_adapters} or more runs with tuning=adapter, and set {hint}")
             return
-        folders = [Path(adapter.path).expanduser().resolve() for adapter in self.adapters]
+        folders = [user_path(adapter.path).resolve() for adapter in self.adapters]
         repeated = [run.path for run, folder in zip(self.adapters, folders, strict=True) if folders.count(folder) > 1]
         if repeated:
             message = (

@@ -17,6 +17,7 @@ from lmtool.models.published import HFConfig, default_label
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import count
 from lmtool.resolver.schema.run import ImportConfig
+from lmtool.system.files import user_path
 from lmtool.system.terminal import listing
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -63,7 +64,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     tokenizer = Tokenizer.load(tokenizer_folder) if has_tokenizer(tokenizer_folder) else None
     base_record = None if start.merged else base_of_weights(address, start, base_tensors, tokenizer)
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
-    output = Path(config.output).expanduser()
+    output = user_path(config.output)
     new_tensors = tensors if base_record is not None else all_tensors
     write_import(ImportedModel(new_tensors, model, tokenizer, source, settings, tuning, base_record), output)
     _require_same(load(str(output), offline=True).model.parts.state_dict(), all_tensors, output)
@@ -89,7 +90,7 @@ def _base_address(adapter: Adapter) -> str:
             f"{adapter.folder / CONFIG} has no base_model_name_or_path",
             "set the key to the folder or hub name of the model that the adapter was trained on",
         )
-    if Path(name).expanduser().exists():
+    if user_path(name).exists():
         return name
     return f"hf://{name}@{revision}" if revision else f"hf://{name}"
 

@@ -26,6 +26,7 @@ from lmtool.nn.positions import Learned
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import ImportConfig
 from lmtool.session.trained import classifies
+from lmtool.system.files import user_path
 from lmtool.system.secrets import masked
 from lmtool.types import Packed
 from lmtool.weights.comparing import ROUNDING_TOLERANCE, difference, same_tensors
@@ -277,7 +278,7 @@ def import_architecture(config: ImportConfig, name: str) -> None:
                 f"model={name} and {key}={value} cannot be combined",
                 f"import with model={name} first, then import the result with the new {key}",
             )
-    folder = Path(config.output).expanduser()
+    folder = user_path(config.output)
     require_new(folder)
     hugging_face = hf_folder(config.checkpoint, config.offline)
     loaded, weights = load(config.checkpoint, offline=config.offline), read(config.checkpoint, config.offline)

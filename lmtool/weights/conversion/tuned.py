@@ -23,6 +23,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import ExportConfig
 from lmtool.runs.checkpoints import read_weights, tensor_names
+from lmtool.system.files import user_path
 from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble
 from lmtool.weights.base import Base, saved_base
@@ -51,7 +52,7 @@ SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog sa
 def export_tuned(config: ExportConfig) -> None:
     """Writes the tuned weights of a checkpoint without its base. Raises UserError if the checkpoint has no base."""
     tuned, base = tuned_checkpoint(config)
-    folder = Path(config.output).expanduser()
+    folder = user_path(config.output)
     if config.format == "delta":
         weights, saved = read(config.checkpoint, config.offline), saved_config(config.checkpoint, config.offline)
         write_delta(tuned, folder, fold_checkpoint(weights, read_weights(tuned), saved))

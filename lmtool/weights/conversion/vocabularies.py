@@ -34,6 +34,7 @@ from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.evaluation import text_to_score
 from lmtool.session.open_run import hub_tokenizer, require_fit
 from lmtool.session.trained import Trained, classifies, read_trained
+from lmtool.system.files import user_path
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.configs import FolderConfig
 from lmtool.tokenizers.folders import has_tokenizer
@@ -136,7 +137,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     the command. tokenizer_path: folder or hub address of the new tokenizer. Raises UserError if the checkpoint was
     finetuned, or if the new vocabulary lacks a special token that the checkpoint's objective needs. Raises CheckFailed
     if the checkpoint is read back with other tensors."""
-    folder = Path(config.output).expanduser()
+    folder = user_path(config.output)
     require_new(folder)
     hugging_face = hf_folder(config.checkpoint, config.offline)
     saved, weights = saved_config(config.checkpoint, config.offline), read(config.checkpoint, config.offline)

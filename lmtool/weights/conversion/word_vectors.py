@@ -29,6 +29,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import ExportConfig, ImportConfig
+from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tokenizers.configs import WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -59,7 +60,7 @@ class WordFile:
 
 def is_word_file(path: str | Path) -> bool:
     """Returns whether a path is an existing file with the extension of a file of word vectors."""
-    return str(path).lower().endswith(SUFFIXES) and Path(path).expanduser().is_file()
+    return str(path).lower().endswith(SUFFIXES) and user_path(path).is_file()
 
 
 def read_words(path: Path) -> WordFile:
@@ -157,7 +158,7 @@ _FILE = "vectors.txt"
 def import_vectors(config: ImportConfig, path: Path) -> None:
     """Writes a checkpoint with model=word_vectors, reads it back, and prints what it contains. Raises UserError if the
     file cannot be read, and CheckFailed if the checkpoint is read back with other vectors."""
-    file, folder = read_words(path), Path(config.output).expanduser()
+    file, folder = read_words(path), user_path(config.output)
     lowercase = all(word == word.lower() for word in file.words)
     tokenizer = from_words(WordConfig(lowercase=lowercase), [word for word in file.words if word != _UNKNOWN])
     table_VH = table_of(file, tokenizer)
@@ -215,7 +216,7 @@ def export_vectors(config: ExportConfig) -> None:
     exported = [words[token_id] for token_id in ids]
     if "unk" in tokenizer.roles:
         exported, ids = [*exported, _UNKNOWN], [*ids, tokenizer.role("unk")]
-    vectors, folder = table_VH[ids], Path(config.output).expanduser()
+    vectors, folder = table_VH[ids], user_path(config.output)
     write_folder_atomically(folder, lambda draft: write_words(draft / _FILE, exported, vectors))
     file = read_words(folder / _FILE)
     if file.words != exported or not torch.equal(file.vectors, vectors):
@@ -230,7 +231,7 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
     are random. config: the configuration of the command. family: the family of the new model. Raises UserError if the
     token embedding of the family has no separate width, or is not a single table.
     """
-    loaded, folder = load(config.checkpoint, offline=config.offline), Path(config.output).expanduser()
+    loaded, folder = load(config.checkpoint, offline=config.offline), user_path(config.output)
     table_VH, entry = loaded.model.parts.state_dict()[_TABLE].float(), lookup("model", family)
     if entry is None or "embedding_size" not in entry.config.model_fields:
         raise UserError(

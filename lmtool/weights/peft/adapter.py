@@ -17,6 +17,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.runs.checkpoints import save_tensors
+from lmtool.system.files import user_path
 from lmtool.weights.comparing import quiet_transformers
 from lmtool.weights.exporting import write_folder_atomically
 from lmtool.weights.folders import TOKENIZER, Address, MissingFile, read_object
@@ -272,7 +273,7 @@ def adapter_folder(checkpoint: str, offline: bool = False) -> Path | None:
     """Returns the folder of a PEFT adapter, after downloading it if it is on the hub; None if `checkpoint=` names
     anything else."""
     if "://" not in checkpoint:
-        folder = Path(checkpoint).expanduser()
+        folder = user_path(checkpoint)
         return folder if (folder / CONFIG).is_file() else None
     address = Address.of("checkpoint", checkpoint, "use a folder, or hf://org/name@revision")
     try:
