@@ -29,7 +29,7 @@ from lmtool.data.sources import OnStage, held_out, split_offset, splits_of
 from lmtool.errors import UserError
 from lmtool.system.files import draft_path, user_path
 
-VERSION = 1  # increase it if the division into documents or the format of a cached scan changes
+VERSION = 2  # increase it if the division into documents or the format of a cached scan changes
 LARGE = 32 << 20  # minimum bytes of files whose scan is cached
 _STABLE_SECONDS = 10.0  # a file that was written more recently may change without a new time stamp
 

@@ -176,23 +176,25 @@ def _is_text_encoding(encoding: str) -> bool:
     return True
 
 
-def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
-    """Yields the number from 1 and the text of each line, without its end (LF, CRLF or CR) and a byte-order mark.
-    Raises UserError like `read_chunks`, and for a line of more than `LINE` characters."""
+def read_lines(
+    path: Path, encoding: str = "utf-8", key: str | None = None, keep_ends: bool = False
+) -> Iterator[tuple[int, str]]:
+    """Yields the number from 1 and the text of each line, without a byte-order mark and, unless `keep_ends`, without
+    its end (LF, CRLF or CR). Raises UserError like `read_chunks`, and for a line of more than `LINE` characters."""
     pending: list[str] = []
-    for number, text, ends in read_chunks(path, encoding, key):
-        if pending or not ends:
+    for number, text, end in read_chunks(path, encoding, key):
+        if pending or end is None:
             pending.append(text)
-            if not ends:
+            if end is None:
                 if sum(map(len, pending)) > LINE:
                     message = f"{path}:{number}: the line has more than {LINE >> 20} million characters"
                     raise UserError(message, "write one row per line, and split long texts")
                 continue
             text, pending = "".join(pending), []
-        yield number, text
+        yield number, text + end if keep_ends else text
 
 
-def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
+def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, str | None]]:
     """Yields the lines of a file. A line of more than `PIECE` bytes comes in several pieces, so that only one piece is
     in memory.
 
@@ -202,7 +204,8 @@ def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
         key: The key that sets the encoding, for hints; None if there is none.
 
     Yields:
-        The number of the line, the text, and whether the line ends there.
+        The number of the line, the text, and the end of the line: LF, CRLF, CR, or "" at the end of the file; None if
+        the line continues in the next piece.
 
     Raises:
         UserError: For bytes that are not in the encoding and NUL bytes (with line and byte), for a truncated compressed
@@ -212,21 +215,22 @@ def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
     try:
         with _open_file(path) as file:
             _refuse_other_kinds(path, file.peek(64)[:64], encoding, key)
-            for text, ends in _decode(path, file, encoding, key):
+            for text, end in _decode(path, file, encoding, key):
                 if first:
                     text, first = text.removeprefix("\ufeff"), False
-                if ends and not before and "\r" not in text and "\0" not in text:  # nearly every line
-                    yield number, text, True
+                if end is not None and not before and "\r" not in text and "\0" not in text:  # nearly every line
+                    yield number, text, end
                     number += 1
                     continue
                 *lines, last = text.split("\r") if "\r" in text else (text,)
                 for line in lines:
                     _refuse_nul(path, number, before, line, encoding)
-                    yield number, line, True
+                    yield number, line, "\r"
                     number, before = number + 1, 0
                 _refuse_nul(path, number, before, last, encoding)
-                yield number, last, ends
-                number, before = (number + 1, 0) if ends else (number, before + len(last.encode(encoding, "replace")))
+                yield number, last, end
+                before = before + len(last.encode(encoding, "replace")) if end is None else 0
+                number += end is not None
     except Broken as error:
         raise UserError(f"{path}:{number}: {error.reason}", error.hint) from error
     except OSError as error:
@@ -251,9 +255,9 @@ def _refuse_nul(path: Path, number: int, before: int, text: str, encoding: str) 
         )
 
 
-def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
+def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, str | None]]:
     """Yields the text up to each line feed, without the CR of a CRLF, in pieces of at most about `PIECE` bytes, and
-    whether the line feed or the end of the file follows."""
+    the end that follows, as `read_chunks` does."""
     if "\n".encode(encoding) != b"\n":  # UTF-16 and UTF-32: bytes cannot be split at line feeds
         yield from _decode_wide(path, file, encoding, key)
         return
@@ -267,7 +271,8 @@ def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Itera
             except UnicodeDecodeError as error:
                 raise _bad_byte(path, error, lines, columns, encoding, key) from error
             lines += 1
-            yield text.removesuffix("\n"), True
+            line = text.removesuffix("\n")
+            yield line, text[len(line) :]
             continue
         ends = raw.endswith(b"\n") or len(raw) < PIECE
         pending = len(decoder.getstate()[0]) if continued else 0
@@ -275,8 +280,10 @@ def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Itera
             text = raw.decode(encoding) if ends and not continued else trailing + decoder.decode(raw, ends)
         except UnicodeDecodeError as error:
             raise _bad_byte(path, error, lines, columns - pending, encoding, key) from error
+        end = None
         if ends:
-            text = text.removesuffix("\n").removesuffix("\r")
+            line = text.removesuffix("\n").removesuffix("\r")
+            text, end = line, text[len(line) :]
             columns, trailing = 0, ""
             decoder.reset()
         else:
@@ -285,16 +292,16 @@ def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Itera
             columns = len(raw) - raw.rfind(b"\r") - 1 if b"\r" in raw else columns + len(raw)
         continued = not ends
         lines += ends + (text.count("\r") if "\r" in text else 0)
-        yield text, ends
+        yield text, end
     if continued:  # the file ends at the end of a piece
         pending = len(decoder.getstate()[0])
         try:
-            yield decoder.decode(b"", True), True
+            yield decoder.decode(b"", True), trailing
         except UnicodeDecodeError as error:
             raise _bad_byte(path, error, lines, columns - pending, encoding, key) from error
 
 
-def _decode_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
+def _decode_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, str | None]]:
     """Decodes as `_decode` does, for encodings in which a line feed is not one byte."""
     decoder = codecs.getincrementaldecoder(encoding)()
     rest, done = "", 0
@@ -309,13 +316,15 @@ def _decode_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> 
         done += len(raw)
         *lines, rest = text.split("\n")
         for line in lines:
-            yield line.removesuffix("\r"), True
+            content = line.removesuffix("\r")
+            yield content, line[len(content) :] + "\n"
         if not raw:
+            content = rest.removesuffix("\r")
             if rest:
-                yield rest.removesuffix("\r"), True
+                yield content, rest[len(content) :]
             return
         if len(rest) > PIECE:
-            yield rest[:-1], False
+            yield rest[:-1], None
             rest = rest[-1]
 
 

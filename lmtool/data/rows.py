@@ -35,7 +35,7 @@ def records(
     Raises:
         UserError: As in `read_lines`, and for broken quotes.
     """
-    lines = read_lines(path, encoding, key)
+    lines = read_lines(path, encoding, key, keep_ends=delimiter is not None)
     return _split_tabs(lines) if delimiter is None else _split_quoted(path, lines, delimiter)
 
 
@@ -95,14 +95,15 @@ def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[st
 
 
 def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number of the first line, and the cells, of each record."""
+    """Yields the number of the first line, and the cells, of each record. numbered: lines with their ends, which quoted
+    cells keep."""
     last = 0
 
     def lines() -> Iterator[str]:
         nonlocal last
         for number, line in numbered:
             last = number
-            yield line + "\n"
+            yield line
 
     csv.field_size_limit(_CELL)
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)

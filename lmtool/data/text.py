@@ -52,7 +52,8 @@ class TextSource(FileSource[TextConfig]):
         return f"text 1 {self.config.document}"
 
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        pieces: Pieces = ((text, ends) for _, text, ends in read_chunks(path, self.config.encoding, "data.encoding"))
+        chunks = read_chunks(path, self.config.encoding, "data.encoding")
+        pieces: Pieces = ((text, end is not None) for _, text, end in chunks)
         if counts is not None:
             pieces = _count(pieces, counts)
         return _GROUPINGS[self.config.document](pieces)

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import Problem, UserError, cannot_write
@@ -145,12 +145,22 @@ def write_errors(path: Path) -> Iterator[None]:
         raise cannot_write(path, error) from error
 
 
-class _Commas(csv.unix_dialect):
-    quoting = csv.QUOTE_MINIMAL
+class _Commas(csv.excel):
+    """The line end is CRLF so that csv quotes a cell with a CR; `write_delimited` writes LF."""
 
 
-class _Tabs(csv.unix_dialect):
+class _Tabs(_Commas):
     delimiter, quoting, quotechar = "\t", csv.QUOTE_NONE, None
+
+
+class _LineFeeds:
+    """A file for csv.writer, which ends lines with LF."""
+
+    def __init__(self, file: TextIO):
+        self._file = file
+
+    def write(self, line: str) -> None:
+        self._file.write(line.removesuffix("\r\n") + "\n")
 
 
 def write_delimited(
@@ -164,7 +174,7 @@ def write_delimited(
             values = masked_data(plain_data(dict(row)), mask)
             cells = {name: "" if value is None else value for name, value in values.items()}
             if writer is None:
-                writer = csv.DictWriter(file, list(cells), dialect=_Tabs if delimiter == "\t" else _Commas)
+                writer = csv.DictWriter(_LineFeeds(file), list(cells), dialect=_Tabs if delimiter == "\t" else _Commas)
                 writer.writeheader()
             try:
                 writer.writerow(cells)

@@ -50,13 +50,13 @@ def requested_texts(config: AskConfig) -> tuple[list[str], Origin]:
 
 
 def input_lines(file: str) -> tuple[list[str], Origin]:
-    """Returns the nonempty lines of a file and their origins. Raises UserError if there are none."""
+    """Returns the lines of a file and their origins: text i is line i, so blank lines are texts too. Raises UserError
+    if all are blank."""
     path = STANDARD_INPUT if file == "-" else regular_file("input", file)
-    lines = [(line, (file, number)) for number, line in read_lines(path) if line.strip()]
-    if not lines:
+    texts = [line for _, line in read_lines(path)]
+    if not any(map(str.strip, texts)):
         raise UserError(f"input={file} has no text", "write one text per line")
-    texts, origin = zip(*lines, strict=True)
-    return list(texts), list(origin)
+    return texts, [(file, number) for number in range(1, len(texts) + 1)]
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

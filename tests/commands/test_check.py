@@ -83,6 +83,14 @@ def test_all_rows_that_fail_are_listed_by_their_lines(rows, capsys):
     assert "3 rows failed" in capsys.readouterr().err
 
 
+def test_labels_of_another_numbering_fail_the_check(place, capsys):
+    Path("votes").mkdir()
+    for name, labels in (("train", (1, 2, 3)), ("dev", (0, 1, 2))):
+        write(f"votes/{name}.csv", "text,label", *(f"a {name} text of number {n},{labels[n % 3]}" for n in range(12)))
+    found = check("task=custom", "task.kind=classification", "task.path=votes", "near=null", status=3)
+    assert [message.partition(": ")[0] for message in found["failing"]] == [f"votes/dev.csv:{n}" for n in (2, 5, 8, 11)]
+
+
 def test_a_file_alone_is_enough(place, capsys):
     lines = ["text,label", *(f"a text of number {n},{n % 2}" for n in range(30)), "x,y,z", "one more,"]
     write("mine.csv", *lines)

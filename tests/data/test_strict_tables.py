@@ -9,6 +9,7 @@ import pytest
 
 from lmtool.data.tables import Table, read_table
 from lmtool.errors import UserError
+from lmtool.runs.files import write_delimited
 from tests.mutations import mutated
 
 
@@ -180,3 +181,55 @@ def test_mutated_files_give_user_errors_or_whole_rows(tmp_path, kind):
             refusals += 1
             assert error.hint and f"a.{kind}" in error.message
     assert refusals > 30
+
+
+CELL_PARTS = [*" ,;\t|\"'\n\r\x0b\x0c\x1c\x85\u2028é猫-\\#1", "a", "b c", "\r\n", "=1", "NA"]
+
+
+def any_cell(draw):
+    return "".join(draw.choices(CELL_PARTS, k=draw.choice([0, 1, 1, 2, 5])))
+
+
+def as_read_by_others(path, delimiter=","):
+    """The rows of a file as csv and pandas read them, which must agree."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        header, *rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
+    frame = pytest.importorskip("pandas").read_csv(
+        path, sep=delimiter, dtype=str, keep_default_na=False, na_filter=False
+    )
+    assert [*frame.columns] == header and frame.values.tolist() == rows
+    return header, rows
+
+
+def test_quoted_cells_are_read_as_csv_and_pandas_read_them(tmp_path):
+    """150 tables of generated cells, written with every quoting and line end."""
+    draw, path = random.Random(1), tmp_path / "a.csv"
+    for number in range(150):
+        rows = [[f"x{any_cell(draw)}", any_cell(draw), any_cell(draw)] for _ in range(draw.randint(1, 6))]
+        end, delimiter = draw.choice(["\n", "\r\n"]), draw.choice(",;|\t")
+        with path.open("w", encoding="utf-8", newline="") as file:
+            quoting = csv.QUOTE_ALL if number % 3 else csv.QUOTE_NONNUMERIC
+            writer = csv.writer(file, delimiter=delimiter, lineterminator=end, quoting=quoting)
+            writer.writerows([["text", "pair", "label"], *rows])
+        assert as_read_by_others(path, delimiter) == (["text", "pair", "label"], rows)
+        columns = read_table(path).columns
+        assert [list(row) for row in zip(*columns.values(), strict=True)] == rows
+
+
+def test_written_tables_are_read_back_by_csv_pandas_and_lmtool(tmp_path):
+    draw, path = random.Random(2), tmp_path / "a.csv"
+    for _ in range(150):
+        names = draw.sample(["text", "a\rb", 'say "x"', "two\r\nlines", "a,b", "n"], draw.randint(2, 4))
+        rows = [[any_cell(draw) for _ in names] for _ in range(draw.randint(1, 6))]
+        write_delimited(path, (dict(zip(names, row, strict=True)) for row in rows), ",")
+        assert as_read_by_others(path) == (names, rows)
+        assert path.read_bytes().endswith(b"\n") and not path.read_bytes().endswith(b"\r\n")
+        columns = read_table(path, known=names).columns
+        assert [*columns] == names and [list(row) for row in zip(*columns.values(), strict=True)] == rows
+
+
+@pytest.mark.parametrize("cell", ["a\rb", "a\nb", "a\r\nb", "a\tb"])
+def test_a_tsv_output_refuses_cells_that_it_cannot_hold(cell, tmp_path):
+    with pytest.raises(UserError, match="a cell contains a tab or a line end"):
+        write_delimited(tmp_path / "a.tsv", [{"text": "x"}, {"text": cell}], "\t")
+    assert not (tmp_path / "a.tsv").exists()

@@ -281,7 +281,9 @@ def test_long_lines_come_in_pieces(tmp_path, monkeypatch, encoding, end):
             pieces = list(read_chunks(tmp_path / "a.txt", encoding))
             assert max(len(text) for _, text, _ in pieces) <= 2 * size + 4
             assert [line for _, line in read_lines(tmp_path / "a.txt", encoding)] == lines
-            assert [number for number, _, ends in pieces if ends] == list(range(1, 61))
+            assert [number for number, _, end in pieces if end is not None] == list(range(1, 61))
+            kept = read_lines(tmp_path / "a.txt", encoding, keep_ends=True)
+            assert [line for _, line in kept] == [line + end for line in lines[:-1]] + [lines[-1] + last]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

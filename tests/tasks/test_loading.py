@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import socket
 import sys
 import types
@@ -137,6 +139,69 @@ def test_labels_are_names_before_they_are_numbers(tmp_path):
         for text, label in zip(texts_of(part)[0], part.labels, strict=True)
     ]
     assert dict(rows) == {"a": 1, "b": 0, "c": 0}
+
+
+def write_rows(path, labels):
+    """Writes a row per line. Lists of labels, which may be tags, have a list of as many words."""
+    rows = [
+        {"text": ["word"] * len(label) if isinstance(label, list) else f"{path.stem} {number}", "label": label}
+        for number, label in enumerate(labels)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("kind", ["classification", "multi_label", "token_classification"])
+def test_labels_that_are_numbers_are_never_indices(kind, tmp_path):
+    """Each row keeps the label that its file has, or the first unknown one is refused: 200 pairs of label sets."""
+    draw, refused = random.Random(0), 0
+    spellings = ["-1", "0", "1", "2", "3", "4", "5", "10", "1.5", "other"]
+    tags = {"text": ["text"], "label": "label", "scheme": "none", "metrics": ["accuracy"], "metric": "accuracy"}
+    fields = tags if kind == "token_classification" else {}
+    for _ in range(200):
+        known = draw.sample(spellings, draw.randint(2, 4))
+        known = known if {*known} - {"other", "-1"} else ["1", "2"]
+        dev = draw.choices(known if draw.random() < 0.4 else draw.sample(spellings, draw.randint(1, 4)), k=8)
+        files = {"train": known * 2, "dev": dev}
+        for name, labels in files.items():
+            write_rows(tmp_path / f"{name}.jsonl", [[tag] for tag in labels] if fields else labels)
+        config = task_config(kind, path=tmp_path, **fields)
+        unknown = [number for number, label in enumerate(dev) if label not in known]
+        if unknown:
+            refused += 1
+            first = unknown[0]
+            with pytest.raises(
+                UserError, match=f"dev.jsonl:{first + 1}: label {re.escape(repr(dev[first]))} is unknown"
+            ):
+                load(config)
+            continue
+        data = load(config)
+        for name, rows in (("train", data.train), ("dev", data.validation["dev"])):
+            numbers = {
+                "classification": lambda labels: labels,
+                "multi_label": lambda labels: np.asarray(labels).argmax(axis=1),
+                "token_classification": lambda labels: [tags[0] for tags in labels],
+            }[kind](rows.labels)
+            assert [data.config.labels[number] for number in numbers] == files[name]
+    assert 60 < refused < 160
+
+
+def test_minus_one_is_a_label_where_the_classes_have_it(tmp_path):
+    for name, labels in (("train", [-1, 1] * 2), ("dev", [-1, 1]), ("test", [-1, -1])):
+        write_rows(tmp_path / f"{name}.jsonl", labels)
+    data = load(task_config("classification", path=tmp_path, test=["test"]))
+    assert data.test["test"].labels.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "spellings", [(1, 1.0), ("7", "07"), ("1", "+1"), ("2.50", "2.5"), ("9" * 5000, "+" + "9" * 5000)]
+)
+def test_two_spellings_of_a_number_are_asked_about(spellings, tmp_path):
+    first, second = spellings
+    write_rows(tmp_path / "train.jsonl", [first, second] * 3)
+    with pytest.raises(UserError, match=r"train.jsonl:[12]: label .* is the same number as .* of .*train.jsonl:[12]"):
+        load(task_config("classification", path=tmp_path))
+    two = load(task_config("classification", path=tmp_path, labels=[str(first), str(second)]))
+    assert two.config.labels == (str(first), str(second))
 
 
 def test_balanced_weights_are_written_into_the_config(tmp_path):

@@ -214,7 +214,7 @@ class TextKind(TaskKind):
 
     def rows(self, columns: Columns, origin: Origin, labeled: bool) -> Rows:
         inputs, values, labels = self.inputs(columns, origin), columns.get(self.config.label), None
-        if labeled or (values is not None and not is_unlabeled(values)):
+        if labeled or (values is not None and not is_unlabeled(values, self.classes)):
             labels = self.decoded_labels(values or [], origin)
         return Rows(row_ids(columns, len(origin)), inputs, labels, origin)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +23,8 @@ Origin: TypeAlias = list[tuple[str, int]]
 # Columns that may hold row ids; the first match is used.
 IDS = ("id", "idx", "index", "guid")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)")
 # Common spellings of missing values.
 _MISSING = ("na", "n/a", "nan", "null", "none", "missing", "?", "-")
 _MAX_LISTED = 8
@@ -50,9 +54,16 @@ def _listing(names: Sequence[str]) -> str:
     return names_text if len(names) <= _MAX_LISTED else f"{names_text}, ... ({len(names)} in all)"
 
 
-def is_unlabeled(values: Sequence[object]) -> bool:
-    """Whether a label column has no labels: all cells are empty, or -1 as on the hub."""
-    return all(text_of_label(value) in ("", "-1") for value in values)
+def _labels_override(names: Sequence[str]) -> str:
+    """Returns `task.labels=` as typed in a shell, so that names which look like numbers remain texts."""
+    texts = ",".join(name if name == "..." else f'"{name}"' for name in names)
+    return shlex.quote(f"task.labels=[{texts}]")
+
+
+def is_unlabeled(values: Sequence[object], labels: Sequence[str] = ()) -> bool:
+    """Whether a label column has no labels: all cells are empty, or -1 as on the hub, unless that is one of the
+    labels."""
+    return all(text_of_label(value) in {"", "-1"}.difference(labels) for value in values)
 
 
 def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) -> tuple[str, ...]:
@@ -76,22 +87,36 @@ def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) ->
             f"task.label={config.label} is {names[0]} in all {len(texts)} training rows: there is nothing to learn",
             "use data of two classes or more, or name another column with task.label=",
         )
-    if all(name.lstrip("+-").isdecimal() for name in names):
-        names.sort(key=int)
+    spellings: dict[Decimal, str] = {}
+    for name in filter(_NUMBER.fullmatch, names):
+        same = spellings.setdefault(Decimal(name), name)
+        if same != name:
+            raise UserError(
+                f"{location(origin[texts.index(name)])}: label {name!r} is the same number as {same!r} of "
+                f"{location(origin[texts.index(same)])}",
+                "write both alike if they are one class; if they are two, give the labels in order: "
+                + _labels_override(names),
+            )
+    if all(_WHOLE_NUMBER.fullmatch(name) for name in names):
+        names.sort(key=Decimal)
     return tuple(names)
 
 
+def class_indices(labels: Sequence[str]) -> dict[str, int]:
+    """Returns the class of each number that a file may hold in place of a label: its index from 0. Empty if a label is
+    a number itself, since a number is then a label's name."""
+    return {} if any(map(_NUMBER.fullmatch, labels)) else {str(index): index for index in range(len(labels))}
+
+
 def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[object], origin: Origin) -> np.ndarray:
-    """Returns (N,) int64: the classes in a column, which holds either label names or their numbers from 0.
+    """Returns (N,) int64: the classes in a column, which holds either label names or numbers (`class_indices`).
 
     Raises UserError with file:line at the first invalid value.
     """
     texts = [text_of_label(value) for value in values]
-    number = {name: index for index, name in enumerate(labels)}
-    if not all(text in number for text in texts):
-        numbers = {str(index): index for index in range(len(labels))}
-        if sum(text in numbers for text in texts) > sum(text in number for text in texts):
-            number = numbers
+    number, indices = {name: index for index, name in enumerate(labels)}, class_indices(labels)
+    if sum(text in indices for text in texts) > sum(text in number for text in texts):
+        number = indices
     for text, place in zip(texts, origin, strict=True):
         if text not in number:
             raise unknown_label(config, labels, text, location(place))
@@ -101,10 +126,9 @@ def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[ob
 def unknown_label(config: TaskConfig, labels: Sequence[str], text: str, place: str) -> UserError:
     """Returns the error for an unknown label. place: its file:line."""
     problem = f"label {text!r} is unknown" if text else f"no value in the column {config.label}"
-    names = ",".join(f'"{name}"' for name in labels[:2])
     return UserError(
         f"{place}: {problem}; the labels of {config.name} are {_listing(labels)}",
-        f"correct the row, or give the labels in order: task.labels=[{names},...]",
+        f"correct the row, or give the labels in order: {_labels_override([*labels[:2], '...'])}",
     )
 
 

@@ -26,6 +26,7 @@ from lmtool.tasks.kinds.labels import (
     Columns,
     Origin,
     balanced_weights,
+    class_indices,
     is_unlabeled,
     label_counts,
     row_ids,
@@ -81,7 +82,8 @@ class TokenClassification(TaskKind):
                     )
         labels = None
         if labeled or (
-            values is not None and not is_unlabeled([tag for sentence in _lists(values) for tag in sentence])
+            values is not None
+            and not is_unlabeled([tag for sentence in _lists(values) for tag in sentence], self.classes)
         ):
             labels = self._numbers(words, columns, origin)
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
@@ -110,9 +112,9 @@ class TokenClassification(TaskKind):
     def _tag_names(self, sentences: list[list[object]]) -> list[list[str]]:
         """Returns the tags as texts. If all tags are class numbers, class names replace them."""
         tag_names = [[text_of_label(tag) for tag in tags] for tags in sentences]
-        tags_found, numbers = set(chain(*tag_names)), {str(number): label for number, label in enumerate(self.classes)}
-        if tags_found and not tags_found & set(self.classes) and tags_found <= numbers.keys():
-            return [[numbers[tag] for tag in tags] for tags in tag_names]
+        tags_found, indices = set(chain(*tag_names)), class_indices(self.classes)
+        if tags_found and not tags_found & set(self.classes) and tags_found <= indices.keys():
+            return [[self.classes[indices[tag]] for tag in tags] for tags in tag_names]
         return tag_names
 
     def _to_bio(self, sentences: list[list[str]], columns: Columns, origin: Origin) -> list[list[str]]:
