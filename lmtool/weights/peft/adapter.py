@@ -189,7 +189,7 @@ def write_adapter(
     revision: str | None,
     labels: Mapping[str, object],
     output: Path,
-    write_files: Callable[[Path], None],
+    complete: Callable[[Path], None],
 ) -> None:
     """Writes the folder of an adapter, completely or not at all.
 
@@ -199,7 +199,8 @@ def write_adapter(
         revision: The base's commit on the hub, or None.
         labels: The label keys of config.json; empty if the model has no labels.
         output: The new folder.
-        write_files: Writes additional files, such as those of the tokenizer, into a folder.
+        complete: Adds further files, such as those of the tokenizer, to the draft of the folder, and may raise
+            CheckFailed if the draft is not what was exported.
 
     Raises:
         UserError: If PEFT lacks the method or implements it differently, or if the folder cannot be written.
@@ -228,7 +229,7 @@ def write_adapter(
         for name, content in ((CONFIG, config), (LABELS, labels)):
             if content:
                 (draft / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        write_files(draft)
+        complete(draft)
 
     write_folder_atomically(output, fill)
 
