@@ -184,11 +184,13 @@ class TokenizerSettings:
         segments: Whether to return token_type_ids.
         max_length: Maximum number of tokens of a text.
         split_special_tokens: Whether special tokens that occur in a text are treated as plain text.
+        pads_left: Whether shorter texts of a batch are padded on the left, so that the last token is a real one.
     """
 
     segments: bool
     max_length: int
     split_special_tokens: bool
+    pads_left: bool
 
     def settings(self) -> JsonObject:
         """Returns the settings under the keys of tokenizer_config.json."""
@@ -199,6 +201,7 @@ class TokenizerSettings:
             # transformers it always does.
             "model_input_names": names,
             **({"split_special_tokens": True} if self.split_special_tokens else {}),
+            **({"padding_side": "left"} if self.pads_left else {}),
         }
 
 

@@ -34,11 +34,11 @@ from lmtool.weights.comparing import (
     relative_difference,
     tokenize_as_transformers,
 )
-from lmtool.weights.conversion.parity import exported_format, tokenizer_settings
+from lmtool.weights.conversion.parity import exported_format, outputs_of, tokenizer_settings
 from lmtool.weights.exporting import Export, export_of, write_delta, write_tokenizer_files
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
-from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
+from lmtool.weights.peft.adapter import LABEL_KEYS, open_with_peft, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.reading import Weights, read, read_base, to_hf_names
 from lmtool.weights.saved_model import fold_checkpoint, saved_config, saved_model
@@ -122,7 +122,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     def complete(draft: Path) -> None:
         write_tokenizer_files(draft, tokenizer, settings, card)
         _require_same(loaded, draft, added_tensors, hf_base, checkpoint)
-        _open_with_peft(loaded, draft, export, read_base(base, tuned_names, checkpoint, config.offline))
+        _compare_with_peft(loaded, draft, export, read_base(base, tuned_names, checkpoint, config.offline))
 
     write_adapter(tuned_model, *_hub_name(base), labels, folder, complete)
     if (command := _base_export_command(base)) is not None:
@@ -191,7 +191,7 @@ def _require_same(
         )
 
 
-def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base: Weights) -> None:
+def _compare_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base: Weights) -> None:
     """Compares the logits of PEFT, which applies the adapter to a transformers model with the base's weights, with
     lmtool's.
 
@@ -209,12 +209,12 @@ def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base
     expected = lmtool_outputs.hidden if lmtool_outputs.logits is None else lmtool_outputs.logits
     try:
         hf_tensors = to_hf_names(loaded.config, base.tensors)
-        logits = peft_logits(folder, export.architecture, export.config, hf_tensors, rows)
+        model = open_with_peft(folder, export.architecture, export.config, hf_tensors)
+        with torch.no_grad():
+            logits = next(iter(outputs_of(model, export.architecture, rows).values()))
     except Exception as error:  # versions of PEFT raise many kinds of errors
         problem = str(error).strip().partition("\n")[0]
-        raise CheckFailed(
-            f"PEFT cannot open the adapter: {type(error).__name__}: {problem}", _NOT_WRITTEN
-        ) from error
+        raise CheckFailed(f"PEFT cannot open the adapter: {type(error).__name__}: {problem}", _NOT_WRITTEN) from error
     logits = logits[:, -expected.shape[1] :]  # omits the logits of virtual tokens, which come first
     real = rows["attention_mask"].bool() if expected.ndim == 3 and "decoder_input_ids" not in rows else slice(None)
     largest = relative_difference(expected[real], logits[real])
