@@ -22,6 +22,7 @@ from lmtool.system.files import sha256, user_path
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import counted
 from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import (
@@ -47,7 +48,8 @@ _GENERATOR_ENDINGS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", 
 
 
 def run(config: ExportConfig) -> None:
-    """Writes the folder, reads it again, compares, and prints the differences. Raises CheckFailed if there are any."""
+    """Writes the folder if it gives the checkpoint's outputs when it is read again, and prints the differences. Raises
+    CheckFailed, and writes nothing, if there are any."""
     if config.format == "vectors":
         export_vectors(config)
         return
@@ -64,7 +66,8 @@ def run(config: ExportConfig) -> None:
     published = hf_folder(config.checkpoint, config.offline)
     if published is not None and classifies(published, weights):
         saved = published.classifier_config()
-    task, trained, tokenizer = head_to_export(saved, weights.tensors), None, loaded.tokenizer
+    task, trained, source_tokenizer = head_to_export(saved, weights.tensors), None, loaded.tokenizer
+    tokenizer: Tokenizer = source_tokenizer
     if task is not None:
         trained = read_trained(config.checkpoint, config.offline, select_precision("fp32", select_device("cpu")))
         tokenizer = trained.tokenizer.with_padding()  # otherwise a decoder's classifier cannot read batches
@@ -74,32 +77,36 @@ def run(config: ExportConfig) -> None:
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = user_path(config.output)
     card = model_card(config.checkpoint, weights, saved, export) + usage(export.architecture, loaded.config, folder)
-    write_export(
-        export, loaded.config, tokenizer, tokenizer_settings(loaded.config, saved, task, tokenizer), card, folder
-    )
 
-    reloaded = load(str(folder), offline=True)
-    copied = read(str(folder), offline=True)
-    unused = [name for name in copied.tensors if name not in reloaded.model.parts.state_dict()]
-    comparison = compare_tensors(export.lmtool_tensors, copied.tensors, unused)
-    exported = replace(weights, tensors=export.lmtool_tensors)
-    original, _ = assemble(
-        saved_model(config.checkpoint, saved, export.lmtool_tensors), loaded.tokenizer, trained=exported
-    )
-    compare_outputs(comparison, original, reloaded.model.parts)
-    if reloaded.tokenizer is not None:
-        compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)
-    if layout is not None:
-        learner = original if trained is None else cast(TaskLearner, trained.learner())
-        compare_texts(comparison, learner, reloaded, folder, layout, tokenizer)
-    comparison.tied = tied_names(original)
-    if published is not None:
-        warn_about(published, loaded.report.ignored, config.offline)
-    parity_report = parity(folder, export.architecture, original, tokenizer)
-    print_comparison(f"{folder} · {export.architecture}", comparison, export.left_out, parity_report)
-    if not (comparison.same and parity_report.same):
-        raise CheckFailed(f"{folder} is not what was exported", "see the differences above, and keep the checkpoint")
-    Output().line(compare_autotokenizer(folder, tokenizer))
+    def compare(draft: Path) -> None:
+        reloaded = load(str(draft), offline=True)
+        copied = read(str(draft), offline=True)
+        unused = [name for name in copied.tensors if name not in reloaded.model.parts.state_dict()]
+        comparison = compare_tensors(export.lmtool_tensors, copied.tensors, unused)
+        exported = replace(weights, tensors=export.lmtool_tensors)
+        original, _ = assemble(
+            saved_model(config.checkpoint, saved, export.lmtool_tensors), loaded.tokenizer, trained=exported
+        )
+        compare_outputs(comparison, original, reloaded.model.parts)
+        if reloaded.tokenizer is not None:
+            compare_tokenizers(comparison, source_tokenizer, reloaded.tokenizer)
+        if layout is not None:
+            learner = original if trained is None else cast(TaskLearner, trained.learner())
+            compare_texts(comparison, learner, reloaded, draft, layout, tokenizer)
+        comparison.tied = tied_names(original)
+        if published is not None:
+            warn_about(published, loaded.report.ignored, config.offline)
+        parity_report = parity(draft, export.architecture, original, tokenizer)
+        print_comparison(f"{folder} · {export.architecture}", comparison, export.left_out, parity_report)
+        if not (comparison.same and parity_report.same):
+            raise CheckFailed(
+                f"what transformers would read from {folder} is not what was exported",
+                "see the differences above; the folder was not written: use the run with lmtool, and report this",
+            )
+        Output().line(compare_autotokenizer(draft, tokenizer))
+
+    settings = tokenizer_settings(loaded.config, saved, task, tokenizer)
+    write_export(export, loaded.config, tokenizer, settings, card, folder, compare)
 
 
 def require_published_tensors(weights: Weights, model: ModelConfig, export: Export) -> None:

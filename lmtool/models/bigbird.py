@@ -109,10 +109,10 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        token_classifier("BigBirdForTokenClassification"),
-        HFClass("BigBirdForSequenceClassification", ("pooler", "classifier")),
-        HFClass("BigBirdForMaskedLM", ("masked_lm",), predicts=True),
-        HFClass("BigBirdModel"),
+        replace(token_classifier("BigBirdForTokenClassification"), unread=("bert.pooler",)),
+        HFClass("BigBirdForSequenceClassification", ("pooler", "classifier"), unread=("bert.pooler",)),
+        HFClass("BigBirdForMaskedLM", ("masked_lm",), predicts=True, unread=("bert.pooler",)),
+        HFClass("BigBirdModel", prefix=""),
     ),
     unsupported={
         "BigBirdForQuestionAnswering": "it has a feed-forward layer before its output, and hides the question from it",

@@ -137,7 +137,7 @@ def classes(family: str, *additional: HFClass) -> tuple[HFClass, ...]:
         question_answering(f"{family}ForQuestionAnswering"),
         *additional,
         HFClass(f"{family}ForMaskedLM", ("masked_lm",), predicts=True),
-        HFClass(f"{family}Model"),
+        HFClass(f"{family}Model", prefix=""),
     )
 
 

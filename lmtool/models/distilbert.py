@@ -75,7 +75,7 @@ HF_FORMAT = HFFormat(
         question_answering("DistilBertForQuestionAnswering"),
         multiple_choice("DistilBertForMultipleChoice"),
         HFClass("DistilBertForMaskedLM", ("masked_lm",), predicts=True),
-        HFClass("DistilBertModel"),
+        HFClass("DistilBertModel", prefix=""),
     ),
     prefix="distilbert.",
     outside_prefixes=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),

@@ -85,7 +85,7 @@ HF_FORMAT = HFFormat(
         multiple_choice("ElectraForMultipleChoice", pooler=(("heads.pooler.dense", "sequence_summary.summary"),)),
         HFClass("ElectraForPreTraining", ("replaced_token",)),
         HFClass("ElectraForMaskedLM", ("masked_lm",), predicts=True),
-        HFClass("ElectraModel"),
+        HFClass("ElectraModel", prefix=""),
     ),
     prefix="electra.",
     outside_prefixes=("discriminator_predictions.", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lmtool.config.saved import JsonMapping, JsonObject
@@ -30,8 +31,10 @@ class HFClass:
         name: The name of the class.
         heads: Our names of the heads that the class has in addition to the backbone.
         pairs: Pairs of tensor names (ours, theirs) that take precedence over the family's key map.
-        prefix: Prefix of the backbone's tensor names, if it differs from the family's.
+        prefix: Prefix of the backbone's tensor names, if it differs from the family's. A class without a head has none.
         predicts: Whether the class predicts tokens.
+        unread: Square linear layers that the class has but does not use. They are exported as zeros, so that
+            transformers does not report them as missing.
     """
 
     name: str
@@ -39,6 +42,12 @@ class HFClass:
     pairs: tuple[tuple[str, str], ...] = ()
     prefix: str | None = None
     predicts: bool = False
+    unread: tuple[str, ...] = ()
+
+    def unread_tensors(self, hidden_size: int) -> dict[str, Tensor]:
+        """Returns the tensors of the layers in `unread`. hidden_size: their width."""
+        shapes = {"weight": (hidden_size, hidden_size), "bias": (hidden_size,)}
+        return {f"{layer}.{kind}": torch.zeros(shape) for layer in self.unread for kind, shape in shapes.items()}
 
 
 def token_classifier(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
@@ -142,7 +151,8 @@ class HFFormat:
         its config.json. Raises UserError like `Tied.resolve`."""
         model_class, prefixes = self.named_class(config), (self.prefix, *self.outside_prefixes)
         keys, prefix = self._keys_and_prefix(model_class)
-        renamed = {self._replace_prefix(name, prefix, self.prefix): name for name in tensors}
+        # Files of a class without a prefix may have the family's.
+        renamed = {self._replace_prefix(name, prefix, self.prefix) if prefix else name: name for name in tensors}
         # The names in the file, by their names with the backbone's prefix.
         names = {path if path.startswith(prefixes) else self.prefix + path: name for path, name in renamed.items()}
         unique = self.tied.resolve(

@@ -235,7 +235,7 @@ HF_FORMAT = _ModernBertFormat(
         question_answering("ModernBertForQuestionAnswering", "classifier", _POOLER),
         multiple_choice("ModernBertForMultipleChoice", pooler=_POOLER),
         HFClass("ModernBertForMaskedLM", ("masked_lm",), predicts=True),
-        HFClass("ModernBertModel"),
+        HFClass("ModernBertModel", prefix=""),
     ),
     prefix="model.",
     outside_prefixes=("head.", "decoder.", "classifier."),

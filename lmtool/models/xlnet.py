@@ -266,7 +266,7 @@ HF_FORMAT = _XlnetFormat(
         question_answering("XLNetForQuestionAnsweringSimple"),
         multiple_choice("XLNetForMultipleChoice", "logits_proj"),
         HFClass("XLNetLMHeadModel", ("lm",), predicts=True),
-        HFClass("XLNetModel"),
+        HFClass("XLNetModel", prefix=""),
     ),
     unsupported={"XLNetForQuestionAnswering": "it searches for the end of an answer behind each of the best starts"},
     prefix="transformer.",

@@ -28,7 +28,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.base import BASE, Base
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
-from lmtool.weights.reading import to_hf_names
+from lmtool.weights.reading import read, to_hf_names
 from lmtool.weights.saved_model import FoldedCheckpoint, sequence_form_of
 from lmtool.weights.task_heads import (
     CLASSIFIER,
@@ -76,11 +76,11 @@ def export_of(
         UserError: If transformers does not have the family, the variant or the task's head.
     """
     module = builder_module(entry_of(model))
-    if not hasattr(module, "HF_FORMAT"):
+    declared: HFFormat | None = getattr(module, "HF_FORMAT", None)
+    if declared is None or declared.model != model.name:  # llama_encoder is in the module of llama
         alternative = "" if model.contextual else "; format=vectors writes its vectors as text"
-        hint = f"export a model of a family that transformers has{alternative}"
+        hint = f"use the run with lmtool, or export a model of a family that transformers has{alternative}"
         raise UserError(f"model={model.name} has no counterpart in transformers", hint)
-    declared: HFFormat = module.HF_FORMAT
     renamed, head = dict(tensors), None
     if task is not None:
         head = _hf_head(model, task, declared)
@@ -95,7 +95,7 @@ def export_of(
     model_class = declared.class_of_heads(usable_heads)
     required_heads = model_class.heads
     assert head is None or head.name in required_heads, f"{head.name} without its pooler"
-    part_names = {"backbone", *(f"heads.{name}" for name in required_heads or ("pooler",))}
+    part_names = {"backbone", *(f"heads.{name}" for name in required_heads)}
     if not set(required_heads) & set(HEADS):
         part_names.add("heads.lm")
     lmtool_tensors = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
@@ -106,6 +106,7 @@ def export_of(
     untied = declared.unties and declared.tied.output in hf_tensors
     if untied:
         hf_tensors = declared.tied.separate(hf_tensors)
+    hf_tensors |= model_class.unread_tensors(model.hidden_size)
     left_out = {part_of(name) for name in renamed} - {part_of(name) for name in lmtool_tensors}
     # Thresholds and other tensors of a task's decision rule, which transformers does not have.
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
@@ -183,11 +184,13 @@ class TokenizerSettings:
         segments: Whether to return token_type_ids.
         max_length: Maximum number of tokens of a text.
         split_special_tokens: Whether special tokens that occur in a text are treated as plain text.
+        pads_left: Whether shorter texts of a batch are padded on the left, so that the last token is a real one.
     """
 
     segments: bool
     max_length: int
     split_special_tokens: bool
+    pads_left: bool
 
     def settings(self) -> JsonObject:
         """Returns the settings under the keys of tokenizer_config.json."""
@@ -198,6 +201,7 @@ class TokenizerSettings:
             # transformers it always does.
             "model_input_names": names,
             **({"split_special_tokens": True} if self.split_special_tokens else {}),
+            **({"padding_side": "left"} if self.pads_left else {}),
         }
 
 
@@ -208,6 +212,7 @@ def write_export(
     tokenizer_settings: TokenizerSettings,
     card: str,
     output: Path,
+    compare: Callable[[Path], None],
 ) -> None:
     """Writes an exported folder, completely or not at all.
 
@@ -218,9 +223,11 @@ def write_export(
         tokenizer_settings: Settings for AutoTokenizer.
         card: Text of README.md.
         output: The folder, which must be new or empty.
+        compare: Reads the finished draft of the folder, and raises CheckFailed if it is not what was exported.
 
     Raises:
         UserError: If the folder cannot be written, or if transformers would encode texts for the model differently.
+        CheckFailed: If `compare` raises it.
     """
 
     def fill(draft: Path) -> None:
@@ -230,6 +237,7 @@ def write_export(
         require_same_ids(draft, model, tokenizer)
         if model.architecture != "encoder":
             _write_json(draft / GENERATION, generation_keys(model, tokenizer))
+        compare(draft)
 
     write_folder_atomically(output, fill)
 
@@ -262,16 +270,17 @@ def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> 
         )
 
 
-def write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None = None) -> None:
+def write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None, offline: bool) -> None:
     """Writes a copy of a tuned checkpoint without the files that only resuming needs, completely or not at all.
 
     Args:
         tuned: The checkpoint's folder, whose files are verified when they are read.
         output: The new folder.
         folded: Weights and configuration to write in place of the checkpoint's; None means to copy the checkpoint's.
+        offline: Whether the base must not be downloaded when the copy is read back.
 
     Raises:
-        UserError: If `output` is not empty or cannot be written.
+        UserError: If `output` is not empty or cannot be written, or if the copy cannot be read back.
     """
 
     def fill(draft: Path) -> None:
@@ -283,6 +292,7 @@ def write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None = Non
             save_tensors(folded.tensors, draft / MODEL)
             _write_json(draft / CONFIG, folded.config)
         write_manifest(draft, manifest.metadata)
+        read(str(draft), offline)
 
     write_folder_atomically(output, fill)
 

@@ -38,8 +38,9 @@ class ModelOutput:
     Attributes:
         hidden: Hidden states of the last layer, (B, L, H); zero at padding. In an encoder-decoder, the states
             of the decoder, or of the encoder if a task's head reads the encoder.
-        logits: Logits of the main head; None without such a head. (B, C) for a task that scores texts, (B, L, C) for a
-            task that scores tokens, (B, L, V) for a language model, (B, L) for replaced token detection.
+        logits: Logits of the main head; None without such a head, and for a task that scores spans. (B, C) for a task
+            that scores texts, (B, L, C) for a task that scores tokens, (B, L, V) for a language model, (B, L) for
+            replaced token detection.
         pair_logits: Logits of a head that classifies text pairs, (B, 2); None without such a head. The classes are:
             the second text follows the first or is random (next sentence prediction); or the two texts are in order or
             swapped (sentence order prediction).

@@ -23,7 +23,7 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Pooling, SequenceForm
 from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
-from lmtool.models.heads.sequence import SequenceHead, pooler, summary
+from lmtool.models.heads.sequence import SequenceHead, SpanHead, pooler, summary
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.stack import Side, Tap
 from lmtool.system.terminal import counted
@@ -51,7 +51,7 @@ class CheckpointModel(ModelWithHeads):
 
     Attributes:
         sequence_form: The architecture of the task's head: pooling, hidden layers and text format.
-        task: Name of the task's head; None if the checkpoint has no complete head of a task.
+        task: Name of the task's head; None if the checkpoint has no complete head of a task, or one that reads spans.
         scores_tokens: Whether the task's head scores every token, and not whole texts.
         reads_inputs: Whether the task's head reads the encoder's states in an encoder-decoder.
         applies_pooler: Whether the pooler is applied before the task's head.
@@ -79,6 +79,8 @@ class CheckpointModel(ModelWithHeads):
         self.reads_inputs = task_head.name == TOKEN_CLASSIFIER and backbone.config.token_states == "inputs"
         self.applies_pooler = backbone.pooler_on_tokens if self.scores_tokens else self.sequence_form.pooled
         has_heads = head_name in self.heads and (not self.applies_pooler or "pooler" in self.heads)
+        # Logits need the spans, which only the task's examples have.
+        has_heads = has_heads and not isinstance(self.heads[head_name], SpanHead)
         self.task = head_name if has_heads else None
         head = self.heads[head_name] if has_heads else None
         new_tokens = head.tokens if isinstance(head, SequenceHead) else None
@@ -161,6 +163,9 @@ def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> 
     inputs = head_tensors[weight].shape[-1] if weight in head_tensors and head_tensors[weight].ndim == 2 else None
     if inputs not in (width, feature_size) or not set(head_tensors) <= {weight, bias, tokens, *dense, *decisions}:
         return None
+    spans = head_tensors[f"heads.{name}.dense.weight"].shape[-1] // (3 * inputs) if len(dense) == 2 else 0
+    if spans:
+        return SpanHead(inputs, spans, len(head_tensors[weight]))
     new_tokens = len(head_tensors[tokens]) if tokens in head_tensors else 0
     linear = SequenceHead(inputs, len(head_tensors[weight]), 0.0, bias in head_tensors, bool(dense), new_tokens, width)
     for key in decisions:

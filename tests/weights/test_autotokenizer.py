@@ -71,7 +71,8 @@ def exported(model: str, tokenizer: Tokenizer, split: bool, folder: Path) -> Pat
     if isinstance(config, EncoderDecoderConfig) and config.start_role not in tokenizer.roles:
         return None
     content = builder_module(entry).to_hf_config(config)
-    write_export(Export("", content, {}, {}, ()), config, tokenizer, TokenizerSettings(False, 60, split), "", folder)
+    settings = TokenizerSettings(False, 60, split, False)
+    write_export(Export("", content, {}, {}, ()), config, tokenizer, settings, "", folder, lambda draft: None)
     return folder
 
 

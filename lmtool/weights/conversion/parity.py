@@ -110,7 +110,7 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
     try:
         with quiet_transformers():
             reference, report = model_class.from_pretrained(folder, output_loading_info=True, local_files_only=True)
-            outputs = _outputs(reference.eval(), architecture, rows)
+            outputs = outputs_of(reference.eval(), architecture, rows)
     except Exception as error:  # transformers raises many kinds of errors
         return Parity(name, architecture, (f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",))
     unexpected = [
@@ -144,14 +144,20 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
     elif model.segment_types > 1:
         rows["token_type_ids"] = (torch.arange(longest) >= lengths[:, None] // 2).long() * mask_BL
     ids_BL[~mask_BL] = tokenizer.roles.get("pad", 0)
-    if model.architecture == "encoder" and model.summary.endswith("last"):  # transformers then pads on the left
+    if pads_left(model):
         for name in ("input_ids", "attention_mask", "token_type_ids"):
             rows_and_lengths = zip(rows[name], lengths.tolist(), strict=True)
             rows[name] = torch.stack([row.roll(longest - length) for row, length in rows_and_lengths])
     return {name: values.long() for name, values in rows.items()}
 
 
-def _outputs(reference: nn.Module, architecture: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def pads_left(model: ModelConfig) -> bool:
+    """Returns whether the family's classes in transformers expect padding on the left: encoders that classify by the
+    last token (XLNet) read the last column of a batch. Decoders find the last token that is not padding."""
+    return model.architecture == "encoder" and model.summary.endswith("last")
+
+
+def outputs_of(reference: nn.Module, architecture: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Computes the outputs of a transformers model, by the names that `Parity` uses. For multiple choice, every row is
     the only choice of a question."""
     head = head_of_class({"architectures": [architecture]})
@@ -199,10 +205,10 @@ def tokenizer_settings(
 ) -> TokenizerSettings:
     """Returns the settings of AutoTokenizer for the exported model. Without a task, special tokens in texts are parsed,
     because texts for a masked language model contain mask tokens."""
-    segments = has_segments(model)
+    segments, left = has_segments(model), pads_left(model)
     if task is None:
-        return TokenizerSettings(segments, model.max_positions, False)
-    return TokenizerSettings(segments, saved["max_length"], not tokenizer.parse_special_tokens)
+        return TokenizerSettings(segments, model.max_positions, False, left)
+    return TokenizerSettings(segments, saved["max_length"], not tokenizer.parse_special_tokens, left)
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,17 +35,19 @@ from lmtool.weights.comparing import (
     relative_difference,
     tokenize_as_transformers,
 )
-from lmtool.weights.conversion.parity import exported_format, tokenizer_settings
+from lmtool.weights.conversion.parity import exported_format, outputs_of, tokenizer_settings
 from lmtool.weights.exporting import Export, export_of, write_delta, write_tokenizer_files
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
-from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
+from lmtool.weights.peft.adapter import LABEL_KEYS, open_with_peft, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.reading import Weights, read, read_base, to_hf_names
 from lmtool.weights.saved_model import fold_checkpoint, saved_config, saved_model
 
 # Texts on which PEFT and lmtool are compared.
 SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")
+
+_NOT_WRITTEN = "the folder was not written; omit format= to export merged weights, and report this"
 
 
 def export_tuned(config: ExportConfig) -> None:
@@ -55,8 +56,7 @@ def export_tuned(config: ExportConfig) -> None:
     folder = user_path(config.output)
     if config.format == "delta":
         weights, saved = read(config.checkpoint, config.offline), saved_config(config.checkpoint, config.offline)
-        write_delta(tuned, folder, fold_checkpoint(weights, read_weights(tuned), saved))
-        read(str(folder), config.offline)
+        write_delta(tuned, folder, fold_checkpoint(weights, read_weights(tuned), saved), config.offline)
         kind = "for lmtool"
     else:
         kind = _export_adapter(config, tuned, base, folder)
@@ -87,8 +87,8 @@ def head_to_export(saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -
 
 
 def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path) -> str:
-    """Writes a PEFT adapter, reads it back with lmtool and with PEFT, and compares the outputs. Returns a description
-    of the adapter for the screen."""
+    """Writes a PEFT adapter if lmtool and PEFT read the same outputs from it. Returns a description of the adapter for
+    the screen."""
     checkpoint = config.checkpoint
     loaded = load(checkpoint, offline=config.offline)
     parts, tokenizer = loaded.model.parts, loaded.tokenizer
@@ -119,10 +119,13 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     settings = tokenizer_settings(loaded.config, loaded.saved, task, tokenizer)
     labels = {key: export.config[key] for key in LABEL_KEYS if key in export.config}
     card = _card(checkpoint, base, export, folder, section["name"])
-    write_files = partial(write_tokenizer_files, tokenizer=tokenizer, tokenizer_settings=settings, card=card)
-    write_adapter(tuned_model, *_hub_name(base), labels, folder, write_files)
-    _require_same(loaded, folder, added_tensors, hf_base, checkpoint)
-    _open_with_peft(loaded, folder, export, read_base(base, tuned_names, checkpoint, config.offline))
+
+    def complete(draft: Path) -> None:
+        write_tokenizer_files(draft, tokenizer, settings, card)
+        _require_same(loaded, draft, added_tensors, hf_base, checkpoint)
+        _compare_with_peft(loaded, draft, export, read_base(base, tuned_names, checkpoint, config.offline))
+
+    write_adapter(tuned_model, *_hub_name(base), labels, folder, complete)
     if (command := _base_export_command(base)) is not None:
         Output().line(f"the base is a run of lmtool: for transformers, run {command}")
     return f"for PEFT on {export.architecture}"
@@ -185,11 +188,11 @@ def _require_same(
     differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed_tensors.items()]
     if not max(differences) <= ROUNDING_TOLERANCE:  # also true for NaN
         raise CheckFailed(
-            f"{folder} differs from the checkpoint: outputs differ by {max(differences):.3g}", "keep the checkpoint"
+            f"the adapter differs from checkpoint={checkpoint}: outputs differ by {max(differences):.3g}", _NOT_WRITTEN
         )
 
 
-def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base: Weights) -> None:
+def _compare_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base: Weights) -> None:
     """Compares the logits of PEFT, which applies the adapter to a transformers model with the base's weights, with
     lmtool's.
 
@@ -207,18 +210,18 @@ def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base
     expected = lmtool_outputs.hidden if lmtool_outputs.logits is None else lmtool_outputs.logits
     try:
         hf_tensors = to_hf_names(loaded.config, base.tensors)
-        logits = peft_logits(folder, export.architecture, export.config, hf_tensors, rows)
+        model = open_with_peft(folder, export.architecture, export.config, hf_tensors)
+        with torch.no_grad():
+            logits = next(iter(outputs_of(model, export.architecture, rows).values()))
     except Exception as error:  # versions of PEFT raise many kinds of errors
         problem = str(error).strip().partition("\n")[0]
-        raise CheckFailed(
-            f"PEFT cannot open {folder}: {type(error).__name__}: {problem}", "keep the folder, and report this"
-        ) from error
+        raise CheckFailed(f"PEFT cannot open the adapter: {type(error).__name__}: {problem}", _NOT_WRITTEN) from error
     logits = logits[:, -expected.shape[1] :]  # omits the logits of virtual tokens, which come first
     real = rows["attention_mask"].bool() if expected.ndim == 3 and "decoder_input_ids" not in rows else slice(None)
     largest = relative_difference(expected[real], logits[real])
     Output().line(f"opened with PEFT: logits differ by {largest:.3g} of the largest, on {len(SAMPLE)} texts")
     if not largest <= LIBRARY_TOLERANCE:
-        raise CheckFailed(f"PEFT computes other logits from {folder}", "keep the checkpoint")
+        raise CheckFailed("PEFT computes other logits from the adapter", _NOT_WRITTEN)
 
 
 def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str) -> str:

@@ -217,10 +217,14 @@ def export_vectors(config: ExportConfig) -> None:
     if "unk" in tokenizer.roles:
         exported, ids = [*exported, _UNKNOWN], [*ids, tokenizer.role("unk")]
     vectors, folder = table_VH[ids], user_path(config.output)
-    write_folder_atomically(folder, lambda draft: write_words(draft / _FILE, exported, vectors))
-    file = read_words(folder / _FILE)
-    if file.words != exported or not torch.equal(file.vectors, vectors):
-        raise CheckFailed(f"{folder / _FILE} differs from the checkpoint", "keep the checkpoint")
+
+    def fill(draft: Path) -> None:
+        write_words(draft / _FILE, exported, vectors)
+        file = read_words(draft / _FILE)
+        if file.words != exported or not torch.equal(file.vectors, vectors):
+            raise CheckFailed(f"{_FILE} differs from the checkpoint", "the folder was not written; report this")
+
+    write_folder_atomically(folder, fill)
     Output().line(f"{folder / _FILE} · {len(exported):,} words of {vectors.shape[1]} numbers")
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
@@ -23,6 +22,7 @@ from lmtool.weights.exporting import write_folder_atomically
 from lmtool.weights.folders import TOKENIZER, Address, MissingFile, read_object
 from lmtool.weights.peft.lora import (
     IA3_SUFFIXES,
+    LORA_EMBEDDING,
     LORA_SUFFIXES,
     ia3_from_peft,
     ia3_to_peft,
@@ -190,7 +190,7 @@ def write_adapter(
     revision: str | None,
     labels: Mapping[str, object],
     output: Path,
-    write_files: Callable[[Path], None],
+    complete: Callable[[Path], None],
 ) -> None:
     """Writes the folder of an adapter, completely or not at all.
 
@@ -200,7 +200,8 @@ def write_adapter(
         revision: The base's commit on the hub, or None.
         labels: The label keys of config.json; empty if the model has no labels.
         output: The new folder.
-        write_files: Writes additional files, such as those of the tokenizer, into a folder.
+        complete: Adds further files, such as those of the tokenizer, to the draft of the folder, and may raise
+            CheckFailed if the draft is not what was exported.
 
     Raises:
         UserError: If PEFT lacks the method or implements it differently, or if the folder cannot be written.
@@ -229,7 +230,7 @@ def write_adapter(
         for name, content in ((CONFIG, config), (LABELS, labels)):
             if content:
                 (draft / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        write_files(draft)
+        complete(draft)
 
     write_folder_atomically(output, fill)
 
@@ -327,6 +328,12 @@ def read_adapter(folder: Path) -> Adapter:
         name.removeprefix(prefix): tensor.float() if tensor.is_floating_point() else tensor
         for name, tensor in read_file(folder / WEIGHTS).items()
     }
+    embeddings = [name.partition(LORA_EMBEDDING)[0] for name in tensors if LORA_EMBEDDING in name]
+    if embeddings:
+        raise UserError(
+            f"{folder}: the adapter updates {embeddings[0]}, an embedding; lmtool supports LoRA on linear layers only",
+            "use the adapter with PEFT, or train one whose target_modules are linear layers",
+        )
     suffixes = {"LORA": LORA_SUFFIXES, "IA3": IA3_SUFFIXES}.get(settings.peft_type, _PROMPT_SUFFIXES)
     updates = {name: tensor for name, tensor in tensors.items() if name.endswith(suffixes)}
     if not updates:
@@ -348,25 +355,16 @@ def read_adapter(folder: Path) -> Adapter:
     return Adapter(folder, settings, labels, updates, saved)
 
 
-@torch.no_grad()
-def peft_logits(
-    folder: Path,
-    architecture: str,
-    config: Mapping[str, object],
-    base: Mapping[str, Tensor],
-    rows: Mapping[str, Tensor],
-) -> Tensor:
-    """Computes the logits of an adapter with PEFT. Exceptions of PEFT and transformers are not caught.
+def open_with_peft(
+    folder: Path, architecture: str, config: Mapping[str, object], base: Mapping[str, Tensor]
+) -> nn.Module:
+    """Opens an adapter with PEFT, in evaluation mode. Exceptions of PEFT and transformers are not caught.
 
     Args:
         folder: The adapter's folder.
         architecture: The transformers class of the base.
         config: Content of the base's config.json.
         base: The base's tensors under transformers' names.
-        rows: Inputs of the model by name, each (B, L).
-
-    Returns:
-        The logits, which may include those of virtual tokens; the hidden states if the class has no head.
     """
     import peft
     import transformers
@@ -375,7 +373,4 @@ def peft_logits(
     with quiet_transformers():
         settings = model_class.config_class.from_dict(dict(config))
         model = model_class.from_pretrained(None, config=settings, state_dict=dict(base))
-        output = peft.PeftModel.from_pretrained(model, folder).eval()(**rows)
-    if "start_logits" in output:
-        return torch.stack([output.start_logits, output.end_logits], -1)
-    return next(output[name] for name in ("logits", "prediction_logits", "last_hidden_state") if name in output)
+        return cast(nn.Module, peft.PeftModel.from_pretrained(model, folder).eval())

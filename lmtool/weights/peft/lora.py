@@ -34,6 +34,8 @@ _NAMES = {
 }
 """PEFT's names for the tensors of an update, by the attribute of `_Update`."""
 LORA_SUFFIXES = tuple(f".{name}" for name in _NAMES.values())
+LORA_EMBEDDING = ".lora_embedding_"
+"""What follows the name of an embedding in the tensors of its update, which lmtool does not support."""
 
 
 def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:

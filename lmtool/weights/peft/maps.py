@@ -179,7 +179,7 @@ class HFBase:
         weight = self.tensors.get(f"{module}.weight")
         if weight is None or weight.ndim != 2:
             raise UserError(
-                f"the adapter updates {module}, which is not a linear layer of its base",
+                f"the adapter updates {module}, which is not a linear layer of its base with a weight of its own",
                 "set base_model_name_or_path in adapter_config.json to the model that the adapter was trained on, or "
                 f"{MERGE}",
             )
