@@ -78,8 +78,12 @@ _SYSTEM_HINTS = {
 
 def cannot_write(path: Path, error: OSError, key: str = "run_dir") -> UserError:
     """Returns the error for a failed write. key: the key that sets the folder."""
-    hint = _SYSTEM_HINTS.get(error.errno or 0, "{action} in another folder")
-    return UserError(f"cannot write {path}: {_reason(error)}", hint.format(action=f"put {key}="))
+    return UserError(f"cannot write {path}: {_reason(error)}", write_hint(error, key))
+
+
+def write_hint(error: OSError, key: str) -> str:
+    """Returns the hint for a failed write in the folder that a key sets."""
+    return _SYSTEM_HINTS.get(error.errno or 0, "{action} in another folder").format(action=f"put {key}=")
 
 
 @contextmanager
@@ -121,12 +125,18 @@ class ConfigError(UserError):
         )
 
 
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "std::bad_alloc")
+# oneDNN, when it cannot allocate the code or the scratch space of a product. Without a kernel for the shapes it says
+# "could not create a primitive descriptor ..." instead.
+_NO_KERNEL = "could not create a primitive"
+
+
 def out_of_memory(error: BaseException) -> LmtoolError | None:
     """Returns the error for an exception that means out of memory, on a device or the host; None for other
     exceptions."""
     text = str(error)
     known_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if not known_type and "not enough memory" not in text and "can't allocate memory" not in text:
+    if not known_type and not any(reason in text for reason in _NO_MEMORY) and text != _NO_KERNEL:
         return None
     first = text.splitlines()[0] if text else type(error).__name__
     return LmtoolError(

@@ -57,6 +57,7 @@ def run(config: ImportConfig) -> None:
         "file": weight_file(published, config.offline).name,
         "ignored_keys": list(loaded.report.ignored),
     }
+    warn_about(published, loaded.report.ignored, config.offline)
     write_import(ImportedModel(state, loaded.config, loaded.tokenizer, source, saved), folder)
 
     reloaded = load(str(folder), offline=True)
@@ -72,7 +73,6 @@ def run(config: ImportConfig) -> None:
     if loaded.tokenizer is not None and reloaded.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)
     comparison.tied = tied_names(reloaded.model.parts)
-    warn_about(published, loaded.report.ignored, config.offline)
     print_comparison(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
     if not comparison.same:
         raise CheckFailed(

@@ -18,9 +18,9 @@ from hydra import initialize_config_dir
 from hydra.conf import RuntimeConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lmtool.config import groups, hydra_plugins, overrides, plugins, saved
@@ -212,6 +212,34 @@ def translated_errors() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def named_list_errors(primary: str, words: Sequence[str]) -> Iterator[None]:
+    """Raises UserError for an override of an item that a list does not have (data.packages.x=0): OmegaConf's errors do
+    not name the key. words: the overrides of the composition in the `with` block."""
+    try:
+        yield
+    except (ValueError, TypeError, ConfigCompositionException):
+        hydra = GlobalHydra.instance().hydra
+        choices = [text for text in words if not text.startswith("++")]
+        config = hydra.compose_config(
+            primary, choices, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False
+        )
+        for text in words:
+            _require_items(config, key_of(text), text.partition("=")[2])
+        raise
+
+
+def _require_items(config: DictConfig, key: str, value: str) -> None:
+    """Raises UserError if a part of a key is an item that a list of the configuration does not have."""
+    parts = key.split(".")
+    for depth, item in enumerate(parts[1:], 1):
+        above = ".".join(parts[:depth])
+        items = OmegaConf.select(config, above)
+        if isinstance(items, ListConfig) and not (item.isdigit() and int(item) < len(items)):
+            hint = f"set the whole list: {above}=[{value if depth == len(parts) - 1 else '...'}]"
+            raise UserError(f"{key}={value}: {above} is a list and has no item {item}", hint)
+
+
 def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
     """Raises UserError if the section `hydra` names a class that belongs to no installed launcher or sweeper: Hydra
     would import and call it, but lmtool never imports a name from a configuration."""
@@ -281,7 +309,8 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
     _require_package(checked.choices, config_dirs)
     words = [*checked.choices, *checked.values, *search_path(config_dirs)]
     with translated_errors(), _hydra_for_a_run():
-        config = hydra_compose(primary, overrides=words, return_hydra_config=True)
+        with named_list_errors(primary, words):
+            config = hydra_compose(primary, overrides=words, return_hydra_config=True)
         typed_keys = {key_of(text) for text in words}
         remaining = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
         # If there are other problems, they are reported instead.

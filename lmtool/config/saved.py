@@ -15,7 +15,7 @@ from lmtool.config.base import Config
 from lmtool.config.base import JsonMapping as JsonMapping
 from lmtool.config.base import JsonObject as JsonObject
 from lmtool.errors import UserError
-from lmtool.system.files import verify_siblings
+from lmtool.system.files import read_json, verify_siblings
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import visible
 
@@ -150,27 +150,13 @@ def read(path: Path) -> JsonObject:
         raise UserError(f"{path} is not a regular file", hint)
     try:
         # YAML reads JSON's 1e-12 as text.
-        data = _read_json(path) if path.suffix == ".json" else read_yaml(path, hint)
+        if path.suffix == ".json":
+            data = read_json(path, MAX_BYTES, "use the config.json of a checkpoint")
+        else:
+            data = read_yaml(path, hint)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}", hint) from error
     return require_version(data, path)
-
-
-def _read_json(path: Path) -> Any:
-    hint = "use the config.json of a checkpoint"
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise UserError(f"{path} has {size} bytes, but a configuration has at most {MAX_BYTES}", hint)
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", hint) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8", hint) from error
-    except ValueError as error:  # a number of thousands of digits
-        raise UserError(f"{path}: {error}", hint) from error
-    except RecursionError as error:
-        raise UserError(f"{path}: nested too deeply", hint) from error
 
 
 def require_version(data: object, path: Path) -> JsonObject:

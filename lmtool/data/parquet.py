@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from lmtool.data.compressed import Broken, require_proportion
 from lmtool.data.rows import no_column
 from lmtool.data.tables import Table
 from lmtool.errors import UserError
+from lmtool.system.files import parse_json
 
 _ROWS = 128  # decoded at a time
 
@@ -23,13 +23,23 @@ def read_parquet(path: Path) -> Table:
     if not table.num_rows:
         raise UserError(f"{path}: no rows", "use a file with rows")
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    hub_metadata = (table.schema.metadata or {}).get(b"huggingface")
-    features = json.loads(hub_metadata).get("info", {}).get("features", {}) if hub_metadata else {}
+    features = _hub_features(path, (table.schema.metadata or {}).get(b"huggingface", b"{}"))
     for name in columns.keys() & features.keys():
         names = _class_names(features[name])
         if names:
             columns[name] = [names_of_classes(value, names) for value in columns[name]]
     return Table(columns, [(str(path), number + 1) for number in range(table.num_rows)])
+
+
+def _hub_features(path: Path, metadata: bytes) -> dict[str, Any]:
+    """Returns what the library datasets has written about each column. Raises UserError if it is not readable."""
+    hint = "write the file again without the metadata of the library datasets"
+    value = parse_json(metadata, path, hint)
+    for key in ("info", "features"):
+        value = value.get(key, {}) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: its metadata `huggingface` does not describe columns", hint)
+    return value
 
 
 def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tuple[int, tuple[str | None, ...]]]:

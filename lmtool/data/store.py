@@ -10,7 +10,6 @@ Shape letters: D documents, S sentences.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -32,7 +31,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
-from lmtool.errors import UserError
+from lmtool.errors import UserError, write_hint
 from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, user_path, write_manifest
 from lmtool.system.ranks import rank_info
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -350,10 +349,8 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space, or set cache_dir=FOLDER on another disk" if full else "set cache_dir=FOLDER"
         reason = "is a file" if user_path(cache_dir).is_file() else problem.strerror or str(problem)
-        raise UserError(f"cache_dir={cache_dir}: {reason}", hint) from problem
+        raise UserError(f"cache_dir={cache_dir}: {reason}", write_hint(problem, "cache_dir")) from problem
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from lmtool.data.rows import (
     require_characters,
 )
 from lmtool.errors import UserError
-from lmtool.system.files import user_path
+from lmtool.system.files import parse_json, user_path
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
 
@@ -307,17 +307,7 @@ def read_squad(path: Path) -> Table:
             f"{path}: byte {error.start} is not UTF-8",
             f"convert it, for example: iconv -f windows-1252 -t utf-8 {path}",
         ) from error
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"{path}:{error.lineno}:{error.colno}"
-        raise UserError(
-            f"{place}: not JSON: {error.msg}", "correct the file, or copy it again if it was damaged"
-        ) from error
-    except (RecursionError, ValueError) as error:
-        raise UserError(
-            f"{path}: not readable JSON: {error}", "correct the file, or copy it again if it was damaged"
-        ) from error
+    content = parse_json(text, path, "correct the file, or copy it again if it was damaged")
     table = Table({name: [] for name in ("id", "question", "context", "answers")})
     offset, line, labeled = 0, 1, 0
     for place, context, question in _questions(path, content):

@@ -44,7 +44,7 @@ from lmtool.config.checkpoint import (
 )
 from lmtool.errors import CheckFailed, UserError
 from lmtool.runs.files import to_json, write_errors
-from lmtool.system.files import Damaged, sync_path, write_bytes, write_manifest
+from lmtool.system.files import Damaged, parse_json, sync_path, write_bytes, write_manifest
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -233,7 +233,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
         verify(folder, only=name)
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 not a dict
-            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
+            tied = parse_json((file.metadata() or {}).get(_TIED, "{}"), path, "set another checkpoint=")
     except Damaged as damage:
         raise refusal(damage) from damage
     except SafetensorError as error:
@@ -247,7 +247,8 @@ def tensor_names(folder: Path) -> set[str]:
     path = folder / MODEL
     try:
         with safe_open(path, framework="pt") as file:
-            return {*file.keys(), *json.loads((file.metadata() or {}).get(_TIED, "{}"))}
+            tied = parse_json((file.metadata() or {}).get(_TIED, "{}"), path, "set another checkpoint=")
+            return {*file.keys(), *tied}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is not a safetensors file: {error}", "set another checkpoint=") from error
 

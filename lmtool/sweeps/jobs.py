@@ -180,7 +180,8 @@ def _composition(
     """Yields Hydra, and the configuration with which it runs the sweep in a folder."""
     words = [*checked.all, *_hydra_defaults(folder, hydra_keys), *compose.search_path(request.config_dirs)]
     with compose.translated_errors(), compose.initialized_hydra() as hydra:
-        compose.require_known_targets(hydra, request.primary, words)
+        with compose.named_list_errors(request.primary, words):
+            compose.require_known_targets(hydra, request.primary, words)
         yield hydra, hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
 
 

@@ -169,6 +169,34 @@ def process_exists(number: int) -> bool:
     return True
 
 
+# --- JSON of others ------------------------------------------------------------------------------------------------
+
+
+def parse_json(text: str | bytes, path: Path, hint: str) -> Any:
+    """Returns the content of a JSON file that was not written by this process. Raises UserError for anything else, also
+    for nesting and numbers that Python refuses. path: the file, for the error."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}", hint) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8", hint) from error
+    except RecursionError as error:
+        raise UserError(f"{path}: not readable JSON: nested too deeply", hint) from error
+    except ValueError as error:
+        raise UserError(f"{path}: not readable JSON: {str(error).partition(';')[0]}", hint) from error
+
+
+def read_json(path: Path, max_bytes: int, hint: str) -> Any:
+    """Reads a JSON file, see `parse_json`. Raises UserError also for a file that is too large or cannot be read."""
+    try:
+        if (size := path.stat().st_size) > max_bytes:
+            raise UserError(f"{path}: {size:,} bytes; such a file has at most {max_bytes:,}", hint)
+        return parse_json(path.read_bytes(), path, hint)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}", hint) from error
+
+
 # --- manifests ----------------------------------------------------------------------------------------------------
 #
 # Checkpoints, token stores and cached tokenizers have a manifest, which is written last: size and sha256 of each file,

@@ -18,9 +18,11 @@ from tokenizers import AddedToken, models
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
+from lmtool.system.files import parse_json
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import SPECIALS
 
+_COPY = "copy the file again, or train a tokenizer with `lmtool tokenizer`"
 MAX_BYTES = 200_000_000
 """Maximum size of a tokenizer's file: six times the largest known file, Gemma's tokenizer.json."""
 
@@ -43,27 +45,21 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path) -> JsonObject:
     """Reads a JSON object. Raises UserError with file and line for anything else."""
-    try:
-        text = read_text(path)
-        content = json.loads(text)
-        if "\\ud" in text.lower():  # encoding fails if an escape is only half of a surrogate pair
+    text = read_text(path)
+    content = parse_json(text, path, _COPY)
+    if "\\ud" in text.lower():  # encoding fails if an escape is only half of a surrogate pair
+        try:
             json.dumps(content, ensure_ascii=False).encode()
-    except json.JSONDecodeError as reason:
-        raise file_error(path, reason.msg, reason.lineno) from reason
-    except (UnicodeError, RecursionError) as reason:
-        raise file_error(path, str(reason)) from reason
+        except UnicodeError as reason:
+            raise file_error(path, str(reason)) from reason
     if not isinstance(content, dict):
         raise file_error(path, "not a JSON object")
     return content
 
 
-def file_error(path: Path, reason: str, line: int | None = None) -> UserError:
+def file_error(path: Path, reason: str) -> UserError:
     """Returns the error for an invalid tokenizer file."""
-    location = f"{path}:{line}" if line else str(path)
-    return UserError(
-        f"{location}: not a valid tokenizer file: {' '.join(reason.split())[:200]}",
-        "copy the file again, or train a tokenizer with `lmtool tokenizer`",
-    )
+    return UserError(f"{path}: not a valid tokenizer file: {' '.join(reason.split())[:200]}", _COPY)
 
 
 TOKENIZER_JSON, TOKENIZER_CONFIG, MODEL_CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"

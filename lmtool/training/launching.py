@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from lmtool.system.terminal import counted, say_error
 THREADS = "OMP_NUM_THREADS"
 _FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _MAX_PROCESSES_PER_CORE = 4
+_LOOPBACK = "127.0.0.1"
 
 
 def processes_to_start(config: Any, verb: str) -> int:
@@ -52,6 +54,7 @@ def processes_to_start(config: Any, verb: str) -> int:
     if devices is None or devices == 1:
         return 1
     _require_devices(devices, config.device)
+    _require_loopback(devices)
     return int(devices)
 
 
@@ -80,6 +83,20 @@ def _require_devices(devices: int, device: str) -> None:
         )
 
 
+def _require_loopback(devices: int) -> None:
+    """Raises UserError if processes of this machine cannot connect to each other: torch's launcher would try for
+    minutes, and print its own messages."""
+    try:
+        with socket.create_server((_LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise UserError(
+            f"devices={devices}: the processes connect through the address {_LOOPBACK} of this machine, which does not "
+            f"work: {error.strerror or error}",
+            "start the loopback interface (ip link set lo up), or train in one process: devices=1",
+        ) from error
+
+
 def launch(processes: int, arguments: Sequence[str]) -> int:
     """Runs `lmtool ARGUMENTS` in several processes. Returns 0, or the exit status of the process whose
     failure ended the run."""
@@ -96,9 +113,9 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
             logs_specs=DefaultLogsSpecs(log_dir=folder),
             run_id=Path(folder).name,
             rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",  # a free port
+            rdzv_endpoint=f"{_LOOPBACK}:0",  # a free port
             max_restarts=0,
-            local_addr="127.0.0.1",
+            local_addr=_LOOPBACK,
             signals_to_handle="SIGURG",  # other signals are forwarded, without the launcher's time limit
         )
         with _environment(processes), _forward_signals(Path(folder), processes) as received:

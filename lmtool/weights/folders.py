@@ -3,7 +3,6 @@ downloaded into the hub's cache."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import HFConfig
 from lmtool.system.environment import is_reachable
-from lmtool.system.files import user_path
+from lmtool.system.files import read_json, user_path
 from lmtool.system.secrets import masked
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
 
@@ -135,7 +134,6 @@ TOKENIZER = (
 )  # fmt: skip
 """Files that define a tokenizer. config.json is among them because it may name the tokenizer's class."""
 _USE_CHECKPOINT = "use a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
-_MAX_JSON_BYTES = 10_000_000
 Decoded = TypeVar("Decoded")
 
 
@@ -252,7 +250,7 @@ class HFFolder:
         """Returns the folder's default generation settings as fields of `GenerationConfig`. They are in
         generation_config.json or, in older folders, in config.json."""
         file = self.path / GENERATION
-        return published_settings(read_object(self.checkpoint, file) if file.is_file() else self.config)
+        return published_settings(read_object(file) if file.is_file() else self.config)
 
     def label_names(self) -> list[str]:
         """Returns the names of the labels in the order of their ids."""
@@ -277,7 +275,7 @@ def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
     for name in TOKENIZER:
         if os.path.lexists(path / name) and not (path / name).is_file():  # it would be ignored without an error
             raise UserError(f"checkpoint={checkpoint}: {path / name} is not a regular file", "copy the folder again")
-    config = read_object(checkpoint, path / CONFIG)
+    config = read_object(path / CONFIG)
     return None if isinstance(config.get("model"), dict) else HFFolder(checkpoint, path, HFConfig(config))
 
 
@@ -360,14 +358,14 @@ def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     for name in (*TOKENIZER, GENERATION):
         with suppress(MissingFile):
             address.file(name, offline, commit)
-    return HFFolder(checkpoint, path.parent, HFConfig(read_object(checkpoint, path)), commit)
+    return HFFolder(checkpoint, path.parent, HFConfig(read_object(path)), commit)
 
 
 def read_settings(folder: Path) -> JsonObject:
     """Reads the tokenizer_config.json of a folder; {} if the folder has none. Raises UserError if it is not a JSON
     object."""
     path = folder / SETTINGS
-    return dict(read_object(str(folder), path)) if path.is_file() else {}
+    return dict(read_object(path)) if path.is_file() else {}
 
 
 def tokenizer_length(settings: JsonMapping) -> int | None:
@@ -377,24 +375,14 @@ def tokenizer_length(settings: JsonMapping) -> int | None:
     return int(length) if isinstance(length, int | float) and 1 <= length <= 10**9 else None
 
 
-def read_object(checkpoint: str, path: Path) -> JsonMapping:
-    """Reads a JSON object from a file of a checkpoint's folder. Raises UserError if the file contains anything else."""
-    data = read_json_file(checkpoint, path)
+def read_object(path: Path) -> JsonObject:
+    """Reads a JSON object from a published folder. Raises UserError if the file contains anything else."""
+    data = read_json_file(path)
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a JSON object", "copy the folder again")
     return data
 
 
-def read_json_file(checkpoint: str, path: Path) -> object:
-    """Reads a JSON file of a checkpoint's folder. Raises UserError if the file is too large or not JSON."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise UserError(
-                f"checkpoint={checkpoint}: {path} is larger than {_MAX_JSON_BYTES} bytes, the limit for JSON files",
-                "copy the folder again",
-            )
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", "copy the folder again") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: {error}", "copy the folder again") from error
+def read_json_file(path: Path) -> Any:
+    """Reads a JSON file of a published folder. Raises UserError if the file is too large or not JSON."""
+    return read_json(path, 10_000_000, "copy the folder again")

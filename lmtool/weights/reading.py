@@ -123,7 +123,7 @@ def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
         SETTINGS: _ignored_tokenizer_keys(read_settings(folder.path)),
     }
     if generates_text and generation.is_file():  # transformers then ignores generation settings in config.json
-        keys[GENERATION] = _ignored_generation_keys(read_object(folder.checkpoint, generation), folder)
+        keys[GENERATION] = _ignored_generation_keys(read_object(generation), folder)
     elif generates_text:
         keys[CONFIG] += _multiple_end_tokens(folder.config) + _changed_settings(folder.config)
     if folder.revision is None:  # only the files that lmtool reads are downloaded from the hub
@@ -379,10 +379,7 @@ def to_fp32(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def shards_of_index(path: Path) -> dict[str, str]:
     """Reads the index of a sharded checkpoint. Returns the name of the file that contains each tensor."""
-    try:
-        names: object = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{path} is not an index of weight files: {error!r}", "copy the file again") from error
+    names = read_object(path).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise UserError(f"{path} has a weight_map that does not name files", "copy the file again")
     return names

@@ -142,7 +142,7 @@ class _Settings(JsonObject):
 
     def __init__(self, folder: HFFolder, name: str, offline: bool, required: bool = False):
         self.path = fetch_file(folder, name, offline, required)
-        super().__init__({} if self.path is None else read_object(folder.checkpoint, self.path))
+        super().__init__({} if self.path is None else read_object(self.path))
         self.folder, self.name = folder, name
 
     def unsupported_value(self, key: str) -> UserError:
@@ -235,7 +235,7 @@ def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
     path = fetch_file(folder, MODULES, offline, required=False)
     if path is None:
         return None
-    modules = read_json_file(folder.checkpoint, path)
+    modules = read_json_file(path)
     if not isinstance(modules, list):
         raise UserError(f"{path} is not a JSON list", "copy the folder again")
     pairs: list[tuple[str, str]] = []

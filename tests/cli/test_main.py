@@ -111,6 +111,14 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain optimizer.lr=nan", ["optimizer.lr: given NaN"]),
     ("pretrain optimizer.lr=-1", ["optimizer.lr: given -1", "above 0"]),
     (
+        "pretrain data=pydocs data.packages.x=0",
+        ["data.packages.x=0: data.packages is a list and has no item x", "set the whole list: data.packages=[0]"],
+    ),
+    ("-m pretrain data=pydocs data.packages.x=0,1", ["data.packages.x=0: data.packages is a list and has no item x"]),
+    ("pretrain phases.x=1", ["phases.x=1: phases is a list and has no item x", "set the whole list: phases=[1]"]),
+    ("pretrain phases.x.y=1", ["phases is a list and has no item x", "set the whole list: phases=[...]"]),
+    ("finetune task=custom task.text.9=a", ["task.text is a list and has no item 9", "task.text=[a]"]),
+    (
         "pretrain optimizer.betas=[0.9]",
         ["optimizer.betas: given [0.9] (list); allowed: a list of 2 values: numbers, each at least 0, below 1"],
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from types import SimpleNamespace
 
@@ -52,6 +53,18 @@ def test_what_cannot_be_started_is_refused(place, started, monkeypatch, capsys, 
         monkeypatch.setenv(name, value)
     assert cli.main([*WORDS, *words]) == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")
+    assert not started and not (place / "runs").exists()
+
+
+def test_several_processes_without_a_loopback_network_are_refused(place, started, monkeypatch, capsys):
+    def unreachable(*_, **__):
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    monkeypatch.setattr(launching.socket, "create_connection", unreachable)
+    assert cli.main([*WORDS, "devices=2", "device=cpu"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: devices=2: ") and "127.0.0.1" in error and "Network is unreachable" in error
+    assert "hint: start the loopback interface (ip link set lo up), or train in one process: devices=1" in error
     assert not started and not (place / "runs").exists()
 
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_replaced(place: Path, capsys: pytest.CaptureFixture[str]
         (["checkpoint=t5", "tokenizer=words"], "has no sentinel token, which objective=span_corruption needs"),
         (["checkpoint=bert", "tokenizer=nowhere"], "tokenizer=nowhere: no such folder"),
         (["checkpoint=bert", "tokenizer=rows"], "tokenizer=rows: the folder has no tokenizer"),
-        (["checkpoint=bert", "tokenizer=damaged"], "damaged/tokenizer.json:1: not a valid tokenizer file"),
+        (["checkpoint=bert", "tokenizer=damaged"], "damaged/tokenizer.json:1:2: not JSON"),
         (["checkpoint=bert", "tokenizer=bert", "output=full"], "output=full exists and is not empty"),
         (["checkpoint=bert", *TEXT[:2]], "but tokenizer= is not set"),
         (["checkpoint=bert", "tokenizer=bert", "data=text", "data.path=none.txt"], "data.path"),

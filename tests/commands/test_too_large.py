@@ -9,6 +9,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.costs import memory_of_run as planning
+from lmtool.errors import out_of_memory
 from tests.commands.conftest import TINY, but_for
 
 TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=1", "device=cpu"]
@@ -93,3 +94,9 @@ def test_several_processes_share_a_machine_or_the_weights(place: Path, monkeypat
     assert "too large for cuda: shards of weights, gradients and optimizer need" in said("cuda", "parallel=fsdp")
     room["cpu"] = 3 * 10**9
     assert "too large for cpu: weights in 4 processes need" in said("cuda", "parallel=fsdp")
+
+
+def test_onednn_without_memory_is_out_of_memory() -> None:
+    memory = out_of_memory(RuntimeError("could not create a primitive"))
+    assert memory is not None and "micro_batch_tokens" in str(memory.hint)
+    assert out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution")) is None

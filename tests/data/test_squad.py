@@ -47,6 +47,7 @@ def test_a_test_file_has_no_answers(tmp_path):
     ("content", "message"),
     [
         ('{"data": [}', r"dev.json:1:11: not JSON"),
+        ('{"data": ' + "9" * 5000 + "}", "not readable JSON: Exceeds the limit"),
         ('{"data": {}}', "no list under the key data"),
         ('{"data": [{"title": 1}]}', "article 1: no list under the key paragraphs"),
         ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "article 1, paragraph 1: no list under the key qas"),

@@ -20,7 +20,7 @@ from lmtool.data import store as store_draft
 from lmtool.data import store as store_module
 from lmtool.data import tokenizing
 from lmtool.data import vocabulary as vocabulary_module
-from lmtool.data.store import open_store, release
+from lmtool.data.store import open_store, release, writing
 from lmtool.data.tokenizing import LONGEST_SENTENCE, SentenceSplitter, portions, split_sentences
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
@@ -463,7 +463,13 @@ def test_unwritable_cache_is_named(tmp_path, tokenizers):
     for place, why in (("file", "is a file"), ("file/below", "Not a directory")):
         with pytest.raises(UserError, match=f"cache_dir=.*{place}: {why}") as caught:
             open_store(ListSource(documents(3), []), "train", tokenizers["wordpiece"], tmp_path / place)
-        assert caught.value.hint == "set cache_dir=FOLDER"
+        assert caught.value.hint.startswith("put cache_dir= in another folder")
+
+
+def test_limit_on_open_files_is_hinted_at(tmp_path):
+    with pytest.raises(UserError, match="cache_dir=.*: Too many open files") as caught, writing(tmp_path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    assert caught.value.hint == "raise the limit on open files (ulimit -n)"
 
 
 def test_full_disk_is_named(tmp_path, tokenizers, monkeypatch):

@@ -125,3 +125,15 @@ def test_parquet(tmp_path):
     rows = read_file(tmp_path / "a.parquet", texts())
     assert rows.columns == {"tokens": [["a", "b"], ["c"]], "tags": [["O", "B-X"], [""]], "label": ["B-X", ""]}
     assert rows.origin[1] == (str(tmp_path / "a.parquet"), 2)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [(b'{"info": ' + b"9" * 5000 + b"}", "not readable JSON: Exceeds the limit"), (b"[]", "does not describe columns")],
+)
+def test_unreadable_hub_metadata_of_parquet_is_refused(tmp_path, metadata, message):
+    table = pyarrow.table({"text": ["a"], "label": [1]}).replace_schema_metadata({b"huggingface": metadata})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=f"a.parquet: .*{message}") as caught:
+        read_file(tmp_path / "a.parquet", texts())
+    assert caught.value.hint is not None

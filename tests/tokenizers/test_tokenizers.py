@@ -247,7 +247,9 @@ def test_broken_folders(tmp_path, wordpiece):
     whole = path.read_bytes()
     for content in (whole[:500], b"", b"[]", b"{}", b"\xff\xfe", whole.replace(b'"WordPiece"', b'"Nonsense"')):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"tokenizer\.json(:\d+)?: not a valid tokenizer file"):
+        with pytest.raises(
+            UserError, match=r"tokenizer\.json: not a valid tokenizer file|tokenizer\.json:\d+:\d+: not JSON"
+        ):
             Tokenizer.load(tmp_path)
     path.write_bytes(whole)
     (tmp_path / "special_tokens_map.json").write_text("{", encoding="utf-8")

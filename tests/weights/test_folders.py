@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lmtool
+from lmtool.cli.main import main
 from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights import reading
@@ -141,11 +142,31 @@ def test_weights_of_other_sizes_than_the_configuration_says(folder: Path) -> Non
 
 
 def test_broken_configurations_are_named(folder: Path) -> None:
-    for content, message in (("{", r"config\.json:1: not JSON"), ("[]", "is not a JSON object")):
+    for content, message in (("{", r"config\.json:1:2: not JSON"), ("[]", "is not a JSON object")):
         (folder / "config.json").write_text(content)
         with pytest.raises(UserError, match=message):
             hf_folder(str(folder))
     assert hf_folder(str(folder.parent)) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+        "model.safetensors.index.json", "modules.json", "adapter_config.json", "generation_config.json",
+    ],
+)  # fmt: skip
+def test_an_integer_of_5000_digits_is_refused(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / name
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, "extra": 0}).replace('"extra": 0', f'"extra": {"9" * 5000}'))
+    if name.startswith("model."):
+        (folder / "model.safetensors").unlink()
+    output = folder.parent / "imported"
+    assert main(["import", f"checkpoint={folder}", f"output={output}"]) == 2
+    error = capsys.readouterr().err
+    assert f"{name}: not readable JSON: Exceeds the limit" in error and "hint: copy the " in error
+    assert not output.exists()
 
 
 def cache(original: Path, root: Path, *leave_out: str) -> str:

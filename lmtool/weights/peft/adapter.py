@@ -318,7 +318,7 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """Reads a PEFT adapter. Raises UserError if a file is missing or damaged, or if lmtool does not support the
     method."""
-    settings = settings_of(folder / CONFIG, read_object(str(folder), folder / CONFIG))
+    settings = settings_of(folder / CONFIG, read_object(folder / CONFIG))
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} lacks {WEIGHTS}", "save the adapter again, with safetensors")
     prompt = isinstance(settings, PromptSettings)
@@ -350,7 +350,7 @@ def read_adapter(folder: Path) -> Adapter:
         name: saved[name] for name in saved if not _SAVED_COPY.search(name) or _SAVED_COPY.sub(".", name) not in saved
     }
     path = folder / LABELS
-    labels = read_object(str(folder), path) if path.is_file() else {}
+    labels = read_object(path) if path.is_file() else {}
     labels = {key: labels[key] for key in ("id2label", "problem_type") if key in labels}
     return Adapter(folder, settings, labels, updates, saved)
 
