@@ -10,9 +10,10 @@ from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
-from lmtool.reporting.evaluations import print_difference, print_evaluation, write_evaluation
+from lmtool.reporting.evaluations import EVALUATION, print_difference, print_evaluation, write_evaluation
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
+from lmtool.runs.identity import require_own_folder
 from lmtool.session.evaluation import (
     MaskedPromptTask,
     evaluate_prompted,
@@ -33,7 +34,9 @@ def run(config: EvaluateConfig) -> JsonObject:
     """Scores, prints, and writes predictions and a report if requested. Returns the metrics, the task's first."""
     check_output(config.output)
     if config.report is not None:
-        require_no_link(user_path(config.report) / "plots")
+        folder = user_path(config.report)
+        require_own_folder(folder, (EVALUATION,), "report", "report")
+        require_no_link(folder / "plots")
     trained, output = load_trained(config), Output()
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
         require_unset(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")

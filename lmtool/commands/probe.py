@@ -32,9 +32,10 @@ from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.base import Backbone
 from lmtool.random_streams import Permutation
 from lmtool.reporting.console import Output
-from lmtool.reporting.evaluations import print_probes, write_probes
+from lmtool.reporting.evaluations import PROBES, print_probes, write_probes
 from lmtool.reporting.run_files import CheckpointProbes
 from lmtool.resolver.schema.use import ProbeConfig
+from lmtool.runs.identity import require_own_folder
 from lmtool.system.files import user_path
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ _HOLD_OUT = 8
 
 def run(config: ProbeConfig) -> list[CheckpointProbes]:
     """Probes each checkpoint, prints its table, and writes probe.json, probe.png and probe.html."""
+    require_own_folder(user_path(config.output), (PROBES,), "probe", "output")
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     task = _task(config)
     target = str(config.target) if task is None else task.config.name

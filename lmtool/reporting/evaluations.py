@@ -117,10 +117,14 @@ def is_significant(difference: Mapping[str, float]) -> bool:
     return difference["low"] > 0 or difference["high"] < 0
 
 
+EVALUATION, PROBES = "evaluation.json", "probe.json"
+"""The file that marks the folder of report=, and of the output= of `lmtool probe`."""
+
+
 def write_evaluation(folder: Path, details: JsonMapping) -> None:
     """Writes evaluation.json and plots/SPLIT_*.png to a folder. Raises UserError if that fails."""
     with _output_folder(folder, "report"):
-        replace_text(folder / "evaluation.json", to_json(masked_data(dict(details))) + "\n")
+        replace_text(folder / EVALUATION, to_json(masked_data(dict(details))) + "\n")
         for split, evaluation in details["splits"].items():
             _draw(folder / "plots", split, evaluation)
 
@@ -238,6 +242,6 @@ def write_probes(folder: Path, target: str, checkpoints: Sequence[CheckpointProb
     body += [html.paragraph(heading) + html.table(_HEADER, rows) for heading, rows in tables]
     details = {"target": target, **settings, "checkpoints": list(checkpoints)}
     with _output_folder(folder, "output"):
-        replace_text(folder / "probe.json", to_json(masked_data(details)) + "\n")
+        replace_text(folder / PROBES, to_json(masked_data(details)) + "\n")
         drawing.write_png(figure, folder / "probe.png")
         html.write_page(folder / "probe.html", "probes", body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -64,6 +65,27 @@ def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) 
                 return folder
             except FileExistsError:
                 number += 1
+
+
+def require_own_folder(folder: Path, marks: Sequence[str], kind: str, key: str) -> None:
+    """Raises UserError if a folder is not empty and was not written by lmtool, so that no file of the user is replaced.
+
+    Args:
+        folder: The folder, which may be missing.
+        marks: Names of files that lmtool writes first; one of them, which is not a link, marks a folder of lmtool. LOCK
+            and drafts alone, which a killed process leaves in a new folder, need no mark.
+        kind: What the folder would become ("run"), for the message.
+        key: The key that sets the folder.
+    """
+    names = sorted(os.listdir(folder)) if folder.exists() else []
+    if any(name in names and (folder / name).is_file() and not (folder / name).is_symlink() for name in marks):
+        return
+    other = next((name for name in names if name != "LOCK" and not name.startswith(".tmp-")), None)
+    if other is not None:
+        raise UserError(
+            f"{folder} is not empty and not a {kind} of lmtool: it has {other}, but no {marks[0]} that lmtool wrote",
+            f"set another {key}= (a new or an empty folder); or restore {folder / marks[0]}, if it was deleted",
+        )
 
 
 def changed_values(

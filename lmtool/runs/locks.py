@@ -125,6 +125,21 @@ class Lock:
             self.path.unlink(missing_ok=True)
 
 
+def discard(path: Path) -> None:
+    """Removes the lock file that this process left because a signal interrupted it before the lock could be released.
+    A file that names no owner is removed only if no process has locked it."""
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            owner = _read(handle)
+            if owner is None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if owner in (None, Owner.me()):
+                path.unlink()
+        finally:
+            os.close(handle)
+
+
 def is_held(path: Path) -> bool:
     """Whether the process that wrote a lock file may be alive; False without a file."""
     try:

@@ -29,7 +29,14 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import plain_data, read_rows, replace_link, replace_text, to_json, write_errors, write_rows
-from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, changed_values, extends_budgets, finished_result
+from lmtool.runs.identity import (
+    BRANCH_KEYS,
+    SUBMITTED,
+    changed_values,
+    extends_budgets,
+    finished_result,
+    require_own_folder,
+)
 from lmtool.runs.locks import Lock
 from lmtool.system.files import open_to_append
 from lmtool.system.secrets import masked_data
@@ -42,6 +49,7 @@ _FILES = (
 _WRITTEN_IN_PLACE = ("LOCK", "log.txt")
 _FOLDERS = ("checkpoints", "diverged", "plots", "tensorboard", "wandb")
 _METRICS = "metrics.jsonl"
+_OTHER_NAME = "set another name=; if the folder is a run, restore its config.yaml"
 _PACKAGES = ("lmtool", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
@@ -58,8 +66,8 @@ class RunFolder:
         add_new_keys: Adds the keys of newer versions to a saved configuration.
 
     Raises:
-        UserError: If another process uses the folder, if it cannot be written, or if it holds a run of another
-            configuration.
+        UserError: If another process uses the folder, if it cannot be written, if it is not empty and lmtool did not
+            write it, or if it holds a run of another configuration.
     """
 
     writes: ClassVar[bool] = True
@@ -85,6 +93,7 @@ class RunFolder:
         with write_errors(path):
             self._was_empty = not path.exists() or not any(path.iterdir())
             _require_files(path)
+            require_own_folder(path, ("config.yaml", SUBMITTED), "run", "name= or run_dir")
             path.mkdir(parents=True, exist_ok=True)
         self.lock = Lock(path / "LOCK")
         try:
@@ -107,7 +116,14 @@ class RunFolder:
             replace_text(saved, config_text)
 
     def _check_config(self, saved: Path, config_text: str) -> None:
-        before = self._add_new_keys(plain_data(yaml_files.read_yaml(saved, "set another name=")))
+        values = yaml_files.read_yaml(saved, _OTHER_NAME)
+        if not isinstance(values, dict) or ("command" in self.config and "command" not in values):
+            problem = "is empty" if values is None else "is not a configuration of lmtool: it names no command"
+            raise UserError(f"{saved} {problem}", _OTHER_NAME)
+        try:
+            before = self._add_new_keys(plain_data(values))
+        except TypeError as error:  # a date
+            raise UserError(f"{saved}: {error}", _OTHER_NAME) from error
         if self._require_same_past is not None and extends_budgets(before, self.config):
             self._extended_text = config_text
             return

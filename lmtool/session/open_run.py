@@ -34,6 +34,7 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.checkpoints import tensor_names
 from lmtool.runs.identity import BUDGETS, FREE_KEYS, budgets, fingerprint, flatten, select_folder
+from lmtool.runs.locks import discard
 from lmtool.runs.run_folder import FollowedFolder, RunFolder
 from lmtool.system.files import MANIFEST
 from lmtool.system.secrets import masked
@@ -210,6 +211,10 @@ def _open_in_first_rank(
             with _trackers(verb, config, run, output) as trackers:
                 yield OpenRun(verb, config, run, output, precision, trackers, group)
     except KeyboardInterrupt as interrupt:
+        if folder is not None:  # the signal may have come between two instructions that create and hold the lock
+            discard(folder / "LOCK")
+            with suppress(OSError):
+                folder.rmdir()  # succeeds only if nothing was written
         has_config = folder is not None and (folder / "config.yaml").exists()
         resume = command_line("resume", str(folder)) if has_config else None
         raise stop_error(interrupt, " while the run was prepared", resume) from interrupt

@@ -28,12 +28,13 @@ from lmtool import errors
 from lmtool.config import compose, hydra_plugins, overrides
 from lmtool.config.accepted import AcceptedOverrides
 from lmtool.config.base import Config
+from lmtool.config.checkpoint import SWEEP
 from lmtool.config.overrides import CheckedOverrides, key_of
 from lmtool.config.saved import JsonObject, save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.sweep_files import JOB
 from lmtool.reporting.text import lower_is_better
-from lmtool.runs.identity import require_name
+from lmtool.runs.identity import require_name, require_own_folder
 from lmtool.sweeps import folders
 from lmtool.sweeps.folders import JobEntry, Sweeper, SweepFolder
 from lmtool.sweeps.job import Run
@@ -375,6 +376,8 @@ def _create_folder(request: SweepRequest, name: str | None, sweep_dir: str | Non
     try:
         if sweep_dir is not None or name is not None:
             folder = user_path(sweep_dir.strip("'\"")) if sweep_dir is not None else root / str(name)
+            key = "name" if sweep_dir is None else "hydra.sweep.dir"
+            require_own_folder(folder, (folders.SUBMISSION, SWEEP), "sweep", key)
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         for number in itertools.count(1):

@@ -54,6 +54,8 @@ def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixtur
     assert probe("checkpoint=runs/masked", "target=token", "output=one", *one) == 0
     said = capsys.readouterr().out
     assert "because the test set is a single text" in said and "±" not in said and "nan" not in said
+    assert probe("checkpoint=runs/masked", "target=token", "output=rows") == 2
+    assert "error: rows is not empty and not a probe of lmtool: it has dev." in capsys.readouterr().err
     finetune("task", "checkpoint=runs/masked", "max_steps=1", "max_epochs=null")
     capsys.readouterr()
     for words, message in (

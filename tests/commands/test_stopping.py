@@ -16,6 +16,8 @@ from lmtool.cli import main as cli
 from lmtool.data import store, vocabulary
 from lmtool.distillation.store.outputs import TermWriter
 from lmtool.reporting.run_files import read_run
+from lmtool.runs import locks
+from lmtool.runs.run_folder import RunFolder
 from lmtool.session import open_run
 from lmtool.session.companions import PredictionsFile
 from lmtool.system.signals import pop_late_signals
@@ -68,6 +70,33 @@ def test_while_text_is_tokenized(
     assert not (run / "LOCK").exists() and (run / "config.yaml").exists() and not (run / "checkpoints").exists()
     assert not [path for path in Path("cache/stores").iterdir() if path.name.startswith(".tmp-")]
     assert cli.main(["resume", str(run)]) == 0 and (run / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (locks, "_open"), (locks.fcntl, "flock"), (locks.os, "ftruncate"), (locks.os, "pwrite"),
+        (RunFolder, "_save_or_check_config"), (RunFolder, "__init__"), (RunFolder, "__enter__"),
+    ],
+)  # fmt: skip
+def test_signal_while_the_folder_is_opened_leaves_no_lock(
+    place: Path, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, calls = getattr(owner, name), list[int]()
+
+    def then_sending(*arguments: Any) -> Any:
+        result = real(*arguments)
+        calls.append(1)
+        if len(calls) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, then_sending)
+        run = pretrain("a", "max_steps=2", status=143)
+    assert calls and "error: stopped by SIGTERM while the run was prepared" in capsys.readouterr().err
+    assert not (run / "LOCK").exists()
+    assert (run / "config.yaml").exists() == (owner is RunFolder) and run.exists() == (owner is RunFolder)
 
 
 def test_while_a_vocabulary_is_learned(

@@ -104,6 +104,9 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert len(Path("scored.jsonl").read_text().splitlines()) == 40
     assert f"{result['value']:.4f}" in capsys.readouterr().out
     assert cli.main(["evaluate", str(folder), str(folder), "report=scores"]) == 0
+    assert cli.main(["evaluate", str(folder), f"report={folder}"]) == 2  # it would replace the run's predictions
+    assert f"error: {folder} is not empty and not a report of lmtool: it has checkpoints" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(folder), str(folder), "report=scores"]) == 0  # its own folder is written again
     screen = capsys.readouterr().out
     assert "n = 40" in screen and "+0.0000 to +0.0000  no" in screen  # a system is no better than itself
     evaluation = json.loads(Path("scores/evaluation.json").read_text())["splits"]["dev"]

@@ -373,6 +373,51 @@ def test_a_run_folder_that_is_a_link_is_a_run_folder(tmp_path: Path) -> None:
     assert (tmp_path / "disk/runs/one/log.txt").is_file() and (tmp_path / "runs/latest").readlink() == Path("two")
 
 
+@pytest.mark.parametrize("name", ["run", "link"])
+@pytest.mark.parametrize("has_linked_config", [False, True])
+def test_folder_that_is_not_empty_and_no_run_is_refused(tmp_path: Path, name: str, has_linked_config: bool) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to("run")
+    (folder / "report.html").write_text("mine")
+    if has_linked_config:  # another run's configuration does not make this folder a run
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+        (folder / "config.yaml").symlink_to("../config.yaml")
+    before = sorted(folder.iterdir())
+    with pytest.raises(UserError, match=f"{name} is not empty and not a run of lmtool: it has ") as caught:
+        open_run(tmp_path / name)
+    assert caught.value.hint is not None and "set another name= or run_dir=" in caught.value.hint
+    assert sorted(folder.iterdir()) == before and (folder / "report.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("left", ["LOCK", ".tmp-config.yaml-0a1b2c3d-99999999", "submitted.json"])
+def test_folder_of_a_run_that_was_killed_before_its_configuration_is_accepted(tmp_path: Path, left: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / left).write_text("")
+    with open_run(tmp_path / "run") as run:
+        assert (run.path / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "is empty"),
+        ("null", "is empty"),
+        ("3", "is not a configuration of lmtool: it names no command"),
+        ("- a", "is not a configuration of lmtool"),
+        ("{seed: 1}", "is not a configuration of lmtool"),
+        ("{command: finetune, since: 2020-01-01}", "is not plain data"),
+    ],
+)
+def test_config_yaml_that_is_no_configuration_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(content)
+    with pytest.raises(UserError, match=problem) as caught:
+        open_run(tmp_path / "run", change(command="finetune"))
+    assert caught.value.hint and (tmp_path / "run/config.yaml").read_text() == content
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
+
+
 def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, full = os.write, [False]
 

@@ -265,6 +265,17 @@ def test_links_in_the_folder_of_a_sweep_are_not_followed(
     assert not [*Path("own").iterdir()]
 
 
+@pytest.mark.parametrize(("where", "folder"), [("name=mine", "runs/mine"), ("hydra.sweep.dir=mine", "mine")])
+def test_folder_that_is_not_empty_and_no_sweep_is_refused(
+    seen: list[Any], where: str, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(folder).mkdir(parents=True)
+    Path(folder, "sweep.html").write_text("mine")
+    assert cli.main(["finetune", "model=bert_tiny", "task=sst2", "-m", "seed=0,1", where]) == 2
+    assert f"error: {folder} is not empty and not a sweep of lmtool: it has sweep.html" in capsys.readouterr().err
+    assert [path.name for path in Path(folder).iterdir()] == ["sweep.html"] and not seen
+
+
 def test_user_errors_of_a_job_carry_their_status(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any) -> None:
         raise UserError("no such file", "set data.path=")
