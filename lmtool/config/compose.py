@@ -220,6 +220,7 @@ def named_list_errors(primary: str, words: Sequence[str]) -> Iterator[None]:
         yield
     except (ValueError, TypeError, ConfigCompositionException):
         hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
         choices = [text for text in words if not text.startswith("++")]
         config = hydra.compose_config(
             primary, choices, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False
