@@ -23,10 +23,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from lmtool.commands.show import PRIMARY
-from lmtool.config import groups, plugins, tables
+from lmtool.config import registry
 from lmtool.config.base import Config, summary
-from lmtool.config.problems import section_class
-from lmtool.resolver.schema.verbs import COMMANDS
+from lmtool.config.messages import section_class
+from lmtool.resolver.verbs import COMMANDS
 
 WIDTH, COLUMN = 120, 27  # the maximum width of a line, and the maximum column at which aligned comments start
 FIELD = re.compile(r"^(\s*)(- )?([A-Za-z_]\w*):(?: +(.*?))?(?:\s+#.*)?$")
@@ -118,16 +118,16 @@ def _align(lines: list[Line]) -> str:
 
 def files() -> Iterator[tuple[Path, str]]:
     """Yields the YAML file of each component and each command, with the text that it should have."""
-    for group in tables.groups():
-        for entry in tables.entries(group):
+    for group in registry.groups():
+        for entry in registry.entries(group):
             if entry.config.__module__.startswith("lmtool."):
-                path = groups.yaml_file(entry.group, entry.name)
+                path = registry.yaml_file(entry.group, entry.name)
                 assert path is not None, f"{entry.group}={entry.name} has no YAML"
                 chosen = {name for item in _load(path).get("defaults", []) if isinstance(item, dict) for name in item}
-                values: Any = OmegaConf.to_container(OmegaConf.create(plugins.defaults(entry)))
+                values: Any = OmegaConf.to_container(OmegaConf.create(registry.default_values(entry)))
                 yield path, updated_text(path, entry.config, {k: v for k, v in values.items() if k not in chosen})
     for verb, config in COMMANDS.items():
-        path = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
+        path = registry.conf_dir() / f"{PRIMARY[verb]}.yaml"
         yield path, updated_text(path, config, None)
 
 

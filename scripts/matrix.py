@@ -37,8 +37,8 @@ import torch
 from common import name_list
 from torch import Tensor
 
-from lmtool.config import compose, overrides, tables
-from lmtool.config.tables import build
+from lmtool.config import compose, overrides, registry
+from lmtool.config.registry import build
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.data.vocabulary import tokenizer_of_rows
@@ -48,8 +48,8 @@ from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import lm_head
 from lmtool.reporting.console import Output, print_table
+from lmtool.resolver.commands import FinetuneConfig
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.configs import TokenizerConfig
@@ -63,7 +63,7 @@ from lmtool.weights.assemble import assemble
 from lmtool.weights.base import base_tensor_names
 from lmtool.weights.reading import Weights
 
-FAMILIES = [entry.name for entry in tables.entries("model") if entry.config.__module__.startswith("lmtool.")]
+FAMILIES = [entry.name for entry in registry.entries("model") if entry.config.__module__.startswith("lmtool.")]
 METHODS: dict[str, tuple[str, ...]] = {
     "full": (),
     "full, unfrozen in turn": ("tuning/schedule=gradual_unfreezing", "tuning.schedule.every_steps=1"),
@@ -181,7 +181,7 @@ def train_tokenizer(folder: Path, config: str) -> Tokenizer:
     """Trains a tokenizer on the texts of all kinds of tasks. config: the tokenizer's configuration as JSON, since the
     key of the cache must be hashable."""
     columns = [texts for kind in KINDS for texts in load_rows(folder, kind).texts()]
-    section: TokenizerConfig = tables.Choice("tokenizer").validate(json.loads(config))
+    section: TokenizerConfig = registry.Choice("tokenizer").validate(json.loads(config))
     return tokenizer_of_rows(section, columns, SIZES["vocab_size"])
 
 

@@ -179,7 +179,7 @@ def one_rank(name: str, parallel: str, rank: int) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from lmtool.config.tables import build
+    from lmtool.config.registry import build
     from lmtool.runs.checkpoints import gather_tensors
     from lmtool.training import engine
     from lmtool.training.optimizers import state_tensors

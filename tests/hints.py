@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 
 from lmtool.cli import arguments
-from lmtool.config import groups, problems, tables
-from lmtool.resolver.schema import verbs
-from lmtool.resolver.schema.verbs import COMMANDS
+from lmtool.config import messages, registry
+from lmtool.resolver import verbs
+from lmtool.resolver.verbs import COMMANDS
 from lmtool.training.devices import DEVICES
 
 UNKNOWN = "\0"
@@ -30,11 +30,11 @@ _OF_FILES = (
 
 
 @cache
-def _fields(components: int) -> dict[str, list[problems.FieldInfo | None]]:
+def _fields(components: int) -> dict[str, list[messages.FieldInfo | None]]:
     """Every key of every command, with its fields. components: how many there are; plugins add some."""
-    known: dict[str, list[problems.FieldInfo | None]] = {}
+    known: dict[str, list[messages.FieldInfo | None]] = {}
     for command in COMMANDS.values():
-        for key, fields in problems.known_fields(command, {}).items():
+        for key, fields in messages.known_fields(command, {}).items():
             known.setdefault(key, []).extend(fields)
     for keys in filter(None, map(verbs.keys_of, verbs.VERBS)):
         known |= {key: [None] for key in keys.names() if key not in known}
@@ -43,12 +43,12 @@ def _fields(components: int) -> dict[str, list[problems.FieldInfo | None]]:
 
 @cache
 def _keys_of(verb: str) -> frozenset[str]:
-    return frozenset(problems.known_fields(COMMANDS[verb], {}))
+    return frozenset(messages.known_fields(COMMANDS[verb], {}))
 
 
-def fields() -> dict[str, list[problems.FieldInfo | None]]:
+def fields() -> dict[str, list[messages.FieldInfo | None]]:
     """Every key of every command, with its fields."""
-    return _fields(sum(len(tables.names(group)) for group in tables.groups()))
+    return _fields(sum(len(registry.names(group)) for group in registry.groups()))
 
 
 @cache
@@ -57,7 +57,7 @@ def _ends(keys: int) -> frozenset[str]:
     return frozenset(key[at + 1 :] for key in fields() for at, sign in enumerate(key) if sign == ".")
 
 
-_groups, _options = cache(groups.all_groups), cache(groups.options)
+_groups, _options = cache(registry.all_groups), cache(registry.options)
 
 
 def wrong_in(text: str, local: bool = False) -> Iterator[str]:
@@ -106,13 +106,15 @@ def _takes(key: str, value: str) -> bool:
         return True
     group = key.replace(".", "/")
     if group in _groups():
-        options = (*_options(group), *tables.names(group), "null")
+        options = (*_options(group), *registry.names(group), "null")
         parts = value.strip("[]").split(",")
-        return group in ("experiment", "sweep") or groups.is_path_like(value) or all(part in options for part in parts)
+        return (
+            group in ("experiment", "sweep") or registry.is_path_like(value) or all(part in options for part in parts)
+        )
     found = fields()[key]
-    sections = [choice.group for field in found if field is not None and (choice := problems.choice_of(field))]
+    sections = [choice.group for field in found if field is not None and (choice := messages.choice_of(field))]
     return (
         None in found
-        or any(value in (*_options(group), *tables.names(group)) for group in sections)
-        or problems._takes_text(found, value)
+        or any(value in (*_options(group), *registry.names(group)) for group in sections)
+        or messages._takes_text(found, value)
     )

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.config import tables
-from lmtool.config.tables import Choice, build
+from lmtool.config import registry
+from lmtool.config.registry import Choice, build
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.metrics import compute
@@ -52,9 +52,9 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     sys.path.remove(str(folder))
     names = {name.removesuffix(".py") for name in FILES}
-    for table in tables._TABLES.values():  # so that other tests do not find these components
+    for table in registry._TABLES.values():  # so that other tests do not find these components
         for entry in [entry for entry in table.values() if entry.config.__module__ in names]:
-            del table[entry.name], tables._ENTRIES[entry.config]
+            del table[entry.name], registry._ENTRIES[entry.config]
 
 
 def of_rows(folder: Path, kind: str, **more: object):

@@ -23,7 +23,6 @@ NESTED = {
     "learners/representations",
     "models/heads",
     "reporting/trackers",
-    "resolver/schema",
     "weights/conversion",
 }
 GROUND = {"errors", "random_streams", "system", "types"}
@@ -36,7 +35,7 @@ DATA = TEXT | {"data"}
 LEARN = HEADS | DATA | {"learners/generation", "learners/metrics", "runs", "training"}
 LEARNERS = LEARN | {"learners"}
 COMPONENTS = LEARNERS | {"objectives", "tasks", "tuning", "distillation", "weights", "reporting/trackers"}
-SHELL = COMPONENTS | {"resolver/schema", "resolver", "reporting"}
+SHELL = COMPONENTS | {"resolver", "reporting"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "random_streams": {"errors"},
@@ -49,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learners/generation": HEADS | TEXT,
     # lmtool.load gives a model with its tokenizer, from a checkpoint whose files `training` verifies.
     "weights": LEARNERS | {"tuning"},
-    "tokenizers": CONFIG,
+    "tokenizers": CONFIG | {"runs"},
     "data": TEXT,
     "learners/metrics": CONFIG,
     "runs": CONFIG,
@@ -63,17 +62,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": LEARNERS | {"objectives"},
     "tuning": LEARNERS,
     # A student starts from its teacher as a model from a checkpoint.
-    "distillation": LEARNERS | {"tuning", "weights"},
+    "distillation": LEARNERS | {"tasks", "tuning", "weights"},
     "training": NN | {"runs"},
     "learners/representations": LEARNERS | {"objectives", "tasks", "weights"},
-    # Configuration classes of the commands, of component configurations that import no torch.
-    "resolver/schema": COMPONENTS,
-    "resolver": COMPONENTS | {"resolver/schema"},
+    "resolver": COMPONENTS,
     "session": SHELL | {"costs"},
     "weights/conversion": SHELL | {"costs", "session"},
     "commands": SHELL | {"learners/representations", "costs", "session", "weights/conversion"},
     "sweeps": CONFIG | {"reporting", "runs"},
-    "cli": CONFIG | {"__init__", "training", "resolver/schema", "resolver", "commands", "sweeps", "data", "runs"},
+    "cli": CONFIG | {"__init__", "training", "resolver", "commands", "sweeps", "data", "runs"},
     "__main__": {"cli"},
     "__init__": {"commands"},  # lmtool.load, when it is asked for
 }
@@ -418,7 +415,7 @@ def test_pickled_weights_are_opened_in_one_place_and_restricted() -> None:
 
 
 def test_no_target_in_any_yaml_or_source() -> None:
-    from lmtool.config.groups import conf_dir
+    from lmtool.config.registry import conf_dir
 
     files = [*conf_dir().rglob("*.yaml"), *SOURCES]
     naming = [file for file in files if re.search(r"\b_target_\b", file.read_text(encoding="utf-8"))]
@@ -433,7 +430,7 @@ def test_imports_by_a_string_are_the_tables_and_the_plugins_only() -> None:
         for name, _ in names_used(path)
         if name in ("importlib.import_module", "import_module", "__import__")
     }
-    assert callers <= {"config/tables.py", "config/plugins.py", "config/hydra_plugins.py"}
+    assert callers <= {"config/registry.py", "config/compose.py"}
 
 
 def test_no_bare_except_and_no_swallowed_exception() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.config import tables
+from lmtool.config import registry
 from lmtool.data.pydocs import pydocs_rows
 from tests.commands.conftest import but_for, pretrain, skip_reports, write_rows, write_text
 
@@ -149,7 +149,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for plugin in (path.stem for path in tmp_path.glob("*.py")):  # else it would stand in the hints of other tests
         sys.modules.pop(plugin, None)
-        for table in tables._TABLES.values():
+        for table in registry._TABLES.values():
             for name in [name for name, entry in table.items() if entry.config.__module__ == plugin]:
                 del table[name]
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmtool.config import aliases, groups
-from lmtool.config.nearest import nearest
-from lmtool.errors import UserError
-from lmtool.resolver.schema.verbs import VERBS
+from lmtool.config import registry
+from lmtool.errors import UserError, nearest
+from lmtool.resolver.verbs import VERBS
 
 FLAGS = ("--multirun", "--debug", "--help", "--version", "--config", "--config-dir", "--plugin", "--cfg")
 
@@ -104,8 +103,8 @@ def command_hint(word: str) -> str:
     """Returns the hint for an unknown command."""
     if equivalents := _COMMANDS.get(word.lower()):
         return f"did you mean {' or '.join(f'lmtool {name}' for name in equivalents)}?"
-    all_groups = groups.all_groups()
-    group = groups.singular(word, all_groups)
+    all_groups = registry.all_groups()
+    group = registry.singular(word, all_groups)
     if group in all_groups:
         return f"did you mean lmtool list {group}?"
     close = nearest(word, tuple(VERBS))
@@ -115,17 +114,17 @@ def command_hint(word: str) -> str:
 def _flag_hint(flag: str, value: str, verb: str) -> str:
     """Returns the hint for an unknown flag. value: the typed value, after `=` or as the next argument; "" without one.
     verb: the typed command, such as "pretrain"; "" without one."""
-    if flag in aliases.FLAGS:
-        return aliases.FLAGS[flag].replace("{}", value or "NAME")
-    key = flag.lstrip("-").replace("-", "_")
     # Imported here because importing the configuration classes is slow.
-    from lmtool.config import problems
-    from lmtool.resolver.schema.verbs import COMMANDS
+    from lmtool.config import messages
+    from lmtool.resolver.verbs import COMMANDS
 
+    if flag in messages.FLAG_FORMS:
+        return messages.FLAG_FORMS[flag].replace("{}", value or "NAME")
+    key = flag.lstrip("-").replace("-", "_")
     command = COMMANDS.get(verb, COMMANDS["finetune"])
-    if key in problems.known_keys(command, {}):
+    if key in messages.known_keys(command, {}):
         return f"a key has no dashes: write {key}={value or 'VALUE'}"
-    meaning = problems.meant_by(key, value or None, command, {})
+    meaning = messages.meant_by(key, value or None, command, {})
     if meaning.of_another_tool:
         return meaning.hint
     close = nearest(flag, FLAGS)

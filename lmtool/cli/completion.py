@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmtool.cli.completion_keys import CompletionTable, KeyNode, KeyNodes, table
-from lmtool.config.nearest import nearest
-from lmtool.errors import UserError
-from lmtool.resolver.schema.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
+from lmtool.errors import UserError, nearest
+from lmtool.resolver.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
 from lmtool.system.files import user_path
 from lmtool.system.terminal import safe_line, say
 

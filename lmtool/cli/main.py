@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lmtool import __version__, errors
 from lmtool.cli.arguments import Arguments, command_hint, parse
 from lmtool.errors import ConfigError, LmtoolError, UserError
-from lmtool.resolver.schema.verbs import LOOKS, SWEPT, TRAINING, VERBS, Reads, help_of, keys_of, overview
+from lmtool.resolver.verbs import LOOKS, SWEPT, TRAINING, VERBS, Reads, help_of, keys_of, overview
 from lmtool.system import ranks
 from lmtool.system.environment import ENVIRONMENT
 from lmtool.system.ranks import RankExits, RankInfo, rank_info
@@ -89,7 +89,7 @@ def _status(result: object) -> int:
 
 def _runner(verb: str) -> Callable[..., Any]:
     """Imports and returns the function that implements a command."""
-    from lmtool.config.tables import imported
+    from lmtool.config.registry import imported
 
     with _without_collection():
         runner: Callable[..., Any] = imported(VERBS[verb].function)
@@ -112,17 +112,17 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> CommandC
     """Returns the decoded configuration of a command line, and expands the shorthands in `arguments`. Raises
     ConfigError with all errors."""
     with _without_collection():
-        from lmtool.resolver.configuration import configuration as resolve
+        from lmtool.resolver.decoding import configuration as resolve
 
         return resolve(_expanded_line(verb, arguments), running)
 
 
 def _expanded_line(verb: str, arguments: Arguments) -> CommandLine:
     """Returns the command line with expanded shorthands, and expands them in `arguments`."""
-    from lmtool.config import plugins
+    from lmtool.config import registry
     from lmtool.resolver.shorthands import CommandLine, expand_arguments
 
-    plugins.load(arguments.plugins)
+    registry.load_plugins(arguments.plugins)
     line = expand_arguments(CommandLine(verb, tuple(arguments.rest), tuple(arguments.config_dirs), arguments.config))
     arguments.rest = list(line.words)
     return line
@@ -174,7 +174,7 @@ def _run_about_run(command: str, arguments: Arguments) -> int:
 
 def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]:
     """Returns the training command, and the argument that names it (None if a task key decides)."""
-    from lmtool.config.nearest import nearest
+    from lmtool.errors import nearest
 
     typed_verb = next((word for word in words if "=" not in word), None)
     if typed_verb in TRAINING:
@@ -202,17 +202,17 @@ def _run_with_words(verb: str, arguments: Arguments) -> int:
 
 
 def _run_with_options(verb: str, arguments: Arguments) -> int:
-    from lmtool.config import plugins
+    from lmtool.config import registry
 
-    plugins.load(arguments.plugins)
+    registry.load_plugins(arguments.plugins)
     return _status(_runner(verb)(arguments.rest, arguments.config_dirs))
 
 
 def _load_plugins(arguments: Arguments) -> None:
     if arguments.plugins:
-        from lmtool.config import plugins
+        from lmtool.config import registry
 
-        plugins.load(arguments.plugins)
+        registry.load_plugins(arguments.plugins)
 
 
 _BY_INPUT: dict[Reads, Callable[[str, Arguments], int]] = {
@@ -225,14 +225,13 @@ _BY_INPUT: dict[Reads, Callable[[str, Arguments], int]] = {
 
 
 def _sweep(verb: str, arguments: Arguments) -> int:
-    from lmtool.resolver import configuration as resolver
-    from lmtool.resolver import trunks
-    from lmtool.resolver.schema.verbs import COMMANDS
+    from lmtool.resolver import decoding
+    from lmtool.resolver.verbs import COMMANDS
     from lmtool.sweeps import jobs, table
 
     if not VERBS[verb].sweeps:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"use -m with {', '.join(SWEPT)}")
-    trunks.refuse_in_sweep(arguments.rest)
+    decoding.refuse_in_sweep(arguments.rest)
     if rank_info(os.environ).size > 1:
         raise UserError("-m under torchrun: each of its processes would start all jobs", "use -m without torchrun")
     if arguments.config is not None:
@@ -241,10 +240,10 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     request = jobs.SweepRequest(
         verb=verb,
         primary=str(VERBS[verb].primary),
-        accepted=resolver.accepted_by(line),
+        accepted=decoding.accepted_by(line),
         overrides=line.words,
         config_dirs=line.config_dirs,
-        decode=partial(resolver.decoded_job, line),
+        decode=partial(decoding.decoded_job, line),
         run=partial(run_job, verb, tuple(arguments.plugins)),
         show=table.show,
         plugins=tuple(arguments.plugins),
@@ -257,10 +256,10 @@ def _sweep(verb: str, arguments: Arguments) -> int:
 def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, object]) -> object:
     """Runs a job of a sweep, in any process, and returns the result. data: the job's complete configuration, so that
     neither YAML nor the checkpoint that the job starts from is read to decode it."""
-    from lmtool.config import plugins
+    from lmtool.config import registry
     from lmtool.resolver.decoding import decode_config
 
-    plugins.load(plugin_names)
+    registry.load_plugins(plugin_names)
     return run(verb, decode_config(verb, data, running=True, reads_checkpoint=False))
 
 

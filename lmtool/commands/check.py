@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lmtool.config.checkpoint import find
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.data.files import collect_errors
@@ -13,7 +12,8 @@ from lmtool.data.sources import Source, documents, open_source
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.inspection import print_failed_rows, print_findings
-from lmtool.resolver.schema.use import CheckConfig
+from lmtool.resolver.commands import CheckConfig
+from lmtool.runs.finding import find
 from lmtool.session.requests import write_output
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted

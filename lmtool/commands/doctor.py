@@ -18,14 +18,14 @@ from typing import Literal
 
 import torch
 
-from lmtool.config.groups import conf_dir
+from lmtool.config.registry import conf_dir
 from lmtool.costs.memory_of_run import available_bytes
 from lmtool.costs.rate import STEP_FRACTION, measure_rate
 from lmtool.errors import CheckFailed, UserError
 from lmtool.nn.kernels import has_flash
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
-from lmtool.resolver.schema.use import DoctorConfig
+from lmtool.resolver.commands import DoctorConfig
 from lmtool.runs.run_folder import processor
 from lmtool.system.environment import available_cores, is_reachable
 from lmtool.system.files import user_path

@@ -10,14 +10,14 @@ from types import ModuleType
 
 import numpy as np
 
-from lmtool.config.tables import Choice
+from lmtool.config.registry import Choice
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import no_progress
 from lmtool.learners.representations.reading import embedder_of
 from lmtool.learners.representations.vectors import Embedder, Vectors
 from lmtool.reporting.console import Output
-from lmtool.resolver.schema.use import EmbedConfig
+from lmtool.resolver.commands import EmbedConfig
 from lmtool.runs.files import replacement_of
 from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
 from lmtool.system.files import user_path

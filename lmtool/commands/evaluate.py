@@ -11,8 +11,7 @@ from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluations import EVALUATION, print_difference, print_evaluation, write_evaluation
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.resolver.schema.use import EvaluateConfig
+from lmtool.resolver.commands import EvaluateConfig, FinetuneConfig, PretrainConfig
 from lmtool.runs.identity import require_own_folder
 from lmtool.session.evaluation import (
     MaskedPromptTask,

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import cast
 
 import lmtool
-from lmtool.config.plugins import command_line
+from lmtool.config.registry import command_line
 from lmtool.config.saved import JsonMapping
 from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
-from lmtool.resolver.schema.run import ExportConfig
+from lmtool.resolver.commands import ExportConfig
 from lmtool.session.trained import classifies, read_trained
 from lmtool.system.files import sha256, user_path
 from lmtool.system.secrets import masked

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtool.config.checkpoint import find
 from lmtool.data.configs import DataConfig, HubConfig, hub_folder
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
@@ -19,7 +18,8 @@ from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
+from lmtool.runs.finding import find
 from lmtool.session import suite
 from lmtool.system.files import Damaged
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of

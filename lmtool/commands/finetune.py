@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmtool.config.saved import JsonObject
-from lmtool.resolver.schema.run import FinetuneConfig
+from lmtool.resolver.commands import FinetuneConfig
 from lmtool.session import fit, suite
 from lmtool.session.preparation import FinetunePreparation
 from lmtool.tasks.configs import GlueConfig

@@ -9,8 +9,7 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.writing import Writer
 from lmtool.reporting.console import Output, SafeStream
-from lmtool.resolver.schema.run import FinetuneConfig
-from lmtool.resolver.schema.use import GenerateConfig
+from lmtool.resolver.commands import FinetuneConfig, GenerateConfig
 from lmtool.session.requests import check_output, input_lines, input_table, write_output
 from lmtool.session.trained import Trained, load_trained
 from lmtool.system.terminal import counted, visible

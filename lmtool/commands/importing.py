@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from lmtool.commands.export import print_comparison, warn_about
 from lmtool.errors import CheckFailed, UserError
-from lmtool.resolver.schema.run import ImportConfig
+from lmtool.resolver.commands import ImportConfig
 from lmtool.session.trained import classifies, require_same_reading
 from lmtool.system.files import user_path
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names

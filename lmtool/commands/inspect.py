@@ -21,9 +21,7 @@ from lmtool.learners.mixed_sources import examples_of, inspector_of
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
 from lmtool.reporting.text import number, percent
-from lmtool.resolver.schema.inspection import InspectKeys
-from lmtool.resolver.schema.phases import words_of
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.commands import FinetuneConfig, InspectKeys, PretrainConfig, words_of_phase
 from lmtool.runs.files import overwriting_errors
 from lmtool.session.open_run import require_fit, start_weights, starting_tokenizer
 from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
@@ -48,7 +46,7 @@ def run(config: TrainingConfig, verb: str, keys: InspectKeys) -> int:
     for count, phase_config in enumerate(phase_configs, 1):
         phase = ""
         if len(phase_configs) > 1 and isinstance(config, PretrainConfig):
-            phase = f"phase {count} · {words_of(config.phases[count - 1])} · "
+            phase = f"phase {count} · {words_of_phase(config.phases[count - 1])} · "
         screen, stats = _inspect_phase(phase_config, phase_configs[0], f"{phase}{verb}", keys, output)
         parts.append(screen)
         tallies.append(stats)

@@ -10,14 +10,12 @@ from typing import cast
 import numpy as np
 import torch
 
-from lmtool.config.checkpoint import find
-from lmtool.config.nearest import nearest
+from lmtool.config.registry import Choice, build, names
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import Choice, build, names
 from lmtool.data.formats import text_format
 from lmtool.data.sources import open_source
 from lmtool.data.vocabulary import trained_tokenizer
-from lmtool.errors import UserError
+from lmtool.errors import UserError, nearest
 from lmtool.learners.representations.attention import HeadPattern, attention_of, heads_of, position_scores
 from lmtool.learners.representations.reading import max_length_of, text_format_of, tokenizer_of
 from lmtool.learners.representations.vectors import HiddenStates, compare_word
@@ -39,12 +37,13 @@ from lmtool.reporting.looks import (
     write_similarities,
     write_tokenizations,
 )
-from lmtool.resolver.schema.use import (
+from lmtool.resolver.commands import (
     InspectAttentionConfig,
     InspectPositionsConfig,
     InspectTokenizerConfig,
     InspectWordConfig,
 )
+from lmtool.runs.finding import find
 from lmtool.system.files import user_path
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.folders import has_tokenizer

@@ -27,8 +27,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.costs import RunPlan, plan_rows
 from lmtool.reporting.text import count, size
-from lmtool.resolver.schema.inspection import PlanKeys
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.resolver.commands import FinetuneConfig, PlanKeys, PretrainConfig, RunConfig
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.labeled import data_to_learn

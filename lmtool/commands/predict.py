@@ -13,8 +13,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
-from lmtool.resolver.schema.run import FinetuneConfig
-from lmtool.resolver.schema.use import PredictConfig
+from lmtool.resolver.commands import FinetuneConfig, PredictConfig
 from lmtool.session.requests import (
     DELIMITERS,
     PAIR,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmtool.config.registry import build
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import build
 from lmtool.data.examples import Examples, SplitData
 from lmtool.data.formats import FormatTemplate, text_format
 from lmtool.data.sources import open_source
@@ -34,7 +34,7 @@ from lmtool.random_streams import Permutation
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluations import PROBES, print_probes, write_probes
 from lmtool.reporting.run_files import CheckpointProbes
-from lmtool.resolver.schema.use import ProbeConfig
+from lmtool.resolver.commands import ProbeConfig
 from lmtool.runs.identity import require_own_folder
 from lmtool.system.files import user_path
 from lmtool.tasks.loading import TaskData, load_task

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from lmtool.config.checkpoint import saved_steps
 from lmtool.config.saved import JsonObject
 from lmtool.costs.rate import product_rate
 from lmtool.distillation.recording import Teacher
@@ -24,8 +23,8 @@ from lmtool.errors import Stopped, UserError
 from lmtool.models.configs import TransformerConfig
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import StepProfile, print_profile
-from lmtool.resolver.schema.inspection import ProfileKeys
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, ProfileKeys, RunConfig
+from lmtool.runs.finding import saved_steps
 from lmtool.runs.identity import select_folder
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.open_run import RUNS

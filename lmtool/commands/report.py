@@ -3,13 +3,13 @@ the summary of a finished or running sweep."""
 
 from __future__ import annotations
 
-from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 from lmtool.reporting.comparison import report_comparison
 from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_report
 from lmtool.reporting.sweep_files import is_sweep
 from lmtool.reporting.sweep_report import report_sweep
+from lmtool.runs.finding import run_folder
 
 
 def main(words: list[str]) -> int:

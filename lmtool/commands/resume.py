@@ -6,9 +6,9 @@ import os
 
 from lmtool.config import saved
 from lmtool.config.base import CommandConfig
-from lmtool.config.checkpoint import no_run, run_folder
 from lmtool.errors import UserError
 from lmtool.resolver.decoding import decode_config
+from lmtool.runs.finding import no_run, run_folder
 from lmtool.system.ranks import started_together
 
 

@@ -14,13 +14,12 @@ import yaml
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lmtool.config import aliases, groups, plugins, saved, tables, words
+from lmtool.config import messages, registry, saved
 from lmtool.config.base import Config, JsonObject
-from lmtool.config.nearest import nearest, nearest_keys
-from lmtool.config.problems import choice_of, section_class, several_of
-from lmtool.errors import UserError
+from lmtool.config.messages import choice_of, section_class, several_of
+from lmtool.errors import UserError, nearest, nearest_keys
 from lmtool.models import recipes
-from lmtool.resolver.schema.verbs import COMMANDS, TRAINING, VERBS
+from lmtool.resolver.verbs import COMMANDS, TRAINING, VERBS
 from lmtool.system.terminal import say
 
 # The name of the YAML file that each command composes its configuration from.
@@ -58,12 +57,12 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
 def all_fields(config_dirs: Sequence[Path] = ()) -> Iterator[DocumentedField]:
     """Yields every key of every command and component."""
     for verb, command in COMMANDS.items():
-        file = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
+        file = registry.conf_dir() / f"{PRIMARY[verb]}.yaml"
         yield from _fields(command, "", f"lmtool {verb}", file, "")
-    for group in tables.groups():
-        for entry in tables.entries(group):
-            file_or_none = groups.yaml_file(group, entry.name, config_dirs)
-            prefix = group.replace("/", ".") + (f".{entry.name}." if group in tables.MULTI_SELECT_GROUPS else ".")
+    for group in registry.groups():
+        for entry in registry.entries(group):
+            file_or_none = registry.yaml_file(group, entry.name, config_dirs)
+            prefix = group.replace("/", ".") + (f".{entry.name}." if group in registry.MULTI_SELECT_GROUPS else ".")
             yield from _fields(entry.config, prefix, f"{group}={entry.name}", file_or_none, "")
 
 
@@ -96,20 +95,20 @@ def _show_key(typed_key: str, fields: list[DocumentedField]) -> None:
     key = typed_key if any(field_entry.key == typed_key for field_entry in fields) else _full_key(typed_key, fields)
     matches = [field_entry for field_entry in fields if field_entry.key == key]
     nested_keys = sorted({field_entry.key for field_entry in fields if field_entry.key.startswith(key + ".")})
-    if not matches and not nested_keys and typed_key in groups.all_groups():
+    if not matches and not nested_keys and typed_key in registry.all_groups():
         raise UserError(f"{typed_key} is a group, whose options set keys of others", f"lmtool list {typed_key}")
     if not matches and not nested_keys:
         known = sorted({field_entry.key for field_entry in fields})
-        meaning = aliases.meaning(typed_key, None, {*known, *tables.groups()}.__contains__)
+        meaning = messages.meaning_elsewhere(typed_key, None, {*known, *registry.groups()}.__contains__)
         similar = nearest_keys(typed_key, known) if meaning is None else [key for key, _ in meaning.pairs][-1:]
         hint = f"did you mean {' or '.join(f'lmtool show {key}' for key in similar)}?" if similar else "lmtool list"
-        if not similar and typed_key.split(".")[0] in tables.groups():
+        if not similar and typed_key.split(".")[0] in registry.groups():
             hint = f"lmtool show {typed_key.split('.')[0]}"
         raise UserError(f"unknown key {typed_key}", hint)
     for field, same_fields in _by_description(matches):
         say(f"{typed_key} ({', '.join(field_entry.owner for field_entry in same_fields)})")
         say(f"  {field.description}")
-        say(f"  takes:   {words.allowed_values(field)}")
+        say(f"  takes:   {messages.allowed_values(field)}")
         for default, place in _defaults(same_fields):
             say(f"  default: {default}{f'  ({place})' if place else ''}")
     for key in nested_keys:
@@ -123,7 +122,7 @@ def _by_description(fields: list[DocumentedField]) -> list[tuple[FieldInfo, list
     """Groups fields with the same description and type."""
     by_text: dict[tuple[str, str], list[DocumentedField]] = {}
     for entry in fields:
-        by_text.setdefault((entry.field.description or "", words.allowed_values(entry.field)), []).append(entry)
+        by_text.setdefault((entry.field.description or "", messages.allowed_values(entry.field)), []).append(entry)
     return [(same_fields[0].field, same_fields) for same_fields in by_text.values()]
 
 
@@ -131,7 +130,7 @@ def _defaults(entries: list[DocumentedField]) -> list[tuple[str, str]]:
     """Returns the defaults with the file and line that set them; equal defaults without a file are merged."""
     defaults: dict[tuple[str, str], None] = {}
     for field_entry in entries:
-        line = groups.line_of(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
+        line = registry.line_of_key(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
         place = f"{_short(field_entry.file)}:{line}" if field_entry.file is not None and line is not None else ""
         defaults[(_value(field_entry, line), place)] = None
     return list(defaults)
@@ -163,23 +162,23 @@ def _format(value: object) -> str:
 
 def _short(path: Path) -> str:
     """Returns the path of a file, relative to conf/ if it is there."""
-    base = groups.conf_dir()
+    base = registry.conf_dir()
     return f"conf/{path.relative_to(base)}" if path.is_relative_to(base) else str(path)
 
 
 def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
-    path = groups.yaml_file(group, name, config_dirs)
-    entry = tables.lookup(group, name)
+    path = registry.yaml_file(group, name, config_dirs)
+    entry = registry.lookup(group, name)
     if path is not None:
         say(f"# {_short(path)}")
         say(path.read_text(encoding="utf-8").removesuffix("\n"))
     elif entry is not None:
         say(f"# {about(group, name)}")
-        say(yaml.safe_dump(plugins.defaults(entry), sort_keys=False).removesuffix("\n"))
+        say(yaml.safe_dump(registry.default_values(entry), sort_keys=False).removesuffix("\n"))
     else:
-        from lmtool.config.problems import unknown_choice
+        from lmtool.config.messages import unknown_choice
 
-        problem = unknown_choice(group, group, name, groups.options(group, config_dirs) or tables.names(group))
+        problem = unknown_choice(group, group, name, registry.options(group, config_dirs) or registry.names(group))
         raise UserError(problem.message, problem.hint)
     for recipe in _recipes(group, _component(group, name, config_dirs)):
         say(f"\n# {_short(recipe)}")
@@ -188,7 +187,7 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
 
 def _recipes(group: str, name: str) -> list[Path]:
     """Returns the recipes for a model or a tuning method."""
-    entry = tables.lookup(group, name)
+    entry = registry.lookup(group, name)
     if entry is None or group not in ("model", "tuning"):
         return []
     if group == "model":
@@ -204,7 +203,7 @@ def _recipes(group: str, name: str) -> list[Path]:
 def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
     """Returns the registered component on which the YAML of an option is based: the first entry of its defaults list,
     or the option itself."""
-    path = groups.yaml_file(group, name, config_dirs)
+    path = registry.yaml_file(group, name, config_dirs)
     content = {} if path is None else saved.read_yaml(path)
     base = next((item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
     return _component(group, base, config_dirs) if base else name
@@ -221,13 +220,15 @@ def json_schema(config_dirs: Sequence[Path] = ()) -> JsonObject:
     so a section accepts the keys of all components of its group; the decoder decides.
     """
     definitions: JsonObject = {}
-    for group in tables.groups():
-        configs = {entry.config: groups.yaml_file(group, entry.name, config_dirs) for entry in tables.entries(group)}
+    for group in registry.groups():
+        configs = {
+            entry.config: registry.yaml_file(group, entry.name, config_dirs) for entry in registry.entries(group)
+        }
         section = definitions[group.replace("/", ".")] = _section_schema(configs, definitions)
-        if "auto" in groups.options(group, config_dirs):
+        if "auto" in registry.options(group, config_dirs):
             section["properties"]["name"]["anyOf"].append({"const": "auto"})
     commands: dict[str, dict[type[Config], Path | None]] = {
-        verb: {config: groups.conf_dir() / f"{PRIMARY[verb]}.yaml"} for verb, config in COMMANDS.items()
+        verb: {config: registry.conf_dir() / f"{PRIMARY[verb]}.yaml"} for verb, config in COMMANDS.items()
     }
     definitions |= {PRIMARY[verb]: _section_schema(config, definitions) for verb, config in commands.items()}
     run = _section_schema(dict(pair for verb in TRAINING for pair in commands[verb].items()), definitions)
@@ -260,7 +261,7 @@ def _value_schema(field: FieldInfo, definitions: JsonObject) -> JsonObject:
     choice, several, section = choice_of(field), several_of(field), section_class(field)
     if several is not None:
         names = {
-            entry.name: _section_schema({entry.config: None}, definitions) for entry in tables.entries(several.group)
+            entry.name: _section_schema({entry.config: None}, definitions) for entry in registry.entries(several.group)
         }
         return {"type": ["object", "null"], "properties": names, "additionalProperties": False}
     if choice is not None:
@@ -289,7 +290,7 @@ def _alternatives(schemas: list[JsonObject]) -> JsonObject:
 def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     """Prints the groups, or the options of the named ones. Raises UserError for an unknown group."""
     known = _all_groups(config_dirs)
-    requested = [groups.singular(argument, known) for argument in arguments]
+    requested = [registry.singular(argument, known) for argument in arguments]
     for group in requested:
         _require_group(group, known, "list {}")
     if not arguments:
@@ -305,7 +306,7 @@ def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> 
 
 def _all_groups(config_dirs: Sequence[Path]) -> list[str]:
     """Returns the names of all groups, including those of plugins."""
-    return sorted({*groups.all_groups(config_dirs), *(group for group, _ in plugins.nodes(config_dirs))})
+    return sorted({*registry.all_groups(config_dirs), *(group for group, _ in registry.plugin_nodes(config_dirs))})
 
 
 def _require_group(group: str, known: Sequence[str], command: str) -> None:
@@ -317,16 +318,16 @@ def _require_group(group: str, known: Sequence[str], command: str) -> None:
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:
-    from_plugins = [name for node_group, name in plugins.nodes(config_dirs) if node_group == group]
-    return sorted({*groups.options(group, config_dirs), *from_plugins})
+    from_plugins = [name for node_group, name in registry.plugin_nodes(config_dirs) if node_group == group]
+    return sorted({*registry.options(group, config_dirs), *from_plugins})
 
 
 def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:
     """Returns a line about an option: the first comment of its YAML, or the first line of its class's docstring."""
-    path = groups.yaml_file(group, name, config_dirs)
+    path = registry.yaml_file(group, name, config_dirs)
     if path is not None:
-        return groups.purpose(path)
-    entry = tables.lookup(group, name)
+        return registry.purpose(path)
+    entry = registry.lookup(group, name)
     text = (entry.config.__doc__ or "") if entry else ""
     return text.strip().split("\n")[0]
 

@@ -9,7 +9,7 @@ from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import plain
-from lmtool.resolver.schema.run import TokenizerCommandConfig
+from lmtool.resolver.commands import TokenizerCommandConfig
 from lmtool.system.files import user_path
 from lmtool.tokenizers.tokenizer import SAVED_FILES
 

@@ -5,31 +5,190 @@ The Compose API creates no folder and does not touch logging. Exceptions of Hydr
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import hydra.conf
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal import defaults_list as lists
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.conf import RuntimeConf
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtool.config import groups, hydra_plugins, overrides, plugins, saved
-from lmtool.config.accepted import AcceptedOverrides, read_accepted
+from lmtool.config import overrides, registry, saved
 from lmtool.config.base import JsonObject
-from lmtool.config.nearest import nearest
-from lmtool.config.overrides import CheckedOverrides, key_of
-from lmtool.config.tables import MULTI_SELECT_GROUPS, entries
-from lmtool.errors import UserError
+from lmtool.config.overrides import GRID, SWEEP_KEYS, AcceptedOverrides, CheckedOverrides, key_of, read_accepted
+from lmtool.config.registry import MULTI_SELECT_GROUPS, entries
+from lmtool.errors import UserError, nearest
+
+# --- launchers and sweepers ----------------------------------------------------------------------------------------
+
+_PACKAGES = {
+    "hydra/launcher": {
+        "joblib": "hydra_joblib_launcher",
+        "submitit_local": "hydra_submitit_launcher",
+        "submitit_slurm": "hydra_submitit_launcher",
+    },
+    "hydra/sweeper": {"optuna": "hydra_optuna_sweeper"},
+}
+"""Packages of the extra `sweeps` by group and option."""
+_scan = Plugins._scan_all_plugins
+
+
+def _own_plugins(modules: list[ModuleType]) -> Any:
+    """Returns Hydra's own plugins, which are in the first module."""
+    return _scan(modules[:1])
+
+
+Plugins._scan_all_plugins = staticmethod(_own_plugins)  # type: ignore[method-assign]
+
+
+def require_plugin(group: str, name: str) -> None:
+    """Registers the launcher or sweeper of a name with Hydra. group: hydra/launcher or hydra/sweeper. Raises UserError
+    if the name is unknown or its package is not installed."""
+    if name in _registered(group):
+        return
+    package = _PACKAGES[group].get(name)
+    # The package of a plugin that lmtool does not know is found only by importing all of them.
+    module = "hydra_plugins" if package is None else f"hydra_plugins.{package}"
+    try:
+        plugins, _ = _scan([importlib.import_module(module)])
+    except ImportError as error:
+        if package is not None:
+            raise UserError(f"{group}={name} is not installed", "pip install 'lmtool[sweeps]'") from error
+        plugins = []
+    for plugin in plugins:
+        Plugins.instance().register(plugin)
+    if name not in _registered(group):
+        offered = sorted({*_registered(group), *_PACKAGES[group]})
+        close = nearest(name, offered)
+        hint = f"did you mean {group}={close}?" if close else "use one of these, or install its plugin"
+        raise UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
+
+
+def _registered(group: str) -> set[str]:
+    """Returns the names of the launchers or sweepers that are registered with Hydra."""
+    nodes: JsonObject = ConfigStore.instance().repo
+    for part in group.split("/"):
+        nodes = nodes.get(part, {})
+    return {name.removesuffix(".yaml") for name in nodes if name.endswith(".yaml")}
+
+
+# --- folders of YAML -----------------------------------------------------------------------------------------------
+
+
+class LimitedFiles(FileConfigSource):
+    """A folder of YAML whose files are checked before Hydra uses them."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "limited"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        text, data = saved.read_yaml(path, parse=_parse_yaml)
+        if not isinstance(data, dict | None):
+            raise UserError(f"{path} contains no keys and values", "write one KEY: VALUE a line, as in conf/")
+        if self.provider != "hydra":
+            _refuse_unused_keys(path, data or {})
+        return ConfigResult(
+            config=OmegaConf.create(data or {}),
+            path=source_path(self.path),
+            provider=self.provider,
+            header=self._get_header_dict(text[:512]),
+        )
+
+
+def _refuse_unused_keys(path: Path, data: dict[Any, Any]) -> None:
+    """Raises UserError if a YAML sets keys of Hydra itself that lmtool does not use: all but sweep values."""
+    section = data.get("hydra") or {}
+    keys = [f"hydra.{key}" for key in _dotted_keys(section)] if isinstance(section, dict) else ["hydra"]
+    selected_groups = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
+    keys += [
+        group.split()[-1].lstrip("/") for group in selected_groups if group.split()[-1].lstrip("/").startswith("hydra/")
+    ]
+    unused = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
+    if unused:
+        advice = f", and type it on the command line: -m {unused[0]}=VALUE" if unused[0].startswith(SWEEP_KEYS) else ""
+        raise UserError(
+            f"{path}: {unused[0]} cannot be set in YAML; the only key of Hydra that can is {GRID}",
+            f"remove it from the file{advice}",
+        )
+
+
+def _dotted_keys(section: dict[Any, Any]) -> Iterator[str]:
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from (f"{key}.{nested}" for nested in _dotted_keys(value))
+        else:
+            yield str(key)
+
+
+Plugins.instance().register(LimitedFiles)
+
+_choices_so_far = lists._create_interpolation_map
+
+
+def _choices_if_interpolated(overrides: Any, defaults_list: list[Any], self_added: bool) -> DictConfig:
+    """Returns the options selected so far, which interpolations in a defaults list refer to; empty if there are no
+    interpolations."""
+    if any(item.is_interpolation() for item in defaults_list if not item.is_self()):
+        return _choices_so_far(overrides, defaults_list, self_added)
+    return OmegaConf.create()
+
+
+lists._create_interpolation_map = _choices_if_interpolated
+
+
+def source_path(folder: Path | str) -> str:
+    """Returns the name of a folder in Hydra's search path."""
+    return f"{LimitedFiles.scheme()}://{folder}"
+
+
+def use_limited_files(loader: ConfigLoader, conf: Path) -> None:
+    """Makes a loader of Hydra read lmtool's YAML in `conf`, and Hydra's own, through LimitedFiles."""
+    assert isinstance(loader, ConfigLoaderImpl)
+    folders = {"main": conf, "hydra": Path(hydra.conf.__file__).parent}
+    search_path = loader.get_search_path()
+    for element in search_path.get_path():
+        if element.provider in folders:
+            element.path = source_path(folders[element.provider])
+    loader.repository.initialize_sources(search_path)
+
+
+# The loader of OmegaConf decides which texts are numbers, and refuses duplicate keys.
+_OMEGACONF = get_yaml_loader()
+_YAML_LOADER = type(
+    "Loader",
+    (yaml.CSafeLoader, _OMEGACONF) if yaml.__with_libyaml__ else (_OMEGACONF,),
+    {"yaml_constructors": yaml.SafeLoader.yaml_constructors},
+)
+
+
+@lru_cache(maxsize=1000)
+def _parse_yaml(text: str) -> tuple[str, Any]:
+    """Returns a document as plain data. Shared by all callers, because OmegaConf.create copies."""
+    return text, saved.load(text, _YAML_LOADER)
+
 
 _Path = tuple[str, ...]
 
@@ -41,7 +200,7 @@ more, so that chains of empty values are limited too."""
 _REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")
 
 
-def check(data: JsonObject) -> None:
+def require_small_interpolations(data: JsonObject) -> None:
     """Raises UserError, naming the key, if a value of a composed configuration would expand its interpolations to more
     than MAX_SIZE characters."""
     sizes = _Sizes({path: value for path, value in _leaves(data, ()) if isinstance(value, str)})
@@ -111,17 +270,17 @@ def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> Accept
     """
     extra: dict[str, tuple[str, ...]] = {}
     store = ConfigStore.instance()
-    for (group, name), (entry, data) in plugins.nodes(config_dirs).items():
+    for (group, name), (entry, data) in registry.plugin_nodes(config_dirs).items():
         package = f"{group}.{name}" if group in MULTI_SELECT_GROUPS else None
         store.store(group=group, name=name, node=data, package=package, provider=entry.config.__module__)
     for group, names in _stored_nodes(store.repo).items():
-        clash = sorted(set(names) & set(groups.options(group, config_dirs)))
+        clash = sorted(set(names) & set(registry.options(group, config_dirs)))
         if clash:
             raise UserError(
                 f"a plugin registers {group}={clash[0]}, but lmtool has a YAML of that name", "rename it in the plugin"
             )
         extra[group] = names
-    return read_accepted(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
+    return read_accepted(registry.conf_dir() / f"{primary}.yaml", config_dirs, extra)
 
 
 def _stored_nodes(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
@@ -142,9 +301,9 @@ def initialized_hydra() -> Iterator[Any]:
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        conf = groups.conf_dir()
+        conf = registry.conf_dir()
         with initialize_config_dir(str(conf), version_base="1.3", job_name="lmtool"):
-            hydra_plugins.use_limited_files(GlobalHydra.instance().config_loader(), conf)
+            use_limited_files(GlobalHydra.instance().config_loader(), conf)
             yield GlobalHydra.instance().hydra
     finally:
         GlobalHydra.instance().hydra = outer
@@ -286,7 +445,7 @@ def _named_targets(value: object, key: str) -> Iterator[tuple[str, Any]]:
 def _missing(error: MissingConfigException) -> UserError:
     missing_file = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, name = missing_file.rpartition("/")
-    offered = tuple(error.options or ()) or groups.options(group)
+    offered = tuple(error.options or ()) or registry.options(group)
     close = nearest(name, offered)
     hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints its options"
     return UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
@@ -296,7 +455,7 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     """Returns the override that adds the user's folders to Hydra's search path."""
     if not config_dirs:
         return []
-    places = [hydra_plugins.source_path(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
+    places = [source_path(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
     paths = ",".join(f"'{place}'" for place in places)
     return [f"hydra.searchpath=[{paths}]"]
 
@@ -336,10 +495,10 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
     line: Hydra would put its keys below the name of the group."""
     for text in choices:
         group, _, name = text.lstrip("+~").partition("=")
-        path = groups.yaml_file(group, name, config_dirs) if name else None
-        if path is None or path.is_relative_to(groups.conf_dir()) or b"@package" in saved.beginning(path):
+        path = registry.yaml_file(group, name, config_dirs) if name else None
+        if path is None or path.is_relative_to(registry.conf_dir()) or b"@package" in saved.beginning(path):
             continue
-        shipped = (groups.conf_dir() / group).glob("*.yaml")
+        shipped = (registry.conf_dir() / group).glob("*.yaml")
         if any(WHOLE_RUN in file.read_text(encoding="utf-8") for file in shipped):
             raise UserError(f"{path} does not declare that its keys belong to the whole run", FIRST_LINE)
 
@@ -372,7 +531,7 @@ def to_data(config: object) -> JsonObject:
     far."""
     unresolved = OmegaConf.to_container(config, resolve=False)
     assert isinstance(unresolved, dict)
-    check({str(key): value for key, value in unresolved.items()})
+    require_small_interpolations({str(key): value for key, value in unresolved.items()})
     data = OmegaConf.to_container(config, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}

@@ -16,8 +16,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from lmtool.config.registry import Choice, build
 from lmtool.config.saved import JsonMapping
-from lmtool.config.tables import Choice, build
 from lmtool.costs.attention import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.distillation.teacher_configs import TeacherSpec, saved_teacher
@@ -26,7 +26,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.text import size
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.system.ranks import rank_info
 from lmtool.training.precision import Precision
 from lmtool.types import part_of

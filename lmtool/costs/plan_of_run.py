@@ -41,9 +41,8 @@ from lmtool.learners.rules import reads_lanes
 from lmtool.models.base import StatefulBackbone
 from lmtool.reporting.costs import PhasePlan, RunPlan
 from lmtool.reporting.text import size
+from lmtool.resolver.commands import PretrainConfig, RunConfig, words_of_phase
 from lmtool.resolver.rules import violations
-from lmtool.resolver.schema.phases import words_of
-from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.training.budgets import MOST_STEPS, retained_checkpoints, rows_an_interval
 from lmtool.training.configs import AdafactorConfig
@@ -133,7 +132,7 @@ def plan_in_phases(
     steps = _whole_steps(limits[budget])
     last_steps = fractions.last_steps(steps, budget)
     phases = tuple(
-        PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
+        PhasePlan(words_of_phase(phase), phase["share"], before + 1, last, single.tokens_per_step)
         for phase, before, last, single in zip(config.phases, [0, *last_steps], last_steps, singles, strict=False)
     )
     run_plan = _extend_plan(config, plan_mean_step(budget), steps)

@@ -13,7 +13,7 @@ from torch import nn
 from lmtool.costs.attention import VALUE_BYTES
 from lmtool.costs.memory_of_run import available_bytes
 from lmtool.reporting.text import flops, percent
-from lmtool.resolver.schema.run import RunConfig
+from lmtool.resolver.commands import RunConfig
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILIZATION, Device, device_of
 from lmtool.training.precision import Precision, select_device, select_precision
 

@@ -12,11 +12,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from lmtool.config.auto import title_of, with_member_values
 from lmtool.config.base import Config
-from lmtool.config.nearest import nearest
-from lmtool.config.tables import Choice, component, lookup, names
+from lmtool.config.decode import title_of, with_member_values
+from lmtool.config.registry import Choice, component, lookup, names
 from lmtool.data.compressed import without_compression_suffix
+from lmtool.errors import nearest
 from lmtool.system.environment import is_reachable
 from lmtool.system.files import user_path
 

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from lmtool.config.tables import nearest
+from lmtool.config.registry import nearest
 from lmtool.data.compressed import PACKED, Broken, open_bytes, without_compression_suffix
 from lmtool.data.configs import kind_of
 from lmtool.errors import UserError

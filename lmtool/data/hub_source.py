@@ -19,14 +19,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lmtool.config.nearest import nearest
 from lmtool.data.configs import HubConfig, columns_of
 from lmtool.data.file_source import FileSource, has_control_characters
 from lmtool.data.files import LINE, no_such_file
 from lmtool.data.rows import name_list, no_column, objects, text_of, values_of
 from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import hold_lock, rebuilding, writing
-from lmtool.errors import UserError
+from lmtool.errors import UserError, nearest
 from lmtool.system.environment import is_reachable
 from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, user_path, write_bytes, write_manifest
 from lmtool.system.secrets import masked

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.config.tables import nearest
+from lmtool.config.registry import nearest
 from lmtool.data import docstrings
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of

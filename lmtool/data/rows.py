@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmtool.config.nearest import nearest
 from lmtool.data.compressed import without_compression_suffix
 from lmtool.data.files import read_lines, refuse
-from lmtool.errors import UserError
+from lmtool.errors import UserError, nearest
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 """Delimiters of a .csv file; the comma is the default."""

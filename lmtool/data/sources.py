@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.configs import DataConfig, MixtureTextConfig
 from lmtool.errors import UserError
 

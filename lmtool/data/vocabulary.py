@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.sources import OnStage, Source, documents
 from lmtool.data.store import cached_folder
 from lmtool.system.files import Manifest, draft_path, user_path, write_manifest

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.config.tables import entry_of
+from lmtool.config.registry import entry_of
 from lmtool.distillation.configs import RelationsConfig, TermConfig
 from lmtool.distillation.configs.base import shared_sides
 from lmtool.distillation.output_terms import Term

@@ -8,13 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-from lmtool.config.auto import chosen_class
 from lmtool.config.base import JsonObject
-from lmtool.config.checkpoint import read_checkpoint
-from lmtool.config.tables import Choice
+from lmtool.config.registry import Choice, chosen_class
 from lmtool.distillation.configs import DistillConfig
 from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
+from lmtool.runs.finding import read_checkpoint
 from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig
 from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Literal, Protocol
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from lmtool.config.auto import with_member_values
 from lmtool.config.base import Component
-from lmtool.config.tables import Choice, build, component, names
+from lmtool.config.decode import with_member_values
+from lmtool.config.registry import Choice, build, component, names
+from lmtool.data.configs import FORMATS
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, describe_architectures
 from lmtool.nn.configs import Side
@@ -51,6 +52,11 @@ def needs_uneven_forwards(key: str, reason: str, hint: str) -> Problem:
     """Returns the problem of a setting with which the number of forwards differs between processes, with
     parallel=fsdp."""
     return Problem(key, f"{reason}; parallel=fsdp needs the same forwards in all processes", f"{hint}, {_DDP}")
+
+
+def has_segments(model: ModelConfig) -> bool:
+    """Whether the two texts of a pair have different segment embeddings."""
+    return model.segment_types > 1 and (model.text_format not in FORMATS or FORMATS[model.text_format].segments)
 
 
 def missing_token(roles: Iterable[str | tuple[str, ...]], known: Collection[str]) -> str | None:
@@ -216,7 +222,7 @@ class ObjectiveConfig(LearnedConfig):
         if self.query_stream and not model.query_stream:
             message = f"{subject} trains a model with a query stream; {actual} has no query stream"
             yield Problem("objective", message, self.model_hint)
-        if self.pairs_of_segments is not None and not model.has_segments:
+        if self.pairs_of_segments is not None and not has_segments(model):
             message = f"{section}.pairs={self.pairs_of_segments} needs a model with segment embeddings"
             yield Problem("objective.pairs", f"{message}; {actual} has none", f"set {section}.pairs=none")
 

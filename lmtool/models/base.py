@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.cache import Cache, CarriedState, State
 from lmtool.nn.dropout import DropoutRng

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Component
-from lmtool.config.tables import Choice, component
-from lmtool.data.configs import FORMATS
+from lmtool.config.registry import Choice, component
 from lmtool.models import recipes
 from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig, Side
 
@@ -117,11 +116,6 @@ class ModelConfig(Component):
     def segment_types(self) -> int:
         """Number of segment types; 0 without segments."""
         return 0
-
-    @property
-    def has_segments(self) -> bool:
-        """Whether the two texts of a pair have different segment embeddings."""
-        return self.segment_types > 1 and (self.text_format not in FORMATS or FORMATS[self.text_format].segments)
 
     @property
     def reads_prefixes(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.models.configs import (
     AttentionDropout,
     DropoutRate,

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.models.configs import (
     AttentionDropout,
     FeedForwardSize,

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.models.configs import Layers, ModelConfig, Positions, Summary, Vocabulary, Width
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.configs import Side

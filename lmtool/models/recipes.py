@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
-from lmtool.config import groups, saved
-from lmtool.config.auto import merge
+from lmtool.config import registry, saved
 from lmtool.config.base import Config
+from lmtool.config.decode import merge
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 
@@ -146,11 +146,11 @@ def _folder(family: type[Config]) -> Path:
     """Returns the folder that contains the recipe of a class."""
     package, lmtool = (name.partition(".")[0] for name in (family.__module__, __name__))
     file = sys.modules[family.__module__].__file__
-    return groups.conf_dir() / GROUP if package == lmtool or file is None else Path(file).parent / GROUP
+    return registry.conf_dir() / GROUP if package == lmtool or file is None else Path(file).parent / GROUP
 
 
 def _default() -> Path:
-    return groups.conf_dir() / GROUP / "default.yaml"
+    return registry.conf_dir() / GROUP / "default.yaml"
 
 
 def _recipe_width(family: type[Config]) -> int:

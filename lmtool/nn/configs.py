@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 
 Side = Literal["inputs", "outputs"]
 """Side of a batch. inputs: what the encoder reads, or the only stack. outputs: what the decoder of an encoder-decoder

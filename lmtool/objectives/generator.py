@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
-from lmtool.config.plugins import command_line
+from lmtool.config.registry import command_line
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarize

@@ -13,10 +13,10 @@ from typing import TypeAlias, TypedDict, cast
 import yaml
 
 from lmtool.config import saved
-from lmtool.config.checkpoint import no_run
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.files import bounded_lines
+from lmtool.runs.finding import no_run
 from lmtool.system.terminal import counted
 
 MAX_FILE_BYTES = 100_000_000

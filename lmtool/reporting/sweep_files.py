@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lmtool.config.checkpoint import SWEEP
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
 from lmtool.reporting.run_files import RunFiles, as_object, read_object
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import is_number
+from lmtool.runs.finding import SWEEP
 from lmtool.runs.identity import SUBMITTED as SUBMITTED
 from lmtool.runs.locks import Owner, is_held
 

@@ -3,25 +3,46 @@ rules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-from lmtool.config import plugins, saved
-from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.config.checkpoint import RUNS, read_checkpoint, saved_steps
-from lmtool.config.decode import decode
-from lmtool.config.tables import Choice
+from lmtool.config import compose, messages, overrides, registry, saved
+from lmtool.config.base import CommandConfig, JsonMapping, JsonObject
+from lmtool.config.decode import AUTO, MISSING, decode, merge
+from lmtool.config.overrides import AcceptedOverrides
+from lmtool.config.registry import Choice
 from lmtool.distillation.teacher_configs import saved_teacher
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.models.configs import ModelConfig
+from lmtool.resolver.commands import RunConfig
 from lmtool.resolver.rules import violations
-from lmtool.resolver.schema.verbs import COMMANDS
+from lmtool.resolver.shorthands import CommandLine, Data, expand_sections, started_config
+from lmtool.resolver.verbs import COMMANDS, VERBS
+from lmtool.runs.finding import (
+    CONFIG,
+    RUNS,
+    STATE,
+    best_of,
+    is_intact,
+    of_step,
+    read_checkpoint,
+    read_config,
+    read_manifest,
+    read_state,
+    run_folder,
+    saved_steps,
+    verify,
+)
+from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
+from lmtool.system.files import Damaged, user_path
 from lmtool.tasks.configs import TaskConfig
 from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import MissingFile, hf_folder
@@ -49,7 +70,7 @@ def decode_config(
         ConfigError: all errors.
     """
     problems = list(earlier)
-    not_loaded = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed_plugins()]
+    not_loaded = [plugin for plugin in data.get("plugins") or () if plugin not in registry.typed_plugins()]
     problems += [
         Problem(
             "plugins",
@@ -58,7 +79,7 @@ def decode_config(
         )
         for plugin in not_loaded
     ]
-    data = {**data, "plugins": list(plugins.typed_plugins())}
+    data = {**data, "plugins": list(registry.typed_plugins())}
     reads = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
     checkpoint_config = _checkpoint_config(data, problems) if reads else None
     try:
@@ -96,7 +117,7 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
         message = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
         problems.append(Problem("checkpoint", message, "use a folder that you can read"))
         return None
-    missing = [plugin for plugin in config.get("plugins") or () if plugin not in plugins.typed_plugins()]
+    missing = [plugin for plugin in config.get("plugins") or () if plugin not in registry.typed_plugins()]
     if missing:
         message = f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded"
         problems.append(Problem("checkpoint", message, "add " + " ".join(f"--plugin {name}" for name in missing)))
@@ -180,3 +201,331 @@ def with_defaults(config: JsonMapping) -> JsonMapping:
         return saved.save(decode_config(verb, saved.body(dict(config)), reads_checkpoint=False), verb)
     except UserError:
         return config
+
+
+def configuration(line: CommandLine, running: bool) -> CommandConfig:
+    """Returns the decoded configuration of a complete command line. running: whether the command runs on this machine,
+    rather than only being planned. Raises ConfigError with all errors."""
+    accepted = accepted_by(line)
+    if branch_of(line.words) is not None:
+        return branch_configuration(line, accepted, running)
+    data, override_problems = _composed(line, accepted) if line.saved is None else _read_saved(line, accepted)
+    return decode_config(line.verb, expand_sections(data, line), earlier=override_problems, running=running)
+
+
+def accepted_by(line: CommandLine) -> AcceptedOverrides:
+    """Returns the groups, options and keys that the command accepts."""
+    command, primary = COMMANDS[line.verb], VERBS[line.verb].primary
+    assert primary is not None
+    accepted = compose.accepted_overrides(primary, line.config_dirs)
+    return replace(
+        accepted,
+        takes=partial(messages.takes, command),
+        verbatim=command.verbatim,
+        alternatives=command.alternatives,
+    )
+
+
+def _composed(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
+    """Returns the data that Hydra composes, and the errors in the overrides."""
+    checked = overrides.read(line.words, accepted)
+    return compose.compose(str(VERBS[line.verb].primary), checked, line.config_dirs), checked.problems
+
+
+def _read_saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
+    """Returns a saved configuration updated with the overrides, and the errors in the overrides."""
+    path = line.saved
+    assert path is not None
+    data = saved.read(path)
+    command = str(data.get("command", line.verb))
+    if command != line.verb:
+        hint = registry.command_line(command, "--config", str(path))
+        raise UserError(f"{path} was saved by lmtool {command}, not by lmtool {line.verb}", hint)
+    values, override_problems = overrides.as_values(line.words, accepted)
+    return merge(saved.body(data), values), override_problems
+
+
+def decoded_job(line: CommandLine, data: Data, override_problems: Sequence[Problem], running: bool) -> CommandConfig:
+    """Returns the decoded configuration of one job of a sweep."""
+    config = decode_config(line.verb, expand_sections(data, line), earlier=override_problems, running=running)
+    if isinstance(config, RunConfig) and (config.devices or 1) > 1:
+        raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "omit devices=")
+    return config
+
+
+_FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
+_LISTED = 12  # steps in an error, at most
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """The run that a branch starts from. run: its folder, as typed. point: the folder of the checkpoint."""
+
+    run: Path
+    point: Path
+
+    @classmethod
+    def of(cls, value: str) -> Trunk:
+        """Returns the trunk of RUN@STEP, RUN@last, RUN@best or RUN, which means RUN@last. Raises UserError if there is
+        no such checkpoint."""
+        name, position = _split_branch(value)
+        run = run_folder(name)
+        checkpoints = run / "checkpoints"
+        steps = saved_steps(checkpoints)
+        if not steps:
+            by_name = RUNS / name
+            hint = f"set branch={by_name}@{position}" if saved_steps(by_name / "checkpoints") else f"use {_FORM}"
+            raise UserError(f"branch={value}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
+        if position == "last":
+            return cls(run, steps[0])
+        point = best_of(checkpoints) if position == "best" else of_step(checkpoints, int(position))
+        if point is None:
+            step_numbers = [_step_of(folder) for folder in reversed(steps)]
+            more = f" and {len(step_numbers) - _LISTED} earlier ones" if len(step_numbers) > _LISTED else ""
+            raise UserError(
+                f"branch={value}: {run} has no checkpoint of step {int(position)}; it has "
+                f"{', '.join(map(str, step_numbers[-_LISTED:]))}{more}",
+                f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to keep more",
+            )
+        return cls(run, point)
+
+    @classmethod
+    def without_reading(cls, name: str) -> Trunk:
+        """Returns the trunk RUN@STEP, whose checkpoint may have been deleted."""
+        run, _, step = name.rpartition("@")
+        return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
+
+    @property
+    def step(self) -> int:
+        return _step_of(self.point)
+
+    def __str__(self) -> str:
+        return f"{self.run}@{self.step}"
+
+    def config(self) -> JsonObject:
+        """Returns the configuration of the checkpoint, including `version` and `command`. Raises UserError if the
+        checkpoint is damaged."""
+        try:
+            verify(self.point, hashes=False)
+            manifest = read_manifest(self.point)
+            manifest.verify([CONFIG, STATE])
+        except Damaged as damage:
+            raise self.refusal(damage) from damage
+        return saved.require_version(read_config(self.point), self.point / CONFIG)
+
+    def complete(self) -> JsonObject:
+        """Returns `config` with default values for keys that are newer than the run. Raises UserError if it is not a
+        configuration."""
+        data = self.config()
+        verb = str(data.get("command"))
+        return saved.save(decode_config(verb, saved.body(data), reads_checkpoint=False), verb)
+
+    def phase(self) -> int:
+        """Returns the number of phases that were complete at the checkpoint."""
+        return phases_ended(read_state(self.point))
+
+    def refusal(self, damage: Damaged) -> UserError:
+        """Returns the error for a damaged checkpoint; its hint names the nearest intact checkpoint of the run."""
+        other_points = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
+        intact = [folder for folder in other_points if is_intact(folder)]
+        hint = f"set branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
+        return UserError(damage.message, hint)
+
+    def require_same(self, config: JsonObject) -> None:
+        """Raises UserError if a configuration differs from the trunk's in a key that a branch cannot change."""
+        if keys := changed_values(self.complete(), config, BRANCH_KEYS):
+            raise UserError(
+                f"branch={self} cannot change what its trunk learns: {'; '.join(keys)}",
+                f"omit the changes; checkpoint={self.point} instead of branch= starts a new run from its weights",
+            )
+
+
+def phases_ended(state: JsonObject) -> int:
+    """Returns the number of phases that were complete at a checkpoint. state: its state.json."""
+    cursor = state.get("cursor")
+    return int(cursor.get("phase", 0)) if isinstance(cursor, dict) else 0
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
+
+
+def _nearest(step: int, folders: Sequence[Path]) -> int:
+    return min(map(_step_of, folders), key=lambda other: abs(other - step))
+
+
+def _split_branch(value: str) -> tuple[str, str]:
+    """Splits RUN@CHECKPOINT into the run and the checkpoint: a step, `last` (the default) or `best`."""
+    name, _, place = value.rpartition("@")
+    if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
+        return name, place
+    if name and not user_path(value).is_dir():
+        raise UserError(f"branch={value}: {place!r} is not a step", f"use {_FORM}")
+    folder = user_path(value)
+    if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
+        raise UserError(
+            f"branch={value}: a branch starts from a run at a step",
+            f"set branch={folder.parent.parent}@{_step_of(folder)}",
+        )
+    return value, "last"
+
+
+def branch_of(words: Sequence[str]) -> str | None:
+    """Returns the value of branch= on the command line, or None. Raises UserError if there are two."""
+    values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
+    if len(set(values)) > 1:
+        raise UserError(
+            f"{' and '.join(f'branch={value}' for value in values)}: a key may be set only once", "keep one of them"
+        )
+    return values[-1].strip("'\"") if values and values[-1] not in ("null", "") else None
+
+
+def refuse_in_sweep(words: Sequence[str]) -> None:
+    """Raises UserError for branch= with -m: a branch has the configuration of its trunk."""
+    if branch_of(words) is not None:
+        raise UserError("branch= cannot be used with -m", "start each branch separately, with its own name=")
+
+
+def branch_configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool) -> CommandConfig:
+    """Returns the decoded configuration of a branch: that of its trunk's checkpoint, updated with the overrides.
+
+    Raises:
+        ConfigError: all overrides that would change what is learned.
+        UserError: --config is used too.
+    """
+    if line.saved is not None:
+        raise UserError("branch= cannot be used with --config", "omit --config: a branch has its trunk's configuration")
+    branch = branch_of(line.words)
+    assert branch is not None
+    words = [word for word in line.words if not word.lstrip("+").startswith("branch=")]
+    keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
+    before = started_config(keyed)
+    branch = _started_branch(branch, before)
+    try:
+        trunk = Trunk.of(branch)
+        base = trunk.config()
+    except UserError:
+        if before.get("branch") != branch or not _split_branch(branch)[1].isdigit():
+            raise
+        trunk, base = Trunk.without_reading(branch), before  # a branch that has started no longer needs its trunk
+    trunk_exists = base is not before
+    command = base.get("command")
+    if command != line.verb:
+        raise UserError(
+            f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"use lmtool {command} branch={trunk} name=NEW"
+        )
+    sections, words, problems = _branch_choices(replace(line, words=tuple(words)), saved.body(base), accepted, trunk)
+    values, override_problems = overrides.as_values(words, accepted)
+    problems += [*override_problems, *_folder_problems(trunk, keyed)]
+    data = saved.body(base) | {"name": None, "run_dir": None} | sections
+    config = decode_config(
+        line.verb,
+        merge(data, values) | {"branch": str(trunk)},
+        earlier=problems,
+        running=running,
+        reads_checkpoint=False,  # the configuration is complete, and the checkpoint of the trunk may be deleted
+    )
+    assert isinstance(config, RunConfig)
+    problems = (
+        [*_branch_changes(trunk, saved.save(config, line.verb)), *_spent_budgets(trunk, config)] if trunk_exists else []
+    )
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _started_branch(value: str, before: JsonObject) -> str:
+    """Returns the value of branch=, with `last` or `best` replaced by the step if the branch has started already: its
+    trunk may have trained further since. before: the configuration with which the branch was started."""
+    name, place = _split_branch(value)
+    branch = str(before.get("branch") or "")
+    return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else value
+
+
+def _branch_choices(
+    line: CommandLine, base: JsonObject, accepted: AcceptedOverrides, trunk: Trunk
+) -> tuple[JsonObject, list[str], list[Problem]]:
+    """Sorts the arguments of a branch. Returns the selected sections that may differ from the trunk's, the arguments
+    that do not select a section, and the errors of selections that would change what is learned."""
+    changeable, others, problems = list[str](), list[str](), list[Problem]()
+    for word in line.words:
+        group, _, name = word.lstrip("+~").partition("=")
+        if group not in accepted.groups and "/" not in group:
+            others.append(word)
+        elif group in BRANCH_KEYS:
+            changeable.append(word)
+        elif not _equals_trunk(group, name, base, line.config_dirs):
+            problems.append(_forbidden_change(group, word, trunk))
+    overrides_by_key = overrides.read(changeable, accepted)
+    problems += overrides_by_key.problems
+    composed = compose.compose(line.verb, overrides_by_key, line.config_dirs) if overrides_by_key.choices else {}
+    groups = {word.lstrip("+~").partition("=")[0] for word in changeable}
+    return {group: composed[group] for group in groups if group in composed}, others, problems
+
+
+def _equals_trunk(group: str, name: str, base: JsonObject, config_dirs: Sequence[Path]) -> bool:
+    """Whether a selection on the command line equals the trunk's."""
+    if not isinstance(base.get(group), dict):
+        return False
+    option = compose.option(group, name, config_dirs)
+    return name == AUTO or all(base[group].get(key) == value for key, value in option.items() if value != MISSING)
+
+
+def _forbidden_change(key: str, message: str, trunk: Trunk) -> Problem:
+    return Problem(
+        key,
+        f"{message}: branch={trunk} cannot change what its trunk learns",
+        f"omit it; checkpoint={trunk.point} instead of branch= starts a new run from its weights",
+    )
+
+
+def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
+    """Yields the errors of a branch that has no name, has the folder of its trunk, or also sets checkpoint=."""
+    name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
+    if not name and not folder:
+        yield Problem("name", f"branch={trunk}: a branch is a new run and needs a name", "set name=NEW")
+    elif (user_path(folder) if folder else RUNS / str(name)).resolve() == trunk.run.resolve():
+        key, value = ("run_dir", folder) if folder else ("name", name)
+        yield Problem(key, f"{key}={value} is the trunk, which a branch does not change", f"use another {key}=")
+    if keyed.get("checkpoint", "null") != "null":
+        yield Problem(
+            "checkpoint",
+            f"checkpoint={keyed['checkpoint']} and branch={trunk}: a run starts from only one of them",
+            "use branch= for weights, optimizer and data position, or checkpoint= for the weights only",
+        )
+
+
+def _branch_changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
+    base = trunk.complete()
+    for change in changed_values(base, now, BRANCH_KEYS):
+        yield _forbidden_change(change.split()[0], change, trunk)
+    if budgets(base) != budgets(now) and trunk.phase():
+        message = (
+            f"branch={trunk} cannot change the budget: phase {trunk.phase() + 1} had started there, and phases are "
+            "fractions of the budget"
+        )
+        yield Problem("phases", message, "omit the new budget, or branch from a step of the first phase")
+
+
+def _spent_budgets(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
+    """Yields the errors of budgets that the trunk has used up; budgets count from the start of the trunk."""
+    state = read_state(trunk.point)
+    spent_budgets = {
+        "max_steps": state["step"],
+        "max_epochs": state.get("epoch") or 0,
+        "max_tokens": state.get("tokens") or 0,
+        "max_minutes": (state.get("seconds") or 0) / 60,
+    }
+    for key, amount in spent_budgets.items():
+        limit = getattr(config, key)
+        if limit is not None and amount >= limit:
+            yield Problem(
+                key,
+                f"{key}={limit:g} is used up at {trunk}: budgets include the trunk, which used {amount:g}",
+                f"set {key}={_larger_budget(key, amount)}, for example, or branch from an earlier step",
+            )
+
+
+def _larger_budget(key: str, amount: float) -> str:
+    """Returns a budget 10% above the spent amount, rounded."""
+    return f"{amount * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(amount + max(amount // 10, 1)))

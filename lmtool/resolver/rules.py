@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from lmtool.config.base import Config, JsonObject
-from lmtool.config.plugins import command_line
-from lmtool.config.tables import entries
+from lmtool.config.registry import command_line, entries
 from lmtool.data.configs import DataConfig, contains
 from lmtool.distillation import rules as distillation
 from lmtool.distillation.configs import DistillConfig
@@ -25,16 +24,22 @@ from lmtool.learners import rules as learners
 from lmtool.learners.configs import ObjectiveConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.reporting.trackers.base import TrackerConfig
-from lmtool.resolver.schema.phases import EPOCH_KEYS, words_of
-from lmtool.resolver.schema.run import (
+from lmtool.resolver.commands import (
+    EPOCH_KEYS,
     SHORTEST,
+    AskConfig,
+    CheckConfig,
+    EvaluateConfig,
     FinetuneConfig,
+    GenerateConfig,
+    PredictConfig,
     PretrainConfig,
     RunConfig,
     TokenizerCommandConfig,
     TransferConfig,
+    UseConfig,
+    words_of_phase,
 )
-from lmtool.resolver.schema.use import AskConfig, CheckConfig, EvaluateConfig, GenerateConfig, PredictConfig, UseConfig
 from lmtool.runs.files import output_errors, overwriting_errors
 from lmtool.system.files import user_path
 from lmtool.tasks import rules as tasks
@@ -297,8 +302,8 @@ def refuse_interrupted_state(
     for number, phase in enumerate(phases):
         if settings := {key: phase[key] for key in EPOCH_KEYS if key in phase}:
             message = (
-                f"phases.{number} sets {words_of(settings)}: model={model.name} carries state along streams of text, "
-                "which these keys interrupt"
+                f"phases.{number} sets {words_of_phase(settings)}: model={model.name} carries state along streams of "
+                "text, which these keys interrupt"
             )
             yield Problem("phases", message, f"set them for the whole run instead, {separate}")
             return

@@ -9,7 +9,7 @@
                     manifest.json          size and sha256 of each file; written last: see system/files.py
 
 The files are written to a temporary folder and synced, then the manifest is written, then the folder is renamed.
-config/checkpoint.py finds and verifies checkpoints.
+runs/finding.py finds and verifies checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lmtool.config.checkpoint import (
+from lmtool.errors import CheckFailed, UserError
+from lmtool.runs.files import to_json, write_errors
+from lmtool.runs.finding import (
     CARRIED,
     CONFIG,
     MODEL,
@@ -42,8 +44,6 @@ from lmtool.config.checkpoint import (
     saved_steps,
     verify,
 )
-from lmtool.errors import CheckFailed, UserError
-from lmtool.runs.files import to_json, write_errors
 from lmtool.system.files import Damaged, parse_json, sync_path, write_bytes, write_manifest
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from lmtool.config.checkpoint import DATA, MODEL
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.phases import PhasedLoader
 from lmtool.distillation.distilled import Distilled
@@ -20,8 +19,9 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
-from lmtool.resolver.schema.run import FinetuneConfig
+from lmtool.resolver.commands import FinetuneConfig
 from lmtool.runs.files import to_json
+from lmtool.runs.finding import DATA, MODEL
 from lmtool.session.forgetting import compare_with_start, score_start
 from lmtool.session.provenance import (
     LINEAGE,

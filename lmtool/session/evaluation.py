@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from lmtool.config.registry import build
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.file_source import FileSource
@@ -25,8 +25,7 @@ from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import AdjustableMemory, Backbone
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.evaluations import print_few_shot, write_evaluation
-from lmtool.resolver.schema.run import PretrainConfig
-from lmtool.resolver.schema.use import EvaluateConfig
+from lmtool.resolver.commands import EvaluateConfig, PretrainConfig
 from lmtool.session.requests import write_output
 from lmtool.session.session import tokenized_split
 from lmtool.session.trained import Trained

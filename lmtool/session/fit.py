@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from lmtool.config.plugins import command_line
+from lmtool.config.registry import command_line
 from lmtool.config.saved import JsonObject
 from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
@@ -21,7 +21,7 @@ from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
 from lmtool.learners.rules import reads_lanes
 from lmtool.reporting.run_files import Baseline
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.session import screens
 from lmtool.session.companions import Companion, companions_of

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmtool.config.checkpoint import saved_steps
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.configs import TextConfig
 from lmtool.data.examples import SplitData
@@ -24,7 +23,8 @@ from lmtool.data.text import TextSource
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
+from lmtool.runs.finding import saved_steps
 from lmtool.session.trained import Trained, read_trained
 from lmtool.system.files import user_path
 from lmtool.tasks.mixture import read_tasks, rows_of

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtool.config.checkpoint import saved_steps
+from lmtool.config.registry import build
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import build
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError
-from lmtool.resolver.schema.run import FinetuneConfig
-from lmtool.resolver.schema.use import EvaluateConfig
+from lmtool.resolver.commands import EvaluateConfig, FinetuneConfig
+from lmtool.runs.finding import saved_steps
 from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.system.files import user_path

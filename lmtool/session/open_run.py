@@ -17,10 +17,8 @@ import torch
 
 from lmtool import __version__
 from lmtool.config import saved
-from lmtool.config.checkpoint import find, read_config, read_state
-from lmtool.config.plugins import command_line
+from lmtool.config.registry import build, command_line
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import build
 from lmtool.distillation.teacher_configs import TeacherSpec, differing_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -29,10 +27,10 @@ from lmtool.learners.rules import format_roles
 from lmtool.reporting.console import Output
 from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
-from lmtool.resolver.decoding import with_defaults
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.trunks import phases_ended
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.resolver.decoding import phases_ended, with_defaults
 from lmtool.runs.checkpoints import tensor_names
+from lmtool.runs.finding import find, read_config, read_state
 from lmtool.runs.identity import BUDGETS, FREE_KEYS, budgets, fingerprint, flatten, select_folder
 from lmtool.runs.locks import discard
 from lmtool.runs.run_folder import FollowedFolder, RunFolder

@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from lmtool.config.plugins import command_line
+from lmtool.config.registry import command_line
 from lmtool.config.saved import JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import SplitData
@@ -16,7 +16,7 @@ from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.text import plain
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.session.forgetting import require_measurable
 from lmtool.session.labeled import data_to_learn
 from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights

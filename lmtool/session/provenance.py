@@ -20,7 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from lmtool.config.checkpoint import (
+from lmtool.config.registry import Choice, build
+from lmtool.config.saved import JsonObject
+from lmtool.data.sources import Source
+from lmtool.distillation.distilled import Distilled
+from lmtool.errors import UserError, cannot_write
+from lmtool.resolver.decoding import Trunk
+from lmtool.runs.checkpoints import copy_checkpoint
+from lmtool.runs.files import read_rows, to_json
+from lmtool.runs.finding import (
     CONFIG,
     DATA,
     MODEL,
@@ -32,14 +40,6 @@ from lmtool.config.checkpoint import (
     read_state,
     saved_steps,
 )
-from lmtool.config.saved import JsonObject
-from lmtool.config.tables import Choice, build
-from lmtool.data.sources import Source
-from lmtool.distillation.distilled import Distilled
-from lmtool.errors import UserError, cannot_write
-from lmtool.resolver.trunks import Trunk
-from lmtool.runs.checkpoints import copy_checkpoint
-from lmtool.runs.files import read_rows, to_json
 from lmtool.runs.identity import budgets
 from lmtool.session.open_run import OpenRun, starts_from
 from lmtool.system.files import Damaged, sha256

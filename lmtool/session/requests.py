@@ -9,7 +9,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
 from lmtool.data.tables import LINES, Table, read_table
 from lmtool.errors import UserError
-from lmtool.resolver.schema.use import AskConfig
+from lmtool.resolver.commands import AskConfig
 from lmtool.runs.files import write_delimited, write_rows
 from lmtool.system.files import user_path
 from lmtool.tasks.configs import TaskConfig

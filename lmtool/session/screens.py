@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lmtool.config.checkpoint import read_state
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.learners.base import BaseLearner
@@ -21,7 +20,8 @@ from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.screens import RateRow, StartScreen, print_end, print_start
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.runs.finding import read_state
 from lmtool.session.open_run import OpenRun
 from lmtool.session.session import Session
 from lmtool.system.terminal import counted

@@ -27,7 +27,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_sources import examples_of, predictors_of
 from lmtool.reporting.costs import RunPlan
-from lmtool.resolver.schema.run import PretrainConfig, RunConfig
+from lmtool.resolver.commands import PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import Contents
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import cast
 
 from lmtool.config import compose
+from lmtool.config.registry import Choice
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import Choice
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
 from lmtool.reporting.console import Output, print_table
-from lmtool.resolver.schema.run import FinetuneConfig
+from lmtool.resolver.commands import FinetuneConfig
 from lmtool.runs.files import to_json
 from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained

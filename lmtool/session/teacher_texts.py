@@ -23,7 +23,7 @@ from lmtool.distillation.recording import Teacher
 from lmtool.distillation.store.folder import open_or_make
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.held_out import evaluation_tokens
-from lmtool.resolver.schema.run import FinetuneConfig
+from lmtool.resolver.commands import FinetuneConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import Contents
 from lmtool.session.teachers import describe_tokenizers, outputs_depend_on, store_location

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.registry import build
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.distillation.configs import CodistillationConfig, StandardConfig
 from lmtool.distillation.configs.base import different_inputs
@@ -22,7 +22,7 @@ from lmtool.distillation.teachers import HardLabels, StoredTeacher, TopWordsTeac
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.session.labeled import relabel
 from lmtool.session.open_run import prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents

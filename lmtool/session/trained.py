@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lmtool.config.auto import AUTO, chosen_class
-from lmtool.config.nearest import nearest
+from lmtool.config.decode import AUTO, chosen_class
+from lmtool.config.registry import Choice
 from lmtool.config.saved import JsonObject, body
-from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import layout_difference
-from lmtool.errors import ConfigError, UserError
+from lmtool.errors import ConfigError, UserError, nearest
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.reporting.console import Output
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.resolver.schema.use import UseConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer

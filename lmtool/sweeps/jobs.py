@@ -25,15 +25,14 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from lmtool import errors
-from lmtool.config import compose, hydra_plugins, overrides
-from lmtool.config.accepted import AcceptedOverrides
+from lmtool.config import compose, overrides
 from lmtool.config.base import Config
-from lmtool.config.checkpoint import SWEEP
-from lmtool.config.overrides import CheckedOverrides, key_of
+from lmtool.config.overrides import AcceptedOverrides, CheckedOverrides, key_of
 from lmtool.config.saved import JsonObject, save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.sweep_files import JOB
 from lmtool.reporting.text import lower_is_better
+from lmtool.runs.finding import SWEEP
 from lmtool.runs.identity import require_name, require_own_folder
 from lmtool.sweeps import folders
 from lmtool.sweeps.folders import JobEntry, Sweeper, SweepFolder
@@ -114,8 +113,8 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     checked = _with_sweep_problems(checked, hydra_keys)
     if checked.problems and not is_grid:
         raise ConfigError(checked.problems)
-    hydra_plugins.require("hydra/launcher", launcher)
-    hydra_plugins.require("hydra/sweeper", sweeper)
+    compose.require_plugin("hydra/launcher", launcher)
+    compose.require_plugin("hydra/sweeper", sweeper)
     checked, name = _pop_name(checked)
     jobs = _decoded_jobs(request, checked, running=launcher in LOCAL and not print_config) if is_grid else None
     if print_config:

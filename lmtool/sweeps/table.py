@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from lmtool.config.checkpoint import SWEEP
 from lmtool.config.saved import JsonMapping
 from lmtool.errors import DONE, UserError
 from lmtool.reporting.console import Output
@@ -19,6 +18,7 @@ from lmtool.reporting.sweep_files import NOT_STARTED, count_finished, read_sweep
 from lmtool.reporting.sweep_report import end_line, report_sweep
 from lmtool.reporting.text import number
 from lmtool.runs.files import replace_text
+from lmtool.runs.finding import SWEEP
 from lmtool.sweeps import folders
 from lmtool.sweeps.folders import JobEntry
 from lmtool.system.secrets import masked_data

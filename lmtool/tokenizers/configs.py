@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.base import Config
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 
 SPECIALS: dict[str, dict[str, str]] = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},

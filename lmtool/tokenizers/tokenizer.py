@@ -17,9 +17,9 @@ import numpy as np
 import tokenizers
 from tokenizers import processors
 
-from lmtool.config.checkpoint import refusal
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
+from lmtool.runs.finding import refusal
 from lmtool.system.files import Damaged, user_path, verify_siblings
 from lmtool.tokenizers.classes import FAST_CLASS, TOKENIZER_CONFIG, TOKENIZER_JSON
 from lmtool.tokenizers.entries import Marks, entry_bytes, marks_of, readable, starts_word

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from lmtool.config.checkpoint import NoCheckpoint, find, is_checkpoint
 from lmtool.errors import UserError
+from lmtool.runs.finding import NoCheckpoint, find, is_checkpoint
 from lmtool.system.files import user_path
 from lmtool.tokenizers.backends import (
     bert_normalizer,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lmtool.config.base import Config
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.system.terminal import counted
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

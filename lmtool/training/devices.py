@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmtool.config.aliases import of_value
-from lmtool.config.nearest import nearest
-from lmtool.errors import UserError
+from lmtool.config.messages import of_value
+from lmtool.errors import UserError, nearest
 
 # The range of the fraction of a published rate that training reaches. Others report 24% and 31% of an A100 (BERT-base
 # in mosaicml/examples' baseline; T5 in nanoT5), 33 to 39% of an H100 (torchtitan's Llama 3 8B), and 40 to 46% (llm.c's

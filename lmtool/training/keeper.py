@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lmtool.config.checkpoint import (
+from lmtool.errors import UserError, cannot_write
+from lmtool.nn.cache import carried_tensors, load_carried
+from lmtool.runs import checkpoints as disk
+from lmtool.runs.checkpoints import DELETED, TEMPORARY, gather_tensors
+from lmtool.runs.files import remove_folder, replace_text
+from lmtool.runs.finding import (
     CARRIED,
     OPTIMIZER,
     STATE,
@@ -22,11 +27,6 @@ from lmtool.config.checkpoint import (
     saved_steps,
     verify,
 )
-from lmtool.errors import UserError, cannot_write
-from lmtool.nn.cache import carried_tensors, load_carried
-from lmtool.runs import checkpoints as disk
-from lmtool.runs.checkpoints import DELETED, TEMPORARY, gather_tensors
-from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
 from lmtool.system.files import remove

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from lmtool import errors
-from lmtool.config.plugins import command_line
+from lmtool.config.registry import command_line
 from lmtool.errors import UserError
 from lmtool.system import ranks
 from lmtool.system.environment import available_cores, child_environment

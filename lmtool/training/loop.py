@@ -18,8 +18,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lmtool.config.plugins import command_line
-from lmtool.config.tables import build
+from lmtool.config.registry import build, command_line
 from lmtool.errors import NotFinite, UserError
 from lmtool.nn.regions import regions_by
 from lmtool.nn.stack import recompute_layers

@@ -14,7 +14,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from lmtool.config.checkpoint import of_step
+from lmtool.runs.finding import of_step
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.configs import OptimizerConfig, Parallel, ScheduleConfig
 from lmtool.training.precision import Precision

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads, add_exits
 from lmtool.models.configs import ModelConfig

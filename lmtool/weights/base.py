@@ -12,10 +12,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from lmtool.config.checkpoint import read_json, read_manifest
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
+from lmtool.runs.finding import read_json, read_manifest
 from lmtool.system.files import Damaged, user_path
 from lmtool.system.secrets import masked
 from lmtool.types import part_of

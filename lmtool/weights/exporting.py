@@ -12,15 +12,15 @@ from typing import cast
 from torch import Tensor
 
 from lmtool.config import saved
-from lmtool.config.checkpoint import CARRIED, CONFIG, DATA, MODEL, OPTIMIZER, STATE, read_manifest
+from lmtool.config.registry import builder_module, entry_of
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.family import HFFormat
 from lmtool.runs.checkpoints import save_tensors
+from lmtool.runs.finding import CARRIED, CONFIG, DATA, MODEL, OPTIMIZER, STATE, read_manifest
 from lmtool.system.files import draft_path, write_manifest
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.classes import Settings, TokenizerClass, transformers_class

@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lmtool.config.checkpoint import ADAPTER
+from lmtool.config.registry import builder_module, entries, lookup
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import builder_module, entries, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import HFConfig
+from lmtool.runs.finding import ADAPTER
 from lmtool.system.environment import is_reachable
 from lmtool.system.files import read_json, user_path
 from lmtool.system.secrets import masked

@@ -13,15 +13,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lmtool.config.checkpoint import find
+from lmtool.config.registry import builder_module, entry_of, lookup
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import builder_module, entry_of, lookup
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import layout_difference
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import read_weights
+from lmtool.runs.finding import find
 from lmtool.system.terminal import listing
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of

@@ -14,10 +14,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lmtool.config import plugins
-from lmtool.config.checkpoint import find, read_config
+from lmtool.config import registry
+from lmtool.config.registry import Choice
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import Choice
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
@@ -26,6 +25,7 @@ from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, SpanHead, pooler, summary
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.stack import Side, Tap
+from lmtool.runs.finding import find, read_config
 from lmtool.system.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tuning.configs.base import TuningConfig
@@ -240,9 +240,9 @@ def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
     if folder is not None:
         return folder.saved_config()
     saved = read_config(find(checkpoint))
-    missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed_plugins()]
+    missing = [plugin for plugin in saved.get("plugins") or () if plugin not in registry.typed_plugins()]
     if missing:
-        hint = f"if you trust the plugin, load it first: lmtool.config.plugins.load({missing!r})"
+        hint = f"if you trust the plugin, load it first: lmtool.config.registry.load({missing!r})"
         raise UserError(f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded", hint)
     return saved
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.configs import PydocsConfig, TextConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.sources import documents

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.costs.plan import works_of
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.base import Inference

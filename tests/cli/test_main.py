@@ -18,11 +18,11 @@ import yaml
 
 from lmtool.cli import main as cli
 from lmtool.commands import show
-from lmtool.config import compose, words
-from lmtool.config.problems import known_keys
+from lmtool.config import compose, messages
+from lmtool.config.messages import known_keys
 from lmtool.errors import CheckFailed, Diverged, Stopped
-from lmtool.resolver.schema import verbs
-from lmtool.resolver.schema.verbs import COMMANDS
+from lmtool.resolver import verbs
+from lmtool.resolver.verbs import COMMANDS
 from lmtool.runs.identity import BUDGETS
 from lmtool.system.files import write_manifest
 
@@ -501,7 +501,7 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_explains_every_key_that_a_hint_may_send_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     keys = {key for verb in COMMANDS for key in known_keys(COMMANDS[verb], {})}
-    assert all(words.allowed_values(place.field) for place in show.all_fields())
+    assert all(messages.allowed_values(place.field) for place in show.all_fields())
     # Of sections within sections, one key each.
     nested = {key.rpartition(".")[0]: key for key in sorted(keys) if key.count(".") > 1}
     assert len(nested) > 8 and cli.main(["show", "task.validation", *nested.values()]) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import lmtool
-from lmtool.config import tables
+from lmtool.config import registry
 
 # Torch and what reads data, what draws, a tracker's connection, Hydra's plugins, and every module that runs a command.
 NEVER = (
@@ -76,13 +76,13 @@ def test_an_unknown_command_imports_no_configuration() -> None:
 
 
 def test_every_shipped_component_stands_in_the_module_that_the_table_names() -> None:
-    for group, by_module in tables.SHIPPED.items():
+    for group, by_module in registry.SHIPPED.items():
         for module, names in by_module.items():
             for name in names.split():
-                entry = tables.lookup(group, name)
+                entry = registry.lookup(group, name)
                 assert entry is not None and (entry.config.__module__, entry.name) == (module, name)
     # Each module is imported by now: what it registers beside these is a name that the table lacks.
-    assert not [entry for entry in tables.added() if entry.config.__module__.startswith("lmtool.")]
+    assert not [entry for entry in registry.added() if entry.config.__module__.startswith("lmtool.")]
 
 
 def test_the_table_names_every_module_that_registers_a_component() -> None:
@@ -92,4 +92,4 @@ def test_the_table_names_every_module_that_registers_a_component() -> None:
         for path in package.rglob("*.py")
         if "\n@component(" in path.read_text(encoding="utf-8")
     }
-    assert registering == {module for modules in tables.SHIPPED.values() for module in modules}
+    assert registering == {module for modules in registry.SHIPPED.values() for module in modules}

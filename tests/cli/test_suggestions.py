@@ -10,8 +10,8 @@ import pytest
 from lmtool import __version__
 from lmtool.cli import arguments
 from lmtool.cli import main as cli
-from lmtool.config import aliases
-from lmtool.resolver.schema import verbs
+from lmtool.config import messages
+from lmtool.resolver import verbs
 from lmtool.resolver.shorthands import CommandLine, with_positional_keys
 
 # What is typed, and what the hint (or, of an exit status 0, the output) must hold.
@@ -162,7 +162,7 @@ def pairs_of(printed: str) -> list[tuple[str, str]]:
 def test_words_of_other_tools_name_commands_that_there_are() -> None:
     named = {name for names in arguments._COMMANDS.values() for name in names if not name.startswith("-")}
     assert {name.split()[0] for name in named} <= verbs.VERBS.keys()
-    assert not arguments._COMMANDS.keys() & verbs.VERBS.keys() and not {*aliases.FLAGS} & {*arguments.FLAGS}
+    assert not arguments._COMMANDS.keys() & verbs.VERBS.keys() and not {*messages.FLAG_FORMS} & {*arguments.FLAGS}
 
 
 def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:

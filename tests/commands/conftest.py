@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from lmtool.cli import main as cli
-from lmtool.config.tables import lookup
+from lmtool.config.registry import lookup
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NOUNS = ["cat", "dog", "bird", "house", "river", "tree", "stone", "child", "king", "queen", "ship", "road"]

@@ -13,7 +13,7 @@ import torch
 
 from lmtool.cli import main as cli
 from lmtool.commands import finetune, pretrain  # noqa: F401 imported here, not in each victim
-from lmtool.config.tables import entries
+from lmtool.config.registry import entries
 from tests.commands.conftest import TINY, but_for, skip_reports, tiny, write_rows, write_text
 
 torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.checkpoints import full_tensor
 from lmtool.training.compiling import compiled

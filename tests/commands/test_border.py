@@ -24,7 +24,7 @@ from transformers import (
 
 import lmtool
 from lmtool.cli import main as cli
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.tokenizers.configs import ByteBpeConfig
 from tests.breadth import slow_but
 from tests.commands.conftest import BAD, GOOD, TINY, but_for, finetune, follow_card, pretrain, sentence

@@ -13,8 +13,8 @@ import pytest
 from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import saved_steps
 from lmtool.runs.files import read_rows
+from lmtool.runs.finding import saved_steps
 from tests.commands.conftest import TINY, copied, finetune, pretrain, working_in
 
 KEPT = ["max_steps=6", "checkpoint_every=1", "evaluate_every=2", "keep=all"]

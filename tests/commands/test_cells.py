@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.config import compose, groups, overrides, tables
-from lmtool.config.tables import Choice, build
+from lmtool.config import compose, overrides, registry
+from lmtool.config.registry import Choice, build
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import SplitData
 from lmtool.data.formats import text_format
@@ -27,8 +27,8 @@ from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import USER_ERROR, ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import TermScorer, evaluate
+from lmtool.resolver.commands import PretrainConfig
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -39,9 +39,9 @@ from tests.breadth import slow_but
 from tests.commands.conftest import but_for, write_rows, write_text
 
 CPU = torch.device("cpu")
-OBJECTIVES = [name for name in groups.options("objective") if name != "auto"]
+OBJECTIVES = [name for name in registry.options("objective") if name != "auto"]
 # A tiny model of each family; where a family has two versions, of both.
-FAMILIES = {entry.name: (f"model={entry.name}_tiny",) for entry in tables.entries("model")}
+FAMILIES = {entry.name: (f"model={entry.name}_tiny",) for entry in registry.entries("model")}
 MODELS = FAMILIES | {"t5 1.1": ("model=t5_tiny", "model.feedforward=gated_gelu", "model.tied=false")}
 SIZES = {
     "num_layers": 1, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "vocab_size": 400, "max_positions": 64,

@@ -9,7 +9,7 @@ import torch
 
 import lmtool
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import verify
+from lmtool.runs.finding import verify
 from tests.weights.published_folders import make, make_classifier
 
 

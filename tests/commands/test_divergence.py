@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import find
 from lmtool.runs.checkpoints import MODEL, save_tensors
+from lmtool.runs.finding import find
 from lmtool.system.files import MANIFEST, write_manifest
 from tests.commands.conftest import copied, pretrain, working_in
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import CARRIED, saved_steps
+from lmtool.runs.finding import CARRIED, saved_steps
 from tests.commands.conftest import but_for, pretrain, tiny
 
 MODEL = "transformer_xl_tiny"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.config.tables import entries
+from lmtool.config.registry import entries
 from lmtool.learners.configs import LearnedConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.tasks.configs import ClassificationConfig, TokenClassificationConfig

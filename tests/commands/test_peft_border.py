@@ -15,7 +15,7 @@ from torch import nn
 
 import lmtool
 from lmtool.cli import main as cli
-from lmtool.config.tables import Choice, build
+from lmtool.config.registry import Choice, build
 from lmtool.types import part_of
 from lmtool.weights.base import Base, digest
 from lmtool.weights.exporting import ImportedModel, write_import

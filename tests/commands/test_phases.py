@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
 from lmtool.config import compose, overrides
-from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.errors import ConfigError
 from lmtool.reporting.run_files import phase_starts, read_run
+from lmtool.resolver.commands import normalize_phases, words_of_phase
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.members import with_sections
-from lmtool.resolver.schema.phases import normalize, words_of
+from lmtool.resolver.shorthands import with_sections
+from lmtool.runs.finding import checkpoint_folder
 from lmtool.training import loop
 from tests.commands.conftest import TINY, but_for, pretrain, working_in, write_text
 
@@ -242,10 +242,10 @@ def test_passes_of_one_length_may_be_counted(base: dict[str, Any]) -> None:
 def test_what_is_typed_and_what_is_saved_are_one(base: dict[str, Any]) -> None:
     config = decode(base, {"share": 0.9, "optimizer.lr": 0.01}, {"data": {"name": "text", "path": "x.txt"}})
     assert [phase["share"] for phase in config.phases] == [0.9, 0.1]
-    assert words_of(config.phases[0]) == "optimizer.lr=0.01"
-    assert words_of(config.phases[1]) == "data.name=text data.path=x.txt"
+    assert words_of_phase(config.phases[0]) == "optimizer.lr=0.01"
+    assert words_of_phase(config.phases[1]) == "data.name=text data.path=x.txt"
     saved = json.loads(config.model_dump_json())
-    assert normalize(saved["phases"]) == saved["phases"]
+    assert normalize_phases(saved["phases"]) == saved["phases"]
     again = decode_config("pretrain", saved, reads_checkpoint=False)
     assert again.phase_configs == config.phase_configs and config.phase_configs[0].optimizer.lr == 0.01
     assert config.phase_configs[0].data.name == "pydocs" and config.phase_configs[1].data.path == "x.txt"

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import find, read_state
+from lmtool.runs.finding import find, read_state
 from lmtool.system.terminal import counted
 from tests.commands.conftest import TINY, copied, finetune, pretrain, skip_reports, write_rows, write_text
 

@@ -11,7 +11,7 @@ import torch
 
 import lmtool
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import verify
+from lmtool.runs.finding import verify
 from lmtool.tokenizers.replacing import replacement
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.breadth import slow_but

@@ -108,6 +108,6 @@ def test_the_schema_has_the_components_of_plugins(tmp_path: Path, capsys: pytest
         patch.syspath_prepend(str(tmp_path))
         assert cli.main(["show", "--plugin", "schema_plugin", "schema"]) == 0
     assert '"const": "biases"' in capsys.readouterr().out
-    from lmtool.config import tables
+    from lmtool.config import registry
 
-    tables._ENTRIES.pop(tables._TABLES["tuning"].pop("biases").config)  # so that other tests do not find it
+    registry._ENTRIES.pop(registry._TABLES["tuning"].pop("biases").config)  # so that other tests do not find it

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import find as checkpoint_folder
+from lmtool.runs.finding import find as checkpoint_folder
 from lmtool.training import loop
 from tests.breadth import slow_but
 from tests.commands.conftest import TINY, write_text

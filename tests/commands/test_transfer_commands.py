@@ -18,7 +18,7 @@ from transformers import (
 
 import lmtool
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import verify
+from lmtool.runs.finding import verify
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.breadth import slow_but
 from tests.commands.conftest import finetune, follow_card, pretrain

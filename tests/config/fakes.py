@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.config.auto import Auto
 from lmtool.config.base import Config
-from lmtool.config.tables import Choice, component
+from lmtool.config.decode import Auto
+from lmtool.config.registry import Choice, component
 
 
 class EngineConfig(Config):

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from lmtool.config import aliases, compose, overrides, tables
-from lmtool.config.accepted import AcceptedOverrides
-from lmtool.config.auto import merge
-from lmtool.config.problems import known_keys, unknown_key
+from lmtool.config import compose, messages, overrides, registry
+from lmtool.config.decode import merge
+from lmtool.config.messages import known_keys, unknown_key
+from lmtool.config.overrides import AcceptedOverrides
 from lmtool.errors import ConfigError, Problem
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.schema.verbs import COMMANDS, VERBS
+from lmtool.resolver.verbs import COMMANDS, VERBS
 
 BASES = {
     "pretrain": ["model=bert_tiny"],
@@ -66,11 +66,11 @@ def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
     wrong = list(typed.problems)
     for choice in typed.choices:
         group, _, name = choice.partition("=")
-        entry = tables.lookup(group, name)
+        entry = registry.lookup(group, name)
         if (
-            entry is not None and group not in tables.MULTI_SELECT_GROUPS
+            entry is not None and group not in registry.MULTI_SELECT_GROUPS
         ):  # others are files, which are read when they are chosen
-            data = {**data, group: {**option(group, name), tables.choices(COMMANDS[verb])[group].key: name}}
+            data = {**data, group: {**option(group, name), registry.choices(COMMANDS[verb])[group].key: name}}
     values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in accepted.groups], accepted)
     try:
         decode_config(verb, merge(data, values), reads_checkpoint=False)
@@ -81,7 +81,7 @@ def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
 
 def forms_of(word: str) -> Iterator[tuple[str, Any]]:
     """Each form of a word, with a value that leads to it."""
-    forms = aliases.FORMS[word]
+    forms = messages.KEY_FORMS[word]
     for form in forms if isinstance(forms, tuple) else (forms,):
         if isinstance(form, str):
             yield form, SAMPLES.get(word, 16)
@@ -89,21 +89,22 @@ def forms_of(word: str) -> Iterator[tuple[str, Any]]:
             yield from ((of_value, value) for value, of_value in form.items())
 
 
-def is_of(meaning: aliases.Meaning, form: str) -> bool:
+def is_of(meaning: messages.Meaning, form: str) -> bool:
     """Whether a meaning is what a form says."""
     pattern = re.sub(r"\\{\w*\\}", ".*", re.escape(form))
     return re.fullmatch(pattern, " ".join(meaning.words) or meaning.hint) is not None
 
 
 # Several words are of the same form: one of them stands for all.
-@pytest.mark.parametrize("word", {str(form): word for word, form in aliases.FORMS.items()}.values())
+@pytest.mark.parametrize("word", {str(form): word for word, form in messages.KEY_FORMS.items()}.values())
 def test_what_is_hinted_at_decodes(word: str) -> None:
     for form, value in forms_of(word):
         # The first command that has the keys of this form, and not those of one before it.
         verb, meaning = next(
             (verb, meaning)
             for verb in BASES
-            if (meaning := aliases.meaning(word, value, base_of(verb)[2].__contains__)) and is_of(meaning, form)
+            if (meaning := messages.meaning_elsewhere(word, value, base_of(verb)[2].__contains__))
+            and is_of(meaning, form)
         )
         with pytest.raises(ConfigError) as caught:
             decode_config(verb, {**base_of(verb)[1], word: value}, reads_checkpoint=False)
@@ -118,20 +119,20 @@ def test_what_is_hinted_at_decodes(word: str) -> None:
 
 def test_sentences_speak_of_keys_that_there_are() -> None:
     known = {key for command in COMMANDS.values() for key in known_keys(command, {})}
-    forms = [form for word in aliases.FORMS for form, _ in forms_of(word)]
-    assert {key.removesuffix(".KEY") for form in forms for key in aliases.keys_in(form)} <= known
+    forms = [form for word in messages.KEY_FORMS for form, _ in forms_of(word)]
+    assert {key.removesuffix(".KEY") for form in forms for key in messages.keys_in(form)} <= known
 
 
 def test_a_word_of_the_table_is_no_key_here() -> None:
     top = {key for command in COMMANDS.values() for key in command.model_fields}
-    assert not top & aliases.FORMS.keys() and len(aliases.FORMS) > 60
+    assert not top & messages.KEY_FORMS.keys() and len(messages.KEY_FORMS) > 60
 
 
-@pytest.mark.parametrize("key", aliases.VALUES)
+@pytest.mark.parametrize("key", messages.VALUE_FORMS)
 def test_a_value_of_another_tool_is_one_here(key: str) -> None:
     verb = "finetune" if key.startswith("tuning") else "pretrain"
     accepted, _, _ = base_of(verb)
-    for value in aliases.VALUES[key].values():
+    for value in messages.VALUE_FORMS[key].values():
         if key in accepted.groups:
             assert value in accepted.groups[key]
         else:

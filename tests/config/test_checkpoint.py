@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from lmtool.config import saved
-from lmtool.config.checkpoint import (
+from lmtool.errors import UserError
+from lmtool.runs.finding import (  # fmt: skip
     checkpoint_folder,
     find,
     is_intact,
@@ -21,8 +22,7 @@ from lmtool.config.checkpoint import (
     read_state,
     run_folder,
     verify,
-)  # fmt: skip
-from lmtool.errors import UserError
+)
 from lmtool.system.files import MANIFEST, Damaged, Manifest, write_manifest
 
 

@@ -12,9 +12,9 @@ from lmtool.config import compose, overrides
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError
 from lmtool.nn.configs import LearnedPositionsConfig, RotaryPositionsConfig
+from lmtool.resolver.commands import PretrainConfig
 from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.rules import violations
-from lmtool.resolver.schema.run import PretrainConfig
 
 
 def composed(*typed: str) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lmtool.config import compose
-from lmtool.config.accepted import AcceptedOverrides
-from lmtool.config.overrides import as_values, read
+from lmtool.config.overrides import AcceptedOverrides, as_values, read
 from lmtool.sweeps.jobs import jobs_of
 
 OFFERS = AcceptedOverrides(

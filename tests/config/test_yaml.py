@@ -13,20 +13,20 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtool.commands.show import PRIMARY
-from lmtool.config import compose, groups, overrides, saved, tables
+from lmtool.config import compose, overrides, registry, saved
 from lmtool.config.base import Config
-from lmtool.config.problems import section_class
+from lmtool.config.messages import section_class
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.members import with_sections
-from lmtool.resolver.schema.verbs import COMMANDS
+from lmtool.resolver.shorthands import with_sections
+from lmtool.resolver.verbs import COMMANDS
 from tests.breadth import slow_but
 
-CONF = groups.conf_dir()
+CONF = registry.conf_dir()
 YAMLS = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml"))
 COMPONENTS = [
     (entry.group, entry.name)
-    for group in tables.groups()
-    for entry in tables.entries(group)
+    for group in registry.groups()
+    for entry in registry.entries(group)
     if entry.config.__module__.startswith("lmtool.")
 ]
 
@@ -94,7 +94,7 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("data", "tokenizer"),
         ("tokenizer", "tokenizer"),
     ):
-        for name in groups.options(group):
+        for name in registry.options(group):
             verb = verb if group != "sweep" else command_of(name)
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
@@ -174,11 +174,11 @@ def is_repeated(verb: str, typed: tuple[str, ...]) -> bool:
 )
 def test_every_option_composes_and_decodes(verb: str, typed: tuple[str, ...]) -> None:
     config = compose_and_decode(verb, *typed)
-    for section, choice in tables.choices(type(config)).items():
+    for section, choice in registry.choices(type(config)).items():
         assert getattr(getattr(config, section), choice.key) != "auto"
 
 
-@pytest.mark.parametrize("name", groups.options("experiment"))
+@pytest.mark.parametrize("name", registry.options("experiment"))
 def test_experiments_take_other_text(name: str) -> None:
     """Experiments leave the keys of one source alone, so that `data=text` stands beside them."""
     assert compose_and_decode("pretrain", f"experiment={name}", "data=text", "data.path=x").data.name == "text"
@@ -197,16 +197,16 @@ def test_every_yaml_is_in_a_case() -> None:
     assert primaries == {path for path in YAMLS if "/" not in path}
 
 
-def plain(entry: tables.Entry) -> dict[str, Any]:
-    from lmtool.config.plugins import defaults
+def plain(entry: registry.Entry) -> dict[str, Any]:
+    from lmtool.config.registry import default_values
 
-    return OmegaConf.to_container(OmegaConf.create(defaults(entry)))  # type: ignore[return-value]
+    return OmegaConf.to_container(OmegaConf.create(default_values(entry)))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(("group", "name"), COMPONENTS, ids=lambda argument: argument)
 def test_yaml_and_class_say_the_same(group: str, name: str) -> None:
-    entry = tables.lookup(group, name)
-    path = groups.yaml_file(group, name)
+    entry = registry.lookup(group, name)
+    path = registry.yaml_file(group, name)
     assert entry is not None and path is not None, "each component has its YAML"
     assert whole(path) == plain(entry)
 
@@ -235,7 +235,7 @@ def test_every_yaml_opens_with_its_purpose_and_a_command(path: str) -> None:
     comments = [
         line for line in itertools.takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line
     ]
-    assert groups.purpose(CONF / path) and any("lmtool " in line for line in comments)
+    assert registry.purpose(CONF / path) and any("lmtool " in line for line in comments)
     assert "_target_" not in "\n".join(lines)
 
 
@@ -248,7 +248,7 @@ def documented(config: type[Config]) -> Iterator[tuple[str, str | None]]:
 
 
 def test_every_field_of_every_configuration_is_documented() -> None:
-    classes = {*COMMANDS.values(), *(tables.lookup(*config_class).config for config_class in COMPONENTS)}  # type: ignore[union-attr]
+    classes = {*COMMANDS.values(), *(registry.lookup(*config_class).config for config_class in COMPONENTS)}  # type: ignore[union-attr]
     missing = [name for config_class in classes for name, text in documented(config_class) if not text or len(text) < 4]
     assert not missing
 
@@ -260,8 +260,8 @@ def test_presets_change_values_only() -> None:
         assert isinstance(written, dict)
         first = str((written.get("defaults") or [""])[0])
         group, name = str(Path(path).parent), Path(path).stem
-        if first in groups.options(group) and group not in ("experiment", "debug"):
-            entry = tables.lookup(group, first)
+        if first in registry.options(group) and group not in ("experiment", "debug"):
+            entry = registry.lookup(group, first)
             if entry is not None:
                 assert set(written) - {"defaults"} <= set(entry.config.model_fields), path
                 assert name != first

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.costs.activations import backbones_of, copied_bytes, lengthening, saved_activations
 from lmtool.costs.attention import Formats
 from lmtool.costs.plan import works_of

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data import sources
 from lmtool.data.examples import Plan
 from lmtool.data.sources import Source

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data import hub_source
 from lmtool.data.configs import HubConfig
 from lmtool.data.hub_source import HubSource, complete_shards, folder_of

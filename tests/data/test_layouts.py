@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import layout_difference, with_format
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig

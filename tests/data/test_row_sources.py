@@ -17,7 +17,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lmtool.config.tables import build, lookup
+from lmtool.config.registry import build, lookup
 from lmtool.data import compressed, file_source
 from lmtool.data.file_source import FileSource
 from lmtool.data.files import LINE, collect_errors

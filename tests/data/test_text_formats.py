@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import FormatTemplate, text_format, truncate_texts
 from lmtool.errors import UserError

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
 from lmtool.distillation.interchange import Site, agreement
 from lmtool.distillation.recording import Teacher

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lmtool.config.checkpoint import checkpoint_folder
+from lmtool.runs.finding import checkpoint_folder
 from lmtool.training.keeper import Keeper
 from tests.commands.conftest import TINY, finetune
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import SplitData, unlabeled_name
 from lmtool.distillation.configs import HardConfig, SoftConfig, StandardConfig
 from lmtool.distillation.recording import StudentData, Teacher, record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.config.tables import Several
+from lmtool.config.registry import Several
 from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.configs.base import ModelPair, initial_layers
 from lmtool.distillation.standard import start_from

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
 from lmtool.distillation.recording import RecordedStates, Teacher, record
 from lmtool.nn.stack import TapPoint

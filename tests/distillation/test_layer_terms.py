@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.config.tables import Several, build
+from lmtool.config.registry import Several, build
 from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.configs.base import ModelPair
 from lmtool.distillation.recording import Teacher, record

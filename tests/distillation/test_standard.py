@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
-from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.costs.plan_of_run import plan_of
 from lmtool.distillation.configs import NoDistillConfig
+from lmtool.runs.finding import checkpoint_folder
 from lmtool.session.labeled import data_to_learn
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble

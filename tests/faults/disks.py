@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lmtool.config.checkpoint import saved_steps, verify
+from lmtool.runs.finding import saved_steps, verify
 from lmtool.system.files import Damaged
 from tests.faults.harness import is_refusal, refused_or_done, require_success, run_lmtool
 from tests.faults.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtool.config.tables import build, lookup
+from lmtool.config.registry import build, lookup
 from lmtool.data.sources import documents
 from tests.commands.conftest import BAD, GOOD, sentence, write_text
 from tests.faults.harness import refused_or_done, require_refusal, require_success, run_lmtool

@@ -58,15 +58,15 @@ def _keys(command: str, *arguments: str) -> dict[str, Any]:
 
 @cache
 def _options() -> dict[str, tuple[str, ...]]:
-    from lmtool.config import groups
+    from lmtool.config import registry
 
     names = ("model", "tokenizer", "data", "objective", "optimizer", "schedule", "experiment", "debug")
-    return {group: groups.options(group) for group in names}
+    return {group: registry.options(group) for group in names}
 
 
 def _random_typo(rng: random.Random) -> tuple[list[str], str, str]:
     """Returns a command line with a misspelled name, the misspelled name, and the correct name."""
-    from lmtool.resolver.schema.verbs import VERBS
+    from lmtool.resolver.verbs import VERBS
 
     kind = rng.choices(("key", "option", "group", "command", "flag"), (60, 25, 8, 4, 3))[0]
     if kind == "command":
@@ -217,7 +217,7 @@ def _require_exact_value(command: str, key: str, value: str, data: dict[str, Any
     the key of the override. value: the value of the override, as text. data: the configuration that the command
     printed."""
     from lmtool.config.overrides import AcceptedOverrides, as_values
-    from lmtool.resolver.schema.verbs import COMMANDS
+    from lmtool.resolver.verbs import COMMANDS
     from lmtool.runs.identity import flatten
 
     if "${" in value or value == "???":

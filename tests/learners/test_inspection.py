@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.learners.inspection import Inspector
 from lmtool.objectives.configs import ClmConfig
 from tests.objectives.objective_fixtures import backbone, split, store, tokenizer

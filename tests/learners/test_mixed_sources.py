@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import Choice, build
+from lmtool.config.registry import Choice, build
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.learners import configs as learner_configs  # noqa: F401  enters the mixture into its table

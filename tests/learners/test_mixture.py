@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.baseline import mean_losses
 from lmtool.learners.configs import MixtureConfig

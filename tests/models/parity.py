@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models import (
     albert,
     bart,

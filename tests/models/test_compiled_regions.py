@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from lmtool.config.tables import build, entries
+from lmtool.config.registry import build, entries
 from lmtool.nn import regions
 from lmtool.nn.dropout import DeviceRng, TokenRng, token_keys
 from lmtool.nn.prefix import KeyPrefix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.types import Packed
 from tests.models.test_read import FAMILIES, LENGTHS, config_of, packed

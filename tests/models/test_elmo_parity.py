@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.characters import VocabularyBytes
 from lmtool.models.elmo import Elmo
 from lmtool.models.pretransformer_configs import ElmoConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_model_presets import CONF, read, written
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.models.heads.lm import BackboneLMHead, lm_head
 from lmtool.types import Packed

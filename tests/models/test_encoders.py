@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.models import distilbert
 from lmtool.models.encoder_configs import DistilbertConfig

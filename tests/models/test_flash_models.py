@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.nn import attention
 from lmtool.nn.attention import CrossAttention
 from lmtool.nn.positions import Position

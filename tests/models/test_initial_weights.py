@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import (
     AlbertConfig,

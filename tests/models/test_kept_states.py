@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.models.heads.lm import lm_head
 from lmtool.nn.cache import Carried

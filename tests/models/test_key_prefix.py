@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lmtool.config.tables import entries
+from lmtool.config.registry import entries
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import GenerativeModel

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.heads.lm import lm_head
 from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.nn.cache import Carried

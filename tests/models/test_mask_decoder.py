@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
 from lmtool.models.heads.lm import EnhancedMaskedLMHead, masked_lm_head

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtool.config import saved
-from lmtool.config.tables import build, lookup
+from lmtool.config.registry import build, lookup
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
 from lmtool.models.heads.sequence import Pooler
 from lmtool.types import Packed

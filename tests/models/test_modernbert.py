@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models import modernbert
 from lmtool.nn.attention import attend, reference_attention
 from lmtool.nn.layout import Layout, Window

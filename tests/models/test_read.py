@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.config.tables import build, entries
+from lmtool.config.registry import build, entries
 from lmtool.models import configs, decoder_configs, encoder_configs, encoder_decoder_configs, pretransformer_configs
 from lmtool.models.configs import TransformerConfig
 from lmtool.nn.dropout import TokenRng, token_keys

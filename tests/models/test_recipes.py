@@ -12,17 +12,17 @@ import yaml
 from pydantic import Field
 
 from lmtool.cli import main as cli
-from lmtool.config import groups, saved, tables
+from lmtool.config import registry, saved
 from lmtool.errors import UserError
 from lmtool.models import recipes
 from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.schema.verbs import COMMANDS
+from lmtool.resolver.verbs import COMMANDS
 
 FAMILIES = {
-    entry.name: entry.config for entry in tables.entries("model") if entry.config.__module__.startswith("lmtool.")
+    entry.name: entry.config for entry in registry.entries("model") if entry.config.__module__.startswith("lmtool.")
 }
-SHIPPED = groups.conf_dir() / "recipe"
+SHIPPED = registry.conf_dir() / "recipe"
 
 
 def configured(*words: str) -> Any:
@@ -43,7 +43,7 @@ def test_every_section_decodes_at_every_width(name: str) -> None:
         assert sections.keys() == {"tokenizer", "objective", "optimizer", "schedule"}
         assert recipe["finetune"].keys() == {"optimizer", "schedule"}
         for group, section in [*sections.items(), *recipe["finetune"].items()]:
-            tables.Choice(group).validate(section)
+            registry.Choice(group).validate(section)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_show_prints_the_recipe_with_its_sources(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for path in ("model/bert_tiny", "recipe/bert", "recipe/default"):
         assert f"# conf/{path}.yaml\n" in shown
-        assert (groups.conf_dir() / f"{path}.yaml").read_text() in shown
+        assert (registry.conf_dir() / f"{path}.yaml").read_text() in shown
     assert "10,000 of 1,000,000 steps" in shown
 
 
-@pytest.mark.parametrize("name", groups.options("experiment"))
+@pytest.mark.parametrize("name", registry.options("experiment"))
 def test_experiments_do_not_say_it_again(name: str) -> None:
-    written = yaml.safe_load((groups.conf_dir() / "experiment" / f"{name}.yaml").read_text())
+    written = yaml.safe_load((registry.conf_dir() / "experiment" / f"{name}.yaml").read_text())
     chosen = {key.removeprefix("override /"): value for item in written["defaults"] for key, value in item.items()}
     prescribed = configured("pretrain", f"model={chosen['model']}").model.recipe()["pretrain"]
     for section in {"optimizer", "schedule"} - chosen.keys():

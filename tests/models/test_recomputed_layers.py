@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from lmtool.config.tables import build, entries
+from lmtool.config.registry import build, entries
 from lmtool.errors import UserError
 from lmtool.nn.cache import Carried
 from lmtool.nn.dropout import DeviceRng, TokenRng, token_keys

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.nn import tiled as attended
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import TokenRng, token_keys

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.models.heads.lm import AdaptiveLMHead, lm_head
 from lmtool.nn.cache import Carried

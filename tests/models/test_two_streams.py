@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.encoder_configs import XlnetConfig
 from lmtool.models.heads.lm import lm_head
 from lmtool.nn.dropout import TokenRng, token_keys

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.heads.sequence import summary
 from lmtool.models.pretransformer_configs import CnnConfig, WordVectorsConfig
 from lmtool.types import Packed

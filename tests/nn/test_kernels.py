@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernel_stand_ins import flash_on_cpu
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.nn import attention, kernels
 from lmtool.nn.attention import SelfAttention, attend, reference_attention

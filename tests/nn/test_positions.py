@@ -12,7 +12,7 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turn_
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as turn_halves
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from lmtool.config.tables import build, entries, names
+from lmtool.config.registry import build, entries, names
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.nn.attention import SelfAttention, attend
 from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig, ShawPositionsConfig, T5PositionsConfig

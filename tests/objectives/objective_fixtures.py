@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.models.configs import BertConfig, GptConfig

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.costs.activations import saved_activations
 from lmtool.costs.attention import VALUE_BYTES, Formats
 from lmtool.models.heads.sampled import SampledLMHead, log_uniform

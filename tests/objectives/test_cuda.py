@@ -8,7 +8,7 @@ import torch
 from objective_fixtures import backbone, rows_of, split, store
 from test_learners import OBJECTIVES
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.engine import Plain
 from lmtool.training.health import Health

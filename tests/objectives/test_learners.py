@@ -10,7 +10,7 @@ import pytest
 import torch
 from objective_fixtures import WORDS, backbone, rows_of, sentences, split, store, tokenizer
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError

@@ -16,7 +16,7 @@ from test_learners import OBJECTIVES
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.heads import base
 from lmtool.nn import kernels
 from lmtool.nn.stack import attention_path

@@ -7,7 +7,7 @@ import pytest
 import torch
 from objective_fixtures import backbone, gradients, rows_of, sentences, split, store, tokenizer
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError

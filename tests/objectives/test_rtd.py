@@ -10,7 +10,7 @@ import torch
 from objective_fixtures import SIZES, backbone, rows_of, split, store, tokenizer
 from scipy import stats
 
-from lmtool.config.tables import build, names
+from lmtool.config.registry import build, names
 from lmtool.errors import UserError
 from lmtool.learners.baseline import BestConstant
 from lmtool.learners.evaluation import TermScorer, evaluate

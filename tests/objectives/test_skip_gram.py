@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError

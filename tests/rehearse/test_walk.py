@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import matrix
 
 from lmtool.cli import main as cli
-from lmtool.config.tables import lookup
+from lmtool.config.registry import lookup
 from lmtool.costs.rate import measure_bandwidth
 from lmtool.training.health import Health
 from tests.commands.conftest import CONF, but_for, finetune, pretrain, skip_reports, text, tiny, write_rows

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.config.tables import imported
+from lmtool.config.registry import imported
 from lmtool.errors import UserError
-from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 from lmtool.resolver.shorthands import (
     ARGUMENT_SHORTHANDS,
     SECTION_SHORTHANDS,
@@ -18,6 +17,7 @@ from lmtool.resolver.shorthands import (
     expand_arguments,
     expand_sections,
 )
+from lmtool.resolver.verbs import COMMANDS, VERBS
 
 
 @pytest.mark.parametrize(

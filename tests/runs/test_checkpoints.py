@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.config.checkpoint import checkpoint_of_pointer, find, read_config, read_state, saved_steps, verify
 from lmtool.errors import CheckFailed, UserError
 from lmtool.runs import checkpoints
+from lmtool.runs.finding import checkpoint_of_pointer, find, read_config, read_state, saved_steps, verify
 from lmtool.system.files import Damaged
 from lmtool.training import keeper
 from lmtool.training.budgets import retained_checkpoints

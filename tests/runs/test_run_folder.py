@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 from lmtool.reporting.report import write_report
 from lmtool.runs import locks
+from lmtool.runs.finding import run_folder
 from lmtool.runs.identity import finished_result, select_folder
 from lmtool.runs.locks import Lock, Owner
 from lmtool.runs.run_folder import RunFolder
@@ -483,7 +483,7 @@ def test_configurations_need_no_torch() -> None:
 
 @pytest.mark.parametrize("group", ["optimizer", "schedule"])
 def test_every_yaml_is_its_class(group: str) -> None:
-    from lmtool.config.tables import lookup
+    from lmtool.config.registry import lookup
 
     folder = Path(__file__).parents[2] / "conf" / group
     names = [path.stem for path in folder.glob("*.yaml") if path.stem != "auto"]

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from lmtool.config import tables
+from lmtool.config import registry
 from lmtool.models.configs import TransformerConfig
 from tests.breadth import slow_but
 
 
 def shipped(group: str) -> list[str]:
-    return [entry.name for entry in tables.entries(group) if entry.config.__module__.startswith("lmtool.")]
+    return [entry.name for entry in registry.entries(group) if entry.config.__module__.startswith("lmtool.")]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_every_pair_works_or_is_refused_with_a_way_out(family: str, matrix: Modu
     assert not [outcome for outcome in outcomes if outcome.failures]
     assert {outcome.cell.method for outcome in outcomes} == {*matrix.METHODS}
     # Most methods edit the layers of a transformer.
-    (config,) = (entry.config for entry in tables.entries("model") if entry.name == family)
+    (config,) = (entry.config for entry in registry.entries("model") if entry.name == family)
     least = 1 / 2 if issubclass(config, TransformerConfig) else 1 / 4
     assert sum(not outcome.refusal for outcome in outcomes) > len(outcomes) * least
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from lmtool.cli import main as cli
-from lmtool.config import hydra_plugins
+from lmtool.config import compose
 from lmtool.errors import Diverged, Stopped, UserError
 from lmtool.sweeps import jobs, table
 from lmtool.sweeps.folders import folder_name
@@ -184,8 +184,8 @@ def test_a_missing_extra_is_one_line(
             raise ModuleNotFoundError(name)
         return imported(name)
 
-    monkeypatch.setattr(hydra_plugins.importlib, "import_module", no_module)
-    monkeypatch.setattr(hydra_plugins, "_registered", lambda group: {"basic"})
+    monkeypatch.setattr(compose.importlib, "import_module", no_module)
+    monkeypatch.setattr(compose, "_registered", lambda group: {"basic"})
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "hydra/launcher=joblib"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: hydra/launcher=joblib is not installed", "hint: pip install 'lmtool[sweeps]'"

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 
-from lmtool.config.words import quoted
+from lmtool.config.messages import quoted
 from lmtool.reporting.text import plain
 from lmtool.system.secrets import masked, masked_data
 from lmtool.system.terminal import say, visible

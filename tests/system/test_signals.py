@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.config.checkpoint import find
 from lmtool.errors import Stopped, UserError
 from lmtool.runs import checkpoints
+from lmtool.runs.finding import find
 from lmtool.system.signals import Interrupted, Interrupts, Signals
 from lmtool.training import keeper
 from lmtool.training.loop import train

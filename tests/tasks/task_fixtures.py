@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from lmtool.config import saved
-from lmtool.config.tables import build, lookup
+from lmtool.config.registry import build, lookup
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import evaluate

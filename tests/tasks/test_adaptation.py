@@ -10,7 +10,7 @@ import pytest
 import torch
 from task_fixtures import TEXTS, backbone, evaluation, singles, table, task_config, tokenizer
 
-from lmtool.config.tables import Choice, build
+from lmtool.config.registry import Choice, build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import T5Config

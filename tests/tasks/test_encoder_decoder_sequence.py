@@ -7,7 +7,7 @@ import pytest
 import torch
 from task_fixtures import SIZES, TEXTS, examples_of, singles, table, task_config
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from task_fixtures import backbone as tiny_backbone
 from task_fixtures import evaluation, examples_of, split_data, task_config
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate

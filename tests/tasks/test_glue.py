@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from task_fixtures import glue, task_config
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task

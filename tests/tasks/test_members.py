@@ -7,7 +7,7 @@ import pytest
 import torch
 from task_fixtures import evaluation, singles, table
 
-from lmtool.config.tables import Choice
+from lmtool.config.registry import Choice
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from task_fixtures import TEXTS, backbone, evaluation, examples_of, split_data, task_config, tokenizer
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.tasks.loading import load_task

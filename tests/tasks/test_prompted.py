@@ -8,7 +8,7 @@ import torch
 import transformers
 from task_fixtures import SIZES, TEXTS, evaluation, examples_of, glue, split_data, task_config
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows, SplitData, unlabeled_name
 from lmtool.data.formats import truncate_texts
 from lmtool.data.loader import PackedLoader

@@ -11,7 +11,7 @@ from task_fixtures import CONF, TEXTS, task_config
 from task_fixtures import backbone as tiny
 from task_fixtures import tokenizer as vocabulary
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.learners.writing import writer_of
 from lmtool.models.heads.lm import lm_head

@@ -10,7 +10,7 @@ import pytest
 import torch
 from task_fixtures import SIZES, TEXTS, evaluation, examples_of, table, task_config
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError

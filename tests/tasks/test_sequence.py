@@ -22,7 +22,7 @@ from task_fixtures import (
     tokenizer,
 )  # fmt: skip
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.models.configs import BertConfig, Gpt1Config, GptConfig

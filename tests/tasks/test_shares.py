@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from task_fixtures import backbone, singles, table, tokenizer
 
-from lmtool.config.tables import Choice
+from lmtool.config.registry import Choice
 from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.mixed_examples import MixedExamples

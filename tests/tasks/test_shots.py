@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from task_fixtures import task_config
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import unlabeled_name
 from lmtool.errors import UserError
 from lmtool.tasks.loading import draw_shots, load_task

@@ -9,7 +9,7 @@ import pytest
 import torch
 from task_fixtures import SIZES, TEXTS, evaluation, examples_of, glue, table, task_config
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig, GptConfig

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from task_fixtures import CONF, backbone, evaluation, examples_of, split_data, task_config, task_data, tokenizer
 from token_fixtures import conll, tagged, tagged_folder
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config

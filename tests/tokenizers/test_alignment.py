@@ -7,7 +7,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 
 TEXT = "The quick brown fox, they said, isn't naïve: it jumps over 12 lazy dogs in Ångström (by the sea shore)."

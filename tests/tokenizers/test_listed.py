@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import CharacterConfig, ListedConfig, WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -29,7 +29,7 @@ from transformers import (
     XLNetTokenizer,
 )
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import ByteBpeConfig, FolderConfig, SentencePieceConfig, WordPieceConfig

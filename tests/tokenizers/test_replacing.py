@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.tokenizers.configs import (
     BpeConfig,
     ByteBpeConfig,

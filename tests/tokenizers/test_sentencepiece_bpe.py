@@ -12,7 +12,7 @@ import sentencepiece
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.tokenizers.backends import read_model
 from lmtool.tokenizers.configs import SentencePieceConfig

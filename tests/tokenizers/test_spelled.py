@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.models.characters import VocabularyBytes
 from lmtool.tokenizers.configs import SpelledConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, BertTokenizer, OpenAIGPTTokenizer, PreTrainedTokenizerFast
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, FolderConfig, SentencePieceConfig, WordPieceConfig
 from lmtool.tokenizers.texts import training_text
@@ -165,7 +165,7 @@ def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe, bpe):
 
 def test_training_is_the_same_in_every_process(wordpiece, bytebpe, bpe):
     code = (
-        "import json, sys; from lmtool.config.tables import build;"
+        "import json, sys; from lmtool.config.registry import build;"
         "from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig;"
         "texts = json.load(sys.stdin);"
         "print(*(build(one(), texts, 400).fingerprint for one in (WordPieceConfig, ByteBpeConfig, BpeConfig)))"

@@ -7,7 +7,7 @@ import random
 import pytest
 from test_published_folders import ADVERSARIAL, TEXTS
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.tokenizers import texts
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 from lmtool.tokenizers.texts import FlatEncoder

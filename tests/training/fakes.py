@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lmtool import random_streams
-from lmtool.config.tables import lookup
+from lmtool.config.registry import lookup
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.configs import AdamWConfig, LinearConfig
 from lmtool.training.progress import TrainingSettings

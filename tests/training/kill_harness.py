@@ -136,7 +136,7 @@ def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 
 def run_killed(job: Job, folder: Path, moments: Iterator[float], count: Count, seconds: float = 600.0) -> None:
     """Run the job in `folder` until it is done, killed at each of these moments, in seconds after its start, that it
     does not end before. RuntimeError where it fails by itself."""
-    from lmtool.config.checkpoint import is_intact, saved_steps
+    from lmtool.runs.finding import is_intact, saved_steps
 
     while True:
         child = fork(job, folder)

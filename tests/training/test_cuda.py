@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.nn.dropout import DeviceRng
 from lmtool.runs import checkpoints
 from lmtool.training.configs import AdamWConfig

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import Diverged, NotFinite, UserError
 from lmtool.runs import checkpoints
+from lmtool.runs.finding import find, read_state
 from lmtool.system.files import MANIFEST, Manifest, write_manifest
 from lmtool.training.configs import AdamWConfig, ConstantConfig
 from lmtool.training.engine import Plain

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lmtool.config.checkpoint import MODEL, OPTIMIZER
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.loader import PackedLoader
 from lmtool.objectives.configs import MlmConfig
 from lmtool.runs.checkpoints import gather_tensors, is_sharded, load_weights, save_tensors
+from lmtool.runs.finding import MODEL, OPTIMIZER
 from lmtool.training import engine
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.engine import engine_for, shard

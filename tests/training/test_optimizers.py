@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.runs import checkpoints
 from lmtool.training.configs import (

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.configs import BertConfig
 from lmtool.nn.regions import is_plain
 from lmtool.training import profiling

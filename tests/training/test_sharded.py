@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch.distributed.fsdp import FSDPModule
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate

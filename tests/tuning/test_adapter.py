@@ -23,7 +23,7 @@ from tuning_fixtures import (
     tuning_config,
 )
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig

@@ -19,7 +19,7 @@ from tuning_fixtures import (
     tuning_config,
 )
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.models.heads.features import LAYERS
 from lmtool.nn.stack import Tap

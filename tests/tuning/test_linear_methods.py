@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
 from lmtool.tuning.lora import ScaledOutputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig
 from lmtool.types import Packed
 from lmtool.weights.padded_model import load

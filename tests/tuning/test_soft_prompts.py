@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import build, lookup
+from lmtool.config.registry import build, lookup
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import ConfigError

@@ -9,7 +9,7 @@ import yaml
 from torch import nn
 
 import lmtool.tuning.configs  # noqa: F401  (enters the methods into the table)
-from lmtool.config.tables import build, lookup, names
+from lmtool.config.registry import build, lookup, names
 
 
 def learner():

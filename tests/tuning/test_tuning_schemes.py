@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from tuning_fixtures import refused
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig

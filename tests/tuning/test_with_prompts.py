@@ -9,7 +9,7 @@ import pytest
 import torch
 from tuning_fixtures import SIZES, refused, tuning_config
 
-from lmtool.config.tables import build, lookup
+from lmtool.config.registry import build, lookup
 from lmtool.data.examples import Rows, SplitData
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig

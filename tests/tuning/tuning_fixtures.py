@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from lmtool.config.tables import Choice, build, lookup
+from lmtool.config.registry import Choice, build, lookup
 from lmtool.models.encoder_decoder import shift_right
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.types import Batch, Packed, Target

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, TokenizerConfig, WordPieceConfig
 
 TEXTS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from lmtool.config.tables import build, builder_module, lookup
+from lmtool.config.registry import build, builder_module, lookup
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tokenizers.configs import (

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import lmtool
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
 from lmtool.weights.assemble import load_into

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.config.tables import build, lookup
+from lmtool.config.registry import build, lookup
 from lmtool.errors import UserError
 from lmtool.weights.padded_model import load
 from lmtool.weights.peft import adapter

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import lmtool
 from lmtool.cli import main as cli
-from lmtool.config.tables import Choice, build, builder_module, lookup
+from lmtool.config.registry import Choice, build, builder_module, lookup
 from lmtool.data.formats import with_format
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads

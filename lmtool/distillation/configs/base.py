@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.base import Component, Config
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import LearnedConfig, needs_uneven_forwards
 from lmtool.models.configs import ModelConfig

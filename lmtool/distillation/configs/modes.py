@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.tables import Choice, Several, component
+from lmtool.config.registry import Choice, Several, component
 from lmtool.distillation.configs.base import (
     DROP_INITIALIZATION,
     DistillConfig,

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.distillation.configs.base import LayerMap, ModelPair, TermConfig
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, TransformerConfig

@@ -21,9 +21,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TextIO
 
-from lmtool.config import plugins
+from lmtool.config import registry
+from lmtool.config.registry import build, lookup
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import build, lookup
 from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig
 from lmtool.runs.files import to_json
 from lmtool.system.environment import SAFE_PATH
@@ -154,7 +154,7 @@ class TrackerThread:
         self._send({
             "name": self.name,
             "config": config.model_dump(mode="json"),
-            "plugins": list(plugins.typed_plugins()),
+            "plugins": list(registry.typed_plugins()),
             "run": vars(self.run),
         })  # fmt: skip
         return self._answer(BEGIN_SECONDS)
@@ -295,7 +295,7 @@ def main() -> None:
 
 def open_tracker(start: JsonObject) -> Tracker:
     """Returns the tracker that the first line names."""
-    plugins.load(start["plugins"])
+    registry.load_plugins(start["plugins"])
     entry = lookup("logger", start["name"])
     assert entry is not None, start["name"]
     tracker: Tracker = build(entry.config.model_validate_json(json.dumps(start["config"])), RunMetadata(**start["run"]))

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.nearest import nearest
+from lmtool.config.registry import build, component, lookup
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import build, component, lookup
 from lmtool.data.configs import contains
-from lmtool.errors import Problem
+from lmtool.errors import Problem, nearest
 from lmtool.learners.configs import LearnedConfig, needs_uneven_forwards
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig

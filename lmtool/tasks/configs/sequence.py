@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
+from lmtool.config.registry import Choice, component
 from lmtool.config.saved import JsonMapping
-from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, SequenceForm, describe_architectures
 from lmtool.tasks.configs.base import PROMPT, BestMetric, DomainConfig, Metrics, TaskConfig, TaskName

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.errors import Problem
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig

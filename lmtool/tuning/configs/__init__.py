@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lmtool.config.tables import attribute_of
+from lmtool.config.registry import attribute_of
 
 if TYPE_CHECKING:
     from lmtool.tuning.configs.adapter import AdapterConfig, AdapterFusionConfig

@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.checkpoint import read_checkpoint
+from lmtool.config.registry import Choice, component
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import LearnedConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Activation, AdapterReads
+from lmtool.runs.finding import read_checkpoint
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tuning.configs.base import TuningConfig, UnfreezableConfig

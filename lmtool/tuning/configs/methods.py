@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig
 from lmtool.models.configs import ModelConfig, TransformerConfig

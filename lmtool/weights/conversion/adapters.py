@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch import Tensor
 
+from lmtool.config.registry import Choice, builder_module, entry_of
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import Choice, builder_module, entry_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.models.published import HFConfig, default_label
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import count
-from lmtool.resolver.schema.run import ImportConfig
+from lmtool.resolver.commands import ImportConfig
 from lmtool.system.files import user_path
 from lmtool.system.terminal import listing
 from lmtool.tokenizers.folders import has_tokenizer

@@ -15,16 +15,15 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lmtool.config.nearest import nearest
+from lmtool.config.registry import build, lookup, names
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import build, lookup, names
-from lmtool.errors import CheckFailed, UserError
+from lmtool.errors import CheckFailed, UserError, nearest
 from lmtool.models.base import OneStack
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.dropout import Dropout
 from lmtool.nn.positions import Learned
 from lmtool.reporting.console import Output
-from lmtool.resolver.schema.run import ImportConfig
+from lmtool.resolver.commands import ImportConfig
 from lmtool.session.trained import classifies
 from lmtool.system.files import user_path
 from lmtool.system.secrets import masked

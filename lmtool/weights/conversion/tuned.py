@@ -11,17 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmtool.config.checkpoint import find
-from lmtool.config.plugins import command_line
+from lmtool.config.registry import builder_module, command_line, entry_of
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import builder_module, entry_of
 from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
-from lmtool.resolver.schema.run import ExportConfig
+from lmtool.resolver.commands import ExportConfig
 from lmtool.runs.checkpoints import read_weights, tensor_names
+from lmtool.runs.finding import find
 from lmtool.system.files import user_path
 from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from lmtool.config import saved as saved_configs
+from lmtool.config.registry import build
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import build
 from lmtool.errors import CheckFailed, UserError
 from lmtool.learners.configs import missing_token
 from lmtool.learners.held_out import EVALUATION_TOKENS, HeldOutSplits
@@ -29,8 +29,7 @@ from lmtool.learners.rules import format_roles
 from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.reporting.console import Output
-from lmtool.resolver.schema.run import ImportConfig, PretrainConfig
-from lmtool.resolver.schema.use import EvaluateConfig
+from lmtool.resolver.commands import EvaluateConfig, ImportConfig, PretrainConfig
 from lmtool.session.evaluation import text_to_score
 from lmtool.session.open_run import hub_tokenizer, require_fit
 from lmtool.session.trained import Trained, classifies, read_trained

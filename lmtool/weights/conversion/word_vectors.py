@@ -20,15 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.auto import chosen_class
+from lmtool.config.registry import Choice, build, chosen_class, lookup
 from lmtool.config.saved import JsonObject
-from lmtool.config.tables import Choice, build, lookup
 from lmtool.data.compressed import Broken, compressed_suffixes, open_bytes
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.reporting.console import Output
-from lmtool.resolver.schema.run import ExportConfig, ImportConfig
+from lmtool.resolver.commands import ExportConfig, ImportConfig
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tokenizers.configs import WordConfig

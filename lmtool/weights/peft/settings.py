@@ -16,9 +16,9 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lmtool.config import words
-from lmtool.config.checkpoint import ADAPTER
+from lmtool.config import messages
 from lmtool.errors import UserError
+from lmtool.runs.finding import ADAPTER
 from lmtool.system.terminal import counted
 
 CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
@@ -186,22 +186,22 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
     UserError if lmtool does not support the method or the variant, or if a key is missing or has a wrong type."""
     method = content.get("peft_type")
     if not isinstance(method, str) or method not in SETTINGS:
-        value = words.quoted(method)
+        value = messages.quoted(method)
         raise UserError(f"{path}: peft_type: given {value}; lmtool reads {', '.join(SETTINGS)}", MERGE)
     try:
         settings = SETTINGS[method].model_validate(dict(content))
     except ValidationError as error:
         first, other_keys = error.errors()[0], len({error["loc"][0] for error in error.errors()}) - 1
         key = str(first["loc"][0])
-        problem = f"{key} is missing" if key not in content else f"{key}: given {words.quoted(content[key])}"
-        allowed = words.allowed_values(SETTINGS[method].model_fields[key])
+        problem = f"{key} is missing" if key not in content else f"{key}: given {messages.quoted(content[key])}"
+        allowed = messages.allowed_values(SETTINGS[method].model_fields[key])
         others = f" (also wrong: {counted(other_keys, 'other key')})" if other_keys else ""
         raise UserError(
             f"{path}: {problem}; allowed: {allowed}{others}", "save the adapter again, or correct the file"
         ) from error
     for key, variant in settings.unsupported_variants.items():
         if content.get(key):
-            raise UserError(f"{path}: {key}: given {words.quoted(content[key])}; lmtool has no {variant}", MERGE)
+            raise UserError(f"{path}: {key}: given {messages.quoted(content[key])}; lmtool has no {variant}", MERGE)
     if isinstance(settings, LoraSettings):
         initialization = settings.init_lora_weights
         if isinstance(initialization, str) and initialization not in settings.initializations:

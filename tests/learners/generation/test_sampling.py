@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import GenerativeModel

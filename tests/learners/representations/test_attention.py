@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.learners.representations.attention import attention_of, heads_of
 from lmtool.training.precision import select_device, select_precision

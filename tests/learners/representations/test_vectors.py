@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import no_progress, no_warning

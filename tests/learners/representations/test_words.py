@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtool.config.tables import Choice, build
+from lmtool.config.registry import Choice, build
 from lmtool.errors import UserError
 from lmtool.learners.representations.vectors import HiddenStates, compare_word
 from lmtool.training.precision import select_device, select_precision

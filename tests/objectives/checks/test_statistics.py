@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.config.tables import build
+from lmtool.config.registry import build
 from lmtool.learners.inspection import RunningStatistics
 from lmtool.objectives.configs import (
     ClmConfig,

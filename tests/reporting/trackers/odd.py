@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from lmtool.config.tables import component
+from lmtool.config.registry import component
 from lmtool.reporting.trackers.base import Tracker, TrackerConfig
 
 

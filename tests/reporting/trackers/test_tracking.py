@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.config import plugins
+from lmtool.config import registry
 from lmtool.reporting.trackers import tracking
 from lmtool.reporting.trackers.base import RunMetadata, TrackerConfig, numbers
 from lmtool.reporting.trackers.tracking import Trackers, serve
@@ -39,7 +39,7 @@ class Said(list[str]):
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The plugin is typed, and a hanging tracker is waited for a second."""
-    monkeypatch.setattr(plugins, "_typed", (odd.__name__,))
+    monkeypatch.setattr(registry, "_typed_plugins", (odd.__name__,))
     monkeypatch.setattr(tracking, "END_SECONDS", 1.0)
     yield
 

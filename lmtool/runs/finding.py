@@ -18,8 +18,7 @@ from pathlib import Path
 
 from lmtool.config import saved
 from lmtool.config.base import JsonObject
-from lmtool.config.nearest import nearest
-from lmtool.errors import UserError
+from lmtool.errors import UserError, nearest
 from lmtool.system.files import MANIFEST, Damaged, Manifest, user_path
 
 MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from lmtool.config.base import CommandConfig
-    from lmtool.resolver.schema.inspection import RunKeys
+    from lmtool.resolver.commands import RunKeys
+
 
 Reads = Literal["configuration", "run", "words", "options", "saved run"]
 
@@ -186,7 +187,7 @@ class _Classes(Mapping[str, type["CommandConfig"]]):
 
 
 def _class(location: str) -> type:
-    from lmtool.config.tables import imported
+    from lmtool.config.registry import imported
 
     named_class: type = imported(f"lmtool.resolver.schema.{location}")
     return named_class
@@ -236,7 +237,7 @@ def help_of(verb: str, words: Sequence[str] = ()) -> str:
     lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
     lines += [*(f"  {note}" for note in about.notes), ""] if about.notes else []
     if primary is not None:
-        from lmtool.config.groups import conf_dir, options
+        from lmtool.config.registry import conf_dir, options
 
         lines += ["keys and groups, with their defaults (`lmtool show KEY` explains one):", ""]
         text = (conf_dir() / f"{primary}.yaml").read_text(encoding="utf-8").splitlines()

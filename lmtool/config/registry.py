@@ -1,6 +1,6 @@
-"""The table of components by group and name.
+"""The registry of components: the table of groups and names, the YAML of each in `conf/`, and plugins.
 
-A name is looked up here; a string from a configuration is never imported. SHIPPED lists the module of each
+A name is looked up in the table; a string from a configuration is never imported. SHIPPED lists the module of each
 configuration class, which is imported when the component is looked up. The builder is a literal in the decorator of
 the class, imported when the component is built. So decoding imports only the selected components, and never torch.
 """
@@ -8,17 +8,24 @@ the class, imported when the component is built. So decoding imports only the se
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
-from collections.abc import Callable, Mapping
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import GetCoreSchemaHandler, create_model
 from pydantic_core import PydanticCustomError, core_schema
 
 from lmtool.config.base import Config, JsonObject
-from lmtool.config.nearest import nearest as nearest
 from lmtool.errors import UserError
+from lmtool.errors import nearest as nearest
+from lmtool.system.files import user_path
 
 ConfigClass = TypeVar("ConfigClass", bound=type[Config])
 
@@ -266,3 +273,196 @@ def choices(config: type[Config]) -> dict[str, Choice]:
             if isinstance(mark, Choice):
                 choice_of_field[name] = mark
     return choice_of_field
+
+
+def chosen_class(value: object, choice: Choice) -> type[Config] | None:
+    """Returns the configuration class that the data of a section selects, or None."""
+    name = value.get(choice.key) if isinstance(value, dict) else None
+    entry = lookup(choice.group, name) if isinstance(name, str) else None
+    return None if entry is None else entry.config
+
+
+def conf_dir() -> Path:
+    """Returns the shipped configuration: inside the package (wheel) or next to it (checkout)."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "pretrain.yaml").is_file():
+            return folder
+    raise UserError(
+        f"lmtool's own configuration files are missing: no conf/ in {package} or next to it", "install lmtool again"
+    )
+
+
+def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
+    """Returns the folders that are searched for YAML: the shipped one, then the user's."""
+    for folder in config_dirs:
+        if not folder.is_dir():
+            kind = "a file, not a folder" if folder.exists() else "no such folder"
+            siblings = [sibling.name for sibling in folder.parent.glob("*/")] if folder.parent.is_dir() else []
+            close = nearest(folder.name, siblings)
+            structure = "use a folder with the structure of conf/: experiment/mine.yaml in it is experiment=mine"
+            hint = f"did you mean --config-dir {folder.parent / close}?" if close else structure
+            raise UserError(f"--config-dir {folder}: {kind}", hint)
+    return [conf_dir(), *config_dirs]
+
+
+def all_groups(config_dirs: Sequence[Path] = ()) -> list[str]:
+    """Returns all groups, such as `model` and `model/positions`, sorted."""
+    return list(all_options(config_dirs))
+
+
+def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
+    """Returns the YAML names of every group, sorted."""
+    names: dict[str, set[str]] = {}
+    for root in folders(config_dirs):
+        for folder, _, files in os.walk(root):
+            group = os.path.relpath(folder, root)
+            yamls = {name.removesuffix(".yaml") for name in files if name.endswith(".yaml")}
+            if yamls and group != ".":
+                names[group] = names.get(group, set()) | yamls
+    return {group: tuple(sorted(names[group])) for group in sorted(names)}
+
+
+def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:
+    """Returns the YAML names of a group, sorted."""
+    names = {path.stem for folder in folders(config_dirs) for path in (folder / group).glob("*.yaml")}
+    return tuple(sorted(names))
+
+
+def singular(word: str, known: Collection[str]) -> str:
+    """Returns the group if its plural was typed (`models`), otherwise the word itself."""
+    return next((word.removesuffix(end) for end in ("", "s", "es") if word.removesuffix(end) in known), word)
+
+
+def is_path_like(value: str) -> bool:
+    """Whether a value looks like a path. No option of a group contains a slash or a suffix."""
+    return "/" in value or bool(Path(value).suffix) or value in (".", "..")
+
+
+def is_path_only(value: str) -> bool:
+    """Whether a value can only be a path, existing or not: it starts like one, or its parent folder exists."""
+    return value.startswith((".", "/", "~")) or ("/" in value and Path(value).parent.is_dir())
+
+
+def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path | None:
+    """Returns the file of an option. As in Hydra, the first folder that contains it wins."""
+    for folder in folders(config_dirs):
+        if (folder / group / f"{option}.yaml").is_file():
+            return folder / group / f"{option}.yaml"
+    return None
+
+
+def data_sets(task: str) -> tuple[str, ...]:
+    """Returns the shipped tasks that build on another one and have data of their own: conll2003 for ner."""
+    files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((conf_dir() / "task").glob("*.yaml"))}
+    builds = re.compile(rf"^defaults: \[{re.escape(task)}[,\]]", re.M)
+    has_data = re.compile(r"^(hub|embedded): (?!null)", re.M)
+    return tuple(name for name, text in files.items() if builds.search(text) and has_data.search(text))
+
+
+def purpose(path: Path) -> str:
+    """Returns the first sentence of the first comment in a YAML file: its purpose. A line with a command ends it."""
+    purpose = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# @package"):
+            continue
+        text = line.lstrip("# ").rstrip()
+        if not line.startswith("#") or text.startswith("lmtool ") or purpose.endswith("."):
+            break
+        purpose = f"{purpose} {text}".strip()
+    return purpose
+
+
+def line_of_key(path: Path, key: str) -> int | None:
+    """Returns the number of the line that sets a key in a block-style YAML file; `loss.label_smoothing` is a nested
+    key."""
+    open_keys: list[tuple[int, str]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        match = re.match(r"^( *)([A-Za-z0-9_]+):", line)
+        if match:
+            indent = len(match[1])
+            open_keys = [(column, name) for column, name in open_keys if column < indent] + [(indent, match[2])]
+            if ".".join(name for _, name in open_keys) == key:
+                return number
+    return None
+
+
+ENTRY_POINTS = "lmtool.plugins"
+
+_typed_plugins: tuple[str, ...] = ()
+
+
+def typed_plugins() -> tuple[str, ...]:
+    """Returns the modules that were given with --plugin and imported."""
+    return _typed_plugins
+
+
+def command_line(verb: str, *words: str, modules: Sequence[str] | None = None) -> str:
+    """Returns an lmtool command line for the user, with the plugins that it needs. modules: the plugins to include;
+    None means the plugins given with --plugin."""
+    options = [part for module in (_typed_plugins if modules is None else modules) for part in ("--plugin", module)]
+    return shlex.join(["lmtool", verb, *options, *words])
+
+
+def load_plugins(modules: Sequence[str]) -> None:
+    """Imports the plugins: those of installed packages, then the modules of --plugin (also from the working folder).
+
+    Raises UserError if one cannot be imported.
+    """
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        _import_plugin(
+            point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package"
+        )
+    for module in modules:
+        if "/" in module or module.startswith(".") or module.endswith(".py"):
+            raise _path_error(module)
+        folder = str(Path.cwd())
+        if folder not in sys.path:
+            sys.path.append(folder)
+        _import_plugin(
+            module,
+            f"--plugin {module}",
+            "use the dotted name of a module that Python can import from here, and fix any error in it",
+        )
+    global _typed_plugins
+    _typed_plugins = tuple(modules)
+
+
+def _path_error(module: str) -> UserError:
+    """Returns the error for a path instead of the name of a module."""
+    path, folder = user_path(module).absolute(), Path.cwd()
+    path = Path(os.path.normpath(path)).with_suffix("")
+    if path.is_relative_to(folder):
+        name = ".".join(path.relative_to(folder).parts) or "NAME"
+        hint = f"use --plugin {name}, which Python can import from this folder"
+    else:
+        hint = f"run PYTHONPATH={path.parent} lmtool ... --plugin {path.name}"
+    return UserError(f"--plugin {module} is a path, not the dotted name of a module", hint)
+
+
+def _import_plugin(module: str, subject: str, hint: str) -> None:
+    try:
+        importlib.import_module(module)
+    # A plugin can raise any exception; the error names the plugin.
+    except Exception as error:
+        raise UserError(f"{subject} cannot be imported: {type(error).__name__}: {error}", hint) from error
+
+
+def plugin_nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, JsonObject]]:
+    """Returns the components without a YAML file, each with its default values, by (group, name). Only components of
+    plugins have no YAML file. A required value is `???`."""
+    options = all_options(config_dirs)
+    without_yaml = [entry for entry in added() if entry.name not in options.get(entry.group, ())]
+    return {(entry.group, entry.name): (entry, default_values(entry)) for entry in without_yaml}
+
+
+def default_values(entry: Entry) -> JsonObject:
+    """Returns the default values of a component as plain data."""
+    data: JsonObject = {}
+    for name, field in entry.config.model_fields.items():
+        if field.is_required():
+            data[name] = "???"
+        else:
+            value = field.get_default(call_default_factory=True)
+            data[name] = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+    return data

@@ -1,0 +1,987 @@
+"""The configuration classes of all commands, and the phases of a pretraining run. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from lmtool.config.base import DEVICE, CommandConfig, JsonMapping, JsonObject, Variant
+from lmtool.config.decode import AUTO, Auto, chosen_class, merge, title_of
+from lmtool.config.registry import Choice, Several, lookup
+from lmtool.data.configs import DataConfig
+from lmtool.distillation.configs import DistillConfig, NoDistillConfig
+from lmtool.errors import ConfigError, Problem, UserError
+from lmtool.learners.configs import MixtureConfig, ObjectiveConfig
+from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.models.configs import ModelConfig
+from lmtool.reporting.trackers.base import TrackerConfig
+from lmtool.runs.files import output_errors
+from lmtool.runs.identity import BUDGETS
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tokenizers.configs import TokenizerConfig
+from lmtool.training.configs import OptimizerConfig, Parallel, ScheduleConfig
+from lmtool.training.devices import device_of
+from lmtool.tuning.configs import TuningConfig
+
+BATCH = ("batch_examples", "batch_tokens")
+"""Batch sizes: a phase that sets one of them clears the other."""
+EPOCH_KEYS = ("max_length", *BATCH, "data")
+"""Keys that determine the number of steps in an epoch."""
+_PHASE_KEYS = ("max_length", *BATCH, "micro_batch_tokens")
+_PHASE_SECTIONS = ("data", "objective", "optimizer")
+_TOLERANCE = 1e-6
+
+
+def normalize_phases(phases: object) -> Any:
+    """Phases with dotted keys as nested sections, names of sections too, and the remaining share for the last phase.
+    Other values than a list of sections stay unchanged."""
+    if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+        return phases
+    nested = [nested_keys(phase) for phase in phases]
+    fractions: list[Any] = [phase.get("share") for phase in nested]
+    if nested and fractions[-1] is None and all(map(_is_number, fractions[:-1])):
+        nested[-1] = {"share": round(1 - math.fsum(fractions[:-1]), 12), **nested[-1]}
+    return nested
+
+
+def nested_keys(phase: JsonMapping) -> JsonObject:
+    """Returns a phase with nested sections instead of dotted keys and names of sections."""
+    nested: JsonObject = {}
+    for key, value in phase.items():
+        above = str(key).split(".")
+        if above[0] in _PHASE_SECTIONS and len(above) == 1 and isinstance(value, str):
+            value = {"name": value}
+        for name in reversed(above):
+            value = {name: value}
+        nested = merge(nested, value)
+    return nested
+
+
+def words_of_phase(phase: JsonMapping, above: str = "") -> str:
+    """Returns a phase as overrides, without its share: `max_length=512 batch_examples=64`. Default values of whole
+    sections are omitted; lists of sections show only names."""
+    words, config_class = [], chosen_class(phase, Choice("data")) if above == "data." else None
+    for key, value in phase.items():
+        if isinstance(value, dict):
+            words.append(words_of_phase(value, f"{above}{key}."))
+            continue
+        if isinstance(value, list):
+            value = "[" + ",".join(title_of(item) for item in value) + "]"
+        default = config_class is not None and key != "name" and value == config_class.model_fields[key].get_default()
+        if (above or key != "share") and not default:
+            words.append(f"{above}{key}={value}")
+    return " ".join(words)
+
+
+def with_phase(data: JsonMapping, phase: JsonMapping) -> JsonObject:
+    """Returns the configuration of a phase as plain data: that of the run, updated with the keys of the phase. A text
+    source of another kind replaces the section."""
+    changes = {key: value for key, value in phase.items() if key != "share"}
+    base = {key: value for key, value in data.items() if key != "phases"}
+    if sum(changes.get(key) is not None for key in BATCH) == 1:
+        changes = {**dict.fromkeys(BATCH), **changes}
+    text, before = changes.get("data"), base.get("data")
+    if (
+        isinstance(text, dict)
+        and isinstance(before, dict)
+        and text.get("name", before.get("name")) != before.get("name")
+    ):
+        base["data"] = {}
+    return merge(base, changes)
+
+
+def phase_variants(data: JsonMapping) -> Iterator[Variant]:
+    """Yields the configuration of each phase, to be checked like that of the run, and the problems of the phases
+    themselves. data: the run's configuration, resolved."""
+    phases = data.get("phases")
+    if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+        return
+    yield Variant("phases", None, tuple(_share_problems(phases, data.get("max_steps"))))
+    for number, phase in enumerate(phases):
+        path, problems, valid = f"phases.{number}", [], {}
+        for key, value in phase.items():
+            fixed = list(_fixed_value_problems(key, value, data, path))
+            problems += fixed
+            if not fixed:
+                valid[key] = value
+        yield Variant(path, with_phase(data, valid), tuple(problems), (*_PHASE_KEYS, *_PHASE_SECTIONS))
+
+
+def _share_problems(phases: Sequence[JsonMapping], max_steps: object) -> Iterator[Problem]:
+    fractions: list[Any] = [phase.get("share") for phase in phases]
+    for number, share in enumerate(fractions):
+        key = f"phases.{number}.share"
+        if share is None:
+            hint = f"set {key}=0.5, its fraction of the budget; the last phase needs none"
+            yield Problem(key, f"missing required value: {key}", hint)
+        elif not _is_number(share) or not 0 < share <= 1:
+            last = number == len(fractions) - 1 and _is_number(share) and share <= 0
+            hint = "make the other shares smaller" if last else "set shares that add up to 1 over all phases"
+            yield Problem(key, f"{key}={share}: a share must be above 0 and at most 1", hint)
+        elif isinstance(max_steps, int) and share * max_steps < 0.5:
+            yield Problem(
+                key,
+                f"{key}={share} of max_steps={max_steps} is less than one step",
+                "use a larger share, or more steps",
+            )
+    if all(map(_is_number, fractions)) and fractions and abs(math.fsum(fractions) - 1) > _TOLERANCE:
+        total = math.fsum(fractions)
+        hint = "omit the share of the last phase, which gets the rest" if total < 1 else "make the shares smaller"
+        yield Problem("phases", f"phases: the shares add up to {total:.6g} instead of 1", hint)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _fixed_value_problems(key: str, value: object, data: JsonMapping, path: str) -> Iterator[Problem]:
+    """Yields the problems of a key in a phase that must have the same value in the whole run. Unknown keys are reported
+    elsewhere."""
+    section = data.get(key)
+    if key in ("share", "data", *_PHASE_KEYS):
+        return
+    if key == "optimizer" and isinstance(value, dict):
+        yield from _fixed_fields(value, section, ("lr",), f"{path}.optimizer", "optimizer.lr")
+    elif key == "objective" and isinstance(value, dict):
+        yield from _objective_problems(value, section, path)
+    elif key in data or key in _PHASE_SECTIONS:
+        assignment = f"={value}" if isinstance(value, str | int | float) else ""
+        hint = (
+            f"set it for the whole run; a phase may set {', '.join(_PHASE_KEYS)}, data, objective.KEY and optimizer.lr"
+        )
+        yield Problem(f"{path}.{key}", f"{path}.{key}{assignment}: {key} cannot change during a run", hint)
+
+
+def _objective_problems(value: JsonMapping, section: object, path: str) -> Iterator[Problem]:
+    config_class = chosen_class(section, Choice("objective"))
+    if config_class is None or not issubclass(config_class, ObjectiveConfig):
+        return
+    if not issubclass(config_class, MixtureConfig):
+        yield from _fixed_fields(value, section, config_class.phase_fields, f"{path}.objective", "objective")
+        return
+    members = value.get("with")
+    yield from _fixed_fields(value, section, ("with",), f"{path}.objective", "objective")
+    try:
+        parts = {part.title: part for part in Choice("objective").validate(section).member_configs()}  # type: ignore[union-attr]
+    except ValueError:  # reported for the section of the run
+        return
+    for name, inside in members.items() if isinstance(members, dict) else ():
+        part = parts.get(name)
+        if part is not None and isinstance(inside, dict):  # otherwise the decoder reports it
+            member_path = f"{path}.objective.with.{name}"
+            yield from _fixed_fields(
+                inside, part.model_dump(), part.phase_fields, member_path, f"objective.with.{name}"
+            )
+
+
+def _fixed_fields(changes: JsonMapping, of_run: object, free: Sequence[str], path: str, key: str) -> Iterator[Problem]:
+    """Yields the problems of fields in a phase that must have the same value in the whole run. of_run: the run's
+    section."""
+    of_run = of_run if isinstance(of_run, dict) else {}
+    config_class = chosen_class(of_run, Choice(key.split(".")[0]))
+    fields = set(of_run) if config_class is None else set(config_class.model_fields)
+    for name, value in changes.items():
+        if name in free or name not in fields or (name == "name" and value == of_run.get("name")):
+            continue
+        allowed = ", ".join(key if key.endswith(f".{field}") else f"{key}.{field}" for field in free)
+        assignment = f"={value}" if isinstance(value, str | int | float) else ""
+        yield Problem(
+            f"{path}.{name}",
+            f"{path}.{name}{assignment}: {name} cannot change during a run, because all phases train the same "
+            "parameters",
+            f"set it for the whole run; a phase may set {allowed}" if allowed else "set it for the whole run",
+        )
+
+
+_START = (
+    "set checkpoint=hf://google-bert/bert-base-uncased or others of the hub, checkpoint=runs/NAME (a run of lmtool "
+    "pretrain), or model=bert_tiny for random weights; a task's data are read from task.path=FOLDER"
+)
+SHORTEST = 8
+"""Minimum of max_length."""
+_TOKENIZER = ("checkpoint", "teacher", "model.recipe.tokenizer")
+_FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
+
+
+class RunConfig(CommandConfig):
+    """The keys that every training command shares."""
+
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("schedule.warmup_steps", "schedule.warmup_fraction"),
+        ("schedule.decay_steps", "schedule.decay_fraction"),
+    )
+    overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug", "sweep")
+    default_budget: ClassVar[tuple[str, float]]
+    """A key of BUDGETS that may be `auto`, and its value then if no other budget is set."""
+
+    name: str | None = Field(
+        None,
+        description="run name: runs/NAME; the same command resumes the run; null: generated",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+    )
+    run_dir: str | None = Field(None, description="folder of the run; null: runs/NAME", min_length=1)
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="seed for all randomness: weights, data order, corruption, sampling, dropout"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
+    devices: int | None = Field(
+        None,
+        ge=1,
+        description="number of training processes, one per device; null: as started by torchrun, else one. On a CPU "
+        "the processes share its cores",
+    )
+    parallel: Parallel = Field(
+        "ddp",
+        description="ddp: every process holds all weights; fsdp: weights, gradients and optimizer are sharded. fsdp "
+        "is for models that do not fit on one device",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="maximum number of steps; the first budget reached ends the run; null: no limit"
+    )
+    max_epochs: float | None = Field(None, gt=0, description="maximum passes over the training examples")
+    max_tokens: int | None = Field(None, ge=1, description="maximum number of training tokens")
+    max_minutes: float | None = Field(None, gt=0, description="maximum minutes of training")
+    max_flops: float | None = Field(None, gt=0, description="maximum floating-point operations, forward and backward")
+    batch_examples: int | None = Field(None, ge=1, description="examples per step; or use batch_tokens")
+    batch_tokens: int | None = Field(None, ge=1, description="maximum number of real tokens (without padding) per step")
+    micro_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="maximum tokens per forward pass, virtual tokens included; larger batches are accumulated",
+    )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="recompute layers in the backward pass: less memory, about a third more time. Only the input of "
+        "each layer is saved (Chen et al. 2016); the results stay the same",
+    )
+    compile: Literal["auto"] | bool = Field(
+        "auto",
+        description="torch.compile of all but attention: true, false; auto: on CUDA, for more than five minutes. "
+        "Compilation takes about a minute; results change only by rounding and dropout masks",
+    )
+    max_length: int = Field(128, ge=SHORTEST, description="maximum tokens per sequence")
+    log_every: int = Field(
+        10, ge=1, description="maximum steps between rows in metrics.jsonl; a run has at least about fifty rows"
+    )
+    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: about ten per run")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="steps between checkpoints; null: one at each evaluation"
+    )
+    patience: int | None = Field(
+        None, ge=1, description="stop after this many evaluations without improvement; null: never"
+    )
+    checkpoint: str | None = Field(
+        None,
+        description="initial weights: a run, a published folder, hf://org/name@revision; none: random",
+        min_length=1,
+    )
+    cache_dir: str = Field(
+        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
+    )
+    offline: bool = Field(False, description="open no network connection")
+    optimizer: Annotated[OptimizerConfig, Choice("optimizer")] = Field(
+        description="update rule; auto: as in the model's paper"
+    )
+    schedule: Annotated[ScheduleConfig, Choice("schedule")] = Field(
+        description="learning rate schedule; auto: as in the model's paper"
+    )
+    tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(
+        description="auto: the checkpoint's, else the teacher's, else trained on the run's text"
+    )
+    model: Annotated[ModelConfig, Choice("model")] = Field(
+        description="architecture and size; auto: the checkpoint's, else bert; `lmtool list model`"
+    )
+    distill: Annotated[DistillConfig, Choice("distill")] = Field(
+        NoDistillConfig(), description="what the model learns from other models: soft, hard, ...; `lmtool list distill`"
+    )
+    branch: str | None = Field(
+        None,
+        description="RUN@STEP: start a new run from there, with its optimizer and data position; null: none. @last "
+        "and @best work too; everything but the schedule and the budgets stays as it was",
+        min_length=1,
+    )
+    weight_average: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="decay of a moving average of the weights, which is evaluated and saved instead of them; null: "
+        "none. 0.999 is usual; smaller in the first steps, where it is (1 + step) / (10 + step)",
+    )
+    keep: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        2, description="most recent checkpoints to keep, besides the best; all: every checkpoint"
+    )
+    keep_every: int | None = Field(
+        None, ge=1, description="steps between checkpoints that are kept regardless of keep; null: none"
+    )
+    logger: Annotated[dict[str, TrackerConfig], Several("logger")] = Field(
+        {}, description="trackers besides the local files: wandb, tensorboard, or [wandb,tensorboard]"
+    )
+
+    @classmethod
+    def filled(cls, data: JsonObject) -> JsonObject:
+        """Resolves a budget that is `auto`: no limit if another budget is set."""
+        key, default = cls.default_budget
+        limited = any(data.get(other) is not None for other in BUDGETS - {key})
+        return {**data, key: None if limited else default} if data.get(key) == AUTO else data
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """The layers that have early exits."""
+        return self.distill.exit_layers(self.model)
+
+
+class PretrainConfig(RunConfig):
+    """`lmtool pretrain`."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "max_steps": "10000 if no other budget is set; the first budget reached ends the run; null: no limit"
+    }
+
+    tuning_config: ClassVar[None] = None
+    default_budget: ClassVar[tuple[str, float]] = ("max_steps", 10_000)
+
+    auto: ClassVar[dict[str, Auto]] = {
+        "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
+        "tokenizer": Auto(_TOKENIZER, hint="set tokenizer=NAME", agrees=True),
+        "objective": Auto(("model.recipe.pretrain.objective",), hint="set objective=NAME"),
+        "optimizer": Auto(("model.recipe.pretrain.optimizer",)),
+        "schedule": Auto(("model.recipe.pretrain.schedule",)),
+    }
+
+    data: Annotated[DataConfig, Choice("data")] = Field(
+        description="training text; your own text: data=text data.path=FOLDER"
+    )
+    objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(
+        description="training objective; auto: the one that the model was published with"
+    )
+    phases: tuple[JsonObject, ...] = Field(
+        (),
+        description="phases of training: [{share: 0.9, max_length: 128}, {max_length: 512, batch_tokens: 8192}]. Each "
+        "phase has a `share` of the budget and the keys that change: max_length, batch_examples, batch_tokens, "
+        "micro_batch_tokens, data, optimizer.lr, and the keys of the objective that shape examples",
+    )
+
+    @classmethod
+    def filled(cls, data: JsonObject) -> JsonObject:
+        """Converts the dotted keys of phases to sections, and fill in the share of the last one."""
+        data = super().filled(data)
+        return {**data, "phases": normalize_phases(data["phases"])} if "phases" in data else data
+
+    @classmethod
+    def variants(cls, data: JsonObject) -> Iterator[Variant]:
+        """Returns the configuration of each phase."""
+        return phase_variants(data)
+
+    @property
+    def phase_configs(self) -> tuple[PretrainConfig, ...]:
+        """The configuration of each phase; without phases, that of the run."""
+        data = json.loads(self.model_dump_json())
+        phases = [PretrainConfig.model_validate_json(json.dumps(with_phase(data, phase))) for phase in self.phases]
+        return tuple(phases) or (self,)
+
+    @property
+    def last(self) -> PretrainConfig:
+        """The configuration of the last phase, in which held-out text is scored."""
+        return self.phase_configs[-1]
+
+    @property
+    def learner_config(self) -> ObjectiveConfig:
+        """The section that defines the objective or the task."""
+        return self.objective
+
+
+class FinetuneConfig(RunConfig):
+    """`lmtool finetune`."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "model": "auto: the checkpoint's; model=bert_tiny with checkpoint=none: random weights",
+        "tokenizer": "auto: the checkpoint's, else the teacher's, else trained on the task's text",
+        "optimizer": "update rule; auto: AdamW at 5e-5, more for narrow models, or the method's own",
+        "schedule": "learning rate schedule; auto: 10% warmup and linear decay, or the model's or method's own",
+        "max_epochs": "maximum passes over the training examples; 3 if no other budget is set",
+        "max_length": "maximum tokens per sequence; longer texts are truncated and counted; null: 128, or the task's",
+    }
+
+    default_budget: ClassVar[tuple[str, float]] = ("max_epochs", 3.0)
+
+    auto: ClassVar[dict[str, Auto]] = {
+        "model": _FROM_CHECKPOINT,
+        "tokenizer": Auto(_TOKENIZER, hint="set tokenizer=NAME", agrees=True),
+        "optimizer": Auto(("tuning.recipe.optimizer", "model.recipe.finetune.optimizer")),
+        "schedule": Auto(("tuning.recipe.schedule", "model.recipe.finetune.schedule")),
+    }
+
+    task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
+        description="required, task=NAME; `lmtool list task`"
+    )
+    tuning: Annotated[TuningConfig, Choice("tuning")] = Field(
+        description="which parameters are trained; `lmtool list tuning`"
+    )
+    forgetting: str | None = Field(
+        None,
+        description="held-out text on which the pretraining loss is measured before and after; null: off. A file, "
+        "folder or glob pattern; also measures how far the weights move",
+        min_length=1,
+    )
+
+    @classmethod
+    def filled(cls, data: JsonObject) -> JsonObject:
+        """Resolves a null max_length: the default of the task's kind, but at most the positions of the model."""
+        data = super().filled(data)
+        if data.get("max_length", 0) is not None:
+            return data
+        task, model = data.get("task"), data.get("model")
+        entry = lookup("task", str(task.get("kind"))) if isinstance(task, dict) else None
+        kind: Any = entry.config if entry is not None else TaskConfig
+        length = kind.default_length(task if isinstance(task, dict) else {})
+        positions = model.get("max_positions") if isinstance(model, dict) else None
+        if not isinstance(positions, int):
+            return {**data, "max_length": length}
+        return {**data, "max_length": min(length, max(positions - _positions_taken(data), SHORTEST))}
+
+    @property
+    def learner_config(self) -> TaskConfig:
+        """The section that defines the objective or the task."""
+        return self.task
+
+    @property
+    def tuning_config(self) -> TuningConfig:
+        """The section of the tuning method."""
+        return self.tuning
+
+
+def _positions_taken(data: JsonObject) -> int:
+    """Returns the positions that the tuning method reserves, if both sections are valid."""
+    try:
+        tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
+    except ValidationError:
+        return 0
+    if not (isinstance(tuning, TuningConfig) and isinstance(model, ModelConfig)):
+        return 0
+    return tuning.reserved_positions(model)
+
+
+class TokenizerCommandConfig(CommandConfig):
+    """`lmtool tokenizer`: train a vocabulary on text."""
+
+    data: Annotated[DataConfig, Choice("data")] = Field(description="training text")
+    tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(
+        description="kind of tokenizer; `lmtool list tokenizer`"
+    )
+    output: str = Field(description="output folder: tokenizer.json and related files", min_length=1)
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for the split into training and validation text")
+    cache_dir: str = Field("~/.cache/lmtool", description="folder of caches, shared by all runs", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
+
+
+class TransferConfig(CommandConfig):
+    """The keys of commands that convert weights from one format to another."""
+
+    checkpoint: str = Field(
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
+    )
+    output: str = Field(description="output folder, which must not exist yet", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
+
+
+class ExportConfig(TransferConfig):
+    """`lmtool export`: a folder for transformers, or the tuned weights only."""
+
+    format: Literal["transformers", "delta", "peft", "vectors"] = Field(
+        "transformers",
+        description="transformers: complete weights; for a tuned run without its base: delta (lmtool), peft; for "
+        "word_vectors: vectors, a text file of words and their vectors. transformers: weights added by a tuning "
+        "method are merged. delta: what the base lacks, without optimizer state. peft: the same, as PEFT reads it",
+    )
+
+
+class ImportConfig(TransferConfig):
+    """`lmtool import`: a checkpoint from a Hugging Face folder, a PEFT adapter or a text file of word vectors; or a
+    pretrained checkpoint with another vocabulary or in another family."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "checkpoint": "folder with config.json and model.safetensors, hf://org/name@revision, a run, or vectors"
+    }
+
+    starts_with_checkpoint: ClassVar[bool] = False
+    verbatim: ClassVar[tuple[str, ...]] = ("tokenizer", "model")
+
+    model: str | None = Field(
+        None,
+        description="family that receives the weights, if it has the same blocks; null: the checkpoint's own",
+        min_length=1,
+    )
+
+    tokenizer: str | None = Field(
+        None,
+        description="new tokenizer for the checkpoint: a folder, a run or hf://org/name; null: unchanged. From "
+        "`lmtool tokenizer`, a run or the hub",
+        min_length=1,
+    )
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+        None, description="text for the loss before and after; null: the run's held-out text, else data=pydocs"
+    )
+    cache_dir: str = Field(
+        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
+    )
+
+
+class MachineConfig(CommandConfig):
+    """The keys that set where and how a trained checkpoint runs."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
+    )
+    batch_tokens: int = Field(
+        8192, ge=1, description="maximum number of real tokens (without padding) in one forward pass"
+    )
+    cache_dir: str = Field(
+        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
+    )
+    offline: bool = Field(False, description="open no network connection")
+
+
+class UseConfig(MachineConfig):
+    """The keys of the commands that use a trained checkpoint."""
+
+    checkpoint: str = Field(
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
+    )
+    output: str | None = Field(None, description="output file; null: the screen only", min_length=1)
+
+
+class TaskUseConfig(UseConfig):
+    """The keys of commands that predict rows of a task."""
+
+    exit: int | None = Field(
+        None,
+        ge=1,
+        description="layer at which all rows exit a model with early exits (distill=self); null: the last layer",
+    )
+    exit_entropy: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="each row exits where the entropy is at most this fraction of the maximum (0 to 1). 0: only if the "
+        "model is certain; 1: always; null: no early exit",
+    )
+
+
+class EvaluateConfig(TaskUseConfig):
+    """`lmtool evaluate`: score a checkpoint on the data it was trained for, or on other data of the same kind."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "output": "output file of the predictions (.jsonl); null: the screen only"
+    }
+
+    auto: ClassVar[dict[str, Auto]] = {
+        "task": Auto(
+            ("checkpoint",),
+            hint="train it for the task first (lmtool finetune task=NAME checkpoint=RUN), or set data= to score it on "
+            "text",
+            implied=True,
+        ),
+        "data": Auto(("checkpoint",), hint="set task.path=: the checkpoint was trained for a task", implied=True),
+    }
+
+    against: str | None = Field(
+        None,
+        description="another checkpoint, scored on the same rows; reports the difference and its interval",
+        min_length=1,
+    )
+    report: str | None = Field(
+        None, description="output folder: evaluation.json, predictions.jsonl and plots", min_length=1
+    )
+    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
+        None, description="null: the checkpoint's task; task.path=FILE changes its data only"
+    )
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+        None, description="null: the checkpoint's held-out pretraining text; data=text data.path=FOLDER: all of it"
+    )
+    max_length: int | None = Field(
+        None, ge=8, description="tokens per window that a language model reads; null: as in training"
+    )
+    stride: int | None = Field(
+        None,
+        ge=1,
+        description="tokens between overlapping windows, for causal language models; null: no overlap. Each token is "
+        "predicted once, with at least max_length - stride tokens of context",
+    )
+    memory_length: int | None = Field(
+        None,
+        ge=0,
+        description="tokens in memory before a segment (models with a memory), which may be more or fewer than in "
+        "training (Dai et al. 2019); null: the model's own setting",
+    )
+    shots: int | None = Field(
+        None,
+        ge=0,
+        description="few-shot examples before each row: prompts task=NAME without training; null: no prompts. Brown "
+        "et al. 2020",
+    )
+    prompt_seeds: int = Field(3, ge=1, description="random draws of few-shot examples, each in its own order")
+    normalisation: Literal["none", "length", "calibrated"] = Field(
+        "length",
+        description="answer scores: none (summed log-probability), length (mean), calibrated (Zhao et al. 2021). "
+        "calibrated: relative to the answer's probability for empty inputs (N/A, [MASK], none)",
+    )
+
+
+class AskConfig(UseConfig):
+    """The keys of commands that read the user's texts."""
+
+    verbatim: ClassVar[tuple[str, ...]] = ("text", "pair")
+
+    text: str | None = Field(None, description="one text; or use input")
+    pair: str | None = Field(None, description="second text, if the task reads pairs")
+    input: str | None = Field(
+        None,
+        description="file: one text per line (.txt), a text column or the task's (.tsv, .csv, .jsonl); -: stdin",
+        min_length=1,
+    )
+
+
+class PredictConfig(AskConfig, TaskUseConfig):
+    """`lmtool predict`: label texts, or fill their masks."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "output": "output file (.jsonl, .csv, .tsv), including the input's columns; null: the screen"
+    }
+
+    verbatim: ClassVar[tuple[str, ...]] = (*AskConfig.verbatim, "task")
+
+    task: str | None = Field(
+        None, description="for a checkpoint trained on several tasks: the name of the task whose head predicts"
+    )
+    probabilities: bool = Field(False, description="write the probabilities of all classes to the output")
+
+
+class GenerateConfig(UseConfig, GenerationConfig):
+    """`lmtool generate`: write text."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "output": "output file (.jsonl); null: the screen",
+        "batch_tokens": "approximate number of tokens in the cache at a time",
+    }
+
+    verbatim: ClassVar[tuple[str, ...]] = ("prompt",)
+
+    prompt: str | None = Field(None, description="one prompt; or use input")
+    input: str | None = Field(
+        None,
+        description="file: one prompt per line (.txt), or a column of prompts (.tsv, .csv, .jsonl); -: stdin",
+        min_length=1,
+    )
+    column: str | None = Field(
+        None, description="column of the prompts in a table; null: text, or the text column of the checkpoint's task"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for sampling: the same seed gives the same text")
+
+
+class EmbedConfig(AskConfig):
+    """`lmtool embed`: texts as vectors of hidden states."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "output": "output file: .npy (one row per text), .parquet (also one row per token); null: the screen"
+    }
+
+    layers: int | Literal["last", "all", "mean"] = Field(
+        "last",
+        description="last, a number (0: the embedding), all, or mean (over all layers but the embedding). "
+        "Encoder-decoders: layers of the encoder",
+    )
+    pooling: Literal["auto", "none", "first", "mean", "max", "last"] = Field(
+        "auto",
+        description="none (one vector per token), first, mean, max, last; auto: the checkpoint's, else mean. The "
+        "folder of a sentence encoder also defines what follows the pooling",
+    )
+
+
+class CheckpointsConfig(CommandConfig):
+    """A command that reads several checkpoints."""
+
+    checkpoint: tuple[str, ...] = ()
+
+    @classmethod
+    def filled(cls, data: JsonObject) -> JsonObject:
+        """Makes a single checkpoint a list of one."""
+        checkpoint = data.get("checkpoint")
+        return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
+
+
+class ProbeConfig(MachineConfig, CheckpointsConfig):
+    """`lmtool probe`: linear probes on every layer."""
+
+    auto: ClassVar[dict[str, Auto]] = {
+        "data": Auto(("checkpoint",), hint="set data=text data.path=FOLDER", implied=True)
+    }
+
+    checkpoint: tuple[str, ...] = Field(
+        min_length=1,
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
+    )
+    target: Literal["token", "previous", "next", "task"] = Field(
+        description="token, previous or next: the identity of each token, of the one before or after it; or the name "
+        "of a task, such as sst2, whose classes are probed"
+    )
+    output: str = Field("probe", description="output folder: probe.json, .png and .html", min_length=1)
+    pooling: Literal["first", "mean", "max", "last"] = Field(
+        "mean", description="vector of a text, in tasks that classify texts: first, mean, max or last"
+    )
+    classes: int = Field(
+        1000,
+        ge=2,
+        description="for token targets: the most frequent types, used as classes; other positions are skipped",
+    )
+    examples: int = Field(10000, ge=2, description="maximum number of training tokens or texts per probe")
+    held_out: int = Field(5000, ge=2, description="maximum number of tokens or texts in its test set")
+    max_length: int = Field(128, ge=8, description="maximum tokens per text")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for the random weights, the samples and the held-out part")
+    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
+        None, description="labeled data, for target=NAME"
+    )
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+        None, description="text whose held-out documents are read; null: the first checkpoint's pretraining data"
+    )
+
+
+class CheckConfig(CommandConfig):
+    """`lmtool check`: check a data set before training on it."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+
+    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
+        None, description="labeled data: the name of a task, or a file"
+    )
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(None, description="text to pretrain on")
+    checkpoint: str | None = Field(
+        None,
+        description="tokenizer that measures lengths: a run's, a folder's or `lmtool tokenizer`'s; null: words",
+        min_length=1,
+    )
+    max_length: int = Field(128, ge=8, description="maximum tokens of a text; the number of longer texts is reported")
+    near: float | None = Field(
+        0.8,
+        gt=0,
+        lt=1,
+        description="minimum Jaccard similarity of character 5-grams in near-duplicates; null: exact ones only",
+    )
+    listed: int = Field(20, ge=0, description="maximum number of rows listed per finding; all rows are counted")
+    output: str | None = Field(None, description="output file: every finding, as JSON", min_length=1)
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="seed for the rows held out when there is no development split, and for samples",
+    )
+    cache_dir: str = Field("~/.cache/lmtool", description="folder for collected or downloaded text", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
+
+
+class DoctorConfig(CommandConfig):
+    """`lmtool doctor`: what this machine can do."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
+    cache_dir: str = Field("~/.cache/lmtool", description="cache folder that runs will use", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
+    trains: bool = Field(True, description="train a tiny model twice and compare the results bit by bit")
+
+
+Kind = Literal["wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"]
+
+
+class InspectTokenizerConfig(CheckpointsConfig):
+    """`lmtool inspect tokenizer`: one text as tokens of each type of tokenizer, side by side."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+    verbatim: ClassVar[tuple[str, ...]] = ("text",)
+
+    text: str = Field(description="text to tokenize", min_length=1)
+    checkpoint: tuple[str, ...] = Field(
+        (), description="tokenizers to compare with: runs, checkpoints, published folders, hf://org/name"
+    )
+    kinds: tuple[Kind, ...] = Field(
+        ("wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"),
+        description="kinds of tokenizer to train; [] for none",
+    )
+    vocab_size: int = Field(8192, ge=300, le=1_000_000, description="maximum vocabulary size of each")
+    data: Annotated[DataConfig, Choice("data")] = Field(description="training text for the new tokenizers")
+    output: str = Field("tokenizers.html", description="output page", min_length=1)
+    cache_dir: str = Field("~/.cache/lmtool", description="folder for trained tokenizers", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
+
+
+class LookConfig(CommandConfig):
+    """The keys that set where a checkpoint is inspected."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
+    offline: bool = Field(False, description="open no network connection")
+
+
+class ReadConfig(LookConfig):
+    """The keys of an inspection in which the checkpoint reads a text."""
+
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
+    )
+
+
+class InspectAttentionConfig(ReadConfig):
+    """`lmtool inspect attention`: the attention weights of each head of a checkpoint for a text."""
+
+    verbatim: ClassVar[tuple[str, ...]] = ("text",)
+
+    checkpoint: str = Field(
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
+    )
+    text: str = Field(description="input text", min_length=1)
+    shown: int = Field(3, ge=0, description="heads shown on the screen: those with the most concentrated attention")
+    output: str = Field("attention.html", description="output page, with all heads", min_length=1)
+
+
+class InspectPositionsConfig(LookConfig, CheckpointsConfig):
+    """`lmtool inspect positions`: the effect of each type of position encoding on the scores of equal words."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+
+    kinds: tuple[str, ...] = Field(
+        ("learned", "sinusoidal", "rotary", "t5", "alibi", "shaw"),
+        description="untrained kinds to show (learned ones are random); [] for none",
+    )
+    checkpoint: tuple[str, ...] = Field((), description="checkpoints whose trained positions are shown as well")
+    length: int = Field(64, ge=2, le=512, description="number of positions")
+    hidden_size: int = Field(64, ge=2, le=4096, description="width of the token vectors of untrained kinds")
+    num_heads: int = Field(4, ge=1, le=64, description="attention heads of untrained kinds")
+    causal: bool = Field(False, description="true: untrained kinds use causal attention")
+    output: str = Field("positions.html", description="output page", min_length=1)
+
+
+class InspectWordConfig(ReadConfig, CheckpointsConfig):
+    """`lmtool inspect word`: one word in several sentences, in every layer of several checkpoints."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+    verbatim: ClassVar[tuple[str, ...]] = ("text", "word")
+
+    word: str = Field(description="the word, exactly as it is written in each sentence", min_length=1)
+    text: str = Field(description="the sentences, separated by |", min_length=1)
+    checkpoint: tuple[str, ...] = Field(
+        min_length=1,
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
+    )
+    output: str = Field("word.html", description="output page", min_length=1)
+
+
+@dataclass(frozen=True)
+class RunKeys:
+    """The additional keys of a command about a run: integers, booleans, and `output`, a path. at_least: minimum of each
+    integer, 1 by default."""
+
+    at_least: ClassVar[dict[str, int]] = {}
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Returns the keys that the run does not have."""
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def has(cls, word: str) -> bool:
+        """Whether a word of the command line sets one of these keys."""
+        return word.partition("=")[0] in cls.names()
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Self:
+        """Decodes KEY=VALUE arguments. Raises UserError for an invalid value."""
+        values: JsonObject = {}
+        for word in dict.fromkeys(words):
+            key, _, value = word.partition("=")
+            if key in values:
+                raise UserError(f"{word}: {key} is set twice", "keep one of them")
+            if key == "output":
+                values[key] = value
+                continue
+            if isinstance(getattr(cls, key), bool):
+                if value not in ("true", "false"):
+                    raise UserError(f"{word}: {key} must be true or false", f"set {key}=true")
+                values[key] = value == "true"
+                continue
+            number, least = value.replace("_", "").replace(",", ""), cls.at_least.get(key, 1)
+            if not number.isdigit() or int(number) < least:
+                allowed = f"a whole number, at least {least}" if least else "a whole number"
+                raise UserError(f"{word}: {key} must be {allowed}", f"set {key}={getattr(cls, key)}")
+            values[key] = int(number)
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class PlanKeys(RunKeys):
+    """device: a device of the table, or None for the device of the run. measure: whether a few steps are run."""
+
+    device: str | None = None
+    measure: bool = False
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Returns the keys that the run does not have."""
+        return ("measure",)
+
+    @classmethod
+    def has(cls, word: str) -> bool:
+        """Whether a word of the command line sets one of these keys."""
+        key, _, value = word.partition("=")
+        return key == "measure" or (key == "device" and re.fullmatch(DEVICE, value) is None)
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> PlanKeys:
+        """Decodes KEY=VALUE arguments. Raises UserError for an unknown device, and for measuring on a device type."""
+        values: dict[str, str] = {}
+        for word in words:
+            key, _, value = word.partition("=")
+            if values.setdefault(key, value) != value:
+                raise UserError(f"{word}: {key} is set twice", "keep one of them")
+        measure, device = values.get("measure", "false").lower(), values.get("device")
+        if measure not in ("true", "false"):
+            raise UserError(f"measure={measure}: measure must be true or false", "set measure=true")
+        if device is not None:
+            device_of(device)
+            if measure == "true":
+                raise UserError(
+                    f"device={device} measure=true: steps can be measured only on a device of this machine",
+                    f"omit one of them, measure=true or device={device}",
+                )
+        return cls(device, measure == "true")
+
+
+@dataclass(frozen=True)
+class InspectKeys(RunKeys):
+    """Keys of `inspect`. n: examples to print. tokens: tokens to measure. brief: print only deviations and the result
+    of the checks. output: file for the examples as JSON lines, or a page if it ends in .html, or None."""
+
+    at_least: ClassVar[dict[str, int]] = {"n": 0}
+
+    n: int = 3
+    tokens: int = 200_000
+    brief: bool = False
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the output cannot be written, before any text is read."""
+        if errors := list(output_errors(self.output)):
+            raise ConfigError(errors)
+
+
+@dataclass(frozen=True)
+class ProfileKeys(RunKeys):
+    """steps: steps to profile. output: new folder for the trace and the table, or None: runs/profile-..."""
+
+    steps: int = 5
+    output: str | None = None

@@ -1,1 +1,0 @@
-"""The configuration classes of the commands. Imports no torch."""
