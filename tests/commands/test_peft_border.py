@@ -146,7 +146,11 @@ SAVED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "lm_head"]}, "lm_head, which is not",
     ),
     "a table's update": (
-        "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "embed_tokens"]}, "tokens.lora_embedding",
+        "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "embed_tokens"]},
+        "updates model.embed_tokens, an embedding",
+    ),
+    "a table's update alone": (
+        "gpt", "text", "LoraConfig", {**LORA, "target_modules": ["wte"]}, "updates transformer.wte, an embedding",
     ),
     "no bias to add to": (
         "llama", "labels", "LoraConfig", {**LORA, "lora_bias": True}, "q_proj has a bias, which the layer lacks",
@@ -189,7 +193,8 @@ SAVED |= {
 }
 QUICK = [
     "patterns", "rslora with patterns", "all linear modules", "dora", "all biases", "biases in B", "both tables",
-    "one table", "an output layer", "ia3 of joined maps", "ia3 and biases apart", "prompt", "p-tuning", "prefix",
+    "one table", "an output layer", "a table's update alone",
+    "ia3 of joined maps", "ia3 and biases apart", "prompt", "p-tuning", "prefix",
     "prompts on both sides", "modernbert labels", "xlnet labels", "t5 labels",
 ]  # fmt: skip
 
@@ -393,7 +398,9 @@ def test_what_peft_reads_otherwise_ends_with_an_error(change, folders, capsys, m
     monkeypatch.setattr(adapter, "save_tensors", damaged)
     monkeypatch.setattr("lmtool.weights.conversion.tuned._require_same", lambda *given: None)
     run("export", "checkpoint=tuned", "output=adapter", "format=peft", status=3)
-    assert "PEFT" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "PEFT" in error and "the folder was not written" in error
+    assert not Path("adapter").exists() and not list(Path().glob(".tmp-*"))
 
 
 @pytest.mark.parametrize(
