@@ -45,7 +45,7 @@ from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
 from lmtool.system.files import Damaged, user_path
 from lmtool.tasks.configs import TaskConfig
 from lmtool.training.devices import DEVICES
-from lmtool.weights.folders import MissingFile, hf_folder
+from lmtool.weights.folders import NoNetwork, hf_folder
 
 
 def decode_config(
@@ -107,7 +107,7 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
     try:
         hf = hf_folder(checkpoint, bool(data.get("offline")))
         config = read_checkpoint(checkpoint) if hf is None else hf.saved_config()
-    except MissingFile as error:
+    except NoNetwork as error:
         problems.append(Problem("checkpoint", error.message, _local_start(data, error.hint)))
         return None
     except UserError as error:
