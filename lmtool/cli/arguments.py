@@ -13,6 +13,7 @@ from pathlib import Path
 from lmtool.config import registry
 from lmtool.errors import UserError, nearest
 from lmtool.resolver.verbs import VERBS
+from lmtool.system.files import user_path
 
 FLAGS = ("--multirun", "--debug", "--help", "--version", "--config", "--config-dir", "--plugin", "--cfg")
 
@@ -77,9 +78,9 @@ def _set_flag(arguments: Arguments, flag: str, value: str) -> None:
     if flag == "--config" and arguments.config is not None:
         raise UserError("--config is set twice", "use --config once")
     if flag == "--config":
-        arguments.config = Path(value)
+        arguments.config = user_path(value)
     elif flag == "--config-dir":
-        arguments.config_dirs.append(Path(value))
+        arguments.config_dirs.append(user_path(value))
     elif flag == "--plugin":
         arguments.plugins.append(value)
     elif value == "job":
