@@ -139,7 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         self.request_ = Request(self.command, path, {key.lower(): value for key, value in self.headers.items()})
         hub.requests.append(self.request_)
-        fault = next((one for one in hub.faults if one.times and re.search(one.pattern, f"{self.command} {path}")), None)
+        fault = next(
+            (one for one in hub.faults if one.times and re.search(one.pattern, f"{self.command} {path}")), None
+        )
         self.cut = None
         if fault is not None:
             fault.times -= 1
@@ -157,7 +159,9 @@ class _Handler(BaseHTTPRequestHandler):
                 if _sha(data) == match[1]
             )
             return self._send_file(match[2], content, {"ETag": f'"{match[1]}"'})
-        if match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(/.*)?)?", path):
+        if match := re.fullmatch(
+            r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(/.*)?)?", path
+        ):
             return self._api(match[1], match[2], match[3], match[4], (match[5] or "").strip("/"), url.query, body)
         if match := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             return self._resolve("datasets" if match[1] else "models", match[2], match[3], match[4])
@@ -178,7 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
             return commit, repository.commits[commit]
         return None
 
-    def _api(self, kind: str, name: str, what: str | None, revision: str | None, folder: str, query: str, body: str) -> None:
+    def _api(
+        self, kind: str, name: str, what: str | None, revision: str | None, folder: str, query: str, body: str
+    ) -> None:
         found = self._found(kind, name, revision or "main")
         if found is None:
             return
@@ -195,7 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
             above = {"/".join(path.split("/")[: depth + 1]) for path in inside} - inside.keys()
             recursive = parse_qs(query).get("recursive", ["false"])[0].lower() == "true"
             entries = [_entry(path, data) for path, data in inside.items() if recursive or path.count("/") == depth]
-            return self._send_json([*entries, *({"type": "directory", "oid": commit, "size": 0, "path": one} for one in sorted(above))])
+            return self._send_json(
+                [*entries, *({"type": "directory", "oid": commit, "size": 0, "path": one} for one in sorted(above))]
+            )
         information = {
             "_id": "0", "id": name, "sha": commit, "private": False, "gated": False, "disabled": False, "tags": [],
             "downloads": 0, "likes": 0, "lastModified": "2024-01-01T00:00:00.000Z", "createdAt": "2024-01-01T00:00:00.000Z",
@@ -236,7 +244,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         headers = {**(headers or {}), "X-Error-Message": f"{code or status} of the loopback hub"}
-        self._send(status, b"{}", {**headers, **({"X-Error-Code": code} if code else {}), "Content-Type": "application/json"})
+        self._send(
+            status, b"{}", {**headers, **({"X-Error-Code": code} if code else {}), "Content-Type": "application/json"}
+        )
 
     def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.request_.status = status
@@ -272,7 +282,9 @@ def weights(family: str, folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def data_set(subset: str, columns: Callable[[range], dict[str, Any]], rows: int = 48, start: int = 0) -> dict[str, bytes]:
+def data_set(
+    subset: str, columns: Callable[[range], dict[str, Any]], rows: int = 48, start: int = 0
+) -> dict[str, bytes]:
     """A data set as the hub has it: parquet files, which the README lists. columns: those of the rows of these numbers;
     a pair is a column of class numbers and the names of the classes."""
     files, lines = {}, ""
@@ -306,7 +318,11 @@ def sst2(rows: int = 48, start: int = 0) -> dict[str, bytes]:
 
     def columns(numbers: range) -> dict[str, Any]:
         texts = [f"the {('sad', 'fine')[number % 2]} text {number} a b" for number in numbers]
-        return {"sentence": texts, "label": ([number % 2 for number in numbers], ["negative", "positive"]), "idx": [*numbers]}
+        return {
+            "sentence": texts,
+            "label": ([number % 2 for number in numbers], ["negative", "positive"]),
+            "idx": [*numbers],
+        }
 
     return data_set("sst2", columns, rows, start)
 
@@ -316,7 +332,10 @@ def conll2003() -> dict[str, bytes]:
 
     def columns(numbers: range) -> dict[str, Any]:
         tags = [[0, 1, number % 2] for number in numbers]
-        return {"tokens": [["the", f"text{number}", "a"] for number in numbers], "ner_tags": (tags, ["O", "B-PER", "I-PER"])}
+        return {
+            "tokens": [["the", f"text{number}", "a"] for number in numbers],
+            "ner_tags": (tags, ["O", "B-PER", "I-PER"]),
+        }
 
     return data_set("default", columns)
 
@@ -367,7 +386,12 @@ class Machine:
 
     def __init__(self, hub: Hub, root: Path):
         self.place = root / "work"
-        self.variables = {"HF_ENDPOINT": hub.address, "HOME": str(root / "home"), "HF_HUB_ETAG_TIMEOUT": "2", "HF_HUB_DOWNLOAD_TIMEOUT": "2"}
+        self.variables = {
+            "HF_ENDPOINT": hub.address,
+            "HOME": str(root / "home"),
+            "HF_HUB_ETAG_TIMEOUT": "2",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "2",
+        }
         for folder in (self.place, root / "home"):
             folder.mkdir()
 

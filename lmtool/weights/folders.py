@@ -128,7 +128,7 @@ class Address:
                 f"{self.typed}: the hub has no repository {self.repository} that you may read",
                 "check its name; for a private one, set the variable HF_TOKEN to your token",
             ) from problem
-        except (*_transport_errors(), errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
+        except _transport_errors() + (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
             raise UserError(
                 f"{self.typed}: {name}: {_short(problem)}",
                 f"run the command again, which continues the download, or use a local folder: {key}=FOLDER",
@@ -152,14 +152,14 @@ def _download(repository: str, name: str, revision: str) -> str:
     for attempt in range(1, _ATTEMPTS):
         try:
             return hf_hub_download(repository, name, revision=revision)
-        except (*_transport_errors(), OSError) as problem:
+        except _transport_errors() + (OSError,) as problem:
             if getattr(getattr(problem, "response", None), "status_code", 0) < 500:
                 raise
             time.sleep(attempt)
     return hf_hub_download(repository, name, revision=revision)
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
+def _transport_errors() -> Any:
     """Returns the errors of the library with which huggingface_hub makes its requests, besides its own."""
     from huggingface_hub.errors import HfHubHTTPError
 

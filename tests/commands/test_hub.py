@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.breadth import slow_but
-from tests.hub import Answer, Fault, Hub, Machine, hub, machine, published, sst2  # noqa: F401
+from tests.hub import Answer, Fault, Hub, Machine
+from tests.hub import hub as hub
+from tests.hub import machine as machine
+from tests.hub import published as published
+from tests.hub import sst2 as sst2
 
 BERT, T5 = "google-bert/bert-base-uncased", "google-t5/t5-base"
 SIZES = ["device=cpu", "precision=fp32", "max_steps=1", "max_length=24", "batch_examples=8"]
@@ -112,7 +116,7 @@ def test_a_gated_repository_asks_for_a_token_that_stays_secret(hub: Hub, machine
     ("words", "answer"),
     [
         ([f"checkpoint=hf://{BERT}x"], f"checkpoint=hf://{BERT}x: the hub has no repository"),
-        ([f"checkpoint=hf://{BERT}@v9"], f"checkpoint=hf://{BERT}@v9: google-bert/bert-base-uncased has no branch, tag or commit v9"),
+        ([f"checkpoint=hf://{BERT}@v9"], f"checkpoint=hf://{BERT}@v9: {BERT} has no branch, tag or commit v9"),
         (["task.hub=nyu-mll/glu"], "task.hub=nyu-mll/glu"),
     ],
 )  # fmt: skip
@@ -135,7 +139,9 @@ def test_a_cut_download_continues(hub: Hub, machine: Machine) -> None:
     assert "model.safetensors" in error
     cut.times, before = 0, len(hub.requests)
     done(machine.run(*FETCH))
-    ranges = [request.headers.get("range", "") for request in hub.requests[before:] if request.path.startswith("/large/")]
+    ranges = [
+        request.headers.get("range", "") for request in hub.requests[before:] if request.path.startswith("/large/")
+    ]
     assert any(one.startswith("bytes=") and one != "bytes=0-" for one in ranges), ranges
 
 
