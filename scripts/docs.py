@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common import ROOT
-from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 from sphinx.cmd.build import main as sphinx
 
 from lmtool.commands.show import PRIMARY, DocumentedField, about, all_fields
-from lmtool.config import groups, words
+from lmtool.config import messages, registry
+from lmtool.resolver.verbs import COMMANDS, VERBS
 
 SOURCE, SITE = ROOT / "build" / "docs_source", ROOT / "build" / "docs"
 GUIDE = ("recipes", "questions", "speed", "course", "extend", "scale", "architecture", "contributing")
@@ -33,7 +33,7 @@ def keys(fields: list[DocumentedField], owner: str) -> Iterator[str]:
     """Yields the keys of a command or a component: what each is for, and its values."""
     for entry in (entry for entry in fields if entry.owner == owner):
         yield f"`{entry.key}`\n: {entry.field.description or 'name of the component'}\n"
-        yield f"  *{words.allowed_values(entry.field)}*\n"
+        yield f"  *{messages.allowed_values(entry.field)}*\n"
 
 
 def yaml(path: Path) -> str:
@@ -43,15 +43,15 @@ def yaml(path: Path) -> str:
 def command_page(verb: str, fields: list[DocumentedField]) -> str:
     lines = [f"# lmtool {verb}\n", f"{VERBS[verb].about}\n", f"```bash\n{VERBS[verb].example}\n```\n", "## Keys\n"]
     return "\n".join(
-        [*lines, *keys(fields, f"lmtool {verb}"), "## YAML\n", yaml(groups.conf_dir() / f"{PRIMARY[verb]}.yaml")]
+        [*lines, *keys(fields, f"lmtool {verb}"), "## YAML\n", yaml(registry.conf_dir() / f"{PRIMARY[verb]}.yaml")]
     )
 
 
 def group_page(group: str, fields: list[DocumentedField]) -> str:
     """Each option of a group: its purpose, its YAML, and the keys of its class if it is a component."""
     lines = [f"# {group}\n", f"`{group}=NAME` chooses one.\n"]
-    for name in groups.options(group):
-        path = groups.yaml_file(group, name)
+    for name in registry.options(group):
+        path = registry.yaml_file(group, name)
         assert path is not None
         lines += [f"## {group}={name}\n", f"{about(group, name)}\n", yaml(path)]
         lines += keys(fields, f"{group}={name}")
@@ -69,7 +69,7 @@ def main() -> None:
         shutil.copy(ROOT / name, SOURCE / name)
     fields = list(all_fields())
     commands = {f"commands/{PRIMARY[verb]}": command_page(verb, fields) for verb in COMMANDS}
-    options = {f"groups/{group.replace('/', '.')}": group_page(group, fields) for group in groups.all_groups()}
+    options = {f"groups/{group.replace('/', '.')}": group_page(group, fields) for group in registry.all_groups()}
     for folder in ("commands", "groups"):
         (SOURCE / folder).mkdir()
     for page, text in {**commands, **options}.items():

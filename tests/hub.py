@@ -1,12 +1,12 @@
-"""A hub on the loopback address that answers as Hugging Face's does, and commands that know no other: model and data set
-information, revisions, trees, and files by commit with etags, redirects to large files, and ranges.
+"""A hub on the loopback address that answers as Hugging Face's does, and commands that know no other: model and data
+set information, revisions, trees, and files by commit with etags, redirects to large files, and ranges.
 
     hub.repository("models", "org/name").push({"config.json": b"{}"})
     hub.faults.append(Fault(r"/resolve/.*weights", status=500))
     answer = machine.run("finetune", "task=sst2")
 
-A command runs in a process of its own, forked from one that has imported torch: the libraries read HF_ENDPOINT when they
-are imported. What they ask for was taken from huggingface_hub 2.4 and datasets 5.2; `hub.requests` lists it.
+A command runs in a process of its own, forked from one that has imported torch: the libraries read HF_ENDPOINT when
+they are imported. What they ask for was taken from huggingface_hub 2.4 and datasets 5.2; `hub.requests` lists it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _SECONDS = 120  # for a command
 @dataclass
 class Fault:
     """What goes wrong with the next requests whose method and path match: `times` of them. status: an error, with its
-    code (GatedRepo, ...). cut: the bytes after which the connection is closed. seconds: the wait before an answer. then:
-    what happens on the hub meanwhile."""
+    code (GatedRepo, ...). cut: the bytes after which the connection is closed. seconds: the wait before an answer.
+    then: what happens on the hub meanwhile."""
 
     pattern: str
     status: int | None = None
@@ -206,7 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
         information = {
             "_id": "0", "id": name, "sha": commit, "private": False, "gated": False, "disabled": False, "tags": [],
-            "downloads": 0, "likes": 0, "lastModified": "2024-01-01T00:00:00.000Z", "createdAt": "2024-01-01T00:00:00.000Z",
+            "downloads": 0, "likes": 0, "lastModified": "2024-01-01T00:00:00.000Z",
+            "createdAt": "2024-01-01T00:00:00.000Z",
             "siblings": [{"rfilename": path} for path in files],
         }  # fmt: skip
         return self._send_json(information)

@@ -320,9 +320,8 @@ def light() -> list[Path]:
     """Files that composing, decoding, list and show run: no torch, no numpy, in them or in what they import."""
     named = [source for source in SOURCES if room_of(source) in ("config", "errors", "system", "cli", "__main__")]
     named += [source for source in SOURCES if "configs" in (source.stem, source.parent.name)]
-    named += [source for source in SOURCES if room_of(source) == "resolver/schema"]
     named += [PACKAGE / "commands" / f"{name}.py" for name in ("show", "__init__")]
-    named += [PACKAGE / "resolver" / f"{name}.py" for name in ("decoding", "rules", "__init__")]
+    named += [source for source in SOURCES if room_of(source) == "resolver" and source.stem != "files"]
     return named
 
 

@@ -114,7 +114,7 @@ ARGUMENT_SHORTHANDS = (
 )
 SECTION_SHORTHANDS = (
     SectionShorthand("-m checkpoint=RUN,none", COMMANDS, "shorthands:with_random_weights"),
-    SectionShorthand("tasks and texts by name among members", COMMANDS, "members:with_sections_of"),
+    SectionShorthand("tasks and texts by name among members", COMMANDS, "shorthands:with_sections_of"),
     SectionShorthand("runs/latest", TRAINING, "shorthands:with_latest_run"),
     SectionShorthand("neither checkpoint= nor model=", ("finetune",), "shorthands:with_published_weights"),
 )

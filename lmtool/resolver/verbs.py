@@ -21,11 +21,11 @@ Reads = Literal["configuration", "run", "words", "options", "saved run"]
 class Verb:
     """A command: its name, its purpose, and one example.
 
-    config: `module:class` in lmtool.resolver.schema of its own configuration. reads: the arguments of its function.
+    config: the class of its configuration in lmtool.resolver.commands. reads: the arguments of its function.
     "configuration": the decoded configuration; "run": the configuration of the training command typed after it, and
     additional keys; "words": the arguments as typed; "options": the same and the folders of --config-dir; "saved run":
     the arguments, from which it finds a run and its configuration. places: the keys of positional arguments, in order.
-    keys: `module:class` of the additional keys of a command about a run. action: its verb in messages. file and module:
+    keys: the class of the additional keys of a command about a run. action: its verb in messages. file and module:
     the primary file and the module (or `module:function`), if their names differ from the command's. trains: whether it
     is a training command. sweeps: whether -m is accepted. notes: lines of its help.
     """
@@ -59,57 +59,57 @@ class Verb:
 
 _TABLE = (
     Verb(
-        "pretrain", "learn a language from text", "lmtool pretrain model=bert_tiny", "run:PretrainConfig",
+        "pretrain", "learn a language from text", "lmtool pretrain model=bert_tiny", "PretrainConfig",
         trains=True, sweeps=True,
     ),
     Verb(
         "finetune", "learn a task from labeled text", "lmtool finetune task=pydocs checkpoint=runs/NAME",
-        "run:FinetuneConfig", trains=True, sweeps=True,
+        "FinetuneConfig", trains=True, sweeps=True,
     ),
     Verb(
-        "evaluate", "score a checkpoint", "lmtool evaluate runs/NAME", "use:EvaluateConfig", ("checkpoint", "against"),
+        "evaluate", "score a checkpoint", "lmtool evaluate runs/NAME", "EvaluateConfig", ("checkpoint", "against"),
         sweeps=True,
     ),
     Verb(
-        "predict", "label texts, fill masks", 'lmtool predict runs/NAME text="..."', "use:PredictConfig",
+        "predict", "label texts, fill masks", 'lmtool predict runs/NAME text="..."', "PredictConfig",
         ("checkpoint", "text"),
     ),
     Verb(
-        "generate", "write text", 'lmtool generate runs/NAME prompt="..."', "use:GenerateConfig",
+        "generate", "write text", 'lmtool generate runs/NAME prompt="..."', "GenerateConfig",
         ("checkpoint", "prompt"),
     ),
     Verb(
-        "embed", "texts as vectors", "lmtool embed runs/NAME input=FILE output=vectors.npy", "use:EmbedConfig",
+        "embed", "texts as vectors", "lmtool embed runs/NAME input=FILE output=vectors.npy", "EmbedConfig",
         ("checkpoint",),
     ),
     Verb(
-        "probe", "what every layer encodes", "lmtool probe runs/NAME target=next", "use:ProbeConfig", ("checkpoint",)
+        "probe", "what every layer encodes", "lmtool probe runs/NAME target=next", "ProbeConfig", ("checkpoint",)
     ),
     Verb(
-        "tokenizer", "train a vocabulary", "lmtool tokenizer output=vocabulary", "run:TokenizerCommandConfig",
+        "tokenizer", "train a vocabulary", "lmtool tokenizer output=vocabulary", "TokenizerCommandConfig",
         file="train_tokenizer",
     ),
     Verb(
-        "export", "write a folder for transformers", "lmtool export runs/NAME output=exported", "run:ExportConfig",
+        "export", "write a folder for transformers", "lmtool export runs/NAME output=exported", "ExportConfig",
         ("checkpoint",),
     ),
     Verb(
         "import", "convert published weights, or change the vocabulary", "lmtool import hf://org/name output=imported",
-        "run:ImportConfig", ("checkpoint",), module="lmtool.commands.importing",
+        "ImportConfig", ("checkpoint",), module="lmtool.commands.importing",
     ),
-    Verb("check", "read a data set before training", "lmtool check task=mydata.csv", "use:CheckConfig"),
-    Verb("doctor", "what this machine can do, and what is missing", "lmtool doctor", "use:DoctorConfig"),
+    Verb("check", "read a data set before training", "lmtool check task=mydata.csv", "CheckConfig"),
+    Verb("doctor", "what this machine can do, and what is missing", "lmtool doctor", "DoctorConfig"),
     Verb(
         "fetch", "download what a run will need", "lmtool fetch finetune task=sst2 checkpoint=hf://org/name",
         reads="run", action="fetches for",
     ),
     Verb(
         "plan", "sizes, steps and time before a run", "lmtool plan pretrain model=bert",
-        reads="run", keys="inspection:PlanKeys", action="plans",
+        reads="run", keys="PlanKeys", action="plans",
     ),
     Verb(
         "inspect", "what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3",
-        reads="run", keys="inspection:InspectKeys",
+        reads="run", keys="InspectKeys",
         notes=(
             "n=3: examples to print; tokens=200000: tokens to measure; brief=true: print only deviations",
             "output=FILE: write the examples as JSON lines; output=FILE.html: write everything as a page",
@@ -117,28 +117,28 @@ _TABLE = (
     ),
     Verb(
         "inspect tokenizer", "one text as each vocabulary splits it", 'lmtool inspect tokenizer text="unhappiness"',
-        "use:InspectTokenizerConfig",
+        "InspectTokenizerConfig",
         module="lmtool.commands.inspections:tokenizer",
     ),
     Verb(
         "inspect attention", "what each head attends to",
-        'lmtool inspect attention checkpoint=runs/NAME text="..."', "use:InspectAttentionConfig",
+        'lmtool inspect attention checkpoint=runs/NAME text="..."', "InspectAttentionConfig",
         ("checkpoint", "text"),
         module="lmtool.commands.inspections:attention",
     ),
     Verb(
         "inspect positions", "how positions change attention", "lmtool inspect positions kinds=[rotary,t5]",
-        "use:InspectPositionsConfig",
+        "InspectPositionsConfig",
         module="lmtool.commands.inspections:positions",
     ),
     Verb(
         "inspect word", "one word in several sentences",
-        'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME', "use:InspectWordConfig",
+        'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME', "InspectWordConfig",
         module="lmtool.commands.inspections:word",
     ),
     Verb(
         "profile", "where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5",
-        reads="run", keys="inspection:ProfileKeys", action="runs a few steps of",
+        reads="run", keys="ProfileKeys", action="runs a few steps of",
         notes=("steps=5: steps to profile, after 2 of warm-up; output=FOLDER: write the trace and the table",),
     ),
     Verb("resume", "resume a stopped run", "lmtool resume runs/NAME", reads="saved run"),
@@ -189,7 +189,7 @@ class _Classes(Mapping[str, type["CommandConfig"]]):
 def _class(location: str) -> type:
     from lmtool.config.registry import imported
 
-    named_class: type = imported(f"lmtool.resolver.schema.{location}")
+    named_class: type = imported(f"lmtool.resolver.commands:{location}")
     return named_class
 
 
