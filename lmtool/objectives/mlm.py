@@ -92,11 +92,21 @@ class MaskedLanguageModel(MaskFiller):
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """Returns the sum of each term's losses. hidden: the hidden states that each term reads."""
-        sums = {"mlm": self.masked_lm.loss_sum(hidden["mlm"], self.table_VW, labels_of(batch, "mlm"))}
+        sums = {"mlm": self.mlm_loss(hidden["mlm"], labels_of(batch, "mlm"))}
         if self.config.pairs != "none":
             logits_N2 = self._pair_logits(hidden)
             sums[self.config.pairs] = loss_sum(logits_N2, labels_of(batch, self.config.pairs))
         return sums
+
+    def mlm_loss(self, hidden_MH: Tensor, labels_M: Tensor) -> Tensor:
+        """Returns the sum of the losses of masked tokens, a scalar. A subclass may define another loss here; scores
+        remain cross entropies.
+
+        Args:
+            hidden_MH: The hidden states that the head reads.
+            labels_M: The original tokens.
+        """
+        return self.masked_lm.loss_sum(hidden_MH, self.table_VW, labels_M)
 
     def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         return super().interpret_logits(_TERMS.get(head, head), logits, batch)
