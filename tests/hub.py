@@ -18,6 +18,7 @@ import os
 import pty
 import re
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -147,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(fault.seconds)
             if fault.status is not None:
                 return self._refuse(fault.status, fault.code)
-        if match := re.fullmatch(r"/large/(\w+)", path):
+        if match := re.fullmatch(r"/large/(\w+)/(.+)", path):
             content = next(
                 data
                 for repository in hub.repositories.values()
@@ -155,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
                 for data in files.values()
                 if _sha(data) == match[1]
             )
-            return self._send_file(content, {"ETag": f'"{match[1]}"'})
+            return self._send_file(match[2], content, {"ETag": f'"{match[1]}"'})
         if match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(/.*)?)?", path):
             return self._api(match[1], match[2], match[3], match[4], (match[5] or "").strip("/"), url.query, body)
         if match := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -211,12 +212,16 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
         content, headers = files[path], {"X-Repo-Commit": commit}
         if not path.endswith(LARGE):
-            return self._send_file(content, {**headers, "ETag": f'"{_entry(path, content)["oid"]}"'})
+            return self._send_file(path, content, {**headers, "ETag": f'"{_entry(path, content)["oid"]}"'})
         large = {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{_sha(content)}"'}
-        self._send(302, b"", {**headers, **large, "Location": f"{self.server.hub.large}/{_sha(content)}"})
+        self._send(302, b"", {**headers, **large, "Location": f"{self.server.hub.large}/{_sha(content)}/{path}"})
 
-    def _send_file(self, content: bytes, headers: dict[str, str]) -> None:
-        headers = {**headers, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+    def _send_file(self, path: str, content: bytes, headers: dict[str, str]) -> None:
+        name = path.rpartition("/")[2]
+        headers = {
+            **headers, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream",
+            "Content-Disposition": f"inline; filename*=UTF-8''{name}; filename=\"{name}\";",
+        }  # fmt: skip
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if match is None:
             return self._send(200, content, headers)
@@ -267,26 +272,64 @@ def weights(family: str, folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def sst2(rows: int = 48, start: int = 0) -> dict[str, bytes]:
-    """A tiny sst2 as the hub has it: parquet files in a folder of their own, which the README lists."""
-    files = {}
-    names = json.dumps({"info": {"features": {
-        "sentence": {"dtype": "string", "_type": "Value"}, "idx": {"dtype": "int32", "_type": "Value"},
-        "label": {"names": ["negative", "positive"], "_type": "ClassLabel"},
-    }}})  # fmt: skip
+def data_set(subset: str, columns: Callable[[range], dict[str, Any]], rows: int = 48, start: int = 0) -> dict[str, bytes]:
+    """A data set as the hub has it: parquet files, which the README lists. columns: those of the rows of these numbers;
+    a pair is a column of class numbers and the names of the classes."""
+    files, lines = {}, ""
     for split, count in (("train", rows), ("validation", rows // 2)):
-        numbers = range(start, start + count)
-        table = pa.table({
-            "sentence": [f"the {('sad', 'fine')[number % 2]} text {number} a b" for number in numbers],
-            "label": pa.array([number % 2 for number in numbers], pa.int64()),
-            "idx": pa.array(list(numbers), pa.int32()),
-        }).replace_schema_metadata({"huggingface": names})  # fmt: skip
-        buffer = io.BytesIO()
-        pq.write_table(table, buffer)
-        files[f"sst2/{split}-00000-of-00001.parquet"] = buffer.getvalue()
-    lines = "".join(f"  - split: {split}\n    path: sst2/{split}-*\n" for split in ("train", "validation"))
-    readme = f"---\nconfigs:\n- config_name: sst2\n  data_files:\n{lines}---\n# GLUE\n"
-    return {**files, "README.md": readme.encode()}
+        values, features = {}, {}
+        for name, column in columns(range(start, start + count)).items():
+            values[name], names = column if isinstance(column, tuple) else (column, None)
+            if names is not None:
+                label = {"names": names, "_type": "ClassLabel"}
+                features[name] = {"feature": label, "_type": "List"} if isinstance(values[name][0], list) else label
+        table, buffer = pa.table(values), io.BytesIO()
+        features |= {field.name: _feature(field.type) for field in table.schema if field.name not in features}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        pq.write_table(table.replace_schema_metadata(metadata), buffer)
+        files[f"{subset}/{split}-00000-of-00001.parquet"] = buffer.getvalue()
+        lines += f"  - split: {split}\n    path: {subset}/{split}-*\n"
+    return {**files, "README.md": f"---\nconfigs:\n- config_name: {subset}\n  data_files:\n{lines}---\n".encode()}
+
+
+def _feature(type_: pa.DataType) -> Any:
+    """A column's type in the words of the library datasets."""
+    if pa.types.is_struct(type_):
+        return {field.name: _feature(field.type) for field in type_}
+    if pa.types.is_list(type_):
+        return {"feature": _feature(type_.value_type), "_type": "List"}
+    return {"dtype": str(type_), "_type": "Value"}
+
+
+def sst2(rows: int = 48, start: int = 0) -> dict[str, bytes]:
+    """A tiny sst2."""
+
+    def columns(numbers: range) -> dict[str, Any]:
+        texts = [f"the {('sad', 'fine')[number % 2]} text {number} a b" for number in numbers]
+        return {"sentence": texts, "label": ([number % 2 for number in numbers], ["negative", "positive"]), "idx": [*numbers]}
+
+    return data_set("sst2", columns, rows, start)
+
+
+def conll2003() -> dict[str, bytes]:
+    """A tiny CoNLL-2003."""
+
+    def columns(numbers: range) -> dict[str, Any]:
+        tags = [[0, 1, number % 2] for number in numbers]
+        return {"tokens": [["the", f"text{number}", "a"] for number in numbers], "ner_tags": (tags, ["O", "B-PER", "I-PER"])}
+
+    return data_set("default", columns)
+
+
+def squad() -> dict[str, bytes]:
+    """A tiny SQuAD."""
+
+    def columns(numbers: range) -> dict[str, Any]:
+        answers = [{"text": ["a text"], "answer_start": [3]} for _ in numbers]
+        texts = {"context": ["is a text b" for _ in numbers], "question": [f"a {number}" for number in numbers]}
+        return {"id": [str(number) for number in numbers], **texts, "answers": answers}
+
+    return data_set("plain_text", columns)
 
 
 @pytest.fixture(scope="session")
@@ -297,11 +340,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, b
 
 @pytest.fixture
 def hub(published: dict[str, dict[str, bytes]]) -> Iterator[Hub]:
-    """A hub with the weights that finetuning starts from by default, and sst2."""
+    """A hub with the weights that finetuning starts from by default, and sst2, CoNLL-2003 and SQuAD."""
     server = Hub()
     server.repository("models", "google-bert/bert-base-uncased").push(published["bert"])
     server.repository("models", "google-t5/t5-base").push(published["t5"])
-    server.repository("datasets", "nyu-mll/glue").push(sst2())
+    for name, files in (("nyu-mll/glue", sst2()), ("lhoestq/conll2003", conll2003()), ("rajpurkar/squad", squad())):
+        server.repository("datasets", name).push(files)
     yield server
     server.stop()
 
@@ -360,6 +404,7 @@ def _run(words: tuple[str, ...], place: str, variables: dict[str, str], terminal
 def _copied_terminal(file: int) -> int:
     """A terminal whose content a thread copies into a file."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))  # type: ignore[attr-defined]
 
     def copy() -> None:
         while content := os.read(ours, 1 << 16):

@@ -24,7 +24,7 @@ from lmtool.resolver import teachers
 from lmtool.resolver.schema.verbs import COMMANDS
 from lmtool.tasks.configs import TaskConfig
 from lmtool.training.devices import DEVICES
-from lmtool.weights.folders import MissingFile, hf_folder
+from lmtool.weights.folders import NoNetwork, hf_folder
 
 
 def decode_config(
@@ -86,7 +86,7 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
     try:
         hf = hf_folder(checkpoint, bool(data.get("offline")))
         config = read_checkpoint(checkpoint) if hf is None else hf.saved_config()
-    except MissingFile as error:
+    except NoNetwork as error:
         problems.append(Problem("checkpoint", error.message, _local_start(data, error.hint)))
         return None
     except UserError as error:

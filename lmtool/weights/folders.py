@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, r
 class MissingFile(UserError):
     """A file is not in the hub's cache and cannot be downloaded, because the repository lacks it or there is no
     network."""
+
+
+class NoNetwork(MissingFile):
+    """A file is not in the hub's cache, and the hub cannot be asked for it."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +102,36 @@ class Address:
             raise MissingFile(f"{file} does not exist", "use a local folder")
         hint = f"run the command once with network access, not offline, or use a local folder: {key}=FOLDER"
         if offline or constants.HF_HUB_OFFLINE:
-            raise MissingFile(f"{file} is not in the hub's cache, and offline=true or HF_HUB_OFFLINE is set", hint)
+            raise NoNetwork(f"{file} is not in the hub's cache, and offline=true or HF_HUB_OFFLINE is set", hint)
         if not self._reachable:
             # Without a network, the library would retry for half a minute.
-            raise MissingFile(f"{file} is not in the hub's cache, and there is no network", hint)
+            raise NoNetwork(f"{file} is not in the hub's cache, and there is no network", hint)
         try:
-            return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
+            return Path(_download(self.repository, name, revision))
         except errors.LocalEntryNotFoundError as problem:
-            raise MissingFile(f"{file}: {_short(problem)}", hint) from problem
+            # The hub does not answer, so nobody knows whether the file exists: it must not count as missing.
+            raise UserError(f"{file} is not in the hub's cache, and the hub does not answer", hint) from problem
         except errors.EntryNotFoundError as problem:
             raise MissingFile(f"{file} does not exist", hint) from problem
-        except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
+        except errors.GatedRepoError as problem:
+            raise UserError(
+                f"{self.typed}: {self.repository} is gated: only accounts that accepted its terms may read it",
+                f"accept them at {constants.ENDPOINT}/{self.repository}, and set the variable HF_TOKEN to your token",
+            ) from problem
+        except errors.RevisionNotFoundError as problem:
+            raise UserError(
+                f"{self.typed}: {self.repository} has no branch, tag or commit {revision}",
+                f"write {key}=hf://{self.repository} for its branch main",
+            ) from problem
+        except errors.RepositoryNotFoundError as problem:
+            raise UserError(
+                f"{self.typed}: the hub has no repository {self.repository} that you may read",
+                "check its name; for a private one, set the variable HF_TOKEN to your token",
+            ) from problem
+        except (*_transport_errors(), errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
             raise UserError(
                 f"{self.typed}: {name}: {_short(problem)}",
-                "check the name and the revision, or use a local folder",
+                f"run the command again, which continues the download, or use a local folder: {key}=FOLDER",
             ) from problem
 
     @cached_property
@@ -118,6 +139,31 @@ class Address:
         from huggingface_hub import constants
 
         return is_reachable(constants.ENDPOINT)
+
+
+_ATTEMPTS = 4
+
+
+def _download(repository: str, name: str, revision: str) -> str:
+    """Downloads a file into the hub's cache and returns its path. An error of the server is tried again; the library
+    itself does so only for some requests."""
+    from huggingface_hub import hf_hub_download
+
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return hf_hub_download(repository, name, revision=revision)
+        except (*_transport_errors(), OSError) as problem:
+            if getattr(getattr(problem, "response", None), "status_code", 0) < 500:
+                raise
+            time.sleep(attempt)
+    return hf_hub_download(repository, name, revision=revision)
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Returns the errors of the library with which huggingface_hub makes its requests, besides its own."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return tuple(base for base in HfHubHTTPError.__mro__ if base.__module__.startswith(("httpx", "requests")))
 
 
 def _short(problem: Exception) -> str:
@@ -284,8 +330,15 @@ def weight_file(folder: HFFolder, offline: bool = False) -> Path:
     """Returns the path of the weight file, or of the index of several weight files, after downloading it if necessary.
     Raises UserError if there is none."""
     for name in WEIGHTS:
-        path = fetch_file(folder, name, offline, required=False)
-        if path is not None:
+        try:
+            path = fetch_file(folder, name, offline)
+        except NoNetwork:
+            if not offline:
+                raise
+        except MissingFile:
+            continue
+        else:
+            assert path is not None
             return path
     raise UserError(
         f"checkpoint={folder.checkpoint}: {_location(folder, offline)} has no weights: none of {', '.join(WEIGHTS)}",
@@ -326,7 +379,7 @@ def fetch_file(folder: HFFolder, name: str, offline: bool, required: bool = True
             if required:
                 raise
     if required:
-        raise UserError(
+        raise MissingFile(
             f"checkpoint={folder.checkpoint}: {_location(folder, offline)} lacks {name}", "copy the folder again"
         )
     return None

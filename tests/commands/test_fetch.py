@@ -49,7 +49,8 @@ class Hub:
                 raise ConnectionError("not in the cache")
             self.asked.append(f"{name}:{subset}")
             folder.mkdir(parents=True)
-            (folder / "rows.arrow").write_bytes(b"x" * 1234)
+            (folder / "rows.arrow").write_bytes(b"x" * 1232)
+            (folder / "dataset_info.json").write_text("{}")
         return {"train": rows(32), "validation": rows(16)}
 
 
