@@ -199,7 +199,6 @@ def distance(a: str, b: str) -> int:
 
 
 def _max_distance(word: str) -> int:
-    """Returns the maximum edit distance for a suggestion."""
     return min(max(1, len(word) // 3), len(word) - 1)
 
 

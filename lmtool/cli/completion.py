@@ -193,7 +193,6 @@ def _keys(keys: KeyNodes, current: str, overrides: dict[str, str], table: Comple
 
 
 def _find(keys: KeyNodes, key: str, overrides: dict[str, str], table: CompletionTable) -> KeyNode:
-    """Returns the node of a dotted key; {} if the key is unknown."""
     node: KeyNode = {"keys": keys}
     parent = ""
     for name in key.split("."):

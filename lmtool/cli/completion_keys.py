@@ -152,7 +152,6 @@ def _value(field: FieldInfo) -> KeyNode:
 
 
 def _types_and_values(annotation: object) -> Iterator[object]:
-    """Yields the types in an annotation, and the values of a Literal."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         yield from arguments

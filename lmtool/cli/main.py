@@ -121,7 +121,6 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> CommandC
 
 
 def _expanded_line(verb: str, arguments: Arguments) -> CommandLine:
-    """Returns the command line with expanded shorthands, and expands them in `arguments`."""
     from lmtool.config import registry
     from lmtool.resolver.shorthands import CommandLine, expand_arguments
 
@@ -311,13 +310,11 @@ def _user_error(error: BaseException) -> LmtoolError | None:
 
 
 def _messages(error: LmtoolError) -> list[tuple[str, str | None]]:
-    """Returns (message, hint) of an error, or of each error in a configuration."""
     problems = error.problems if isinstance(error, ConfigError) else ()
     return [(problem.message, problem.hint) for problem in problems] or [(error.message, error.hint)]
 
 
 def _report_bug(error: BaseException, exits: RankExits) -> int:
-    """Reports a bug, or the loss of the connection to another rank."""
     prefix = exits.record_exception(errors.FAULT, (f"{type(error).__name__}: {error}",))
     if prefix is None:
         return errors.FAULT

@@ -105,7 +105,6 @@ class _Documents:
 
 
 def _length_function(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
-    """Returns the function that measures lengths, and their unit."""
     if config.checkpoint is None:
         return lambda texts: [len(text.split()) for text in texts], "words"
     folder = user_path(config.checkpoint)

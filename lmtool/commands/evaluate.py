@@ -113,7 +113,6 @@ class TaskScores:
 
 
 def _score_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> TaskScores:
-    """Returns the scores of a finetuned checkpoint on its task. checkpoint: None for `config.checkpoint`."""
     trained_config = trained.config
     if not isinstance(trained_config, FinetuneConfig):
         raise UserError(f"against={checkpoint} was not trained for a task", "use a checkpoint of lmtool finetune")

@@ -104,7 +104,6 @@ def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
 
 
 def _fetched(source: RemoteSource, offline: bool, output: Output) -> tuple[str, list[Path], UserError | None]:
-    """Returns the state of a source, its files, and the error if it is missing."""
     try:
         return PRESENT, list(source.read(True)), None
     except UserError as absent:
@@ -167,8 +166,6 @@ def _task(config: TrainingConfig, task: TaskConfig) -> RemoteSource:
 
 
 def _text(config: TrainingConfig, data: DataConfig, output: Output) -> RemoteSource:
-    """Returns the source of a text that may have to be downloaded."""
-
     def read(offline: bool) -> list[Path]:
         open_source(data, config.cache_dir, output.stage, offline)
         return []

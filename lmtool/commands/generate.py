@@ -82,7 +82,6 @@ class _StreamedText:
 
 
 def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
-    """Returns the prompts, and (file, line) of each."""
     if config.prompt is not None:
         return [config.prompt], [("prompt", 1)]
     assert config.input is not None

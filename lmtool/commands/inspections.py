@@ -126,8 +126,6 @@ def attention(config: InspectAttentionConfig) -> list[JsonObject]:
 
 
 def _clearest(heads: list[HeadPattern]) -> list[HeadPattern]:
-    """Returns the heads with a pattern: first the clearest head of each pattern, then the second clearest, and so
-    on."""
     ranked = sorted((head for head in heads if head.pattern), key=lambda head: -head.fractions[head.pattern])
     earlier: Counter[str] = Counter()
     ranks = {}

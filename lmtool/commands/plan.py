@@ -204,7 +204,6 @@ def _plan_of(
 
 
 def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, is_measured: bool) -> str:
-    """Returns the rows or tokens of an epoch."""
     if isinstance(config, FinetuneConfig):
         return f" over {counted(rows, 'row')}"
     return f" over {'' if is_measured else 'about '}{count(float(f'{epoch_tokens or 0:.3g}'))} tokens"
@@ -234,7 +233,6 @@ def _shared_bytes(config: TrainingConfig) -> int:
 
 
 def _length_note(config: TrainingConfig, rows: int) -> str:
-    """Returns a note on the assumed lengths of data that is not read."""
     if isinstance(config, FinetuneConfig):
         length = f"max_length={config.max_length}"
         return f"{counted(rows, 'training row')}, each assumed to have {length} tokens; most are shorter"

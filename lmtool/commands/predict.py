@@ -76,7 +76,6 @@ def run(config: PredictConfig) -> None:
 
 
 def _trained_on(task: TaskConfig, input_path: str) -> bool:
-    """Whether a file has the task's training rows."""
     if task.path is None:
         return False
     rows, file = user_path(task.path).resolve(), user_path(input_path).resolve()
@@ -107,7 +106,6 @@ def predicting_learner(trained: Trained, paired: bool) -> BaseLearner:
 
 
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:
-    """Returns the input: rows of a table, or texts."""
     if table is not None:
         return learner.read_rows(dict(table.columns), table.origin)
     texts, origin = requested_texts(config)

@@ -61,7 +61,6 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: ProfileKe
 
 
 def _phase_note(config: PretrainConfig | FinetuneConfig) -> str:
-    """Returns a note that only the first phase of a run in phases is profiled."""
     phases = len(config.phases) if isinstance(config, PretrainConfig) else 0
     return (
         f", of the first of {phases} phases; to profile another one, set its keys instead of phases=" if phases else ""
@@ -121,7 +120,6 @@ def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) 
 
 
 def _record(session: Session, steps: int, folder: Path) -> StepProfile:
-    """Returns the profile of some steps of a session."""
     config, precision, compiles = session.config, session.run.precision, session.compilation.on
     on_gpu = precision.device.type == "cuda"
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)

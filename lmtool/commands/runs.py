@@ -75,7 +75,6 @@ def _ago(timestamp: float, now: float) -> str:
 
 
 def _run_line(folder: Path) -> RunLine | None:
-    """Returns None if the folder is not a run."""
     if not (folder / "config.yaml").is_file():
         return None
     files = RunFiles(folder)

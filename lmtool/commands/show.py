@@ -119,7 +119,6 @@ def _show_key(typed_key: str, fields: list[DocumentedField]) -> None:
 
 
 def _by_description(fields: list[DocumentedField]) -> list[tuple[FieldInfo, list[DocumentedField]]]:
-    """Groups fields with the same description and type."""
     by_text: dict[tuple[str, str], list[DocumentedField]] = {}
     for entry in fields:
         by_text.setdefault((entry.field.description or "", messages.allowed_values(entry.field)), []).append(entry)
@@ -186,7 +185,6 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
 
 
 def _recipes(group: str, name: str) -> list[Path]:
-    """Returns the recipes for a model or a tuning method."""
     entry = registry.lookup(group, name)
     if entry is None or group not in ("model", "tuning"):
         return []

@@ -55,7 +55,6 @@ _scan = Plugins._scan_all_plugins
 
 
 def _own_plugins(modules: list[ModuleType]) -> Any:
-    """Returns Hydra's own plugins, which are in the first module."""
     return _scan(modules[:1])
 
 
@@ -431,7 +430,6 @@ def _targets(repo: JsonObject) -> Iterator[Any]:
 
 
 def _named_targets(value: object, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields the key and value of each `_target_` in plain data."""
     if isinstance(value, dict):
         for name, inside in value.items():
             if name == "_target_":

@@ -179,7 +179,6 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
 
 
 def _plain_value(value: object) -> Any:
-    """Returns the value of a field as plain data."""
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     return list(value) if isinstance(value, tuple) else value
@@ -403,7 +402,6 @@ def _text(text: str, key: str, problems: list[Problem]) -> str:
 
 
 def _without_missing(value: object, key: str, missing: list[str]) -> Any:
-    """Returns a copy without `???` values, whose keys are added to `missing`."""
     if isinstance(value, dict):
         without_missing = {}
         for name, item in value.items():

@@ -463,7 +463,6 @@ def of_value(key: str, value: object) -> str | None:
 
 
 def _forms_of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
-    """Yields the forms of a key with this value."""
     for form in forms if isinstance(forms, tuple) else (forms,):
         if isinstance(form, str):
             yield form
@@ -485,7 +484,6 @@ def keys_in(form: str) -> list[str]:
 
 
 def _fill(word: str, value: object) -> str:
-    """Returns a word of a form with the value inserted, in lmtool's words."""
     key = word.partition("=")[0]
     parts = value if isinstance(value, list) else [value]
     text = ",".join(of_value(key, part) or as_typed(part) for part in parts)
@@ -529,7 +527,6 @@ def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) ->
 
 
 def _problems_of(command: type[Config], data: JsonObject, error: Any) -> Iterator[Problem]:
-    """Yields the problems that one error of pydantic stands for."""
     key, field, value = _locate(command, data, error["loc"])
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
@@ -569,7 +566,6 @@ def _validator_problem(command: type[Config], data: JsonObject, key: str, text: 
 
 
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
-    """Returns the problem of a value that a field does not allow."""
     options = allowed_names(field)
     is_name = options and isinstance(value, str)
     allowed = one_of(options) if is_name else allowed_item(field) if "[" in key else allowed_values(field)
@@ -601,7 +597,6 @@ def _number(value: object) -> int | float | None:
 
 
 def _takes(field: FieldInfo, value: object) -> bool:
-    """Whether a field allows a value."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field], config=Config.model_config)  # type: ignore[arg-type]
         adapter.validate_json(json.dumps(value))
@@ -677,7 +672,6 @@ _HUB_OVERRIDES: dict[str, Callable[[str], str | None]] = {
 
 
 def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -> Iterator[Problem]:
-    """Yields the problems of an unknown key, or of each key in an unknown section."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _unknown(command, data, f"{key}.{name}", item)
@@ -740,7 +734,6 @@ def _may_take(field: FieldInfo | None, value: object) -> bool:
 
 
 def _has_option(group: str, name: str) -> bool:
-    """Whether a group has an option; for options that are files or folders, whether the name could be one."""
     return (
         name == "null" or name in registry.options(group) or (group in ("data", "task") and registry.is_path_like(name))
     )
@@ -752,7 +745,6 @@ def takes(command: type[Config], key: str, value: object) -> bool:
 
 
 def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
-    """Whether one of the fields allows the value written as this text."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -310,12 +310,10 @@ def _has_pattern(value: object) -> bool:
 
 
 def _matching_options(value: object, options: Sequence[str]) -> list[str]:
-    """Returns the options that match a pattern; empty if the pattern is one of several values."""
     return list(value.filter(list(options))) if isinstance(value, Glob) else []
 
 
 def _pattern_problem(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
-    """Returns the problem of a pattern that cannot be used."""
     if not is_group:
         hint = "write the values out, with commas; or quote it as text: " + shlex.quote(f'{key}="{value}"')
         return Problem(key, f"{key}={value} is a pattern of options, but {key} is not a group", hint)
@@ -357,7 +355,6 @@ def _choice(
     multirun: bool,
     checked: CheckedOverrides,
 ) -> Iterator[Problem]:
-    """Checks the override of a group and adds it to `checked` if it is valid."""
     section, value = group.split("/")[0], text.partition("=")[2]
     if sign == "~":
         yield Problem(
@@ -448,7 +445,6 @@ def as_values(overrides: Sequence[str], accepted: AcceptedOverrides) -> tuple[Js
 
 
 def _plain(value: object) -> Any:
-    """Returns the value of an override as plain data."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, dict):

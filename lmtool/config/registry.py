@@ -429,7 +429,6 @@ def load_plugins(modules: Sequence[str]) -> None:
 
 
 def _path_error(module: str) -> UserError:
-    """Returns the error for a path instead of the name of a module."""
     path, folder = user_path(module).absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
     if path.is_relative_to(folder):

@@ -219,7 +219,6 @@ def _norm_bytes(norm: nn.Module, width: int) -> float:
 
 
 def _feed_forward_bytes(part: FeedForward, formats: Formats) -> float:
-    """Returns the bytes per token of a feed-forward block."""
     width, inner = part.fc_in.in_features, part.fc_in.out_features
     dropped = part.dropout.rate > 0
     # ReLU saves its result, which without dropout is the same tensor as the input of the second linear map.
@@ -278,7 +277,6 @@ def copied_bytes(learner: nn.Module, formats: Formats) -> int:
 
 
 def _width(layer: nn.Module) -> int:
-    """Returns the width of a layer's hidden states."""
     widths = [part.q_proj.in_features for _, part in attentions_of(layer)]
     widths += [sum(part.output_size for part in layer.modules() if isinstance(part, LstmCell))]
     widths += [layer.hidden_size] if isinstance(layer, WindowLayer) else []
@@ -290,5 +288,4 @@ def _has_trainable(module: nn.Module) -> bool:
 
 
 def _scale(saved: SavedActivations, factor: float) -> SavedActivations:
-    """Multiplies all bytes by a factor."""
     return SavedActivations(factor * saved.activations, factor * saved.scores, factor * saved.working)

@@ -317,7 +317,6 @@ def _matrix_values(modules: Iterable[nn.Module]) -> int:
 
 
 def _key_value_maps(attention: nn.Module) -> Iterator[nn.Module]:
-    """Returns the projections of keys and values, if an attention has them (additive attention has no values)."""
     return (part for name, part in attention.named_children() if name in ("k_proj", "v_proj"))
 
 
@@ -327,7 +326,6 @@ def _attention_width(layers: Iterable[nn.Module]) -> int:
 
 
 def _head_width(attention: MultiHead) -> int:
-    """Returns the total width of the heads of an attention."""
     return attention.q_proj.weight.shape[0]
 
 

@@ -141,7 +141,6 @@ def plan_in_phases(
 
 
 def _planned_device(config: RunConfig, target: Precision | PlannedDevice) -> PlannedDevice:
-    """Returns the target if it is a planned device; otherwise measures the device of this machine."""
     if isinstance(target, PlannedDevice):
         return target
     return this_machine(config.model.hidden_size, config.model.inner_size, target)
@@ -220,12 +219,10 @@ def _carried_values(config: RunConfig, learner: BaseLearner) -> int:
 
 
 def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
-    """Returns the number formats of the run on a device."""
     return Formats(device.precision.name != "fp32", device.cuda, config.gradient_checkpointing)
 
 
 def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> Forward:
-    """Estimates one forward pass of the run on a device."""
     formats, length = _formats(config, device), metadata["mean_length"]
     predicted = metadata.get("predicted_fraction", 0.0)
     tokens = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"] / devices_of(config)
@@ -264,7 +261,6 @@ def _whole_steps(limit: float) -> int:
 
 
 def _extend_plan(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
-    """Extends the plan of one step to a number of steps."""
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
     logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)

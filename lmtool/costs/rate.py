@@ -262,7 +262,6 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
 
 
 def _published_device(name: str, precision_name: str) -> PlannedDevice:
-    """Returns a device with published rates."""
     device: Device = device_of(name)
     precision = Precision(
         _precision(precision_name, device.bf16 is not None), torch.device("cuda" if device.cuda else "cpu"), "planned"

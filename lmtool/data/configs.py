@@ -326,7 +326,6 @@ def _section(member: str | dict[str, object]) -> DataConfig:
 
 
 def _member_message(title: str, member: str | dict[str, object], error: ValidationError | PydanticCustomError) -> str:
-    """Returns the message for an error in a member."""
     if isinstance(error, PydanticCustomError):
         name = (error.context or {}).get("given")
         subject = "a section has no name; set name: to" if name is None else f"{name} is not"

@@ -127,7 +127,6 @@ def _locations() -> dict[str, str]:
 
 
 def _standard_module(package: str) -> list[Module]:
-    """Returns a package or module of the standard library."""
     library = sysconfig.get_paths()["stdlib"]
     folder, file = os.path.join(library, package), os.path.join(library, f"{package}.py")
     if package in _SKIPPED or not package.isidentifier():

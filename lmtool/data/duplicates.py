@@ -216,7 +216,6 @@ def _signature(shingles: np.ndarray) -> np.ndarray:
 
 
 def _hash_rows(columns: np.ndarray) -> np.ndarray:
-    """Returns (K,) uint64: a hash of each row of a band."""
     combined = np.zeros(len(columns), dtype=np.uint64)
     for column in columns.T:
         combined = (combined ^ column) * _PRIMES[0]

@@ -200,7 +200,6 @@ class Order:
 
 @lru_cache(maxsize=4)  # consecutive steps read from the same block
 def _permuted_block(count: int, seed: int, epoch: int, number: int) -> np.ndarray:
-    """Returns the examples of one block of a permuted epoch."""
     permutation = random_streams.Permutation(count, seed, "order", epoch)
     return permutation(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, count)))
 

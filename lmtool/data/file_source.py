@@ -226,7 +226,6 @@ class FileSource(ABC, Generic[AnyConfig]):
         }
 
     def _scanned(self, files: list[Path], split: str) -> Scan:
-        """Returns the scan of files, from the cache if they have not changed."""
         keys = {"path", "validation", "validation_fraction", "documents"}
         rules = [type(self).__name__, self.rule(), self.config.model_dump(exclude=keys)]
         cached = CachedScan(files, rules, None if collecting() else self.cache_dir)
@@ -288,7 +287,6 @@ class FileSource(ABC, Generic[AnyConfig]):
                 yield "", True
 
     def _characters(self, scan: Scan, start: int, end: int) -> str:
-        """Returns the characters of a single document from `start` to `end`."""
         pieces, position = [], 0
         for text, _ in self._read(scan):
             pieces.append(text[max(start - position, 0) : max(end - position, 0)])
@@ -303,7 +301,6 @@ def has_control_characters(text: str) -> bool:
 
 
 def _before_offset(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
-    """Yields a document up to an offset."""
     for text, _ in parts:
         yield text[:offset], len(text) >= offset
         offset -= len(text)

@@ -178,7 +178,6 @@ def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
 
 
 def _to_template_notation(template: FormatTemplate) -> Iterator[str]:
-    """Yields a template in the notation of the tokenizers library."""
     texts = len(template.pieces) - 1
     for number, piece in enumerate(template.pieces):
         columns = template.piece_columns.get(SEGMENT)

@@ -86,7 +86,6 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _is_text(kind: Any) -> bool:
-    """Whether a pyarrow type is text or null."""
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -113,7 +112,6 @@ def _open_parquet(path: Path) -> Iterator[Any]:
 
 
 def _class_names(feature: object) -> list[str] | None:
-    """Returns the class names of a column of classes or lists of classes, otherwise None."""
     if isinstance(feature, list) and len(feature) == 1:  # a list in older files
         feature = feature[0]
     if isinstance(feature, Mapping) and isinstance(feature.get("feature"), Mapping):

@@ -158,5 +158,4 @@ class PhasedLoader:
 
 
 def _within(position: dict[str, int]) -> dict[str, int]:
-    """Returns the cursor of the phase's loader."""
     return {"epoch": position["epoch"], "batch": position["batch"]}

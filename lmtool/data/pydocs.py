@@ -80,7 +80,6 @@ class PydocsSource:
 
 
 def _documents_of(config: PydocsConfig, cache_dir: str | Path | None, progress: OnStage | None) -> Documents:
-    """Returns the documents of a configuration, from the cache folder if possible."""
     names = list(config.packages) or [docstrings.STANDARD, *docstrings.installed()]
 
     def collect() -> Iterator[tuple[str, str]]:
@@ -227,7 +226,6 @@ def pydocs_rows(
 
 
 def _docstring_rows(names: list[str]) -> list[_Row]:
-    """Returns a row for every suitable docstring."""
     modules = {name: [module for module in docstrings.modules(name) if module.name != name] for name in names}
     selected: list[docstrings.Module] = []
     for of_package in modules.values():

@@ -237,7 +237,6 @@ def _line(row: JsonObject) -> bytes:
 
 
 def _read_row(line: bytes) -> JsonObject | None:
-    """Returns a row of the journal; None if it is damaged."""
     digest, _, content = line.partition(b" ")
     content = content.removesuffix(b"\n")
     return json.loads(content) if hashlib.sha256(content).hexdigest().encode() == digest else None
@@ -366,7 +365,6 @@ def hold_lock(path: Path) -> Iterator[bool]:
 
 
 def _open(folder: Path, key: str, cache: ArrayCache) -> TokenStore:
-    """Maps the store in a folder. Raises Damaged."""
     manifest = Manifest.read(folder)
     missing = set(FILES.values()) - manifest.files.keys()
     if manifest.metadata.get("key") != key or missing:

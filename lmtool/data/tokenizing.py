@@ -339,7 +339,6 @@ def _pipes(child: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _send(stream: IO[bytes], message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
-    """Sends a message as one line of JSON, followed by arrays."""
     stream.write(json.dumps(message).encode() + b"\n")
     for array in arrays:
         stream.write(array.tobytes())

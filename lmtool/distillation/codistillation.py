@@ -80,7 +80,6 @@ class Codistillation(Distilled):
 
     @property
     def _copies(self) -> dict[str, BaseLearner]:
-        """The older copy of each learner, by the learner's name."""
         copies = cast(nn.ModuleDict, self.distill[_COPIES])
         return {name: cast(BaseLearner, copies[name or _STUDENT_COPY]) for name in self.learners}
 

@@ -203,7 +203,6 @@ class Standard(Distilled):
 
 
 def _members_of(learner: BaseLearner) -> list[str]:
-    """Returns the names of a mixture's members; empty for a learner that is not a mixture."""
     return [name for name, _ in learner.named_members()] if isinstance(learner, Mixture) else []
 
 

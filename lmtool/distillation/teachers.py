@@ -230,7 +230,6 @@ def _next_states(tap: RecordedStates, point: TapPoint, token_count: int) -> Tens
 
 
 def _same_every_epoch(examples: Examples) -> bool:
-    """Returns whether every epoch has the same examples. If so, the plan is the same object in all epochs."""
     if isinstance(examples, MixedExamples):
         return all(map(_same_every_epoch, examples.members.values()))
     return examples.plan(1) is examples.plan(0)

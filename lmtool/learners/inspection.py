@@ -95,7 +95,6 @@ class RunningStatistics:
         self.remarks: dict[str, str] = {}
 
     def _statistic(self, name: str) -> Statistic:
-        """Returns a statistic by name; creates it if there is none of this name."""
         return self.statistics.setdefault(name, Statistic(name))
 
     def fraction(self, name: str, hits: float, count: float, probability: float | np.ndarray) -> None:

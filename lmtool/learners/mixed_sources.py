@@ -89,7 +89,6 @@ def _concatenate_targets(targets: Sequence[Target], starts: np.ndarray) -> Targe
 
 
 def _cat(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Concatenates the tensors that are not None; None if there are none."""
     present = [tensor for tensor in tensors if tensor is not None]
     return torch.cat(present) if present else None
 
@@ -135,7 +134,6 @@ def predictors_of(learner: BaseLearner, train: SplitData, examples: object) -> M
 
 
 def _mean(predictors: Sequence[Predictor], fractions: Sequence[float]) -> Predictor:
-    """Returns the predictor whose distribution is the weighted mean of the predictors' distributions."""
     constant = [predictor for predictor in predictors if isinstance(predictor, ConstantPredictor)]
     if len(constant) < len(predictors):
         return predictors[0]  # depends on the configuration only, so the predictors of all texts are equal
@@ -229,7 +227,6 @@ def _select_documents(batch: Batch, selected_N: np.ndarray) -> Batch | None:
 
 
 def _select_scores(scores: Scores, selected_N: np.ndarray) -> Scores:
-    """Returns the scores of the selected documents, whose indices count the selected documents only."""
     selected = torch.from_numpy(selected_N).to(scores.documents.device)
     new_index_N = selected.cumsum(0) - 1
     selected_M = selected[scores.documents]

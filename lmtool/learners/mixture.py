@@ -227,7 +227,6 @@ class MixedScorer(Scorer):
             scorer.take(member_batch, member_outputs)
 
     def _member_batches(self, batch: Batch) -> Iterator[tuple[Scorer, Batch]]:
-        """Yields the scorer and the batch of each member that has examples in a mixed batch."""
         if not isinstance(batch, MixedBatch):
             raise TypeError("a mixture needs a MixedBatch, which its own examples return")
         for name, member_batch in batch.members:
@@ -257,8 +256,6 @@ class MixedScorer(Scorer):
 
 
 def _remove_member_tensors(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
-    """Removes the members' shared tensors from a state dict, which also has them as tensors of the mixture; a hook of
-    `state_dict`."""
     for name in [name for name in state if name.startswith(prefix + _MEMBERS)]:
         member_name = name.removeprefix(prefix + _MEMBERS).partition(".")[2]
         if prefix + member_name in state:

@@ -167,7 +167,6 @@ class HFFormat:
         }
 
     def _keys_and_prefix(self, model_class: HFClass | None) -> tuple[KeyMap, str]:
-        """Returns the key map and the backbone's prefix of a class; those of the family if the class is None."""
         if model_class is None:
             return self.keys, self.prefix
         prefix = self.prefix if model_class.prefix is None else model_class.prefix

@@ -143,7 +143,6 @@ def _files_by_class(family: type[Config]) -> list[tuple[type[Config], Path]]:
 
 
 def _folder(family: type[Config]) -> Path:
-    """Returns the folder that contains the recipe of a class."""
     package, lmtool = (name.partition(".")[0] for name in (family.__module__, __name__))
     file = sys.modules[family.__module__].__file__
     return registry.conf_dir() / GROUP if package == lmtool or file is None else Path(file).parent / GROUP

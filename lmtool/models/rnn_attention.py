@@ -152,7 +152,6 @@ class AttendingGru(nn.Module):
         return self.dropout(maps_MO2.amax(-1), context.read_rng)
 
     def _first_states(self, encoded: EncoderState, steps: Lockstep) -> Tensor:
-        """Returns (N, C): the first state of each document, in the order of the steps."""
         starts_N = torch.tensor(encoded.segments.starts).clamp(max=max(len(encoded.hidden_SH) - 1, 0))
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
         first_N = send(starts_N, encoded.hidden_SH.device).index_select(0, order_N)

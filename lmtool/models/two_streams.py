@@ -85,8 +85,6 @@ class StreamAttention:
     def _pairwise(
         pair: tuple[Tensor, Tensor] | None, query_RL: Tensor, key_RK: Tensor, compare: Callable[..., Tensor]
     ) -> Tensor | None:
-        """Returns (R, 1, L, K): `compare(key, query)` for the values of each key and each query. pair: the values of
-        all queries and of all keys, or None."""
         if pair is None:
             return None
         queries, keys = pair

@@ -248,7 +248,6 @@ def _unfold(name: str, tensor: Tensor, heads: int) -> Tensor:
 
 
 def _fold(name: str, tensor: Tensor) -> Tensor:
-    """Returns the inverse of `_unfold`."""
     if name.endswith((*_INTO_HEADS, _OUT)):
         flat = tensor.flatten(1)
         return (flat if name.endswith(_OUT) else flat.T).contiguous()

@@ -166,7 +166,6 @@ def block_attention(
 
 
 def _units(x_TAD: Tensor, index: TileIndex, size: int) -> Tensor:
-    """Returns (U, B*D): the padded units of the documents."""
     x_NBAD = gather(x_TAD, index).view(-1, size, *x_TAD.shape[1:])
     return x_NBAD.transpose(1, 2).reshape(-1, size * x_TAD.shape[2])
 
@@ -236,7 +235,6 @@ def block_plan(layout: Layout) -> BlockPlan:
 def _tile(
     rows: _Rows, token_NB: np.ndarray, real_NB: np.ndarray, first_N: np.ndarray, mask: Blocks, device: torch.device
 ) -> BlockTile:
-    """first_N: the first key of the document of each block."""
     count, heads, random_blocks = rows.random_RAN.shape
     key_RAN = np.concatenate([np.repeat(rows.key_RN[:, None], heads, 1), rows.random_RAN], 2)
     # A random block is never the last one, which is the only one with padding.

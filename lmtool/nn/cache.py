@@ -193,7 +193,6 @@ def _rows(lanes: Lanes, like: Tensor) -> Tensor:
 
 
 def _states(model: nn.Module) -> dict[str, CarriedState]:
-    """Returns the carried states in a model, by module name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, CarriedState)}
 
 

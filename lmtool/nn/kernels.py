@@ -374,7 +374,6 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _scores(q_BLD: Tensor, k_BKD: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Returns (B, L, K): q k^T scale + bias."""
     if bias is None:
         return torch.baddbmm(q_BLD.new_empty(()), q_BLD, k_BKD.transpose(1, 2), beta=0, alpha=scale)
     return torch.baddbmm(bias.to(q_BLD.dtype), q_BLD, k_BKD.transpose(1, 2), alpha=scale)

@@ -263,7 +263,6 @@ def sinusoids(positions_P: Tensor, width: int, base: float = 10000.0) -> Tensor:
 
 
 def _distances(query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-    """Returns (R, L, K): key minus query."""
     return key_positions_RK[:, None, :] - query_positions_RL[:, :, None]
 
 

@@ -139,7 +139,6 @@ class LstmCell(nn.Module):
 
 
 def _end_values(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
-    """Returns (N, X): the values at the end of each text; for an empty text, the values before it."""
     if not len(values_TX):
         return before_NX
     ends_NX = values_TX.index_select(0, steps.last_N)

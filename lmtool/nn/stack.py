@@ -312,7 +312,6 @@ class Stack(nn.Module):
         return output
 
     def _prefixes(self, state: StackState) -> list[LayerPrefix] | None:
-        """Returns the prefix of each layer; None if a cache holds it."""
         if self.prefix is None or (state.cache is not None and not state.cache.fresh):
             return None
         return self.prefix.layers(state.packed.segments)

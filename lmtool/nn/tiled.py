@@ -128,7 +128,6 @@ def score_terms(
 
 
 def _rows(x_TAD: Tensor, index: TileIndex, shapes: list[torch.Size]) -> list[Tensor]:
-    """Returns the tokens as rows: (R, A, L, D) for each tile."""
     parts = gather(x_TAD, index).split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -143,7 +142,6 @@ def _tile_attention(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """Returns the attention of one tile, (R, A, L, D)."""
     if bias is None:
         return attend_rows(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
@@ -176,7 +174,6 @@ def attend_rows(
 
 
 def _is_keyed(rate: float, rng: DropoutRng | None) -> bool:
-    """Whether dropout of the weights is keyed by token, so that the weights are needed."""
     return rate > 0.0 and isinstance(rng, TokenRng)
 
 
@@ -195,7 +192,6 @@ def _score_bias(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | Non
 
 
 def _bias_of_tile(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tensor:
-    """Returns the bias of a tile's scores, without its mask."""
     bias = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
     return bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
 

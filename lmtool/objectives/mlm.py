@@ -144,7 +144,6 @@ class MaskedLanguageModel(MaskFiller):
         return self.backbone.embed.token.weight
 
     def _pair_logits(self, hidden: dict[str, Tensor]) -> Tensor:
-        """Returns the logits (N, 2) of the two classes of pairs."""
         pooled_NH = self.heads["pooler"](hidden[self.config.pairs])
         return self.heads[_PAIR_HEADS[self.config.pairs]](pooled_NH)
 

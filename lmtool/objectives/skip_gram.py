@@ -98,7 +98,6 @@ class SkipGram(BaseLearner):
         return StepOutput(sums, self.loss_weights)
 
     def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Returns the scores (M,) of pairs, and the scores (M, J) of their negatives."""
         labels_M, negatives = labels_of(batch, "skip_gram"), self.config.negatives
         words = torch.cat([labels_M[:, None], labels_of(batch, "negatives").view(-1, negatives)], 1)  # (M, 1 + J)
         scores = self._head(self.backbone(batch.inputs), indices_of(batch, "skip_gram"), words)

@@ -99,7 +99,6 @@ def _columns(*columns: Sequence[object]) -> tuple[np.ndarray, ...] | None:
 
 
 def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator[Metric]:
-    """Yields the run's metrics that its predictions reproduce."""
     for name, value in as_object(run.result.get("metrics")).items():
         metric = METRICS.get(name)
         if metric is None or not isinstance(value, int | float) or (name in _CLASS_METRICS) != (gold.dtype == np.int64):
@@ -240,7 +239,6 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
 
 
 def _paired_html(comparison: RunComparison) -> str:
-    """Returns each run's difference from the first run, by metric."""
     rows, sentences = [], []
     for name, difference in zip(comparison.names[1:], comparison.paired, strict=True):
         if isinstance(difference, str):

@@ -347,6 +347,5 @@ def remarks(profile: StepProfile) -> Iterator[str]:
 
 
 def _larger_batch(metadata: JsonObject) -> str:
-    """Returns the advice to take larger steps."""
     key = "batch_tokens" if metadata.get("batch_tokens") else "batch_examples"
     return f"raise {key} above {metadata.get(key)}"

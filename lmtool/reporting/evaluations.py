@@ -208,8 +208,6 @@ def print_probes(output: Output, target: str, probes: CheckpointProbes) -> None:
 
 
 def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[str]]]:
-    """Returns the heading and the rows of a checkpoint's table."""
-
     def text(score: Accuracy) -> str:
         # An error of 0 means that all predictions are right, or all wrong; it says nothing about other texts.
         error = score["standard_error"]

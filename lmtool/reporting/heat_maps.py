@@ -100,7 +100,6 @@ def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool)
 
 
 def _add_color_bar(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
-    """Adds the color bar."""
     ticks = MaxNLocator(nbins=4)  # more would overlap in a narrow figure
     bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, "ticks": ticks, **options})
     bar.outline.set_visible(False)
@@ -148,7 +147,6 @@ def _text_color(shade: float) -> str:
 
 
 def _label_cells(axes: Axes, columns: Sequence[str], rows: Sequence[str], x_label: str, y_label: str = "") -> None:
-    """Labels the columns and rows of cells, the first row at the top."""
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xticks(range(len(columns)), columns)
@@ -214,7 +212,6 @@ def agreement_figure(accuracy: JsonMapping) -> Figure | None:
 
 
 def _aligned_layers(cell: JsonObject) -> tuple[int, int]:
-    """Returns the student's and the teacher's layer."""
     return cell["student_layer"], cell["teacher_layer"]
 
 

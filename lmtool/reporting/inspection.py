@@ -80,7 +80,6 @@ def _statistics_rows(screen: InspectionScreen) -> list[list[str]]:
 
 
 def _print_statistics(output: Output, screen: InspectionScreen) -> None:
-    """Prints the columns that are not empty, and the checks."""
     header, rows = [*_HEADER, ""], _statistics_rows(screen)
     filled = [column for column in range(len(header)) if column == 0 or any(row[column] for row in rows)]
     lines = table_lines(
@@ -154,7 +153,6 @@ def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str
 
 
 def _is_next(pieces: Sequence[str], answers: Mapping[int, str]) -> bool:
-    """Whether every target is the next token."""
     return bool(answers) and all(
         index + 1 >= len(pieces) or pieces[index + 1] == label for index, label in answers.items()
     )
@@ -172,7 +170,6 @@ def _target_summary(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> st
 
 
 def _legend(texts: Sequence[str]) -> str:
-    """Returns a line that explains the signs in the texts."""
     all_texts = " ".join(texts)
     signs = {
         _PREDICTED: f"a{_PREDICTED}b: b is the target at a",

@@ -96,7 +96,6 @@ def loss_caption(run: RunFiles) -> str:
 
 
 def _label_curves(axes: Axes, train: _Series, validation: _Series, baseline: Baseline, narrow: bool) -> None:
-    """Labels the curves at their ends. narrow: whether labels are short."""
     labels = []
     if train[0]:
         labels.append((drawing.smooth(train[1])[-1], "training", QUIET))

@@ -195,7 +195,6 @@ def _score_html(score: Score, metrics: JsonMapping) -> str:
 
 
 def _key_numbers(run: RunFiles) -> str:
-    """Returns the key numbers of the run."""
     result = run.result
     numbers: list[tuple[str, Callable[[float], str]]] = [
         ("steps", count),
@@ -242,7 +241,6 @@ def _metadata(run: RunFiles) -> str:
 
 
 def _trainable(run: RunFiles) -> str:
-    """Returns trainable and all parameters by role."""
     by_role = run.section("learns")
     has_all_counts = all(
         isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values()

@@ -37,7 +37,6 @@ def _sections(label: str, metadata: Mapping[str, object]) -> list[tuple[str, str
 
 
 def _rows_under_label(label: str, texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns the rows of texts under one label, which only the first row shows."""
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
 
 

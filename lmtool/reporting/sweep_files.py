@@ -176,7 +176,6 @@ def _is_alive(owner: object) -> bool:
 
 
 def _with_score(job: ReportedJob, record: JsonObject) -> ReportedJob:
-    """Returns a finished job with its score."""
     metric = record.get("metric") or job.result.get("metric")
     value = _finite(record.get("value", job.result.get("value")))
     job = replace(job, metric=str(metric) if metric else None, value=value, status=DONE_JOB, rows=_rows(job, record))

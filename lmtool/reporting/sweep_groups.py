@@ -229,7 +229,6 @@ def _own_settings(jobs: Sequence[ReportedJob], others: Sequence[ReportedJob]) ->
 
 
 def _block(task: str, metric: str, jobs: Sequence[ReportedJob], others: Sequence[ReportedJob]) -> Block:
-    """Returns the block of a part of the jobs of a task. others: the jobs of the other parts."""
     keys, groups = _groups(jobs)
     sign = 1 if lower_is_better(metric) else -1
     groups.sort(key=lambda group: (group.n == 0, sign * group.mean if group.n else 0.0))
@@ -248,7 +247,6 @@ def varying_keys(jobs: Sequence[ReportedJob]) -> list[str]:
 
 
 def _is_none(settings: Mapping[str, str | None], key: str) -> bool:
-    """Whether a key belongs to a group that is set to none."""
     group, key_in_group, _ = key.partition(".")
     return bool(key_in_group) and settings.get(group) == "none"
 
@@ -294,7 +292,6 @@ def _settings(against: str) -> dict[str, str]:
 
 
 def _matches(group: SeedGroup, settings: Mapping[str, str], against: str) -> bool:
-    """Whether a group has the settings, or without settings a job that `against` names."""
     if settings:
         return all(
             key in group.settings and equal_values(group.settings[key], value) for key, value in settings.items()

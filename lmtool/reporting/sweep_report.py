@@ -102,7 +102,6 @@ def sentences(block: Block) -> list[str]:
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """Returns the first names, and the number of the others."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return "; ".join(names[:_MAX_NAMES]) + more
 
@@ -197,7 +196,6 @@ def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
 
 
 def _mean_of(group: SeedGroup, value: Callable[[JsonMapping], float]) -> float | None:
-    """Returns the mean of a value over the results that have it; None if none has."""
     values = []
     for job in group.jobs:
         with suppress(KeyError, TypeError, ValueError):
@@ -220,13 +218,11 @@ def _score_count(group: SeedGroup) -> int | str:
 
 
 def _time(jobs: Sequence[ReportedJob]) -> str | None:
-    """Returns the mean time per job."""
     seconds = [job.seconds for job in jobs if job.seconds is not None]
     return duration(sum(seconds) / len(seconds)) if seconds else None
 
 
 def _job_numbers(jobs: Sequence[ReportedJob]) -> str:
-    """Returns the numbers of the jobs, which start the names of their folders."""
     numbers = [str(job.number) for job in jobs]
     return " ".join(numbers[:12]) + (f" and {len(numbers) - 12} more" if len(numbers) > 12 else "")
 

@@ -227,13 +227,11 @@ def accepted_by(line: CommandLine) -> AcceptedOverrides:
 
 
 def _composed(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
-    """Returns the data that Hydra composes, and the errors in the overrides."""
     checked = overrides.read(line.words, accepted)
     return compose.compose(str(VERBS[line.verb].primary), checked, line.config_dirs), checked.problems
 
 
 def _read_saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
-    """Returns a saved configuration updated with the overrides, and the errors in the overrides."""
     path = line.saved
     assert path is not None
     data = saved.read(path)
@@ -464,7 +462,6 @@ def _branch_choices(
 
 
 def _equals_trunk(group: str, name: str, base: JsonObject, config_dirs: Sequence[Path]) -> bool:
-    """Whether a selection on the command line equals the trunk's."""
     if not isinstance(base.get(group), dict):
         return False
     option = compose.option(group, name, config_dirs)

@@ -179,7 +179,6 @@ def refuse_output_over_input(output: str | None, *sources: str | TaskConfig | Da
 
 
 def _file_in_path(folder: str) -> Path | None:
-    """Returns the file, if any, at the path of a folder or of one of its parents."""
     path = user_path(folder)
     existing = next((ancestor for ancestor in (path, *path.parents) if ancestor.exists()), None)
     return None if existing is None or existing.is_dir() else existing

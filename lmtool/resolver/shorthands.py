@@ -83,7 +83,6 @@ _DOMAIN = (".domain", "/domain")
 
 
 def _sets(*keys: str) -> Callable[[str], bool]:
-    """Returns a test whether an override sets one of the keys."""
     return lambda word: word.startswith(tuple(f"{key}=" for key in keys))
 
 

@@ -72,7 +72,6 @@ def refusal(damage: Damaged) -> UserError:
 
 
 def _intact_hint(checkpoints: Path, damaged: Path | None = None) -> str:
-    """Returns the hint for a damaged checkpoint: the newest intact one of its run, if there is any."""
     for folder in saved_steps(checkpoints):
         if folder != damaged and is_intact(folder):
             return f"use {folder}, which is intact"

@@ -154,7 +154,6 @@ def is_held(path: Path) -> bool:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """Returns the open file, and whether this call created it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags | os.O_EXCL, 0o644), True

@@ -180,5 +180,4 @@ def distances(start: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dic
 
 
 def _squares(tensors: Iterable[Tensor]) -> float:
-    """Returns the sum of the squares of all elements."""
     return sum(float(tensor.double().square().sum()) for tensor in tensors)

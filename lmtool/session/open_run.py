@@ -192,7 +192,6 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
 def _open_in_first_rank(
     verb: str, config: RunConfig, stem: str, precision: Precision, group: ProcessGroup, data: JsonObject
 ) -> Iterator[OpenRun]:
-    """Opens the run in rank 0, the only process that writes to its folder."""
     runs_existed, folder = RUNS.exists(), None
     try:
         folder = select_folder(RUNS, config.name, config.run_dir, stem)
@@ -224,7 +223,6 @@ def _open_in_first_rank(
 
 
 def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> Trackers:
-    """Returns the experiment trackers of a run; only rank 0 has any."""
     path = run.path.resolve()
     is_job = (path / "job.json").is_file()  # the run is a job of a sweep, whose name groups its jobs
     run_metadata = partial(  # without the step, which is not known yet
@@ -241,7 +239,6 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
 
 
 def _warning_printer(output: Output) -> Callable[[str], None]:
-    """Returns a function that prints a warning."""
     return lambda text: output.line(f"warning: {text}", "yellow")
 
 

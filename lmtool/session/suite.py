@@ -162,7 +162,6 @@ def _submissions(
 
 
 def _write_zip(path: Path, files: Mapping[str, str]) -> None:
-    """Writes a ZIP file, given the content of its files by name."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():

@@ -270,7 +270,6 @@ def _raise_interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def _stop_with_parent(parent: int) -> None:
-    """Stops this process when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -278,7 +277,6 @@ def _stop_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def _output_to_log(folder: Path) -> Iterator[None]:
-    """Appends the output of this process to the job's log."""
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     _flush()
     with os.fdopen(open_to_append(folder / folders.LOG), "ab") as log:

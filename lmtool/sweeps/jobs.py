@@ -177,7 +177,6 @@ def _run_jobs(
 def _composition(
     request: SweepRequest, checked: CheckedOverrides, folder: Path, hydra_keys: dict[str, str]
 ) -> Iterator[tuple[Hydra, DictConfig]]:
-    """Yields Hydra, and the configuration with which it runs the sweep in a folder."""
     words = [*checked.all, *_hydra_defaults(folder, hydra_keys), *compose.search_path(request.config_dirs)]
     with compose.translated_errors(), compose.initialized_hydra() as hydra:
         with compose.named_list_errors(request.primary, words):
@@ -240,7 +239,6 @@ def _first_configs(request: SweepRequest, checked: CheckedOverrides, hydra_keys:
 
 
 def _job_config(request: SweepRequest, checked: CheckedOverrides, job: Sequence[str], running: bool) -> Config:
-    """Returns the configuration of a job that a sweeper chose."""
     job_overrides = replace(checked, choices=[text for text in job if text[:1] != "+"], hydra=[])
     job_overrides.values = [text for text in job if text[:1] == "+"]
     return request.decode(compose.compose(request.primary, job_overrides, request.config_dirs), (), running)
@@ -318,7 +316,6 @@ def _pop_name(checked: CheckedOverrides) -> tuple[CheckedOverrides, str | None]:
 
 
 def _resume_command(request: SweepRequest, folder: Path, location: str | None) -> str:
-    """Returns the command that resumes a sweep. location: the sweep's name or folder, if typed."""
     words = [word for word in request.typed if not word.startswith("name=")]
     is_named = len(words) < len(request.typed)  # otherwise a location was typed as hydra.sweep.dir=
     name = [] if location and not is_named else [f"name={folder.name}"]
@@ -326,7 +323,6 @@ def _resume_command(request: SweepRequest, folder: Path, location: str | None) -
 
 
 def _decoded_jobs(request: SweepRequest, checked: CheckedOverrides, running: bool) -> list[tuple[list[str], Config]]:
-    """Returns the overrides and the configuration of each job. Raises ConfigError with the errors of all jobs."""
     problems: dict[str, Problem] = {problem.message: problem for problem in checked.problems}
     jobs = []
     for job in jobs_of(checked):

@@ -234,7 +234,6 @@ class Launch:
 
     @contextmanager
     def _job_environment(self) -> Iterator[None]:
-        """Sets the environment that the processes of the jobs inherit."""
         threads, _ = self._threads()
         variables: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         variables |= SAFE_PATH if self._parallel else {}
@@ -289,7 +288,6 @@ class Launch:
         say_error(f"hydra/launcher={self.name} ended before its jobs: {reason}")
 
     def _record_end(self, entry: JobEntry) -> None:
-        """Records the end of a job whose process ended without doing so."""
         record = folders.read_record(entry.folder)
         if record and not is_finished(record) and not record.get("error") and not folders.running_process(record):
             error = "it ended without a report: killed, or out of memory"

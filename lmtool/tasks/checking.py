@@ -93,7 +93,6 @@ def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | 
 
 
 def _sample_rows(rows: Rows, count: int) -> Rows:
-    """Returns a seeded sample of rows."""
     return rows.take(Permutation(len(rows), 0, "sample", _SAMPLE_COUNTER)(np.arange(count)))
 
 

@@ -198,7 +198,6 @@ def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int
 def _few_shots(
     kind: TaskKind, train: Rows, held_out: dict[str, Rows], test: dict[str, Rows], shots: int, seed: int
 ) -> tuple[Rows, Rows, Rows, JsonObject]:
-    """Returns the rows of `draw_shots`, and their metadata."""
     train, selection, unused_rows = draw_shots(kind, train, [*held_out.values(), *test.values()], shots, seed)
     hashes = [_sha256([list(rows.columns.values()), _labels(rows)]) for rows in (train, selection)]
     few_shot = {"rows_of_a_class": shots, "seed": seed, "train_sha256": hashes[0], "dev_sha256": hashes[1]}
@@ -234,7 +233,6 @@ def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) ->
 
 
 def _decode_unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
-    """Decodes rows without their labels."""
     return kind.rows({name: values for name, values in columns.items() if name != kind.config.label}, origin, False)
 
 
@@ -336,7 +334,6 @@ def _labels(rows: Rows) -> list[object]:
 
 
 def _sha256(content: object) -> str:
-    """Returns the hash of plain data."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

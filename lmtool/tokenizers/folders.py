@@ -71,7 +71,6 @@ def require_bounded_map(path: Path, character_map: bytes) -> None:
 
 
 def _steps(rule: object) -> Iterator[JsonMapping]:
-    """Yields the steps of a rule in order."""
     if not isinstance(rule, Mapping):
         return
     nested = [value for value in rule.values() if isinstance(value, list)] if rule.get("type") == "Sequence" else []

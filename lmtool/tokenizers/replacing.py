@@ -129,7 +129,6 @@ class _Segmenter:
         return " " * (entry.starts and self.with_space) + entry.text
 
     def _byte_ids(self, word: str) -> list[int]:
-        """Returns the ids of the bytes of an entry that has only some of the bytes of a character."""
         characters = word if self.old.marks == "bytes" else ""
         return [self.numbers[character] for character in characters if character in self.numbers]
 

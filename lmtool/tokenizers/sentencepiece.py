@@ -123,7 +123,6 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
 
 
 def _lines(batches: list[list[str]], normalizer: normalizers.Normalizer | None) -> Iterator[str]:
-    """Yields normalized lines of at most `_MAX_LINE` characters."""
     for line in (line for batch in batches for text in batch for line in text.splitlines()):
         for start in range(0, len(line), _MAX_LINE):
             part = line[start : start + _MAX_LINE].replace("\x00", " ")

@@ -206,7 +206,6 @@ def train_characters(config: CharacterConfig, texts: Iterable[str], vocab_size: 
 def _frequent_words(
     backend: tokenizers.Tokenizer, config: WordConfig | SpelledConfig, texts: Iterable[str], vocab_size: int
 ) -> list[str]:
-    """Returns the most frequent words of texts, split by a backend, most frequent first."""
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, min_frequency=config.minimum_count, special_tokens=[], show_progress=False
     )

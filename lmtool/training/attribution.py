@@ -223,7 +223,6 @@ class _OutsideRanges:
 
 
 def _starts(events: Sequence[FunctionEvent], step: FunctionEvent, *prefixes: str) -> list[float]:
-    """Returns the starts of the events within a step whose names have one of the prefixes."""
     window = step.time_range
     return [
         event.time_range.start
@@ -245,12 +244,10 @@ def _is_operator(name: str) -> bool:
 
 
 def _time_without_nested(event: FunctionEvent, on_device: bool) -> float:
-    """Returns the microseconds of an event without nested events; on a device, those of its kernels."""
     return sum(kernel.duration for kernel in event.kernels) if on_device else event.self_cpu_time_total
 
 
 def _total_time(event: FunctionEvent, on_device: bool) -> float:
-    """Returns the microseconds of an event including nested events."""
     return _time_without_nested(event, on_device) + sum(_total_time(child, on_device) for child in event.cpu_children)
 
 

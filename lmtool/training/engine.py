@@ -282,7 +282,6 @@ def _stacks(learner: nn.Module) -> list[Stack]:
 
 
 def _layers(learner: nn.Module) -> list[nn.Module]:
-    """Returns each layer of each stack, once."""
     return list(dict.fromkeys(layer for stack in _stacks(learner) for layer in stack.layers))
 
 

@@ -237,7 +237,6 @@ def require_same(group: ProcessGroup, values: Mapping[str, object]) -> None:
 
 
 def _bit_sums(learner: nn.Module) -> dict[str, int]:
-    """Returns the sum over the bits of each tensor."""
     tensors = {name: tensor for name, tensor in learner.state_dict().items() if not is_sharded(tensor)}
     if not tensors:
         return {}

@@ -102,12 +102,10 @@ class Health:
         raise self._error_on_all_ranks(first, offending, f"the {quantity} of step {first} is not finite", metadata)
 
     def _error_on_all_ranks(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
-        """Returns the error on all ranks, after saving the batches of all ranks."""
         batches = [batch for part in self._group.all(data.batches) for batch in part]
         return self._error_with_batch(step, replace(data, batches=batches), message, metadata)
 
     def _error_with_batch(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
-        """Returns the error after saving the batches, if there is a folder."""
         remedies = ["a lower optimizer.lr", "a longer warm-up", "precision=fp32"]
         *first, last = remedies[:-1] if self._precision.name == "fp32" else remedies
         hint = f"use {', '.join(first)} or {last}, and another name="

@@ -187,7 +187,6 @@ def profiled_modules(learner: nn.Module, compiled: bool = False) -> Iterator[tup
 
 @contextmanager
 def _in_range(owner: object, method: str, part: str) -> Iterator[None]:
-    """Wraps a method of an object in a range."""
     before = vars(owner).get(method)
     original: Callable[..., object] = getattr(owner, method)
 

@@ -178,5 +178,4 @@ def _identity(tensor: Tensor, generator: torch.Generator) -> None:
 
 
 def _fusion_initializer(name: str, module: nn.Module) -> Draw:
-    """Returns the initialization of one projection of the fusion's attention."""
     return _identity if name == "value" else normal(0.02)

@@ -255,7 +255,6 @@ def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
 
 
 def _modes(pooling: _Settings) -> tuple[str, ...]:
-    """Returns the pooling modes that the settings of a Pooling module select."""
     flags = {f"pooling_mode_{flag}": mode for flag, mode in _FLAGS.items()}
     modes = pooling.get("pooling_mode", [mode for flag, mode in flags.items() if pooling.get_typed(flag, bool, False)])
     modes = [modes] if isinstance(modes, str) else modes or ["mean"]
@@ -266,7 +265,6 @@ def _modes(pooling: _Settings) -> tuple[str, ...]:
 
 
 def _module(folder: HFFolder, kind: str, subfolder: str, offline: bool) -> Dense | Normalize:
-    """Reads the settings of a Dense or Normalize module."""
     settings = _Settings(folder, f"{subfolder}/config.json", offline, required=kind == "Dense")
     names = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding")
     if kind == "Normalize":

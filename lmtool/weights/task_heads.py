@@ -161,7 +161,6 @@ def labels_of(task: JsonMapping) -> JsonObject:
 
 
 def _label_keys(names: Sequence[str]) -> JsonObject:
-    """Returns the keys of config.json for these label names."""
     return {
         "num_labels": len(names),
         "id2label": {str(number): name for number, name in enumerate(names)},

@@ -109,8 +109,6 @@ def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfi
 
 
 def _map_of_stack(key: str, layers: Layers, student_depth: int, teacher_depth: int) -> dict[int, int]:
-    """Returns the map from student layers to teacher layers of one stack. key: the key of the setting, for messages."""
-
     def refusal(problem: str) -> UserError:
         uniform = ", ".join(f"{layer}: {teacher_layer}" for layer, teacher_layer in evenly_spaced.items())
         return UserError(

@@ -146,7 +146,6 @@ def _difference(name: str, stored_value: object, expected: object) -> str:
 
 
 def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:
-    """Makes the store, and replaces a damaged one."""
     start = time.perf_counter()
     remove(folder)
     draft = draft_path(folder)

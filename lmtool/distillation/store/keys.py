@@ -139,7 +139,6 @@ def _hashes(packed: Packed, example_N: np.ndarray, first_G: np.ndarray) -> np.nd
 
 
 def _sums(values: np.ndarray, groups: np.ndarray, group_count: int) -> np.ndarray:
-    """Returns the sum modulo 2**64 of the uint64 values of each group. groups: the group of each value."""
     totals = np.zeros(group_count, dtype=np.uint64)
     np.add.at(totals, groups, values)
     return totals

@@ -69,7 +69,6 @@ class CandidateScorer:
     def _continuations(
         self, backbone: Decoder, shared: Ids, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]
     ) -> list[np.ndarray]:
-        """Returns the scores of a decoder, see `score`."""
         scores = [np.zeros(len(texts)) for texts in candidates]
         # The last token of a candidate is predicted, but never read.
         tokens_read = [max(map(len, texts), default=1) - 1 for texts in candidates]
@@ -103,7 +102,6 @@ class CandidateScorer:
     def _answers(
         self, backbone: EncoderDecoder, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]
     ) -> list[np.ndarray]:
-        """Returns the scores of an encoder-decoder, see `score`."""
         if self.start is None:
             raise ValueError("an encoder-decoder's answer begins with a start token; start is None")
         scores = [np.zeros(len(texts)) for texts in candidates]

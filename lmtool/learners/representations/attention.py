@@ -81,7 +81,6 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> Te
 
 
 def _stack(layers: dict[int, Tensor]) -> np.ndarray:
-    """Stacks the tensors of layers, by the number of the layer."""
     return torch.stack([layers[layer].float().cpu() for layer in sorted(layers)]).numpy()
 
 

@@ -392,5 +392,4 @@ def _sentence_vectors(
 
 
 def _unit_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Scales vectors to length 1."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)

@@ -115,7 +115,6 @@ def binary_losses(
 
 
 def _power(probabilities: Tensor, gamma: float) -> Tensor:
-    """Returns probabilities^gamma, with a finite gradient at 0."""
     return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny) ** gamma
 
 

@@ -333,7 +333,6 @@ class TopWords(TargetProbabilities):
         return self.words_MK[:, 0].long()
 
     def _top_probabilities(self, temperature: float, first: int, end: int | None) -> Tensor:
-        """Returns the probabilities of the top words, (rows, K)."""
         norms_R = self.norms_MS[first:end, self.temperatures.index(temperature)]
         return (self.logits_MK[first:end].float() / temperature - norms_R[:, None]).exp()
 

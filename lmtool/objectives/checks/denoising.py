@@ -158,7 +158,6 @@ def _check_rotation(stats: RunningStatistics, rate: float, before: PackedTexts, 
 
 
 def _split_texts(texts: PackedTexts) -> list[np.ndarray]:
-    """Returns the tokens of each text."""
     return np.split(texts.tokens, texts.starts[1:])
 
 

@@ -316,7 +316,6 @@ def serve(tracker: Tracker, lines: Iterable[str], answers: TextIO) -> None:
 
 
 def _reply(answers: TextIO, kind: str, text: str | None) -> None:
-    """Answers the run; does nothing if the run has ended."""
     with suppress(OSError, ValueError):
         answers.write(json.dumps({"kind": kind, "text": text}) + "\n")
         answers.flush()

@@ -174,7 +174,6 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return None
 
     def _prompt_field_problem(self, section: str) -> Problem | None:
-        """Returns the problem of a field that has no effect without a prompt, if any."""
         for field in ("auxiliary_mlm", "demonstrations", "demonstration_rows"):
             value = getattr(self, field)
             if value:

@@ -178,7 +178,6 @@ class TaskScorer(Scorer):
 
 
 def _of_documents(scores: Scores, selected_N: np.ndarray) -> Scores:
-    """Returns the scores of the targets in the selected documents."""
     retained_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
     return Scores(*(getattr(scores, field.name)[retained_M] for field in fields(scores)))
 

@@ -102,7 +102,6 @@ class _Objects:
 
 
 def _column(count: int, first: Label) -> _Numbers | _Lists | _Objects:
-    """Returns an empty column for values like `first`."""
     if type(first) in (int, float, np.ndarray):
         return _Numbers.of(count, first)
     if _are_integers(first):

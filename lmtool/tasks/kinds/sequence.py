@@ -310,11 +310,9 @@ class SequenceLearner(TaskLearner):
         return has_next_T.nonzero()[:, 0]
 
     def _pooled(self, summary_NH: Tensor) -> Tensor:
-        """Returns (N, H): the inputs of the head."""
         return self.heads["pooler"](summary_NH) if self.form.pooled else summary_NH
 
     def _head_outputs(self, features_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """Returns (N, C): the outputs of the head for features of texts."""
         return self.heads[self.term](
             features_NH, None if rng is None else self.head_rng(rng, batch, self._summary_indices(batch))
         )
@@ -332,5 +330,4 @@ class SequenceLearner(TaskLearner):
 
     @staticmethod
     def _pooled_texts(batch: Batch) -> Packed:
-        """Returns the packed texts whose hidden states are pooled."""
         return batch.inputs if batch.outputs is None else batch.outputs

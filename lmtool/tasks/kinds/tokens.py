@@ -258,7 +258,6 @@ def _lists(values: Sequence[Label]) -> list[list[Label]]:
 
 
 def _place(columns: Columns, origin: Origin, row: int, word: int) -> str:
-    """Returns file:line of a word, if known."""
     lines = columns.get(LINES)
     sentence = lines[row] if lines is not None else []
     return f"{origin[row][0]}:{sentence[word] if word < len(sentence) else origin[row][1]}"

@@ -260,7 +260,6 @@ class FewShot:
         return predictions, [question.shown for question in questions]
 
     def _score(self, questions: Sequence[Question], answers: Sequence[Sequence[tuple[int, ...]]]) -> list[np.ndarray]:
-        """Scores questions with the same demonstrations."""
         return self.scorer.score(questions[0].shared, [question.row_tokens for question in questions], answers)
 
     def _prior(self, prompts: Prompts, shown: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:

@@ -107,7 +107,6 @@ class Pattern:
         return self.tokenizer.encode(self.space + word).tolist()
 
     def _tokens(self, text: str, first: bool) -> list[int]:
-        """Returns the tokens of a part of the prompt. first: whether it is the first part."""
         if not text:
             return []
         ids = self.tokenizer.encode(text).tolist()

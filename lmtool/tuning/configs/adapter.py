@@ -114,8 +114,6 @@ def _read_fields(path: str) -> JsonObject:
 
 
 def _other_sizes(key: str, trained: tuple[TrainedAdapter, ...], model: ModelConfig) -> Iterator[Problem]:
-    """Yields a problem for each hidden size or number of layers of a model in which adapters were trained that is not
-    this model's."""
     for adapter in trained:
         sizes = {"hidden_size": (adapter.hidden_size, model.hidden_size)}
         sizes["num_layers"] = (adapter.num_layers, model.num_layers)
@@ -127,7 +125,6 @@ def _other_sizes(key: str, trained: tuple[TrainedAdapter, ...], model: ModelConf
 
 
 def _other_placements(key: str, trained: tuple[TrainedAdapter, ...], placement: Placement) -> Iterator[Problem]:
-    """Yields a problem for each earlier run whose adapters have another placement."""
     for adapter in trained:
         if adapter.placement != placement:
             message = f"{adapter.path}: this run has tuning.placement={adapter.placement} instead of {placement}"

@@ -209,7 +209,6 @@ def _settings(module: nn.Module) -> JsonObject:
 
 
 def _plain(value: object) -> str:
-    """Returns a plain value as text, or the name of a function."""
     if isinstance(value, partial):
         return f"{_plain(value.func)} {' '.join(map(str, value.keywords.values()))}"
     return str(getattr(value, "__name__", value))

@@ -165,7 +165,6 @@ def _base_export_command(base: Base) -> str | None:
 
 
 def _hub_name(base: Base) -> tuple[str, str | None]:
-    """Returns the base's folder or hub name, and its commit on the hub or None."""
     if base.revision is None:
         return masked(base.checkpoint), None
     return base.checkpoint.removeprefix("hf://").partition("@")[0], base.revision
