@@ -78,7 +78,7 @@ def _meta_learner(name: str) -> tuple[Any, Any]:
 def run_plan(name: str) -> Any:
     """Returns the plan of a run on GPUs of type DEVICE, as `lmtool plan` computes it."""
     from lmtool.commands.plan import _assumed_metadata
-    from lmtool.costs.plan_of_run import plan_of
+    from lmtool.costs.plan import plan_of
     from lmtool.costs.rate import planned_device
 
     config, learner = _meta_learner(name)

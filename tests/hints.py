@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from lmtool.cli import arguments
+from lmtool.cli import main
 from lmtool.config import messages, registry
 from lmtool.resolver import verbs
 from lmtool.resolver.verbs import COMMANDS
@@ -87,7 +87,7 @@ def wrong_in(text: str, local: bool = False) -> Iterator[str]:
             yield from _wrong_topic(verb, rest[0])
     # A flag alone is a word that is looked for, or handed to another program.
     for flag in _FLAG.findall(text) if " " in text else ():
-        if flag not in arguments.FLAGS and flag not in _OF_PROGRAMS:
+        if flag not in main.FLAGS and flag not in _OF_PROGRAMS:
             yield f"{flag}: there is no such flag"
 
 

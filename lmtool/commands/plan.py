@@ -18,7 +18,7 @@ import torch
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
-from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
+from lmtool.costs.plan import devices_of, plan_in_phases, plan_of, what_fits
 from lmtool.costs.rate import PlannedDevice, planned_device
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader

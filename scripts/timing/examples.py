@@ -21,7 +21,7 @@ from lmtool.objectives.examples.language import CausalWindows
 from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import ClassificationConfig, ExtractiveQaConfig
-from lmtool.tasks.kinds.answers import QuestionWindows
+from lmtool.tasks.kinds.extractive_qa import QuestionWindows
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig

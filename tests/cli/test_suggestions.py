@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtool import __version__
-from lmtool.cli import arguments
+from lmtool.cli import main
 from lmtool.cli import main as cli
 from lmtool.config import messages
 from lmtool.resolver import verbs
@@ -160,9 +160,9 @@ def pairs_of(printed: str) -> list[tuple[str, str]]:
 
 
 def test_words_of_other_tools_name_commands_that_there_are() -> None:
-    named = {name for names in arguments._COMMANDS.values() for name in names if not name.startswith("-")}
+    named = {name for names in main._COMMANDS.values() for name in names if not name.startswith("-")}
     assert {name.split()[0] for name in named} <= verbs.VERBS.keys()
-    assert not arguments._COMMANDS.keys() & verbs.VERBS.keys() and not {*messages.FLAG_FORMS} & {*arguments.FLAGS}
+    assert not main._COMMANDS.keys() & verbs.VERBS.keys() and not {*messages.FLAG_FORMS} & {*main.FLAGS}
 
 
 def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:

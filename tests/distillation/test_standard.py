@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
-from lmtool.costs.plan_of_run import plan_of
+from lmtool.costs.plan import plan_of
 from lmtool.distillation.configs import NoDistillConfig
 from lmtool.runs.finding import checkpoint_folder
 from lmtool.session.labeled import data_to_learn

@@ -17,7 +17,7 @@ from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.objectives.configs import RtdConfig
-from lmtool.objectives.generator import DELTA, sample_from
+from lmtool.objectives.rtd import DELTA, sample_from
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from lmtool.reporting.comparison import (
     write_comparison,
 )
 from lmtool.reporting.console import Output
-from lmtool.reporting.examples import prediction_html, samples_html, summarize
-from lmtool.reporting.report import write_report
+from lmtool.reporting.report import prediction_html, samples_html, summarize, write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from lmtool.reporting.text import percent
 from tests.breadth import slow_but

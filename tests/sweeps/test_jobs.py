@@ -20,7 +20,7 @@ from lmtool.errors import Diverged, Stopped, UserError
 from lmtool.sweeps import jobs, table
 from lmtool.sweeps.folders import folder_name
 from lmtool.sweeps.job import perform
-from lmtool.sweeps.launching import Launch
+from lmtool.sweeps.jobs import Launch
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
 from lmtool.models.encoder_decoder_configs import BartConfig
-from lmtool.tasks.kinds.answers import SPANS, PredictedAnswer, Span, WindowAnswers, best_spans
+from lmtool.tasks.kinds.extractive_qa import SPANS, PredictedAnswer, Span, WindowAnswers, best_spans
 from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtool.tasks.kinds.token_learner import bio_labels, continuation_tags, scheme_of, to_bio
+from lmtool.tasks.kinds.tokens import bio_labels, continuation_tags, scheme_of, to_bio
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.tasks.kinds.predictions import Prediction
-from lmtool.tasks.kinds.token_learner import WORD
+from lmtool.tasks.kinds.tokens import WORD
 from lmtool.tasks.loading import load_task
 
 TASKS = sorted(

@@ -10,18 +10,25 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.data.examples import Rows
+from lmtool.data.examples import Examples, Rows, SplitData
+from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.data.tables import LINES
 from lmtool.errors import UserError
+from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.metrics import by_class, compute, confusion
 from lmtool.learners.metrics.spans import EntityScores, EntityTags, total
+from lmtool.learners.model import normalized_entropy
 from lmtool.models.base import Backbone
+from lmtool.models.heads.sequence import SequenceHead
+from lmtool.nn.stack import Side
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs import TokenClassificationConfig
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.classes import with_class_weights
+from lmtool.tasks.kinds.classes import ClassLearner, with_class_weights
 from lmtool.tasks.kinds.labels import (
     Columns,
     Origin,
@@ -34,8 +41,274 @@ from lmtool.tasks.kinds.labels import (
     unknown_label,
 )
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
-from lmtool.tasks.kinds.token_learner import TokenLearner, bio_labels, scheme_of, to_bio
+from lmtool.tasks.kinds.texts import InputFormat, TaskExamples, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Target
+
+# Tagging schemes of entities and chunks in files. All are converted to BIO. bio (IOB2): B begins an entity, I continues
+# it. iob1: I begins and continues an entity; B begins one right after an entity of the same type (Ramshaw and Marcus
+# 1995; CoNLL-2003 as distributed). iobes: bio with E for the last word and S for the only word of an entity. BILOU has
+# L for E and U for S.
+
+
+OUTSIDE = "O"
+_BILOU_TO_IOBES = {"L": "E", "U": "S"}
+_PREFIXES = {"B", "I", "E", "S", "L", "U"}
+
+
+def split_tag(tag: str) -> tuple[str, str] | None:
+    """Returns the prefix and the type of a tag; ("O", "") outside of entities; None if the tag is neither O nor
+    PREFIX-TYPE."""
+    if tag == OUTSIDE:
+        return OUTSIDE, ""
+    prefix, dash, kind = tag.partition("-")
+    return (_BILOU_TO_IOBES.get(prefix, prefix), kind) if dash and kind and prefix in _PREFIXES else None
+
+
+def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
+    """Returns the scheme of training tags: bio, iob1, iobes, or none if a tag has another form.
+
+    Tags with E or S are iobes. Without them, tags are iob1 if, where the previous tag is O or of another type, entities
+    begin with I at least once and never with B; otherwise they are bio.
+    """
+    b_starts = i_starts = 0
+    has_ends, has_entity = False, False
+    for tags in sentences:
+        previous = (OUTSIDE, "")
+        for tag in tags:
+            parts = split_tag(tag)
+            if parts is None:
+                return "none"
+            prefix, kind = parts
+            has_ends |= prefix in "ES"
+            has_entity |= prefix != OUTSIDE
+            if kind and previous[1] != kind:
+                b_starts += prefix == "B"
+                i_starts += prefix == "I"
+            previous = parts
+    if not has_entity:
+        return "none"
+    return "iobes" if has_ends else "iob1" if i_starts and not b_starts else "bio"
+
+
+def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
+    """Converts the tags of a sentence to BIO. Raises ValueError with the position and the text of the first invalid
+    tag.
+
+    In bio, an I that continues no entity stays as it is, and counts as a beginning, as in conlleval.
+    """
+    if scheme == "none":
+        return list(tags)
+    converted: list[str] = []
+    previous = (OUTSIDE, "")
+    for offset, tag in enumerate(tags):
+        parts = split_tag(tag)
+        if parts is None or (parts[0] in "ES" and scheme != "iobes"):
+            raise ValueError(offset, tag)
+        prefix, kind = parts
+        if prefix == OUTSIDE:
+            converted.append(OUTSIDE)
+        elif scheme == "bio":
+            converted.append(tag)
+        else:
+            previous_is_open = previous[1] == kind and (scheme == "iob1" or previous[0] in "BI")
+            begins = prefix in "BS" or not previous_is_open
+            converted.append(f"{'B' if begins else 'I'}-{kind}")
+        previous = parts
+    return converted
+
+
+def continuation_tags(labels: Sequence[str], scheme: str) -> list[int]:
+    """Returns, for each tag, the tag that the later tokens of its word learn: for a B, the I of the same type if there
+    is one; otherwise the same tag."""
+    number = {label: index for index, label in enumerate(labels)}
+    if scheme == "none":
+        return list(number.values())
+    return [number.get(f"I-{label[2:]}", index) if label[:2] == "B-" else index for label, index in number.items()]
+
+
+def bio_labels(tags: Iterable[str]) -> tuple[str, ...]:
+    """Returns the labels of a BIO tagger: O, then B and I of each type, sorted."""
+    kinds = sorted({tag[2:] for tag in tags if tag != OUTSIDE})
+    return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
+
+
+# Sentences of words as packed batches. Sentences are tokenized once, and long sentences are read in overlapping
+# windows; each word is predicted exactly once. Shape letters: E sentences, W windows, N windows of a batch, T tokens,
+# M predicting tokens.
+
+
+# Enough sentences to keep the tokenizer's threads busy, few enough to fit in memory.
+_SENTENCES_PER_CALL = 4096
+# Placeholders for a word without tokens; the first one in the vocabulary is used.
+_UNKNOWN = ("unk", "mask", "eos", "pad")
+WORD = "word"
+"""The column of a batch with the word index of each word's first token; -1 for other tokens."""
+
+
+class TaggedWindows(TaskExamples):
+    """Examples of one sentence per row, read in overlapping windows (`InputFormat.stride`).
+
+    later_tags: for each tag, the tag that the later tokens of a word learn (`continuation_tags`); None: only the first
+    token of a word predicts, as in unlabeled data. With `InputFormat.start`, tags are predicted from the decoder's
+    states. A word without tokens becomes one unknown token; so does an empty sentence, for which nothing is predicted.
+    """
+
+    def __init__(
+        self, rows: Rows, input_format: InputFormat, term: str, split: str, later_tags: np.ndarray | None = None
+    ):
+        super().__init__(rows, term, split, input_format.start)
+        self.template = input_format.template(1, min_tokens=2)  # adjacent windows can share a token
+        capacity, stride = input_format.max_length - self.template.special_count, input_format.stride or 0
+        (sentences,) = rows.columns.values()
+        self._encode(sentences, input_format.tokenizer)
+        self._label(later_tags)
+        self.windows = sentence_windows = windows(self._lengths_E, capacity, min(stride, capacity // 2))
+        # The tokens [start, end) of each window that predict (`Windows`), counted from the window's first token.
+        text, start = sentence_windows.text, sentence_windows.start
+        core_W2 = np.stack([sentence_windows.core_start - start, sentence_windows.core_end - start], axis=1)
+        lengths = sentence_windows.lengths
+        start_W, packed_W = self._starts_E[text] + start, lengths + self.template.special_count
+        self._plan = self.build_plan(
+            packed_W, row=text, part=sentence_windows.part, start=start_W, length=lengths, core=core_W2
+        )
+
+    def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
+        """Tokenizes all sentences. Stores their ids and, for each id, the index of the word that it begins, or -1."""
+        unknown = next((tokenizer.roles[role] for role in _UNKNOWN if role in tokenizer.roles), 0)
+        ids, words, self.unknown_words = [], [], 0
+        for start in range(0, len(sentences), _SENTENCES_PER_CALL):
+            part = sentences[start : start + _SENTENCES_PER_CALL]
+            for sentence, (ids_T, word_T) in zip(part, tokenizer.encode_sentences(part), strict=True):
+                missing = np.setdiff1d(np.arange(len(sentence)), word_T)
+                self.unknown_words += len(missing)
+                if len(missing) or not len(ids_T):
+                    indices = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
+                    ids_T = np.insert(ids_T, indices, unknown)
+                    word_T = np.insert(word_T, indices, missing if len(sentence) else -1)
+                first_T = np.diff(word_T, prepend=-1) != 0
+                ids.append(ids_T)
+                words.append(np.where(first_T & (word_T >= 0), word_T, -1))
+        self._lengths_E = np.array([len(sentence) for sentence in ids], dtype=np.int64)
+        self._starts_E = np.cumsum(self._lengths_E) - self._lengths_E
+        self._ids, self._words = np.concatenate(ids), np.concatenate(words)
+
+    def _label(self, later_tags: np.ndarray | None) -> None:
+        """Marks the tokens that predict, and labels them with tags if the rows are labeled."""
+        self._predicts, self._labels = self._words >= 0, None
+        if self.rows.labels is None:
+            return
+        tags = np.array([tag for sentence in self.rows.labels for tag in sentence], dtype=np.int64)
+        # First tokens are in the order of the tags, so their running count minus 1 is the index of each token's tag.
+        numbers_T = np.cumsum(self._predicts) - 1
+        if int(numbers_T[-1]) + 1 != len(tags):
+            raise RuntimeError(f"{int(numbers_T[-1]) + 1} words and {len(tags)} tags")
+        after_first_word_T = numbers_T >= 0 if len(tags) else np.zeros(len(numbers_T), dtype=bool)
+        labels_T = np.where(after_first_word_T, tags[numbers_T] if len(tags) else -1, -1)
+        if later_tags is not None:
+            # The token of an empty sentence belongs to no word.
+            empty_T = np.zeros(len(self._ids), dtype=bool)
+            empty_T[self._starts_E[[not sentence for sentence in self.rows.labels]]] = True
+            labels_T = np.where(self._predicts, labels_T, later_tags[labels_T])
+            self._predicts = after_first_word_T & ~empty_T
+        self._labels = labels_T
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths_N = rows["length"].astype(np.int64)
+        source_T = ragged_ranges(rows["start"], lengths_N)
+        inside_T = ragged_ranges(np.zeros(len(rows), dtype=np.int64), lengths_N)
+        window_T = np.repeat(np.arange(len(rows)), lengths_N)
+        core_T = (inside_T >= rows["core"][window_T, 0]) & (inside_T < rows["core"][window_T, 1])
+        predicting = np.flatnonzero(core_T & self._predicts[source_T])
+        before = len(self.template.pieces[0])
+        packed_T = np.arange(len(source_T)) + window_T * self.template.special_count + before
+        inputs = assemble(self.template, [(self._ids[source_T], lengths_N)]).packed()
+        words = np.full(len(inputs.tokens), -1, dtype=np.int64)
+        words[packed_T] = self._words[source_T]
+        inputs.columns[WORD] = torch.from_numpy(words)
+        labels = None if self._labels is None else torch.from_numpy(self._labels[source_T[predicting]])
+        side: Side = "inputs" if self.start is None else "outputs"
+        target = Target(labels, at=torch.from_numpy(packed_T[predicting]), side=side)
+        return self.batch_of(inputs, target, rows, examples)
+
+    def metadata(self) -> JsonObject:
+        """Adds the number of sentences that are read in several windows, and of words without tokens, unless 0."""
+        counts = {
+            "sentences_in_windows": int(np.sum(self.windows.part == 1)),
+            "words_without_pieces": self.unknown_words,
+        }
+        return {**super().metadata(), **{name: count for name, count in counts.items() if count}}
+
+
+# A head on the hidden state of the first token of each word and, in training, on those of its later tokens.
+# Shape letters: N windows, M predicting words or tokens, H hidden width, C tags.
+
+
+class TokenLearner(ClassLearner):
+    """Tags words: the backbone and a linear layer with the task's name, like transformers' ...ForTokenClassification.
+    Reads the states of encoders, of decoders, of T5's encoder, and of BART's decoder, which reads the same text as its
+    encoder (Lewis et al. 2020, section 3.2)."""
+
+    scores_tokens = True
+
+    @property
+    def head_side(self) -> Side:
+        return self.config.states_read(self.backbone.config)
+
+    def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        problem = kind.config.first_conflict(backbone.config)
+        if problem is not None:
+            raise UserError(problem.message, problem.hint)
+        super().__init__(kind, backbone, tokenizer, seed)
+        self.set_loss(self.config.loss)
+        self.add_token_head(SequenceHead(self.token_width, len(kind.classes), self.head_dropout))
+
+    def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
+        """Returns the examples of a split, in the text format of this backbone."""
+        model, learns_later = self.backbone.config, data.split == "train" and self.config.train_on == "all"
+        start = self.start_token if model.token_states == "outputs" else None
+        input_format = InputFormat(
+            self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride
+        )
+        later_tags = np.array(continuation_tags(self.config.labels, self.config.scheme)) if learns_later else None
+        return TaggedWindows(self.rows(data), input_format, self.term, data.split, later_tags)
+
+    def outputs(self, batch: Batch, step: int) -> Tensor:
+        """Returns (M, C): tag scores."""
+        rng, at_M = self.dropout_rng(batch, step), self._indices(batch)
+        return self.heads[self.term](
+            self.pool_tokens(self.hidden_of(batch, rng, at_M)), self.head_rng(rng, batch, at_M)
+        )
+
+    def _indices(self, batch: Batch) -> Tensor:
+        """Returns (M,): the flat indices of the predicting tokens."""
+        at_M = batch.targets[self.term].at
+        assert at_M is not None
+        return at_M
+
+    def documents(self, batch: Batch) -> Tensor:
+        return batch.inputs.documents[self._indices(batch)]
+
+    def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
+        entropy_N = outputs.new_zeros(len(batch.inputs.lengths), dtype=torch.float32)
+        return entropy_N.scatter_reduce(0, self.documents(batch), normalized_entropy(outputs), "amax")
+
+    def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Returns, for each window, the indices of its words in order, their best tags, and the probabilities of these
+        tags."""
+        word_M = batch.inputs.columns[WORD][self._indices(batch)].cpu().numpy()
+        probability_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
+        first_M = word_M >= 0  # the later tokens of a word predict in training only
+        counts = np.bincount(self.documents(batch).cpu().numpy()[first_M], minlength=len(batch.inputs.lengths))
+        boundaries = np.cumsum(counts)[:-1]
+        pieces = (np.split(values[first_M], boundaries) for values in (word_M, tag_M, probability_M))
+        return list(zip(*pieces, strict=True))
+
+    def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
+        """Returns a constant baseline: the frequencies of the tags of the training words."""
+        tags = np.fromiter(chain(*(self.rows(train).labels or ())), dtype=np.int64)
+        counts = np.bincount(tags, minlength=len(self.kind.classes))
+        return {self.term: ConstantPredictor.of_counts("base rate", counts)}
 
 
 class TokenClassification(TaskKind):
