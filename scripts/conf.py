@@ -23,7 +23,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from lmtool.commands.show import PRIMARY
-from lmtool.config import registry
+from lmtool.config import groups, registry
 from lmtool.config.base import Config, summary
 from lmtool.config.messages import section_class
 from lmtool.resolver.verbs import COMMANDS
@@ -121,13 +121,13 @@ def files() -> Iterator[tuple[Path, str]]:
     for group in registry.groups():
         for entry in registry.entries(group):
             if entry.config.__module__.startswith("lmtool."):
-                path = registry.yaml_file(entry.group, entry.name)
+                path = groups.yaml_file(entry.group, entry.name)
                 assert path is not None, f"{entry.group}={entry.name} has no YAML"
                 chosen = {name for item in _load(path).get("defaults", []) if isinstance(item, dict) for name in item}
                 values: Any = OmegaConf.to_container(OmegaConf.create(registry.default_values(entry)))
                 yield path, updated_text(path, entry.config, {k: v for k, v in values.items() if k not in chosen})
     for verb, config in COMMANDS.items():
-        path = registry.conf_dir() / f"{PRIMARY[verb]}.yaml"
+        path = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
         yield path, updated_text(path, config, None)
 
 

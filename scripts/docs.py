@@ -18,7 +18,7 @@ from common import ROOT
 from sphinx.cmd.build import main as sphinx
 
 from lmtool.commands.show import PRIMARY, DocumentedField, about, all_fields
-from lmtool.config import messages, registry
+from lmtool.config import groups, messages
 from lmtool.resolver.verbs import COMMANDS, VERBS
 
 SOURCE, SITE = ROOT / "build" / "docs_source", ROOT / "build" / "docs"
@@ -43,15 +43,15 @@ def yaml(path: Path) -> str:
 def command_page(verb: str, fields: list[DocumentedField]) -> str:
     lines = [f"# lmtool {verb}\n", f"{VERBS[verb].about}\n", f"```bash\n{VERBS[verb].example}\n```\n", "## Keys\n"]
     return "\n".join(
-        [*lines, *keys(fields, f"lmtool {verb}"), "## YAML\n", yaml(registry.conf_dir() / f"{PRIMARY[verb]}.yaml")]
+        [*lines, *keys(fields, f"lmtool {verb}"), "## YAML\n", yaml(groups.conf_dir() / f"{PRIMARY[verb]}.yaml")]
     )
 
 
 def group_page(group: str, fields: list[DocumentedField]) -> str:
     """Each option of a group: its purpose, its YAML, and the keys of its class if it is a component."""
     lines = [f"# {group}\n", f"`{group}=NAME` chooses one.\n"]
-    for name in registry.options(group):
-        path = registry.yaml_file(group, name)
+    for name in groups.options(group):
+        path = groups.yaml_file(group, name)
         assert path is not None
         lines += [f"## {group}={name}\n", f"{about(group, name)}\n", yaml(path)]
         lines += keys(fields, f"{group}={name}")
@@ -69,7 +69,7 @@ def main() -> None:
         shutil.copy(ROOT / name, SOURCE / name)
     fields = list(all_fields())
     commands = {f"commands/{PRIMARY[verb]}": command_page(verb, fields) for verb in COMMANDS}
-    options = {f"groups/{group.replace('/', '.')}": group_page(group, fields) for group in registry.all_groups()}
+    options = {f"groups/{group.replace('/', '.')}": group_page(group, fields) for group in groups.all_groups()}
     for folder in ("commands", "groups"):
         (SOURCE / folder).mkdir()
     for page, text in {**commands, **options}.items():

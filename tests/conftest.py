@@ -69,8 +69,11 @@ def watch(root: Path, homes: tuple[str, ...]) -> list[str]:
         )
         if not isinstance(path, str | bytes | os.PathLike):
             return  # a descriptor
+        # shutil.rmtree names files relative to the descriptor of their folder; os.mkdir has its mode before it.
+        folders = [argument for argument in arguments[2 if event == "os.mkdir" else 1 :] if isinstance(argument, int)]
         try:
-            real = f"{os.path.realpath(os.fsdecode(path))}/"
+            within = f"/proc/self/fd/{folders[-1]}" if event in changes and folders and folders[-1] >= 0 else ""
+            real = f"{os.path.realpath(os.path.join(within, os.fsdecode(path)))}/"
         except OSError:
             return  # the working folder is gone
         if real.startswith(written) or "/__pycache__/" in real:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, Union, get_args, get_origin
 
 from lmtool import __version__
-from lmtool.config import registry
+from lmtool.config import groups, registry
 from lmtool.resolver.verbs import COMMANDS, VERBS, keys_of
 from lmtool.system.files import replace_bytes, user_path
 
@@ -74,7 +74,7 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
     """Returns a hash that changes with the files of lmtool, the configuration folders and the plugins."""
     files = [
         *_PACKAGE.rglob("*.py"),
-        *(path for folder in registry.folders(config_dirs) for path in folder.rglob("*.yaml")),
+        *(path for folder in groups.folders(config_dirs) for path in folder.rglob("*.yaml")),
     ]
     files += [path for name in plugins if (path := Path(f"{name.replace('.', '/')}.py").resolve()).is_file()]
     versions = sorted(f"{path}\0{path.stat().st_mtime_ns}" for path in files)
@@ -82,17 +82,16 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
 
 
 def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTable:
-    from lmtool.config import registry
     from lmtool.config import saved as yaml_files
 
     registry.load_plugins(plugins)
-    options = {group: _options(group, config_dirs) for group in registry.all_groups(config_dirs)}
+    options = {group: _options(group, config_dirs) for group in groups.all_groups(config_dirs)}
     for group, name in registry.plugin_nodes(config_dirs):
         options.setdefault(group, {})[name] = name
     verbs: dict[str, KeyNodes] = {}
     for verb, command in COMMANDS.items():
         keys = dict(_keys(command))
-        defaults = yaml_files.read_yaml(registry.conf_dir() / f"{VERBS[verb].primary}.yaml").get("defaults", [])
+        defaults = yaml_files.read_yaml(groups.conf_dir() / f"{VERBS[verb].primary}.yaml").get("defaults", [])
         groups_of_primary = {str(key).split()[-1] for item in defaults if isinstance(item, dict) for key in item}
         verbs[verb] = {name: KeyNode(group=name) for name in sorted(groups_of_primary & options.keys())} | keys
     components = {
@@ -108,10 +107,10 @@ def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
     from lmtool.config import saved as yaml_files
 
     components = {}
-    for option in registry.options(group, config_dirs):
+    for option in groups.options(group, config_dirs):
         base: str = option
         for _ in range(10):  # presets may build on presets
-            path = registry.yaml_file(group, base, config_dirs)
+            path = groups.yaml_file(group, base, config_dirs)
             content = {} if path is None else yaml_files.read_yaml(path)
             parents = (item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_")
             parent = next(parents, None)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtool import __version__, errors
-from lmtool.config import registry
+from lmtool.config import groups
 from lmtool.errors import ConfigError, LmtoolError, UserError, nearest
 from lmtool.resolver.verbs import LOOKS, SWEPT, TRAINING, VERBS, Reads, help_of, keys_of, overview
 from lmtool.system import ranks
@@ -121,8 +121,8 @@ def command_hint(word: str) -> str:
     """Returns the hint for an unknown command."""
     if equivalents := _COMMANDS.get(word.lower()):
         return f"did you mean {' or '.join(f'lmtool {name}' for name in equivalents)}?"
-    all_groups = registry.all_groups()
-    group = registry.singular(word, all_groups)
+    all_groups = groups.all_groups()
+    group = groups.singular(word, all_groups)
     if group in all_groups:
         return f"did you mean lmtool list {group}?"
     close = nearest(word, tuple(VERBS))
@@ -326,6 +326,7 @@ def _run_with_words(verb: str, arguments: Arguments) -> int:
 
 
 def _run_with_options(verb: str, arguments: Arguments) -> int:
+
     from lmtool.config import registry
 
     registry.load_plugins(arguments.plugins)

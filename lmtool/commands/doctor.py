@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from lmtool.config.registry import conf_dir
+from lmtool.config.groups import conf_dir
 from lmtool.costs.memory_of_run import available_bytes
 from lmtool.costs.rate import STEP_FRACTION, measure_rate
 from lmtool.errors import CheckFailed, UserError

@@ -14,7 +14,7 @@ import yaml
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lmtool.config import messages, registry, saved
+from lmtool.config import groups, messages, registry, saved
 from lmtool.config.base import Config, JsonObject
 from lmtool.config.messages import choice_of, section_class, several_of
 from lmtool.errors import UserError, nearest, nearest_keys
@@ -57,11 +57,11 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
 def all_fields(config_dirs: Sequence[Path] = ()) -> Iterator[DocumentedField]:
     """Yields every key of every command and component."""
     for verb, command in COMMANDS.items():
-        file = registry.conf_dir() / f"{PRIMARY[verb]}.yaml"
+        file = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
         yield from _fields(command, "", f"lmtool {verb}", file, "")
     for group in registry.groups():
         for entry in registry.entries(group):
-            file_or_none = registry.yaml_file(group, entry.name, config_dirs)
+            file_or_none = groups.yaml_file(group, entry.name, config_dirs)
             prefix = group.replace("/", ".") + (f".{entry.name}." if group in registry.MULTI_SELECT_GROUPS else ".")
             yield from _fields(entry.config, prefix, f"{group}={entry.name}", file_or_none, "")
 
@@ -95,7 +95,7 @@ def _show_key(typed_key: str, fields: list[DocumentedField]) -> None:
     key = typed_key if any(field_entry.key == typed_key for field_entry in fields) else _full_key(typed_key, fields)
     matches = [field_entry for field_entry in fields if field_entry.key == key]
     nested_keys = sorted({field_entry.key for field_entry in fields if field_entry.key.startswith(key + ".")})
-    if not matches and not nested_keys and typed_key in registry.all_groups():
+    if not matches and not nested_keys and typed_key in groups.all_groups():
         raise UserError(f"{typed_key} is a group, whose options set keys of others", f"lmtool list {typed_key}")
     if not matches and not nested_keys:
         known = sorted({field_entry.key for field_entry in fields})
@@ -129,7 +129,7 @@ def _defaults(entries: list[DocumentedField]) -> list[tuple[str, str]]:
     """Returns the defaults with the file and line that set them; equal defaults without a file are merged."""
     defaults: dict[tuple[str, str], None] = {}
     for field_entry in entries:
-        line = registry.line_of_key(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
+        line = groups.line_of(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
         place = f"{_short(field_entry.file)}:{line}" if field_entry.file is not None and line is not None else ""
         defaults[(_value(field_entry, line), place)] = None
     return list(defaults)
@@ -161,12 +161,12 @@ def _format(value: object) -> str:
 
 def _short(path: Path) -> str:
     """Returns the path of a file, relative to conf/ if it is there."""
-    base = registry.conf_dir()
+    base = groups.conf_dir()
     return f"conf/{path.relative_to(base)}" if path.is_relative_to(base) else str(path)
 
 
 def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
-    path = registry.yaml_file(group, name, config_dirs)
+    path = groups.yaml_file(group, name, config_dirs)
     entry = registry.lookup(group, name)
     if path is not None:
         say(f"# {_short(path)}")
@@ -177,7 +177,7 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
     else:
         from lmtool.config.messages import unknown_choice
 
-        problem = unknown_choice(group, group, name, registry.options(group, config_dirs) or registry.names(group))
+        problem = unknown_choice(group, group, name, groups.options(group, config_dirs) or registry.names(group))
         raise UserError(problem.message, problem.hint)
     for recipe in _recipes(group, _component(group, name, config_dirs)):
         say(f"\n# {_short(recipe)}")
@@ -201,7 +201,7 @@ def _recipes(group: str, name: str) -> list[Path]:
 def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
     """Returns the registered component on which the YAML of an option is based: the first entry of its defaults list,
     or the option itself."""
-    path = registry.yaml_file(group, name, config_dirs)
+    path = groups.yaml_file(group, name, config_dirs)
     content = {} if path is None else saved.read_yaml(path)
     base = next((item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
     return _component(group, base, config_dirs) if base else name
@@ -219,14 +219,12 @@ def json_schema(config_dirs: Sequence[Path] = ()) -> JsonObject:
     """
     definitions: JsonObject = {}
     for group in registry.groups():
-        configs = {
-            entry.config: registry.yaml_file(group, entry.name, config_dirs) for entry in registry.entries(group)
-        }
+        configs = {entry.config: groups.yaml_file(group, entry.name, config_dirs) for entry in registry.entries(group)}
         section = definitions[group.replace("/", ".")] = _section_schema(configs, definitions)
-        if "auto" in registry.options(group, config_dirs):
+        if "auto" in groups.options(group, config_dirs):
             section["properties"]["name"]["anyOf"].append({"const": "auto"})
     commands: dict[str, dict[type[Config], Path | None]] = {
-        verb: {config: registry.conf_dir() / f"{PRIMARY[verb]}.yaml"} for verb, config in COMMANDS.items()
+        verb: {config: groups.conf_dir() / f"{PRIMARY[verb]}.yaml"} for verb, config in COMMANDS.items()
     }
     definitions |= {PRIMARY[verb]: _section_schema(config, definitions) for verb, config in commands.items()}
     run = _section_schema(dict(pair for verb in TRAINING for pair in commands[verb].items()), definitions)
@@ -288,7 +286,7 @@ def _alternatives(schemas: list[JsonObject]) -> JsonObject:
 def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     """Prints the groups, or the options of the named ones. Raises UserError for an unknown group."""
     known = _all_groups(config_dirs)
-    requested = [registry.singular(argument, known) for argument in arguments]
+    requested = [groups.singular(argument, known) for argument in arguments]
     for group in requested:
         _require_group(group, known, "list {}")
     if not arguments:
@@ -304,7 +302,7 @@ def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> 
 
 def _all_groups(config_dirs: Sequence[Path]) -> list[str]:
     """Returns the names of all groups, including those of plugins."""
-    return sorted({*registry.all_groups(config_dirs), *(group for group, _ in registry.plugin_nodes(config_dirs))})
+    return sorted({*groups.all_groups(config_dirs), *(group for group, _ in registry.plugin_nodes(config_dirs))})
 
 
 def _require_group(group: str, known: Sequence[str], command: str) -> None:
@@ -317,14 +315,14 @@ def _require_group(group: str, known: Sequence[str], command: str) -> None:
 
 def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:
     from_plugins = [name for node_group, name in registry.plugin_nodes(config_dirs) if node_group == group]
-    return sorted({*registry.options(group, config_dirs), *from_plugins})
+    return sorted({*groups.options(group, config_dirs), *from_plugins})
 
 
 def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:
     """Returns a line about an option: the first comment of its YAML, or the first line of its class's docstring."""
-    path = registry.yaml_file(group, name, config_dirs)
+    path = groups.yaml_file(group, name, config_dirs)
     if path is not None:
-        return registry.purpose(path)
+        return groups.purpose(path)
     entry = registry.lookup(group, name)
     text = (entry.config.__doc__ or "") if entry else ""
     return text.strip().split("\n")[0]

@@ -34,7 +34,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtool.config import overrides, registry, saved
+from lmtool.config import groups, overrides, registry, saved
 from lmtool.config.base import JsonObject
 from lmtool.config.overrides import GRID, SWEEP_KEYS, AcceptedOverrides, CheckedOverrides, key_of, read_accepted
 from lmtool.config.registry import MULTI_SELECT_GROUPS, entries
@@ -273,13 +273,13 @@ def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> Accept
         package = f"{group}.{name}" if group in MULTI_SELECT_GROUPS else None
         store.store(group=group, name=name, node=data, package=package, provider=entry.config.__module__)
     for group, names in _stored_nodes(store.repo).items():
-        clash = sorted(set(names) & set(registry.options(group, config_dirs)))
+        clash = sorted(set(names) & set(groups.options(group, config_dirs)))
         if clash:
             raise UserError(
                 f"a plugin registers {group}={clash[0]}, but lmtool has a YAML of that name", "rename it in the plugin"
             )
         extra[group] = names
-    return read_accepted(registry.conf_dir() / f"{primary}.yaml", config_dirs, extra)
+    return read_accepted(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
 
 
 def _stored_nodes(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
@@ -300,7 +300,7 @@ def initialized_hydra() -> Iterator[Any]:
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        conf = registry.conf_dir()
+        conf = groups.conf_dir()
         with initialize_config_dir(str(conf), version_base="1.3", job_name="lmtool"):
             use_limited_files(GlobalHydra.instance().config_loader(), conf)
             yield GlobalHydra.instance().hydra
@@ -443,7 +443,7 @@ def _named_targets(value: object, key: str) -> Iterator[tuple[str, Any]]:
 def _missing(error: MissingConfigException) -> UserError:
     missing_file = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, name = missing_file.rpartition("/")
-    offered = tuple(error.options or ()) or registry.options(group)
+    offered = tuple(error.options or ()) or groups.options(group)
     close = nearest(name, offered)
     hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints its options"
     return UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
@@ -493,10 +493,10 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
     line: Hydra would put its keys below the name of the group."""
     for text in choices:
         group, _, name = text.lstrip("+~").partition("=")
-        path = registry.yaml_file(group, name, config_dirs) if name else None
-        if path is None or path.is_relative_to(registry.conf_dir()) or b"@package" in saved.beginning(path):
+        path = groups.yaml_file(group, name, config_dirs) if name else None
+        if path is None or path.is_relative_to(groups.conf_dir()) or b"@package" in saved.beginning(path):
             continue
-        shipped = (registry.conf_dir() / group).glob("*.yaml")
+        shipped = (groups.conf_dir() / group).glob("*.yaml")
         if any(WHOLE_RUN in file.read_text(encoding="utf-8") for file in shipped):
             raise UserError(f"{path} does not declare that its keys belong to the whole run", FIRST_LINE)
 

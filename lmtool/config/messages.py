@@ -18,7 +18,7 @@ import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from lmtool.config import registry
+from lmtool.config import groups
 from lmtool.config.base import Config, JsonObject, summary
 from lmtool.config.registry import Choice, Several, choices, chosen_class, entries, lookup, names
 from lmtool.config.registry import groups as components
@@ -616,7 +616,7 @@ def missing_values(command: type[Config], keys: list[str], data: JsonObject) -> 
     problems, sections = [], choices(command)
     for key in keys:
         if key in sections:
-            offered = registry.options(sections[key].group) or names(sections[key].group)
+            offered = groups.options(sections[key].group) or names(sections[key].group)
             hint = f"set {key}=NAME; `lmtool list {sections[key].group}` prints them with a line each"
             problems.append(
                 Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint, absent=True)
@@ -649,7 +649,7 @@ def unknown_choice(group: str, key: str, name: str, offered: tuple[str, ...] | N
     prefix = "" if key.endswith(".members") else f"{key}="
     close = of_value(group, name) or _last_part(name, offered) or nearest(name, offered)
     hint = f"did you mean {prefix}{close}?" if close else f"`lmtool list {group}` prints them with a line each"
-    other_groups = [other for other in registry.all_groups() if other != group and name in registry.options(other)]
+    other_groups = [other for other in groups.all_groups() if other != group and name in groups.options(other)]
     if other_groups and not close:
         hint = f"{name} is an option of {other_groups[0]}: `lmtool show {other_groups[0]}={name}` says how it is used"
     elif prefix and group in _HUB_OVERRIDES and (published := _HUB_OVERRIDES[group](name)) is not None:
@@ -718,7 +718,7 @@ def _fitting_hint(meaning: Meaning, value: object, command: type[Config], known:
     selected = {name for name, _ in meaning.pairs if name in components()}
     for name, text in meaning.pairs:
         if value is not None and not _has_option(name, text) and not _takes_text(fields[name], text):
-            command_words = f"list {name}" if name in registry.all_groups() else f"show {name}"
+            command_words = f"list {name}" if name in groups.all_groups() else f"show {name}"
             return f"use {name}= instead; `lmtool {command_words}` says what it takes"
         if name not in known and name.partition(".")[0] not in selected:
             return f"{meaning.hint} {_elsewhere(name, command)}"
@@ -734,9 +734,7 @@ def _may_take(field: FieldInfo | None, value: object) -> bool:
 
 
 def _has_option(group: str, name: str) -> bool:
-    return (
-        name == "null" or name in registry.options(group) or (group in ("data", "task") and registry.is_path_like(name))
-    )
+    return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
 
 
 def takes(command: type[Config], key: str, value: object) -> bool:

@@ -21,7 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 
-from lmtool.config import messages, registry, saved
+from lmtool.config import groups, messages, registry, saved
 from lmtool.config.base import JsonObject
 from lmtool.errors import Problem, nearest
 
@@ -59,7 +59,7 @@ class AcceptedOverrides:
 
 def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> AcceptedOverrides:
     """Reads the overrides that a primary YAML file accepts. extra: options of plugins, by group."""
-    offered = registry.all_options(config_dirs)
+    offered = groups.all_options(config_dirs)
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
     content = saved.read_yaml(primary)
@@ -100,9 +100,9 @@ def _as_paths(text: str) -> Iterator[str]:
     """Yields the overrides that were probably meant by an argument that looks like a path or a hub model, most likely
     first."""
     exists, in_runs = os.path.exists(text), text.startswith("runs/")
-    if not exists and not in_runs and not registry.is_path_only(text) and _HUB_NAME.fullmatch(text):
+    if not exists and not in_runs and not groups.is_path_only(text) and _HUB_NAME.fullmatch(text):
         yield f"checkpoint=hf://{text}"
-    elif exists or registry.is_path_like(text):
+    elif exists or groups.is_path_like(text):
         has_weights = [os.path.exists(os.path.join(text, name)) for name in ("checkpoints", "config.json")]
         is_checkpoint = in_runs or any(has_weights) or "://" in text
         yield from (f"{key}={text}" for key in (("checkpoint",) if is_checkpoint else ("task", "data", "checkpoint")))

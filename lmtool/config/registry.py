@@ -11,10 +11,9 @@ import importlib
 import importlib.metadata
 import json
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 from pydantic import GetCoreSchemaHandler, create_model
 from pydantic_core import PydanticCustomError, core_schema
 
+from lmtool.config import groups as yaml_groups
 from lmtool.config.base import Config, JsonObject
 from lmtool.errors import UserError
 from lmtool.errors import nearest as nearest
@@ -282,111 +282,6 @@ def chosen_class(value: object, choice: Choice) -> type[Config] | None:
     return None if entry is None else entry.config
 
 
-def conf_dir() -> Path:
-    """Returns the shipped configuration: inside the package (wheel) or next to it (checkout)."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / "pretrain.yaml").is_file():
-            return folder
-    raise UserError(
-        f"lmtool's own configuration files are missing: no conf/ in {package} or next to it", "install lmtool again"
-    )
-
-
-def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
-    """Returns the folders that are searched for YAML: the shipped one, then the user's."""
-    for folder in config_dirs:
-        if not folder.is_dir():
-            kind = "a file, not a folder" if folder.exists() else "no such folder"
-            siblings = [sibling.name for sibling in folder.parent.glob("*/")] if folder.parent.is_dir() else []
-            close = nearest(folder.name, siblings)
-            structure = "use a folder with the structure of conf/: experiment/mine.yaml in it is experiment=mine"
-            hint = f"did you mean --config-dir {folder.parent / close}?" if close else structure
-            raise UserError(f"--config-dir {folder}: {kind}", hint)
-    return [conf_dir(), *config_dirs]
-
-
-def all_groups(config_dirs: Sequence[Path] = ()) -> list[str]:
-    """Returns all groups, such as `model` and `model/positions`, sorted."""
-    return list(all_options(config_dirs))
-
-
-def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
-    """Returns the YAML names of every group, sorted."""
-    names: dict[str, set[str]] = {}
-    for root in folders(config_dirs):
-        for folder, _, files in os.walk(root):
-            group = os.path.relpath(folder, root)
-            yamls = {name.removesuffix(".yaml") for name in files if name.endswith(".yaml")}
-            if yamls and group != ".":
-                names[group] = names.get(group, set()) | yamls
-    return {group: tuple(sorted(names[group])) for group in sorted(names)}
-
-
-def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:
-    """Returns the YAML names of a group, sorted."""
-    names = {path.stem for folder in folders(config_dirs) for path in (folder / group).glob("*.yaml")}
-    return tuple(sorted(names))
-
-
-def singular(word: str, known: Collection[str]) -> str:
-    """Returns the group if its plural was typed (`models`), otherwise the word itself."""
-    return next((word.removesuffix(end) for end in ("", "s", "es") if word.removesuffix(end) in known), word)
-
-
-def is_path_like(value: str) -> bool:
-    """Whether a value looks like a path. No option of a group contains a slash or a suffix."""
-    return "/" in value or bool(Path(value).suffix) or value in (".", "..")
-
-
-def is_path_only(value: str) -> bool:
-    """Whether a value can only be a path, existing or not: it starts like one, or its parent folder exists."""
-    return value.startswith((".", "/", "~")) or ("/" in value and Path(value).parent.is_dir())
-
-
-def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path | None:
-    """Returns the file of an option. As in Hydra, the first folder that contains it wins."""
-    for folder in folders(config_dirs):
-        if (folder / group / f"{option}.yaml").is_file():
-            return folder / group / f"{option}.yaml"
-    return None
-
-
-def data_sets(task: str) -> tuple[str, ...]:
-    """Returns the shipped tasks that build on another one and have data of their own: conll2003 for ner."""
-    files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((conf_dir() / "task").glob("*.yaml"))}
-    builds = re.compile(rf"^defaults: \[{re.escape(task)}[,\]]", re.M)
-    has_data = re.compile(r"^(hub|embedded): (?!null)", re.M)
-    return tuple(name for name, text in files.items() if builds.search(text) and has_data.search(text))
-
-
-def purpose(path: Path) -> str:
-    """Returns the first sentence of the first comment in a YAML file: its purpose. A line with a command ends it."""
-    purpose = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# @package"):
-            continue
-        text = line.lstrip("# ").rstrip()
-        if not line.startswith("#") or text.startswith("lmtool ") or purpose.endswith("."):
-            break
-        purpose = f"{purpose} {text}".strip()
-    return purpose
-
-
-def line_of_key(path: Path, key: str) -> int | None:
-    """Returns the number of the line that sets a key in a block-style YAML file; `loss.label_smoothing` is a nested
-    key."""
-    open_keys: list[tuple[int, str]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        match = re.match(r"^( *)([A-Za-z0-9_]+):", line)
-        if match:
-            indent = len(match[1])
-            open_keys = [(column, name) for column, name in open_keys if column < indent] + [(indent, match[2])]
-            if ".".join(name for _, name in open_keys) == key:
-                return number
-    return None
-
-
 ENTRY_POINTS = "lmtool.plugins"
 
 _typed_plugins: tuple[str, ...] = ()
@@ -450,7 +345,7 @@ def _import_plugin(module: str, subject: str, hint: str) -> None:
 def plugin_nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, JsonObject]]:
     """Returns the components without a YAML file, each with its default values, by (group, name). Only components of
     plugins have no YAML file. A required value is `???`."""
-    options = all_options(config_dirs)
+    options = yaml_groups.all_options(config_dirs)
     without_yaml = [entry for entry in added() if entry.name not in options.get(entry.group, ())]
     return {(entry.group, entry.name): (entry, default_values(entry)) for entry in without_yaml}
 

@@ -6,22 +6,11 @@ so a hash of the text is recorded.
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import inspect
-import itertools
 import json
-import os
 import re
-import subprocess
-import sys
-import sysconfig
-import tokenize
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,168 +18,12 @@ import numpy as np
 
 from lmtool import random_streams
 from lmtool.config.registry import nearest
+from lmtool.data import docstrings
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.system.files import Damaged, replace_bytes, user_path
-
-STANDARD = "python"  # stands for the standard library in a list of packages
-_LMTOOL = "lmtool"  # its docstrings would change the text with every edit
-_SKIPPED = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "_tests", "idle_test", "idlelib"}
-_PORTION = 1_000_000  # bytes of source that a child process reads, in about a tenth of a second
-_LARGEST = 400_000  # characters of a file; larger ones are generated tables
-
-Docstring = tuple[int, str]
-"""The line and the text of a docstring."""
-
-
-@dataclass(frozen=True)
-class Module:
-    """A source file: the package it belongs to, its dotted name, its path and size in bytes."""
-
-    package: str
-    name: str
-    path: str
-    size: int
-
-
-def installed() -> list[str]:
-    """Returns the names of top-level packages and modules of the environment, sorted, without lmtool."""
-    return sorted(_locations(), key=lambda name: (name.lower(), name))
-
-
-def versions() -> list[str]:
-    """Returns Python's version, and the names of folders with the names and versions of installed distributions."""
-    entries = {
-        entry for folder in _folders() for entry in _entries(folder) if entry.endswith((".dist-info", ".egg-info"))
-    }
-    return [sys.version, *sorted(entries)]
-
-
-def modules(package: str) -> list[Module]:
-    """Returns the source files of a package without tests, by path; empty if it is not installed. STANDARD is the
-    standard library."""
-    if package == STANDARD:
-        return list(_walk(package, sysconfig.get_paths()["stdlib"], ""))
-    location = _locations().get(package)
-    if location is None:
-        return _standard_module(package)
-    if location.endswith(".py"):
-        return [Module(package, package, location, os.path.getsize(location))]
-    return list(_walk(package, location, package))
-
-
-def read(modules: Iterable[Module]) -> Iterator[tuple[Module, list[Docstring]]]:
-    """Yields the docstrings of modules, in order. Child processes read some portions in advance."""
-    workers = min(os.cpu_count() or 1, 8)
-    with ThreadPoolExecutor(workers) as pool:
-        running: list[tuple[list[Module], Future[list[list[Docstring]]]]] = []
-        try:
-            for portion in itertools.chain(_portions(modules), [None] * (workers + 1)):
-                if portion is not None:
-                    running.append((portion, pool.submit(_extract, [module.path for module in portion])))
-                if running and (portion is None or len(running) > workers):
-                    read_modules, result = running.pop(0)
-                    yield from zip(read_modules, result.result(), strict=True)
-        finally:
-            for _, result in running:
-                result.cancel()
-
-
-def _portions(modules: Iterable[Module]) -> Iterator[list[Module]]:
-    portion: list[Module] = []
-    for module in modules:
-        portion.append(module)
-        if sum(module.size for module in portion) >= _PORTION or len(portion) == 200:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
-
-
-def _extract(paths: Sequence[str]) -> list[list[Docstring]]:
-    """Returns the docstrings of files, read by a child process; none for a file that crashes the parser."""
-    command = [sys.executable, "-I", "-S", "-X", "utf8", __file__]
-    process = subprocess.run(command, input=json.dumps(list(paths)), capture_output=True, encoding="utf-8", check=False)
-    if process.returncode == 0:
-        return [[(line, text) for line, text in texts] for texts in json.loads(process.stdout)]
-    if len(paths) == 1:
-        return [[]]
-    return [_extract([path])[0] for path in paths]
-
-
-def _folders() -> list[str]:
-    paths = sysconfig.get_paths()
-    return list(dict.fromkeys((paths["purelib"], paths["platlib"])))
-
-
-def _entries(folder: str) -> list[str]:
-    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-
-
-def _locations() -> dict[str, str]:
-    """Returns the paths of installed packages and modules by name."""
-    locations: dict[str, str] = {}
-    for folder in _folders():
-        for entry in _entries(folder):
-            path, name = os.path.join(folder, entry), entry.removesuffix(".py")
-            if name.isidentifier() and name not in _SKIPPED | {_LMTOOL} and (entry != name or os.path.isdir(path)):
-                locations.setdefault(name, path)
-    return locations
-
-
-def _standard_module(package: str) -> list[Module]:
-    library = sysconfig.get_paths()["stdlib"]
-    folder, file = os.path.join(library, package), os.path.join(library, f"{package}.py")
-    if package in _SKIPPED or not package.isidentifier():
-        return []
-    if os.path.isdir(folder):
-        return list(_walk(package, folder, package))
-    return [Module(package, package, file, os.path.getsize(file))] if os.path.isfile(file) else []
-
-
-def _walk(package: str, root: str, prefix: str) -> Iterator[Module]:
-    for location, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in _SKIPPED and name.isidentifier())
-        within = Path(location).relative_to(root).parts
-        for file in sorted(files):
-            stem = file.removesuffix(".py")
-            if stem == file or stem.startswith("test_") or stem.endswith("_test") or stem == "conftest":
-                continue
-            path = os.path.join(location, file)
-            if os.path.isfile(path):  # not a broken link
-                parts = [prefix, *within] if stem == "__init__" else [prefix, *within, stem]
-                yield Module(package, ".".join(part for part in parts if part), path, os.path.getsize(path))
-
-
-def docstrings(path: str) -> list[Docstring]:
-    """Returns the docstrings of a file, in order; none if it is not valid Python."""
-    try:
-        with tokenize.open(path) as file:
-            source = file.read(_LARGEST + 1)
-        if len(source) > _LARGEST or ('"""' not in source and "'''" not in source):
-            return []
-        return list(_docstrings_in(ast.parse(source)))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-
-
-def _docstrings_in(node: ast.AST) -> Iterator[Docstring]:
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-        first = node.body[0]
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            yield first.lineno, inspect.cleandoc(first.value.value).strip()
-    for name in ("body", "handlers", "orelse", "finalbody"):
-        for child in getattr(node, name, ()):
-            if isinstance(child, ast.stmt | ast.ExceptHandler):
-                yield from _docstrings_in(child)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # invalid escapes in other people's sources
-    json.dump([docstrings(path) for path in json.load(sys.stdin)], sys.stdout)
-
 
 _SHORTEST = 20  # minimum number of characters of a docstring
 
@@ -247,7 +80,7 @@ class PydocsSource:
 
 
 def _documents_of(config: PydocsConfig, cache_dir: str | Path | None, progress: OnStage | None) -> Documents:
-    names = list(config.packages) or [STANDARD, *installed()]
+    names = list(config.packages) or [docstrings.STANDARD, *docstrings.installed()]
 
     def collect() -> Iterator[tuple[str, str]]:
         _check_installed(config.packages)
@@ -262,7 +95,7 @@ def _documents_of(config: PydocsConfig, cache_dir: str | Path | None, progress: 
 def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iterator[tuple[str, str]]:
     digests: set[bytes] = set()
     remaining_bytes = max_bytes
-    for module, texts in read(module for name in names for module in modules(name)):
+    for module, texts in docstrings.read(module for name in names for module in docstrings.modules(name)):
         retained: list[str] = []
         for _, text in texts:
             text = _clean(text)
@@ -284,8 +117,8 @@ def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iter
 
 def _check_installed(names: Iterable[str]) -> None:
     for name in names:
-        if not modules(name):
-            like = nearest(name, [STANDARD, *installed()])
+        if not docstrings.modules(name):
+            like = nearest(name, [docstrings.STANDARD, *docstrings.installed()])
             raise UserError(
                 f"data.packages: no sources of {name} are installed",
                 f"did you mean {like}?" if like else "use names as they are imported; python is the standard library",
@@ -305,8 +138,8 @@ def _cached_rows(
 ) -> list[list[Any]]:
     """Returns the rows stored in the cache folder; if there are none, collects and stores them. Their key consists of
     `parts`, the installed packages and this code. Reports a damaged file."""
-    code = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__,)]
-    key = _hash([code, versions(), installed(), *parts])
+    code = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, docstrings.__file__)]
+    key = _hash([code, docstrings.versions(), docstrings.installed(), *parts])
     path = None if cache_dir is None else user_path(cache_dir) / "pydocs" / f"{key[:32]}.json"
     if path is not None and path.exists():
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -379,7 +212,7 @@ def pydocs_rows(
     Raises:
         UserError: If fewer than two packages have enough docstrings.
     """
-    names = [name for name in _CLASSES if len(modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
+    names = [name for name in _CLASSES if len(docstrings.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
     labeled = [_Row(*row) for row in _cached_rows(["rows", names], lambda: _docstring_rows(names), cache_dir)]
     by_package = [[row for row in labeled if row.package == name] for name in names]
     samples = [_sample(rows, seed, per_class_train, per_class_validation) for rows in by_package]
@@ -393,13 +226,13 @@ def pydocs_rows(
 
 
 def _docstring_rows(names: list[str]) -> list[_Row]:
-    modules = {name: [module for module in modules(name) if module.name != name] for name in names}
-    selected: list[Module] = []
+    modules = {name: [module for module in docstrings.modules(name) if module.name != name] for name in names}
+    selected: list[docstrings.Module] = []
     for of_package in modules.values():
         selected += sorted(of_package, key=lambda module: hashlib.sha256(module.name.encode()).digest())[: _MODULES[1]]
     prose = [
         (module, line, _END_OF_PROSE.split(_clean(text), maxsplit=1)[0])
-        for module, texts in read(selected)
+        for module, texts in docstrings.read(selected)
         for line, text in texts
     ]
     words = _revealing_names(modules, ((module.package, text) for module, _, text in prose))
@@ -418,7 +251,7 @@ def _docstring_rows(names: list[str]) -> list[_Row]:
     return [row for text, row in rows.items() if text not in repeated]
 
 
-def _revealing_names(modules: dict[str, list[Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
+def _revealing_names(modules: dict[str, list[docstrings.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
     """Returns the names of direct submodules that reveal the package. A name that three packages use as a word ("this",
     "context") does not."""
     names = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
-from lmtool.config import registry, saved
+from lmtool.config import groups, saved
 from lmtool.config.base import Config
 from lmtool.config.decode import merge
 from lmtool.config.saved import JsonObject
@@ -145,11 +145,11 @@ def _files_by_class(family: type[Config]) -> list[tuple[type[Config], Path]]:
 def _folder(family: type[Config]) -> Path:
     package, lmtool = (name.partition(".")[0] for name in (family.__module__, __name__))
     file = sys.modules[family.__module__].__file__
-    return registry.conf_dir() / GROUP if package == lmtool or file is None else Path(file).parent / GROUP
+    return groups.conf_dir() / GROUP if package == lmtool or file is None else Path(file).parent / GROUP
 
 
 def _default() -> Path:
-    return registry.conf_dir() / GROUP / "default.yaml"
+    return groups.conf_dir() / GROUP / "default.yaml"
 
 
 def _recipe_width(family: type[Config]) -> int:

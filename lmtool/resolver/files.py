@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config.base import JsonMapping
-from lmtool.config.registry import is_path_only, options
+from lmtool.config.groups import is_path_only, options
 from lmtool.data.compressed import compressed_suffixes, without_compression_suffix
 from lmtool.data.configs import SUFFIXES, kind_of
 from lmtool.data.files import check_encoding, collect_errors, find, no_such_file

@@ -237,7 +237,7 @@ def help_of(verb: str, words: Sequence[str] = ()) -> str:
     lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
     lines += [*(f"  {note}" for note in about.notes), ""] if about.notes else []
     if primary is not None:
-        from lmtool.config.registry import conf_dir, options
+        from lmtool.config.groups import conf_dir, options
 
         lines += ["keys and groups, with their defaults (`lmtool show KEY` explains one):", ""]
         text = (conf_dir() / f"{primary}.yaml").read_text(encoding="utf-8").splitlines()

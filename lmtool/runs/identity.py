@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lmtool.config.registry import conf_dir
+from lmtool.config.groups import conf_dir
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json, write_errors

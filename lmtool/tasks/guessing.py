@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from lmtool.config.registry import is_path_only
+from lmtool.config.groups import is_path_only
 from lmtool.data.files import no_such_file
 from lmtool.data.parquet import read_parquet
 from lmtool.data.rows import no_column

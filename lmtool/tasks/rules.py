@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from lmtool.config.groups import data_sets, purpose, yaml_file
 from lmtool.config.messages import one_of
-from lmtool.config.registry import data_sets, purpose, yaml_file
 from lmtool.data.configs import DataConfig, missing_hub_data
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig

@@ -116,7 +116,7 @@ class Address:
         except errors.GatedRepoError as problem:
             raise UserError(
                 f"{self.typed}: {self.repository} is gated: only accounts that accepted its terms may read it",
-                f"accept them at {constants.ENDPOINT}/{self.repository}, and set the variable HF_TOKEN to your token",
+                f"open {constants.ENDPOINT}/{self.repository} to accept them, and set HF_TOKEN to your token",
             ) from problem
         except errors.RevisionNotFoundError as problem:
             raise UserError(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.config import compose, overrides, registry
+from lmtool.config import compose, groups, overrides, registry
 from lmtool.config.registry import Choice, build
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import SplitData
@@ -39,7 +39,7 @@ from tests.breadth import slow_but
 from tests.commands.conftest import but_for, write_rows, write_text
 
 CPU = torch.device("cpu")
-OBJECTIVES = [name for name in registry.options("objective") if name != "auto"]
+OBJECTIVES = [name for name in groups.options("objective") if name != "auto"]
 # A tiny model of each family; where a family has two versions, of both.
 FAMILIES = {entry.name: (f"model={entry.name}_tiny",) for entry in registry.entries("model")}
 MODELS = FAMILIES | {"t5 1.1": ("model=t5_tiny", "model.feedforward=gated_gelu", "model.tied=false")}

@@ -13,7 +13,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.commands import profile as command
-from lmtool.config.registry import options
+from lmtool.config.groups import options
 from lmtool.reporting.costs import StepProfile, remarks
 from lmtool.runs.run_folder import RunFolder
 from tests.commands.conftest import TINY, but_for, finetune, pretrain, tiny

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterator
 
 from lmtool.cli.main import VERBS
-from lmtool.config import registry
+from lmtool.config import groups
 from lmtool.config.messages import known_keys
 from lmtool.errors import distance, nearest, nearest_keys
 from lmtool.resolver.verbs import COMMANDS
@@ -75,12 +75,12 @@ def slips(draw: random.Random) -> Iterator[tuple[str, str, str | None]]:
         for key in draw.sample([key for key in keys if len(key.rpartition(".")[2]) >= SHORTEST], 80):
             wrong = slip_of(key, keys, draw)
             yield wrong, key, next(iter(nearest_keys(wrong, keys)), None)
-    inner = [group for group in registry.all_groups() if "/" in group]
+    inner = [group for group in groups.all_groups() if "/" in group]
     for group in inner * 3:
         wrong = slip_of(group, inner, draw)
-        yield wrong, group, nearest(wrong, registry.all_groups())
+        yield wrong, group, nearest(wrong, groups.all_groups())
     for group in ("model", "objective", "task", "experiment"):
-        known = registry.options(group)
+        known = groups.options(group)
         for name in draw.sample([name for name in known if len(name) >= SHORTEST], 20):
             wrong = slip_of(name, known, draw)
             yield f"{group}={wrong}", name, nearest(wrong, known)

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtool.commands.show import PRIMARY
-from lmtool.config import compose, overrides, registry, saved
+from lmtool.config import compose, groups, overrides, registry, saved
 from lmtool.config.base import Config
 from lmtool.config.messages import section_class
 from lmtool.resolver.decoding import decode_config
@@ -21,7 +21,7 @@ from lmtool.resolver.shorthands import with_sections
 from lmtool.resolver.verbs import COMMANDS
 from tests.breadth import slow_but
 
-CONF = registry.conf_dir()
+CONF = groups.conf_dir()
 YAMLS = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml"))
 COMPONENTS = [
     (entry.group, entry.name)
@@ -94,7 +94,7 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("data", "tokenizer"),
         ("tokenizer", "tokenizer"),
     ):
-        for name in registry.options(group):
+        for name in groups.options(group):
             verb = verb if group != "sweep" else command_of(name)
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
@@ -178,7 +178,7 @@ def test_every_option_composes_and_decodes(verb: str, typed: tuple[str, ...]) ->
         assert getattr(getattr(config, section), choice.key) != "auto"
 
 
-@pytest.mark.parametrize("name", registry.options("experiment"))
+@pytest.mark.parametrize("name", groups.options("experiment"))
 def test_experiments_take_other_text(name: str) -> None:
     """Experiments leave the keys of one source alone, so that `data=text` stands beside them."""
     assert compose_and_decode("pretrain", f"experiment={name}", "data=text", "data.path=x").data.name == "text"
@@ -206,7 +206,7 @@ def plain(entry: registry.Entry) -> dict[str, Any]:
 @pytest.mark.parametrize(("group", "name"), COMPONENTS, ids=lambda argument: argument)
 def test_yaml_and_class_say_the_same(group: str, name: str) -> None:
     entry = registry.lookup(group, name)
-    path = registry.yaml_file(group, name)
+    path = groups.yaml_file(group, name)
     assert entry is not None and path is not None, "each component has its YAML"
     assert whole(path) == plain(entry)
 
@@ -235,7 +235,7 @@ def test_every_yaml_opens_with_its_purpose_and_a_command(path: str) -> None:
     comments = [
         line for line in itertools.takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line
     ]
-    assert registry.purpose(CONF / path) and any("lmtool " in line for line in comments)
+    assert groups.purpose(CONF / path) and any("lmtool " in line for line in comments)
     assert "_target_" not in "\n".join(lines)
 
 
@@ -260,7 +260,7 @@ def test_presets_change_values_only() -> None:
         assert isinstance(written, dict)
         first = str((written.get("defaults") or [""])[0])
         group, name = str(Path(path).parent), Path(path).stem
-        if first in registry.options(group) and group not in ("experiment", "debug"):
+        if first in groups.options(group) and group not in ("experiment", "debug"):
             entry = registry.lookup(group, first)
             if entry is not None:
                 assert set(written) - {"defaults"} <= set(entry.config.model_fields), path

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from lmtool.data import pydocs
+from lmtool.data import docstrings, pydocs
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.pydocs import PydocsSource, pydocs_rows
 from lmtool.data.sources import Source
@@ -70,7 +70,7 @@ def installed(tmp_path, monkeypatch):
 def test_docstrings_in_the_order_of_the_source(tmp_path):
     path = tmp_path / "a.py"
     path.write_text(MODULE)
-    assert pydocs.docstrings(str(path)) == [
+    assert docstrings.docstrings(str(path)) == [
         (1, "The module's own words."),
         (5, "A thing of\ntwo lines."),
         (9, "What the method does."),
@@ -80,8 +80,8 @@ def test_docstrings_in_the_order_of_the_source(tmp_path):
     ]
     for content in (b"def (", b'"""\xff', b"", b'"""a"""\n\0', b"# coding: nonsense\n'''a'''", b"(" * 5000 + b"'''"):
         path.write_bytes(content)
-        assert pydocs.docstrings(str(path)) == []
-    assert pydocs.docstrings(str(tmp_path / "none.py")) == []
+        assert docstrings.docstrings(str(path)) == []
+    assert docstrings.docstrings(str(tmp_path / "none.py")) == []
 
 
 def test_standard_library_first_then_packages_by_name(installed):
@@ -91,7 +91,7 @@ def test_standard_library_first_then_packages_by_name(installed):
     assert sorted(numbers) == [1, 3, 4, 6, 7]  # no tests, no lmtool, nothing broken
     train = [int(number) for text in texts(source, "train") for number in re.findall(r"number (\d+)", text)]
     assert train == [number for number in (1, 6, 3, 4, 7) if number in train]
-    assert pydocs.installed() == ["Alpha", "beta", "binary", "broken", "gamma"]
+    assert docstrings.installed() == ["Alpha", "beta", "binary", "broken", "gamma"]
     assert "Short." not in " ".join(collected)
     metadata = source.metadata()
     assert metadata["documents"] + metadata["validation_documents"] == len(collected) and metadata["fingerprint"]
@@ -115,11 +115,11 @@ def test_max_bytes_holds_and_is_nearly_reached():
 
 def test_second_run_reads_the_cache(tmp_path, monkeypatch):
     first = PydocsSource(SMALL, tmp_path)
-    read = pydocs.read
-    monkeypatch.setattr(pydocs, "read", lambda _: pytest.fail("read again"))
+    read = docstrings.read
+    monkeypatch.setattr(docstrings, "read", lambda _: pytest.fail("read again"))
     second = PydocsSource(SMALL, tmp_path)
     assert second.fingerprint == first.fingerprint
-    monkeypatch.setattr(pydocs, "read", read)
+    monkeypatch.setattr(docstrings, "read", read)
     (cached,) = (tmp_path / "pydocs").glob("*.json")
     whole = cached.read_text()
     for damaged in (whole[:1000], "", "[]", whole.replace(" the ", " teh ", 1)):
@@ -133,7 +133,7 @@ def test_second_run_reads_the_cache(tmp_path, monkeypatch):
 
 def test_cache_follows_the_installed_versions(tmp_path, monkeypatch):
     PydocsSource(SMALL, tmp_path)
-    monkeypatch.setattr(pydocs, "versions", lambda: ["other-2.0.dist-info"])
+    monkeypatch.setattr(docstrings, "versions", lambda: ["other-2.0.dist-info"])
     PydocsSource(SMALL, tmp_path)
     assert len(list((tmp_path / "pydocs").glob("*.json"))) == 2
 

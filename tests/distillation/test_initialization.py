@@ -76,7 +76,7 @@ def test_what_cannot_be_copied_is_refused():
 )
 def test_sizes_that_differ_name_both(initialize, sizes, said):
     config = StandardConfig(teacher="t", initialize=initialize, terms=Several("distill/term").validate({"soft": {}}))
-    problem = next(config.refusals_of_pair(ModelPair(BertConfig(**sizes), BertConfig())), None)
+    problem = next(config.conflicts_of_pair(ModelPair(BertConfig(**sizes), BertConfig())), None)
     assert problem.key == "distill.initialize" and problem.hint
     with pytest.raises(UserError, match=said):
         raise UserError(problem.message)

@@ -197,7 +197,7 @@ def test_empty_texts_and_an_unread_side():
 def test_what_does_not_go_together_is_refused(terms, student, teacher, fields, said):
     config = StandardConfig(teacher="t", terms=Several("distill/term").validate(terms), **fields)
     problem = next(
-        config.refusals_of_pair(ModelPair(BertConfig(**SIZES | student), BertConfig(**SIZES | teacher))), None
+        config.conflicts_of_pair(ModelPair(BertConfig(**SIZES | student), BertConfig(**SIZES | teacher))), None
     )
     assert problem is not None and said in problem.message and problem.hint
 
@@ -206,7 +206,7 @@ def test_what_does_not_go_together_is_refused(terms, student, teacher, fields, s
 def test_models_without_layers_or_heads_are_refused(term):
     config = StandardConfig(teacher="t", terms=Several("distill/term").validate({term: {}}))
     for pair in ((ModelConfig(name="lstm"), BertConfig()), (BertConfig(), ModelConfig(name="lstm"))):
-        assert "lstm" in next(config.refusals_of_pair(ModelPair(*pair)), None).message
+        assert "lstm" in next(config.conflicts_of_pair(ModelPair(*pair)), None).message
 
 
 def test_a_student_that_attends_to_a_prefix_is_refused():

@@ -58,10 +58,10 @@ def _keys(command: str, *arguments: str) -> dict[str, Any]:
 
 @cache
 def _options() -> dict[str, tuple[str, ...]]:
-    from lmtool.config import registry
+    from lmtool.config import groups
 
     names = ("model", "tokenizer", "data", "objective", "optimizer", "schedule", "experiment", "debug")
-    return {group: registry.options(group) for group in names}
+    return {group: groups.options(group) for group in names}
 
 
 def _random_typo(rng: random.Random) -> tuple[list[str], str, str]:

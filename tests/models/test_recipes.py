@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field
 
 from lmtool.cli import main as cli
-from lmtool.config import registry, saved
+from lmtool.config import groups, registry, saved
 from lmtool.errors import UserError
 from lmtool.models import recipes
 from lmtool.models.configs import BertConfig, ModelConfig
@@ -22,7 +22,7 @@ from lmtool.resolver.verbs import COMMANDS
 FAMILIES = {
     entry.name: entry.config for entry in registry.entries("model") if entry.config.__module__.startswith("lmtool.")
 }
-SHIPPED = registry.conf_dir() / "recipe"
+SHIPPED = groups.conf_dir() / "recipe"
 
 
 def configured(*words: str) -> Any:
@@ -142,13 +142,13 @@ def test_show_prints_the_recipe_with_its_sources(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for path in ("model/bert_tiny", "recipe/bert", "recipe/default"):
         assert f"# conf/{path}.yaml\n" in shown
-        assert (registry.conf_dir() / f"{path}.yaml").read_text() in shown
+        assert (groups.conf_dir() / f"{path}.yaml").read_text() in shown
     assert "10,000 of 1,000,000 steps" in shown
 
 
-@pytest.mark.parametrize("name", registry.options("experiment"))
+@pytest.mark.parametrize("name", groups.options("experiment"))
 def test_experiments_do_not_say_it_again(name: str) -> None:
-    written = yaml.safe_load((registry.conf_dir() / "experiment" / f"{name}.yaml").read_text())
+    written = yaml.safe_load((groups.conf_dir() / "experiment" / f"{name}.yaml").read_text())
     chosen = {key.removeprefix("override /"): value for item in written["defaults"] for key, value in item.items()}
     prescribed = configured("pretrain", f"model={chosen['model']}").model.recipe()["pretrain"]
     for section in {"optimizer", "schedule"} - chosen.keys():

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from lmtool.config import registry
+from lmtool.config import groups
 from lmtool.training.configs import AdamWConfig
 from lmtool.tuning.configs.methods import LoraConfig
 
@@ -31,7 +31,7 @@ def test_every_base_yaml_is_as_it_is_written_from_its_class(script: Script) -> N
     ids=["comment", "value", "key"],
 )
 def test_what_differs_is_written_again(script: Script, tmp_path: Path, old: str, new: str) -> None:
-    shipped = (registry.conf_dir() / "optimizer" / "adamw.yaml").read_text(encoding="utf-8")
+    shipped = (groups.conf_dir() / "optimizer" / "adamw.yaml").read_text(encoding="utf-8")
     path = tmp_path / "adamw.yaml"
     assert old in shipped
     path.write_text(shipped.replace(old, new), encoding="utf-8")

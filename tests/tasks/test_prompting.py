@@ -237,7 +237,7 @@ SHIPPED = [path.stem for path in sorted(CONF.glob("*.yaml")) if "\nprompt:" in p
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_prompts_name_columns_and_classes(name):
     config = task_config(name, path="x")
-    assert {*placeholders(config.template)} <= {*config.reads, ANSWER} and config.template_problem() is None
+    assert {*placeholders(config.template)} <= {*config.reads, ANSWER} and config.template_problem("task") is None
     assert not config.prompt.words or list(config.prompt.words) == list(config.labels)
     assert len(set(config.prompt.words.values())) == len(config.prompt.words) and len(SHIPPED) >= 16
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from lmtool.config import registry
+from lmtool.config import groups
 from lmtool.config.registry import build
 from lmtool.training.configs import (
     AdamWConfig,
@@ -132,7 +132,7 @@ def test_wrong_numbers_are_refused(change: dict[str, Any]) -> None:
 def test_the_slanted_triangle() -> None:
     """Howard and Ruder 2018, equation 3, with T 100, cut_frac 0.1 and ratio 32: t is the step on the way up, and the
     step before on the way down."""
-    preset = yaml.safe_load((registry.conf_dir() / "schedule" / "slanted_triangular.yaml").read_text())
+    preset = yaml.safe_load((groups.conf_dir() / "schedule" / "slanted_triangular.yaml").read_text())
     assert preset.pop("defaults") == ["linear", "_self_"]
     schedule, total, cut, ratio = build(LinearConfig(**preset)), 100, 10, 32
     for step in range(1, total + 2):
