@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo course test conf faults matrix lint types bench gpu rehearse bundle clean
+.PHONY: help install demo course test conf faults matrix lint types bench docs gpu rehearse bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -21,6 +21,10 @@ $(VENV)/test: $(VENV)/core
 
 $(VENV)/bench: $(VENV)/core
 	$(PIP) --editable '.[bench]'
+	touch $@
+
+$(VENV)/docs: $(VENV)/core
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 install: $(VENV)/test  ## Make .venv with lmtool and everything its tests need.
@@ -53,6 +57,9 @@ types: $(VENV)/test  ## Check types.
 
 bench: $(VENV)/bench  ## Speed and memory compared with the transformers Trainer, at most 25 minutes; `scripts/benchmark.py --help`.
 	$(BIN)/python scripts/benchmark.py
+
+docs: $(VENV)/docs  ## Write the site of these pages and of every key and YAML, searchable offline: build/docs/index.html.
+	$(BIN)/python scripts/docs.py
 
 gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed compared with the transformers Trainer.
 	$(PYTHON) scripts/gpu.py

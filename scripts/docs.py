@@ -33,7 +33,8 @@ def keys(fields: list[DocumentedField], owner: str) -> Iterator[str]:
     """Yields the keys of a command or a component: what each is for, and its values."""
     for entry in (entry for entry in fields if entry.owner == owner):
         yield f"`{entry.key}`\n: {entry.field.description or 'name of the component'}\n"
-        yield f"  *{messages.allowed_values(entry.field)}*\n"
+        values = re.sub(r"([\\*_\[\]<`])", r"\\\1", messages.allowed_values(entry.field))
+        yield f"  *{values}*\n"
 
 
 def yaml(path: Path) -> str:
@@ -49,7 +50,7 @@ def command_page(verb: str, fields: list[DocumentedField]) -> str:
 
 def group_page(group: str, fields: list[DocumentedField]) -> str:
     """Each option of a group: its purpose, its YAML, and the keys of its class if it is a component."""
-    lines = [f"# {group}\n", f"`{group}=NAME` chooses one.\n"]
+    lines = [f"# {group}\n", f"`lmtool show {group}=NAME` prints one.\n"]
     for name in groups.options(group):
         path = groups.yaml_file(group, name)
         assert path is not None
