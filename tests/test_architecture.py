@@ -95,7 +95,7 @@ def trace() -> Mapping[str, list[str]]:
     rows = ["task=sst2", "task.path=rows", "device=cpu", "precision=fp32", "max_length=32", "checkpoint=runs/a"]
     finetune = ["finetune", *rows, "batch_examples=8", "optimizer.lr=1e-3", "max_steps=1"]
     with tempfile.TemporaryDirectory() as folder, working_in(Path(folder)):
-        text = ["data=text", "data.path=text.txt", "model=bert_tiny", *TINY, "batch_tokens=256"]
+        text = ["data=text", "data.path=text.txt", "model=bert_tiny", *TINY, "batch_tokens=256", "cache_dir=cache"]
         pretrained = acting_modules(["pretrain", *text, "name=a", "max_steps=1"])
         assert cli.main([*finetune, "name=teacher"]) == 0
         distilled = [*finetune[:-1], "tuning=lora", "distill=soft", "distill.teacher=runs/teacher"]

@@ -14,6 +14,7 @@ from lmtool.config import aliases, groups
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import VERBS
+from lmtool.system.files import user_path
 
 FLAGS = ("--multirun", "--debug", "--help", "--version", "--config", "--config-dir", "--plugin", "--cfg")
 
@@ -78,9 +79,9 @@ def _set_flag(arguments: Arguments, flag: str, value: str) -> None:
     if flag == "--config" and arguments.config is not None:
         raise UserError("--config is set twice", "use --config once")
     if flag == "--config":
-        arguments.config = Path(value)
+        arguments.config = user_path(value)
     elif flag == "--config-dir":
-        arguments.config_dirs.append(Path(value))
+        arguments.config_dirs.append(user_path(value))
     elif flag == "--plugin":
         arguments.plugins.append(value)
     elif value == "job":

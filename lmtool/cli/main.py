@@ -22,7 +22,7 @@ from lmtool.system import ranks
 from lmtool.system.environment import ENVIRONMENT
 from lmtool.system.ranks import RankExits, RankInfo, rank_info
 from lmtool.system.signals import Interrupts, stop_error
-from lmtool.system.terminal import say, say_error
+from lmtool.system.terminal import open_closed_streams, say, say_error
 
 if TYPE_CHECKING:
     from lmtool.config.base import CommandConfig
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit status. argv: None means the arguments of this process."""
+    open_closed_streams()
     os.environ |= ENVIRONMENT | os.environ
+    # Figures need no backend, and the one that a notebook sets for its commands may not be installed here.
+    os.environ.pop("MPLBACKEND", None)
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with Interrupts():

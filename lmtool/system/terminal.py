@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import unicodedata
@@ -18,6 +19,18 @@ _RUN = re.compile(r"([␣⏎⇥␍])\1{3,}")
 
 # A path has at most 4,096 characters, most names 255.
 _LONG_WORD = re.compile(r"(?P<start>\S{300})\S{200,}")
+
+
+def open_closed_streams() -> None:
+    """Opens the null device in place of the standard streams that are closed (`>&-`, some schedulers). Otherwise the
+    next files opened would get their descriptors, and whatever a library prints would be written into these files."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
