@@ -14,6 +14,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.evaluations import EVALUATION, print_difference, print_evaluation, write_evaluation
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
+from lmtool.runs.files import SCORED_ROWS
 from lmtool.runs.identity import require_own_folder
 from lmtool.session.evaluation import (
     MaskedPromptTask,
@@ -32,7 +33,8 @@ from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 
 
 def run(config: EvaluateConfig) -> JsonObject:
-    """Scores, prints, and writes predictions and a report if requested. Returns the metrics, the task's first."""
+    """Scores, prints, and writes predictions and a report if requested. Returns the metrics, the task's first, and for
+    a task the digest of the scored rows."""
     check_output(config.output)
     if config.report is not None:
         folder = Path(config.report).expanduser()
@@ -82,7 +84,8 @@ def run(config: EvaluateConfig) -> JsonObject:
         write_evaluation(folder, details)
         output.line(f"evaluation.json, predictions.jsonl and plots: {folder}")
     metrics = scores.evaluations.metrics()
-    return {scores.metric: metrics[scores.metric], **metrics}  # a sweep's table shows the first
+    # A sweep's table shows the first, and compares scores on the same rows.
+    return {scores.metric: metrics[scores.metric], **metrics, SCORED_ROWS: scores.evaluations.first.rows_digest}
 
 
 @dataclass(frozen=True)

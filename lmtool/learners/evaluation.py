@@ -14,6 +14,7 @@ import torch
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, TermEvaluation, TermSums
 from lmtool.nn.cache import set_aside
+from lmtool.runs.files import rows_digest
 from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import FP32_CPU, Precision
 from lmtool.types import Batch, Scores
@@ -72,6 +73,15 @@ class Evaluation:
     def records(self) -> Iterator[dict[str, object]]:
         """Yields the prediction of each row, for predictions.jsonl; nothing for learners that do not predict rows."""
         yield from ()
+
+    def scored_rows(self) -> Iterator[list[object]]:
+        """Yields for each row, in the order of `records`, the list of its texts and its gold label."""
+        yield from ()
+
+    @property
+    def rows_digest(self) -> str | None:
+        """The sha256 of the scored rows: only scores with the same one can be compared. None without rows."""
+        return rows_digest(self.scored_rows())
 
 
 class Scorer(ABC):

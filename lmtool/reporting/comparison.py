@@ -16,9 +16,10 @@ from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, r
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.evaluations import interval_text, is_significant, print_difference
-from lmtool.reporting.run_files import RunFiles, as_object, read_predictions, read_run
+from lmtool.reporting.run_files import RunFiles, as_object, first_split, read_run, scored_rows
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shorten, size, title
+from lmtool.runs.files import SCORED_ROWS
 from lmtool.system.terminal import counted
 
 # Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
@@ -32,19 +33,15 @@ _LOCATION_KEYS = ("name", "run_dir")
 class LabeledRows:
     """The rows of a run's first labeled split, in file order. gold, predicted: labels or numbers."""
 
-    ids: list[object]
     gold: list[object]
     predicted: list[object]
 
     @classmethod
     def of(cls, run: RunFiles) -> LabeledRows:
-        rows, split = cls([], [], []), None
-        for row in read_predictions(run):
-            split = row.get("split") if split is None else split
-            if row.get("split") == split:
-                rows.ids.append(row.get("id"))
-                rows.gold.append(row["gold"])
-                rows.predicted.append(row["prediction"])
+        rows = cls([], [])
+        for row in first_split(run):
+            rows.gold.append(row["gold"])
+            rows.predicted.append(row["prediction"])
         return rows
 
 
@@ -54,10 +51,15 @@ def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, 
     runs cannot be paired."""
     first_rows, second_rows = LabeledRows.of(first), LabeledRows.of(second)
     for run, rows in ((first, first_rows), (second, second_rows)):
-        if not rows.ids:
+        if not rows.gold:
             return f"{run.name} has no labeled predictions"
-    if (first_rows.ids, first_rows.gold) != (second_rows.ids, second_rows.gold):
-        return "their predictions cover different rows"
+        if scored_rows(run) is None:
+            return (
+                f"the texts that {run.name} was scored on are not known: its result.json has no {SCORED_ROWS} and its "
+                "predictions.jsonl no texts; try lmtool evaluate A against=B"
+            )
+    if scored_rows(first) != scored_rows(second) or first_rows.gold != second_rows.gold:
+        return "they were scored on different rows: other texts, other labels, or another order"
     columns = _columns(first_rows.gold, first_rows.predicted, second_rows.predicted)
     if columns is None:
         return "their predictions are neither single labels nor numbers; try lmtool evaluate A against=B"

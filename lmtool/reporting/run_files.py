@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias, TypedDict, cast
 
@@ -16,7 +17,7 @@ from lmtool.config import saved
 from lmtool.config.checkpoint import no_run
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.runs.files import bounded_lines
+from lmtool.runs.files import SCORED_ROWS, bounded_lines, rows_digest
 from lmtool.system.terminal import counted
 
 MAX_FILE_BYTES = 100_000_000
@@ -215,6 +216,30 @@ def read_predictions(run: RunFiles) -> Iterator[JsonObject]:
             yield row
     if broken_lines:
         run.problems.append(f"predictions.jsonl: left out {counted(broken_lines, 'line')} without a JSON object.")
+
+
+def first_split(run: RunFiles) -> Iterator[JsonObject]:
+    """Yields the rows of `read_predictions` in the first split, which gives the run's score."""
+    split = None
+    for number, row in enumerate(read_predictions(run)):
+        split = row.get("split") if number == 0 else split
+        if row.get("split") == split:
+            yield row
+
+
+def scored_rows(run: RunFiles) -> str | None:
+    """Returns the digest of the rows that gave the run's score, which result.json records. For a run of an older
+    version, the digest of the texts and labels in predictions.jsonl; None if it has no texts."""
+    recorded = run.result.get(SCORED_ROWS)
+    if isinstance(recorded, str):
+        return recorded
+    rows = []
+    for row in first_split(RunFiles(run.run_dir)):
+        texts = [row[key] for key in takewhile(lambda key: key != "gold", row) if key not in ("task", "id", "split")]
+        if not texts:
+            return None
+        rows.append([texts, row["gold"]])
+    return rows_digest(rows)
 
 
 def series(rows: list[JsonObject], key: str) -> tuple[list[int], list[float]]:

@@ -19,9 +19,10 @@ from pathlib import Path
 from lmtool.config.checkpoint import SWEEP
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
-from lmtool.reporting.run_files import RunFiles, as_object, read_object
+from lmtool.reporting.run_files import RunFiles, as_object, read_object, scored_rows
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import is_number
+from lmtool.runs.files import SCORED_ROWS
 from lmtool.runs.identity import SUBMITTED as SUBMITTED
 from lmtool.runs.locks import Owner, is_held
 
@@ -41,7 +42,8 @@ class ReportedJob:
     """A job of a sweep.
 
     status: done, no score, running, stopped, failed, not started or damaged. reason: explains the status. value: the
-    finite score of a job that is done, otherwise None. result: result.json, or {}."""
+    finite score of a job that is done, otherwise None. rows: the digest of the rows that the value is a score on, ""
+    for scores on text, None if unknown. result: result.json, or {}."""
 
     number: int
     folder: Path
@@ -51,6 +53,7 @@ class ReportedJob:
     exit_status: int = FAULT
     metric: str | None = None
     value: float | None = None
+    rows: str | None = ""
     standard_error: float | None = None
     seconds: float | None = None
     result: JsonObject = field(default_factory=dict)
@@ -176,11 +179,18 @@ def _with_score(job: ReportedJob, record: JsonObject) -> ReportedJob:
     """Returns a finished job with its score."""
     metric = record.get("metric") or job.result.get("metric")
     value = _finite(record.get("value", job.result.get("value")))
-    job = replace(job, metric=str(metric) if metric else None, value=value, status=DONE_JOB)
+    job = replace(job, metric=str(metric) if metric else None, value=value, status=DONE_JOB, rows=_rows(job, record))
     if value is None:
         return replace(job, status=NO_SCORE, reason=f"its {metric} is not finite" if metric else "it has no score")
     score = score_of({**job.result, "metric": metric, "value": value}, None)
     return replace(job, standard_error=_finite(None if score is None else score.standard_error))
+
+
+def _rows(job: ReportedJob, record: JsonObject) -> str | None:
+    if isinstance(recorded := record.get(SCORED_ROWS), str):  # of a command that writes no result.json
+        return recorded
+    scores_rows = job.result.get("task") or job.overrides.get("task")
+    return scored_rows(RunFiles(job.folder, result=job.result)) if scores_rows else ""
 
 
 def _finite(value: object) -> float | None:

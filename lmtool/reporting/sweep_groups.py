@@ -1,9 +1,10 @@
 """Groups the jobs of a sweep over seeds, and computes differences between the groups.
 
-The jobs of a group differ only in their seed. Scores of different tasks, objectives or metrics are never combined: each
-has a block. Differences are paired by seed (Student 1908: the mean difference of the pairs, its standard error, and the
-95% interval of Student's t, whose degrees of freedom are the number of pairs minus one). The error is unknown if all
-pairs differ by the same amount: scores on few rows are multiples of one row, so that equal differences occur by chance.
+The jobs of a group differ only in their seed. Scores of different tasks, objectives or metrics, or on different rows,
+are never compared: each has a block. Differences are paired by seed (Student 1908: the mean difference of the pairs,
+its standard error, and the 95% interval of Student's t, whose degrees of freedom are the number of pairs minus one).
+The error is unknown if all pairs differ by the same amount: scores on few rows are multiples of one row, so that equal
+differences occur by chance.
 """
 
 from __future__ import annotations
@@ -116,10 +117,13 @@ def difference(group: SeedGroup, other: SeedGroup) -> Difference:
 
 @dataclass
 class Block:
-    """The comparable groups: one task or objective and one metric.
+    """The comparable groups: one task or objective, one metric, and for each seed the same rows.
 
-    keys: the varying keys except the seed. groups: best first, groups without a score last. reference: the group that
-    others are compared with. missing: settings of the grid without a job.
+    task: the task or objective; with the settings of this block if others were scored on other rows. keys: the varying
+    keys except the seed. groups: best first, groups without a score last. reference: the group that
+    others are compared with. missing: settings of the grid without a job. rows_known: whether it is known that the
+    jobs were scored on the same rows; otherwise there are no differences. has_other_rows: whether there are blocks of
+    the same task on other rows.
     """
 
     task: str
@@ -128,6 +132,8 @@ class Block:
     groups: list[SeedGroup]
     reference: SeedGroup
     missing: list[dict[str, str]] = field(default_factory=list)
+    rows_known: bool = True
+    has_other_rows: bool = False
 
     @property
     def best(self) -> SeedGroup:
@@ -138,7 +144,9 @@ class Block:
         return [job for group in self.groups for job in group.jobs]
 
     def contrasts(self) -> list[tuple[SeedGroup, Difference]]:
-        """Returns the difference of each other group with scores from the reference."""
+        """Returns the difference of each other group with scores from the reference; [] if the rows are unknown."""
+        if not self.rows_known:
+            return []
         other_groups = (group for group in self.groups if group is not self.reference and group.n)
         return [(group, difference(group, self.reference)) for group in other_groups]
 
@@ -161,21 +169,73 @@ def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
     for task, metric in tasks:
         metrics = (metric, None) if sum(other == task for other, _ in tasks) == 1 else (metric,)
         jobs = [job for job in usable if job.task == task and job.metric in metrics]
-        blocks.append(_block(task, str(metric), jobs))
+        parts = _on_the_same_rows(jobs)
+        for part in parts:
+            others = [job for other in parts if other is not part for job in other]
+            blocks.append(_block(task, str(metric), part, others))
     if against is not None:
         _set_reference(sweep, blocks, against)
     return blocks
 
 
-def _block(task: str, metric: str, jobs: Sequence[ReportedJob]) -> Block:
+def _groups(jobs: Sequence[ReportedJob]) -> tuple[list[str], list[SeedGroup]]:
+    """Returns the varying keys, and the groups in the order of their first jobs."""
     keys = varying_keys(jobs)
     grouped: dict[tuple[str | None, ...], list[ReportedJob]] = {}
     for job in jobs:
         grouped.setdefault(tuple(job.overrides.get(key) for key in keys), []).append(job)
-    groups = [SeedGroup(dict(zip(keys, values, strict=True)), group_jobs) for values, group_jobs in grouped.items()]
+    return keys, [SeedGroup(dict(zip(keys, values, strict=True)), group_jobs) for values, group_jobs in grouped.items()]
+
+
+def _on_the_same_rows(jobs: Sequence[ReportedJob]) -> list[list[ReportedJob]]:
+    """Divides jobs into parts whose settings were scored on the same rows. Held-out rows may depend on the seed, so two
+    settings are comparable if they have the same rows for each common seed, or without one any rows in common. Settings
+    with unknown rows are a part of their own. Jobs of settings without a score are left out, unless there is one
+    part."""
+    _, groups = _groups(jobs)
+    parts: list[tuple[dict[str, str | None], list[SeedGroup]]] = []
+    for group in sorted(groups, key=lambda group: -group.n):
+        scored = [job for job in group.jobs if job.value is not None]
+        rows: dict[str, str | None] = {job.seed: job.rows for job in scored}
+        if None in rows.values():
+            rows = {"": None}
+        if scored:
+            part = next((part for part in parts if _agree(part[0], rows)), None)
+            if part is None:
+                parts.append(part := ({}, []))
+            part[0].update(rows)
+            part[1].append(group)
+    if len(parts) < 2:
+        return [list(jobs)]
+    positions = {id(job): position for position, job in enumerate(jobs)}
+    divided = [[job for group in part for job in group.jobs] for _, part in parts]
+    divided = [sorted(part, key=lambda job: positions[id(job)]) for part in divided]
+    return sorted(divided, key=lambda part: positions[id(part[0])])
+
+
+def _agree(rows: Mapping[str, str | None], other: Mapping[str, str | None]) -> bool:
+    common = rows.keys() & other.keys()
+    return all(rows[seed] == other[seed] for seed in common) if common else bool({*rows.values()} & {*other.values()})
+
+
+def _own_settings(jobs: Sequence[ReportedJob], others: Sequence[ReportedJob]) -> str:
+    """Returns the settings that all jobs of a part share, and that no job of the other parts has. If there are none (a
+    file was changed between two jobs), the start of the digest of the rows."""
+    first = jobs[0].overrides
+    common = [key for key in first if key != SEED and all(job.overrides.get(key) == first[key] for job in jobs)]
+    own = [f"{key}={first[key]}" for key in common if all(job.overrides.get(key) != first[key] for job in others)]
+    rows = next(job.rows for job in jobs if job.value is not None)
+    return " ".join(own) or ("unknown rows" if rows is None else f"rows {rows[:8]}")
+
+
+def _block(task: str, metric: str, jobs: Sequence[ReportedJob], others: Sequence[ReportedJob]) -> Block:
+    """Returns the block of a part of the jobs of a task. others: the jobs of the other parts."""
+    keys, groups = _groups(jobs)
     sign = 1 if lower_is_better(metric) else -1
     groups.sort(key=lambda group: (group.n == 0, sign * group.mean if group.n else 0.0))
-    return Block(task, metric, keys, groups, groups[0], list(_missing(keys, groups)))
+    name = f"{task}, {_own_settings(jobs, others)}" if others else task
+    rows_known = all(job.rows is not None for job in jobs if job.value is not None)
+    return Block(name, metric, keys, groups, groups[0], list(_missing(keys, groups)), rows_known, bool(others))
 
 
 def varying_keys(jobs: Sequence[ReportedJob]) -> list[str]:

@@ -15,7 +15,7 @@ from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.sweep_files import DONE_JOB, ReportedJob, SweepFiles, final_status, read_sweep
 from lmtool.reporting.sweep_groups import SEED, Block, Difference, SeedGroup, blocks_of, csv_rows, varying_keys_and_seed
 from lmtool.reporting.text import duration, lower_is_better, number, plain, title
-from lmtool.runs.files import write_delimited
+from lmtool.runs.files import SCORED_ROWS, write_delimited
 from lmtool.system.terminal import counted
 
 # Sentences to quote, and rows that the screen and the page share.
@@ -26,8 +26,6 @@ _SETTING_CHARACTERS = 200
 _SAME_IN_EVERY_PAIR = "every pair of seeds differs by the same amount, which gives no interval"
 # Keys that change the prediction targets: losses over different targets are not comparable.
 _TARGET_KEYS = ("tokenizer", "data")
-# Keys that select the scored rows: scores on different rows are not comparable.
-_ROW_KEYS = ("task.path", "task.hub", "task.files", "task.validation", "task.label")
 
 
 def setting(group: SeedGroup) -> str:
@@ -71,7 +69,8 @@ def headline(block: Block) -> str:
     best = f"{setting(block.best)}: {score(block, block.best)}"
     if settings == 1:
         return f"The only setting with a score{on}: {best}."
-    return f"Best of {counted(settings, 'setting')}{on}: {best}."
+    condition = "" if block.rows_known else ", if their rows are the same"
+    return f"Best of {counted(settings, 'setting')}{on}{condition}: {best}."
 
 
 def sentences(block: Block) -> list[str]:
@@ -92,9 +91,13 @@ def sentences(block: Block) -> list[str]:
         notes.append(
             f"{plain(target_keys[0], 80)} varies: {title(block.metric)} over different targets is not comparable."
         )
-    row_keys = [key for key in block.keys if ".".join(key.split(".")[:2]) in _ROW_KEYS]
-    if row_keys:
-        notes.append(f"{plain(row_keys[0], 80)} varies: scores on different rows or labels are not comparable.")
+    if not block.rows_known:
+        notes.append(
+            f"The rows of these scores are not known, because result.json has no {SCORED_ROWS} and predictions.jsonl "
+            "no texts: no differences, and comparable only if the rows are the same."
+        )
+    if block.has_other_rows:
+        notes.append("Scored on other rows than the other settings of this task: not compared with them.")
     return [sentence for sentence in notes if sentence]
 
 

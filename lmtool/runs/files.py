@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import itertools
 import json
 import math
@@ -85,6 +86,19 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, object]], named_by_user: 
     mask = masker()
     with replacement_of(path, named_by_user) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(to_json(masked_data(plain_data(dict(row)), mask), indent=None) + "\n" for row in rows)
+
+
+SCORED_ROWS = "validation_rows_sha256"
+"""The key of result.json with the `rows_digest` of the rows that gave the run's score."""
+
+
+def rows_digest(rows: Iterable[object]) -> str | None:
+    """Returns the sha256 of rows as JSON, each a list of texts and a gold label; None without rows."""
+    digest, empty = hashlib.sha256(), True
+    for row in rows:
+        digest.update(to_json(row, indent=None).encode("utf-8", "surrogatepass") + b"\n")
+        empty = False
+    return None if empty else digest.hexdigest()
 
 
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/")

@@ -21,7 +21,7 @@ from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
 from lmtool.resolver.schema.run import FinetuneConfig
-from lmtool.runs.files import to_json
+from lmtool.runs.files import SCORED_ROWS, to_json
 from lmtool.session.forgetting import compare_with_start, score_start
 from lmtool.session.provenance import (
     LINEAGE,
@@ -174,7 +174,8 @@ class PredictionsFile(Companion):
         for warning in final.warnings:
             run.output.line(f"warning: {warning}", "yellow")
         classes = final.first.details.get("classes")
-        rows = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
+        rows: JsonObject = {"validation_examples": sum(map(len, held_out.first.data.rows.values()))}
+        rows |= {SCORED_ROWS: final.first.rows_digest, "warnings": final.warnings}
         if learner.scores_sample:
             # Evaluations during training scored only a sample of the rows; these metrics replace theirs.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}

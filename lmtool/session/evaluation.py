@@ -29,6 +29,7 @@ from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.evaluations import print_few_shot, write_evaluation
 from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
+from lmtool.runs.files import SCORED_ROWS, rows_digest
 from lmtool.session.requests import write_output
 from lmtool.session.session import tokenized_split
 from lmtool.session.trained import Trained
@@ -210,7 +211,8 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         output: Prints to the screen.
 
     Returns:
-        For the first split, the mean of each metric and, with several sets, its `_standard_deviation`.
+        For the first split, the mean of each metric and, with several sets, its `_standard_deviation`; and the digest
+        of its rows.
 
     Raises:
         UserError: The checkpoint is not a generative language model, or no task is set.
@@ -252,7 +254,8 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     first = next(iter(results.values()))["metrics"]
     metrics = {name: score["mean"] for name, score in first.items()}
     deviations = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}
-    return metrics | {name: value for name, value in deviations.items() if value is not None}
+    metrics |= {name: value for name, value in deviations.items() if value is not None}
+    return metrics | {SCORED_ROWS: rows_digest(kind.scored_rows(next(iter(splits.values()))[0].rows))}
 
 
 def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, PretrainConfig]:

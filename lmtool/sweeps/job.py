@@ -23,6 +23,7 @@ from lmtool import errors
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
 from lmtool.reporting.sweep_files import JOB
 from lmtool.runs import identity
+from lmtool.runs.files import SCORED_ROWS
 from lmtool.runs.locks import Owner
 from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
@@ -201,7 +202,10 @@ def _scores(result: object) -> dict[str, object]:
     if "metric" in result:
         return {"metric": result["metric"], "value": result.get("value")}
     numbers = {name: value for name, value in result.items() if isinstance(value, int | float)}
-    return {"metric": next(iter(numbers)), "value": next(iter(numbers.values())), "metrics": numbers} if numbers else {}
+    if not numbers:
+        return {}
+    rows = {SCORED_ROWS: result[SCORED_ROWS]} if result.get(SCORED_ROWS) else {}
+    return {"metric": next(iter(numbers)), "value": next(iter(numbers.values())), "metrics": numbers, **rows}
 
 
 def _requeue(folder: Path, record: dict[str, object]) -> None:

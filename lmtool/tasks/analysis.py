@@ -16,6 +16,7 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics import interval, resample_count, resampled_rows
 from lmtool.learners.model import Segment, at_exit, exits_of, select_documents
 from lmtool.models.base import OneStack
+from lmtool.runs.files import to_json
 from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner, TaskOutputs, TaskScorer
 from lmtool.types import Batch
 
@@ -51,11 +52,11 @@ def analysis(evaluation: TaskEvaluation) -> JsonObject:
 def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[str, float]]:
     """Returns the paired bootstrap of two evaluations, by metric: the first system's score minus the second's
     ({"value", "low", "high"}), both resampled with the same rows. Raises UserError if they were scored on different
-    rows."""
+    rows or labels."""
     rows, other = first.rows, second.rows
-    if list(rows.ids) != list(other.ids) or rows.columns != other.columns:
+    if list(rows.ids) != list(other.ids) or rows.columns != other.columns or not _same_labels(first, second):
         raise UserError(
-            "the two checkpoints were scored on different rows: no paired comparison is possible",
+            "the two checkpoints were scored on different rows or labels: no paired comparison is possible",
             "give both the same data with task.path=",
         )
     resamples = resample_count(len(rows), first.scores)
@@ -65,6 +66,14 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
         for name, value in first.scores.items()
         if name in second.scores
     }
+
+
+def _same_labels(first: TaskEvaluation, second: TaskEvaluation) -> bool:
+    """Whether two evaluations have the same gold labels, apart from the names of the classes, which may differ between
+    checkpoints."""
+    golds = ([to_json(gold) for _, gold in evaluation.scored_rows()] for evaluation in (first, second))
+    labels, other_labels = golds
+    return len({*zip(labels, other_labels, strict=True)}) == len({*labels}) == len({*other_labels})
 
 
 def _resample(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[float]]:

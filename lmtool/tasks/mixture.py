@@ -219,6 +219,10 @@ class MixedEvaluation(Evaluation):
         for name, entry in self.members.items():
             yield from ({"task": name, **record} for record in entry.records())
 
+    def scored_rows(self) -> Iterator[list[object]]:
+        for entry in self.members.values():
+            yield from entry.scored_rows()
+
 
 # GLUE: each task has its own run; here are the folders, metrics and files of its leaderboard (Wang et al. 2019).
 

@@ -241,10 +241,10 @@ def test_predictions_are_read_one_at_a_time(task_run):
     assert run.problems == ["predictions.jsonl: left out 1 line without a JSON object."]
 
 
-def predict(run: Path, predictions: list, gold: list, metrics: dict, **more) -> Path:
+def predict(run: Path, predictions: list, gold: list, metrics: dict, text: str | None = "text", **more) -> Path:
     """Give a run predictions, and the scores that they have."""
     rows = [
-        {"id": number, "split": "dev", "gold": g, "prediction": p}
+        {"id": number, "split": "dev", **({"text": f"{text} {number}"} if text else {}), "gold": g, "prediction": p}
         for number, (g, p) in enumerate(zip(gold, predictions, strict=True))
     ]
     write_rows(run / "predictions.jsonl", rows)
@@ -281,7 +281,7 @@ def test_runs_side_by_side_on_the_terminal(task_run):
     ("predictions", "gold", "metrics", "says"),
     [
         (["a", "b"], ["a", "b"], {"accuracy": 0.25}, "do not follow from single labels"),  # not what the rows give
-        (["a", "b"], ["a", "c"], {"accuracy": 0.5}, "cover different rows"),
+        (["a", "b"], ["a", "c"], {"accuracy": 0.5}, "they were scored on different rows"),
         ([["a"], ["b"]], [["a"], ["b"]], {"accuracy": 1.0}, "neither single labels"),
         ([], [], {}, "two has no labeled predictions"),
         (["a", "b"], ["a", "b"], {"f1": 1.0, "accuracy": "high"}, "do not follow from single labels"),
@@ -294,6 +294,35 @@ def test_what_cannot_be_paired_has_its_reason(task_run, predictions, gold, metri
     assert says in compared(first, second)
     with pytest.raises(UserError, match="named twice"):
         compared(first, first)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [  # the text of the rows, and the digest in result.json; None where there is none
+        (("one", None), ("another", None), "they were scored on different rows"),
+        (("one", "1a"), ("one", "2b"), "they were scored on different rows"),
+        (("one", "1a"), ("another", "1a"), "the same rows resampled for both"),  # the digest is of what was read
+        ((None, "1a"), (None, "1a"), "the same rows resampled for both"),
+        ((None, None), (None, "1a"), "the texts that one was scored on are not known"),
+        (("one", None), (None, None), "the texts that two was scored on are not known"),
+    ],
+)
+def test_runs_are_paired_only_on_the_same_texts(task_run, first, second, says):
+    gold = ["yes", "no"] * 20
+    runs = []
+    for name, (text, digest) in (("one", first), ("two", second)):
+        recorded = {} if digest is None else {"validation_rows_sha256": digest}
+        runs.append(predict(task_run(name), gold, gold, {"accuracy": 1.0}, text, **recorded))
+    text = compared(*runs)
+    assert says in text and ("95% interval" in text) == ("resampled" in says)
+
+
+def test_ids_do_not_decide_whether_rows_are_the_same(task_run):
+    gold = ["yes", "no"] * 20
+    first, second = (predict(task_run(name), gold, gold, {"accuracy": 1.0}) for name in ("one", "two"))
+    rows = [json.loads(line) for line in (second / "predictions.jsonl").read_text().splitlines()]
+    write_rows(second / "predictions.jsonl", [{**row, "id": f"row-{row['id']}"} for row in rows])
+    assert "the same rows resampled for both" in compared(first, second)
 
 
 def test_values_of_a_regression_are_paired(task_run):

@@ -26,11 +26,12 @@ Values = dict[str, Sequence[Any]]
 
 
 def job(sweep: Path, number: int, overrides: dict[str, Any], **record: Any) -> Path:
-    """A job that is done where a value is given, as a launcher leaves it."""
+    """A job that is done where a value is given, as a launcher leaves it; scored on the same rows as the others."""
     folder = sweep / str(number)
     folder.mkdir(parents=True)
     typed = [f"{key}={value}" for key, value in overrides.items()]
     done = {"exit_status": 0, "metric": "accuracy"} if "value" in record else {"exit_status": 1}
+    done["validation_rows_sha256"] = "1a"
     (folder / "job.json").write_text(json.dumps({"job": number, "overrides": typed, **done, **record}))
     return folder
 
@@ -106,18 +107,67 @@ def test_pairs_that_differ_by_the_same_amount_are_no_finding(
 @pytest.mark.parametrize(
     ("key", "metric", "caution"),
     [
-        ("task.path", "accuracy", "task.path varies: scores on different rows or labels are not comparable."),
-        ("task.validation.dev", "accuracy", "task.validation.dev varies: scores on different rows or labels are not"),
+        ("task.path", "accuracy", None),  # the rows are the same
         ("data.path", "loss", "data.path varies: loss over different targets is not comparable."),
         ("task.label_words", "accuracy", None),
     ],
 )
-def test_scores_on_other_rows_or_targets_are_not_comparable(
+def test_losses_over_other_targets_are_not_comparable(
     grid: Callable[..., Path], key: str, metric: str, caution: str | None
 ) -> None:
     sweep = read_sweep(grid({key: "ab"}, {"a": 0.5, "b": 0.6}.__getitem__, metric=metric))
     cautions = [sentence for sentence in sentences(blocks_of(sweep)[0]) if "comparable" in sentence]
     assert [sentence[: len(caution or "")] for sentence in cautions] == ([caution] if caution else [])
+
+
+def rows_of(folder: Path, digest_of: Callable[[dict[str, str]], str | None]) -> Path:
+    """Records the digest of the rows that each job was scored on."""
+    for path in folder.glob("*/job.json"):
+        record = json.loads(path.read_text())
+        digest = digest_of(dict(text.split("=") for text in record["overrides"]))
+        path.write_text(json.dumps({**record, "validation_rows_sha256": digest}))
+    return folder
+
+
+def test_settings_with_other_rows_are_neither_ranked_nor_paired(
+    grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = {("a", 1): 0.5, ("a", 2): 0.7, ("b", 1): 0.9, ("b", 2): 0.8}
+    folder = grid({"task.path": "ab", "tuning": ("full", "lora"), "seed": (1, 2)}, lambda *key: scores[key[0], key[2]])
+    rows_of(folder, lambda settings: settings["task.path"] + settings["seed"])  # the seed holds rows out
+    blocks = blocks_of(read_sweep(folder))
+    assert [block.task for block in blocks] == ["rte, task.path=a", "rte, task.path=b"]
+    assert all(block.keys == ["tuning"] and len(block.contrasts()) == 1 for block in blocks)
+    assert [difference.pairs for block in blocks for _, difference in block.contrasts()] == [2, 2]
+    assert all("Scored on other rows than the other settings of this task" in sentences(block)[-1] for block in blocks)
+    assert report.main([str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("Best of 2 settings on rte, task.path=") == 2 and "Best of 4" not in printed
+
+
+def test_file_that_changed_between_jobs_separates_them(grid: Callable[..., Path]) -> None:
+    folder = rows_of(grid({"tuning": "ab"}, {"a": 0.5, "b": 0.6}.__getitem__), lambda settings: None)
+    for number, digest in (("0", "1a" * 32), ("1", "2b" * 32)):
+        path = folder / number / "job.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "validation_rows_sha256": digest}))
+    assert [block.task for block in blocks_of(read_sweep(folder))] == ["rte, tuning=a", "rte, tuning=b"]
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_rows_of_an_older_sweep_are_known_by_their_texts_or_have_no_interval(
+    grid: Callable[..., Path], texts: bool
+) -> None:
+    folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: 0.5 + seed / 10 + (tuning == "b") * seed / 20)
+    rows_of(folder, lambda settings: None)
+    for number in range(4):
+        row = {"id": 0, "split": "dev", **({"sentence": "the cat"} if texts else {}), "gold": "x", "prediction": "x"}
+        (folder / str(number) / "predictions.jsonl").write_text(json.dumps(row) + "\n")
+    (block,) = blocks_of(read_sweep(folder))
+    assert len(block.contrasts()) == texts
+    reason = "The rows of these scores are not known, because result.json has no validation_rows_sha256"
+    assert any(sentence.startswith(reason) for sentence in sentences(block)) == (not texts)
+    assert ("if their rows are the same" in headline(block)) == (not texts)
+    write_sweep(read_sweep(folder), [block])
 
 
 def test_one_seed_knows_no_error_and_says_so(grid: Callable[..., Path]) -> None:

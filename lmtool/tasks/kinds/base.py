@@ -194,6 +194,12 @@ class TaskKind(ABC):
             record["probabilities"] = dict(zip(self.classes, prediction.probabilities.tolist(), strict=True))
         return record
 
+    def scored_rows(self, rows: Rows) -> Iterator[list[object]]:
+        """Yields for each row what a score depends on besides the model: the values that the model reads, before they
+        are truncated to max_length, and the gold label as in `record`."""
+        for number, values in enumerate(zip(*rows.columns.values(), strict=True)):
+            yield [list(values), None if rows.labels is None else self.shown(rows.labels[number])]
+
     def line(self, record: JsonMapping) -> str:
         """Returns a record as a line of the screen, prediction first."""
         texts = " | ".join(str(record[name]) for name in self.config.reads)

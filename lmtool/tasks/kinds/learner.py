@@ -79,6 +79,9 @@ class TaskEvaluation(Evaluation):
             record = self.kind.record(self.rows, number, prediction)
             yield {"id": self.rows.ids[number], "split": self.split, **record, **self.extra_fields(number)}
 
+    def scored_rows(self) -> Iterator[list[object]]:
+        return self.kind.scored_rows(self.rows)
+
     def extra_fields(self, number: int) -> JsonObject:
         """Returns further fields for the record of row `number`."""
         return {}
