@@ -151,7 +151,7 @@ def test_the_commands_of_the_questions_are_words_that_lmtool_knows(
 
 def test_a_model_without_a_recipe_is_in_no_hints_way(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "model=bert_tiny", "objective=clm", "--cfg", "job"]) == 2
-    assert "hint: set objective=mlm or model=" in capsys.readouterr().err
+    assert "hint: set model=gpt or objective=auto" in capsys.readouterr().err
 
 
 def test_what_the_pages_point_to_is_there() -> None:

@@ -414,7 +414,7 @@ def test_pickled_weights_are_opened_in_one_place_and_restricted() -> None:
 
 
 def test_no_target_in_any_yaml_or_source() -> None:
-    from lmtool.config.registry import conf_dir
+    from lmtool.config.groups import conf_dir
 
     files = [*conf_dir().rglob("*.yaml"), *SOURCES]
     naming = [file for file in files if re.search(r"\b_target_\b", file.read_text(encoding="utf-8"))]

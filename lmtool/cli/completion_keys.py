@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, Union, get_args, get_origin
 
 from lmtool import __version__
-from lmtool.config import groups, registry
+from lmtool.config import groups
 from lmtool.resolver.verbs import COMMANDS, VERBS, keys_of
 from lmtool.system.files import replace_bytes, user_path
 
@@ -82,6 +82,7 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
 
 
 def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTable:
+    from lmtool.config import registry
     from lmtool.config import saved as yaml_files
 
     registry.load_plugins(plugins)

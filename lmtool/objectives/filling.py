@@ -111,16 +111,17 @@ class MaskFiller(BaseLearner):
         mask = tokenizer.role("mask")
         mask_text = tokenizer.pieces([mask])[0]
         format_ = text_format(backbone.config.text_format, tokenizer)
-        for text in rows.columns["text"]:
+        for text, (file, line) in zip(rows.columns["text"], rows.origin, strict=True):
             parts = [tokenizer.encode(part) for part in text.split(mask_text)]
             if len(parts) == 1:
                 raise UserError(
-                    f"{text[:80]!r} has no {mask_text} to fill", f"write {mask_text} where a word is missing"
+                    f"{file}:{line}: {text[:80]!r} has no {mask_text} to fill",
+                    f"write {mask_text} where a word is missing",
                 )
             tokens, columns = format_.join(np.concatenate([parts[0], *(np.append(mask, part) for part in parts[1:])]))
             if len(tokens) > backbone.longest_text:
                 raise UserError(
-                    f"the text has {len(tokens)} tokens, but the model reads at most {backbone.longest_text}",
+                    f"{file}:{line}: the text has {len(tokens)} tokens, more than the model reads: {backbone.longest_text}",
                     "shorten the text",
                 )
             packed = Packed(

@@ -20,7 +20,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.family import HFFormat
 from lmtool.runs.checkpoints import save_tensors
-from lmtool.runs.finding import CARRIED, CONFIG, DATA, MODEL, OPTIMIZER, STATE, read_manifest
+from lmtool.runs.finding import CONFIG, MODEL, STATE
 from lmtool.system.files import draft_path, write_manifest
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.classes import Settings, TokenizerClass, transformers_class
@@ -28,8 +28,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.base import BASE, Base
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
-from lmtool.weights.reading import read, to_hf_names
-from lmtool.weights.saved_model import FoldedCheckpoint, sequence_form_of
+from lmtool.weights.reading import to_hf_names
+from lmtool.weights.saved_model import sequence_form_of
 from lmtool.weights.task_heads import (
     CLASSIFIER,
     DECISIONS,
@@ -232,11 +232,11 @@ def write_export(
 
     def fill(draft: Path) -> None:
         save_tensors(export.hf_tensors, draft / MODEL)
-        _write_json(draft / CONFIG, export.config)
+        write_json(draft / CONFIG, export.config)
         write_tokenizer_files(draft, tokenizer, tokenizer_settings, card)
         require_same_ids(draft, model, tokenizer)
         if model.architecture != "encoder":
-            _write_json(draft / GENERATION, generation_keys(model, tokenizer))
+            write_json(draft / GENERATION, generation_keys(model, tokenizer))
         compare(draft)
 
     write_folder_atomically(output, fill)
@@ -246,7 +246,7 @@ def write_tokenizer_files(draft: Path, tokenizer: Tokenizer, tokenizer_settings:
     """Writes the files that AutoTokenizer reads, and README.md with the text `card`."""
     tokenizer.save(draft)
     settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write_json(draft / "tokenizer_config.json", {**settings, **tokenizer_settings.settings()})
+    write_json(draft / "tokenizer_config.json", {**settings, **tokenizer_settings.settings()})
     (draft / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -268,33 +268,6 @@ def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> 
             f"train with the tokenizer of the paper (lmtool show recipe={model.name}), or give this run another one: "
             "lmtool import checkpoint=RUN tokenizer=FOLDER",
         )
-
-
-def write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None, offline: bool) -> None:
-    """Writes a copy of a tuned checkpoint without the files that only resuming needs, completely or not at all.
-
-    Args:
-        tuned: The checkpoint's folder, whose files are verified when they are read.
-        output: The new folder.
-        folded: Weights and configuration to write in place of the checkpoint's; None means to copy the checkpoint's.
-        offline: Whether the base must not be downloaded when the copy is read back.
-
-    Raises:
-        UserError: If `output` is not empty or cannot be written, or if the copy cannot be read back.
-    """
-
-    def fill(draft: Path) -> None:
-        manifest = read_manifest(tuned)
-        for name in manifest.files:
-            if name not in (OPTIMIZER, CARRIED, DATA):
-                (draft / name).write_bytes(manifest.read_bytes(name))
-        if folded is not None:
-            save_tensors(folded.tensors, draft / MODEL)
-            _write_json(draft / CONFIG, folded.config)
-        write_manifest(draft, manifest.metadata)
-        read(str(draft), offline)
-
-    write_folder_atomically(output, fill)
 
 
 def require_new(output: Path) -> None:
@@ -320,7 +293,7 @@ def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write_json(path: Path, content: object, ascii_only: bool = False) -> None:
+def write_json(path: Path, content: object, ascii_only: bool = False) -> None:
     """Writes a JSON file. With `ascii_only`, other characters are escaped."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=ascii_only) + "\n", encoding="utf-8")
 
@@ -398,10 +371,10 @@ def write_checkpoint(
 
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)
-        _write_json(draft / CONFIG, config, ascii_only=True)
+        write_json(draft / CONFIG, config, ascii_only=True)
         (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
         for name, content in files.items():
-            _write_json(draft / name, content, ascii_only=True)
+            write_json(draft / name, content, ascii_only=True)
         if tokenizer is not None:
             tokenizer.save(draft)
         write_manifest(draft, {"step": 0})

@@ -170,7 +170,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain optimizer.lr=1e-3,1e-4", ["has several values, but a run takes one", "-m"]),
     (
         "pretrain model=gpt_tiny objective=mlm",
-        ["objective=mlm trains an encoder; model=gpt", "objective=clm or model=bert"],
+        ["objective=mlm trains an encoder; model=gpt", "set model=bert or objective=auto"],
     ),
     (
         "pretrain model=bart_tiny tokenizer=bytebpe",
@@ -180,9 +180,9 @@ ERRORS: list[tuple[str, list[str]]] = [
         "finetune model=t5_tiny checkpoint=none task=sst2 task.path=x tokenizer=wordpiece",
         ["tokenizer=wordpiece has no eos token, which model=t5 adds to its texts"],
     ),
-    ("pretrain model=bert_tiny objective=clm", ["set objective=mlm or model=gpt"]),
-    ("pretrain model=t5_tiny objective=span", ["set objective=span_corruption or model=spanbert"]),
-    ("pretrain model=bart_tiny objective=rtd", ["set objective=denoising or model=electra"]),
+    ("pretrain model=bert_tiny objective=clm", ["set model=gpt or objective=auto"]),
+    ("pretrain model=t5_tiny objective=span", ["set model=spanbert or objective=auto"]),
+    ("pretrain model=bart_tiny objective=rtd", ["set model=electra or objective=auto"]),
     ("pretrain model=bert model=gpt", ["model=bert and model=gpt: a run takes one model"]),
     ("pretrain model=bert_base", ["did you mean model=bert?"]),
     ("pretrain batch_size=8", ["did you mean batch_examples=8 batch_tokens=null?"]),
@@ -199,7 +199,10 @@ ERRORS: list[tuple[str, list[str]]] = [
         "pretrain objective=mixture objective.members=[mlm,mlm]",
         ["members=[mlm, mlm] repeats a name or has a mixture: name each objective once"],
     ),
-    ("pretrain objective=mixture objective.members=[span,clm]", ["set 'objective.members=[span,mlm]'"]),
+    (
+        "pretrain objective=mixture objective.members=[span,clm]",
+        ["objective.members: objective=clm trains a decoder", "set objective=auto"],
+    ),
     ("pretrain model=bert_tiny tokenizer=bytebpe", ["has no cls token", "set tokenizer=auto"]),
     ("pretrain model=roberta_tiny tokenizer=bytebpe", ["tokenizer=bytebpe has no cls token"]),
     ("pretrain model=gpt_tiny tokenizer=wordpiece", ["has no eos token", "set tokenizer=auto"]),

@@ -23,16 +23,19 @@ def test_files(place: Path, capsys: pytest.CaptureFixture) -> None:
     pretrain("first")
     Path("asked.txt").write_text("The happy cat.\n\nA river near the cold stone saw the ship.\n")
     assert embed("checkpoint=runs/first", "input=asked.txt", "output=pooled.npy") == 0
-    assert "2 x 32 numbers: pooled.npy · layers=last of 1 · pooling=mean" in capsys.readouterr().out
+    assert "3 x 32 numbers: pooled.npy · layers=last of 1 · pooling=mean" in capsys.readouterr().out
     pooled = np.load("pooled.npy")
-    assert pooled.shape == (2, 32) and pooled.dtype == np.float32
+    assert pooled.shape == (3, 32) and pooled.dtype == np.float32
     assert embed("checkpoint=runs/first", "input=asked.txt", "output=tokens.parquet", "pooling=none", "layers=all") == 0
     tokens = pyarrow.parquet.read_table("tokens.parquet").to_pydict()
     assert list(tokens) == ["row", "position", "token", "layer_0", "layer_1"]
-    assert tokens["token"][:2] == ["[CLS]", "the"] and sorted(set(tokens["row"])) == [0, 1]
-    for row in (0, 1):
+    assert tokens["token"][:2] == ["[CLS]", "the"] and sorted(set(tokens["row"])) == [0, 1, 2]
+    for row in (0, 1, 2):  # row i is line i, also behind the blank line
         own = [vector for vector, number in zip(tokens["layer_1"], tokens["row"], strict=True) if number == row]
         np.testing.assert_allclose(np.mean(own, axis=0), pooled[row], rtol=0, atol=1e-5)
+    Path("last.txt").write_text("A river near the cold stone saw the ship.\n")
+    assert embed("checkpoint=runs/first", "input=last.txt", "output=last.npy") == 0
+    np.testing.assert_allclose(np.load("last.npy")[0], pooled[2], rtol=0, atol=1e-5)
     # A table with the columns of the checkpoint's task, pooled as its head does.
     finetune("task", "checkpoint=runs/first", "max_steps=2", "max_epochs=null")
     assert embed("checkpoint=runs/task", "input=rows/dev.tsv", "output=task.parquet") == 0

@@ -116,7 +116,7 @@ def test_a_gated_repository_asks_for_a_token_that_stays_secret(hub: Hub, machine
     ("words", "answer"),
     [
         ([f"checkpoint=hf://{BERT}x"], f"checkpoint=hf://{BERT}x: the hub has no repository"),
-        ([f"checkpoint=hf://{BERT}@v9"], f"checkpoint=hf://{BERT}@v9: google-bert/bert-base-uncased has no branch, tag or commit v9"),
+        ([f"checkpoint=hf://{BERT}@v9"], f"{BERT}@v9: {BERT} has no branch, tag or commit v9"),
         (["task.hub=nyu-mll/glu"], "task.hub=nyu-mll/glu"),
     ],
 )  # fmt: skip

@@ -122,8 +122,10 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("positive")
     Path("lines.txt").write_text("the cruel cold king\n\nthe kind warm queen\n")
     assert cli.main(["predict", f"checkpoint={folder}", "input=lines.txt", "output=out.jsonl"]) == 0
-    written = Path("out.jsonl").read_text().splitlines()
-    assert [json.loads(line)["prediction"] for line in written] == ["negative", "positive"]
+    written = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [row["sentence"] for row in written] == Path("lines.txt").read_text().splitlines()  # row i is line i
+    assert [row["id"] for row in written] == [0, 1, 2]
+    assert [row["prediction"] for row in written[::2]] == ["negative", "positive"]
     Path("in.csv").write_text(
         'note,sentence,label\n"a, b",the cruel cold king,negative\nc,the kind warm queen,negative\n'
     )

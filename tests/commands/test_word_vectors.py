@@ -80,9 +80,13 @@ def test_a_cnn_over_given_vectors(vectors: Path) -> None:
             "task.head=paper",
         ),
         (["export", "checkpoint=glove", "output=out"], "has no counterpart in transformers", "format=vectors"),
-        (["pretrain", "model=word_vectors_tiny", "objective=mlm"], "mlm trains models that read context", "skip_gram"),
-        (["pretrain", "model=cnn_tiny", "objective=skip_gram"], "vectors of single tokens", "objective=mlm"),
-        (["pretrain", "model=cnn_tiny", "objective=clm"], "clm trains a decoder", "objective=mlm"),
+        (
+            ["pretrain", "model=word_vectors_tiny", "objective=mlm"],
+            "mlm trains models that read context",
+            "objective=auto",
+        ),
+        (["pretrain", "model=cnn_tiny", "objective=skip_gram"], "vectors of single tokens", "model=word_vectors"),
+        (["pretrain", "model=cnn_tiny", "objective=clm"], "clm trains a decoder", "model=gpt"),
         (["import", "checkpoint=glove", "output=out", "model=bert"], "no token embedding with a separate", "model=cnn"),
         (
             ["import", "checkpoint=glove.txt", "output=out", "tokenizer=glove"],

@@ -365,7 +365,7 @@ def test_the_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
             (tmp_path / "run" / "metrics.jsonl").symlink_to("metrics.jsonl")
 
-    with pytest.raises(UserError, match=r"cannot write \S+/metrics\.jsonl: a link is in its place"):
+    with pytest.raises(UserError, match=r"cannot write .+/metrics\.jsonl: a link is in its place"):
         go(tmp_path / "run", learner=Linking(), max_steps=2, evaluate_every=2)
 
 

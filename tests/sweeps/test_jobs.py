@@ -49,7 +49,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
     seen: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = ["finetune", "model=bert_tiny", "task=sst2,cola", "seed=0,2,1", "-m"]
+    typed = ["finetune", "model=bert_tiny", "task=sst2,cola", "task.path=rows", "seed=0,2,1", "-m"]
     assert cli.main(typed) == 4
     assert [(config.task.name, config.seed) for _, config in seen] == [
         ("sst2", 0), ("sst2", 2), ("sst2", 1), ("cola", 0), ("cola", 2), ("cola", 1)
@@ -257,7 +257,7 @@ def test_links_in_the_folder_of_a_sweep_are_not_followed(
     Path("disk/mine").mkdir(parents=True)
     Path("own").mkdir()
     Path("runs").symlink_to("disk")
-    typed = ["finetune", "model=bert_tiny", "task=sst2", "-m", "name=mine"]
+    typed = ["finetune", "model=bert_tiny", "task=sst2", "task.path=rows", "-m", "name=mine"]
     assert cli.main([*typed, "seed=0,1"]) == 0
     Path("runs/mine", name).symlink_to(Path("own").resolve())
     assert cli.main([*typed, "seed=0,1,5"]) == 2
@@ -271,7 +271,7 @@ def test_folder_that_is_not_empty_and_no_sweep_is_refused(
 ) -> None:
     Path(folder).mkdir(parents=True)
     Path(folder, "sweep.html").write_text("mine")
-    assert cli.main(["finetune", "model=bert_tiny", "task=sst2", "-m", "seed=0,1", where]) == 2
+    assert cli.main(["finetune", "model=bert_tiny", "task=sst2", "task.path=rows", "-m", "seed=0,1", where]) == 2
     assert f"error: {folder} is not empty and not a sweep of lmtool: it has sweep.html" in capsys.readouterr().err
     assert [path.name for path in Path(folder).iterdir()] == ["sweep.html"] and not seen
 

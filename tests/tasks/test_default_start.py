@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from lmtool.cli import main as cli
-from lmtool.config import compose, groups
 from lmtool.config.needs import unmet
 from lmtool.config.tables import Choice
 from lmtool.resolver.members import with_sections
+
+from lmtool.cli import main as cli
+from lmtool.config import compose, groups
 from lmtool.resolver.shorthands import CommandLine, with_published_weights
 from lmtool.tasks.configs import TaskConfig
 from tests.commands.conftest import pretrain, skip_reports, write_text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 
 import pytest
 
@@ -129,7 +130,10 @@ def test_a_table_without_a_header_is_asked_about(columns, shown, header, tmp_pat
         csv.writer(file).writerows(zip(*columns, strict=True))
     with pytest.raises(UserError, match="its first line is a row, not the names of its columns: ") as caught:
         guess(str(path), {})
-    assert shown in caught.value.message and f"name them: task={path} 'task.header={header}'" in caught.value.hint
+    assert (
+        shown in caught.value.message
+        and f"name them: {shlex.quote(f'task={path}')} 'task.header={header}'" in caught.value.hint
+    )
     if "label" in header:  # what the hint says is read
         form = guess(str(path), {"header": header})
         assert form.label == "label" and {*form.text} == {*header[1:-1].split(",")} - {"label"}

@@ -19,9 +19,9 @@ from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.resolver.commands import ExportConfig
-from lmtool.runs.checkpoints import read_weights, tensor_names
-from lmtool.runs.finding import find
-from lmtool.system.files import user_path
+from lmtool.runs.checkpoints import read_weights, save_tensors, tensor_names
+from lmtool.runs.finding import CARRIED, CONFIG, DATA, MODEL, OPTIMIZER, find, read_manifest
+from lmtool.system.files import user_path, write_manifest
 from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble
 from lmtool.weights.base import Base, saved_base
@@ -35,13 +35,13 @@ from lmtool.weights.comparing import (
     tokenize_as_transformers,
 )
 from lmtool.weights.conversion.parity import exported_format, outputs_of, tokenizer_settings
-from lmtool.weights.exporting import Export, export_of, write_delta, write_tokenizer_files
+from lmtool.weights.exporting import Export, export_of, write_folder_atomically, write_json, write_tokenizer_files
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, open_with_peft, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.reading import Weights, read, read_base, to_hf_names
-from lmtool.weights.saved_model import fold_checkpoint, saved_config, saved_model
+from lmtool.weights.saved_model import FoldedCheckpoint, fold_checkpoint, saved_config, saved_model
 
 # Texts on which PEFT and lmtool are compared.
 SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")
@@ -55,12 +55,39 @@ def export_tuned(config: ExportConfig) -> None:
     folder = user_path(config.output)
     if config.format == "delta":
         weights, saved = read(config.checkpoint, config.offline), saved_config(config.checkpoint, config.offline)
-        write_delta(tuned, folder, fold_checkpoint(weights, read_weights(tuned), saved), config.offline)
+        _write_delta(tuned, folder, fold_checkpoint(weights, read_weights(tuned), saved), config.offline)
         kind = "for lmtool"
     else:
         kind = _export_adapter(config, tuned, base, folder)
     sizes = size(sum(file.stat().st_size for file in folder.iterdir()))
     Output().line(f"{folder} · {kind} · {sizes} without the weights of {base.checkpoint} (sha256 {base.sha256[:16]})")
+
+
+def _write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None, offline: bool) -> None:
+    """Writes a copy of a tuned checkpoint without the files that only resuming needs, completely or not at all.
+
+    Args:
+        tuned: The checkpoint's folder, whose files are verified when they are read.
+        output: The new folder.
+        folded: Weights and configuration to write in place of the checkpoint's; None means to copy the checkpoint's.
+        offline: Whether the base must not be downloaded when the copy is read back.
+
+    Raises:
+        UserError: If `output` is not empty or cannot be written, or if the copy cannot be read back.
+    """
+
+    def fill(draft: Path) -> None:
+        manifest = read_manifest(tuned)
+        for name in manifest.files:
+            if name not in (OPTIMIZER, CARRIED, DATA):
+                (draft / name).write_bytes(manifest.read_bytes(name))
+        if folded is not None:
+            save_tensors(folded.tensors, draft / MODEL)
+            write_json(draft / CONFIG, folded.config)
+        write_manifest(draft, manifest.metadata)
+        read(str(draft), offline)
+
+    write_folder_atomically(output, fill)
 
 
 def tuned_checkpoint(config: ExportConfig) -> tuple[Path, Base]:
