@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from lmtool.cli import main
-from lmtool.config import messages, registry
+from lmtool.config import groups, messages, registry
 from lmtool.resolver import verbs
 from lmtool.resolver.verbs import COMMANDS
 from lmtool.training.devices import DEVICES
@@ -57,7 +57,7 @@ def _ends(keys: int) -> frozenset[str]:
     return frozenset(key[at + 1 :] for key in fields() for at, sign in enumerate(key) if sign == ".")
 
 
-_groups, _options = cache(registry.all_groups), cache(registry.options)
+_groups, _options = cache(groups.all_groups), cache(groups.options)
 
 
 def wrong_in(text: str, local: bool = False) -> Iterator[str]:
@@ -108,9 +108,7 @@ def _takes(key: str, value: str) -> bool:
     if group in _groups():
         options = (*_options(group), *registry.names(group), "null")
         parts = value.strip("[]").split(",")
-        return (
-            group in ("experiment", "sweep") or registry.is_path_like(value) or all(part in options for part in parts)
-        )
+        return group in ("experiment", "sweep") or groups.is_path_like(value) or all(part in options for part in parts)
     found = fields()[key]
     sections = [choice.group for field in found if field is not None and (choice := messages.choice_of(field))]
     return (

@@ -121,7 +121,7 @@ class MaskFiller(BaseLearner):
             tokens, columns = format_.join(np.concatenate([parts[0], *(np.append(mask, part) for part in parts[1:])]))
             if len(tokens) > backbone.longest_text:
                 raise UserError(
-                    f"{file}:{line}: the text has {len(tokens)} tokens, more than the model reads: {backbone.longest_text}",
+                    f"{file}:{line}: the text has {len(tokens)} tokens, the model reads {backbone.longest_text}",
                     "shorten the text",
                 )
             packed = Packed(
