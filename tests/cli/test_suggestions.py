@@ -103,7 +103,7 @@ TYPED_AGAIN = [
     ("pretrain bert", "pretrain model=bert"),
     ("plan bert", "plan model=bert"),
     ("finetune sst2", "finetune task=sst2"),
-    ("finetune task=sst2 offline=true", "finetune task=sst2 task.path=rows.csv model=bert_tiny checkpoint=none"),
+    ("finetune task=sst2 offline=true", "finetune task=sst2 offline=true model=bert_tiny checkpoint=none"),
     ("tokenizer my.txt", "tokenizer data=my.txt"),
     ("tokenizer data=my.txt", "tokenizer data=my.txt output=..."),
     ("finetune model=bert_tiny task=glue/sst2", "finetune model=bert_tiny task=sst2"),

@@ -70,7 +70,7 @@ def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
     assert "accuracy 0.550 ± 0.050 (mean and standard error, n = 2) on sst2" in shown.out, shown.out
     assert "the loss is nan at step 3" in shown.out and "hint: lower optimizer.lr" in shown.err
     assert (folder / "sweep.html").is_file() and len((folder / "sweep.csv").read_text().splitlines()) == 7
-    assert cli.main(typed[:3] + ["seed=1", "-m"]) == 0 and Path("runs/finetune-sweep-0002").is_dir()
+    assert cli.main(typed[:4] + ["seed=1", "-m"]) == 0 and Path("runs/finetune-sweep-0002").is_dir()
 
 
 def test_a_fault_in_one_job_is_the_worst_status(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
