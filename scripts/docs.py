@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common import ROOT
-from sphinx.cmd.build import main as sphinx
 
 from lmtool.commands.show import PRIMARY, DocumentedField, about, all_fields
 from lmtool.config import groups, messages
@@ -83,6 +82,8 @@ def main() -> None:
     ]
     (SOURCE / "index.md").write_text("\n".join(index), encoding="utf-8")
     strict = ["-q", "-E", "-W", "--keep-going", "-c", str(ROOT / "docs"), "-d", str(ROOT / "build" / "doctrees")]
+    from sphinx.cmd.build import main as sphinx  # only `make docs` installs it
+
     if status := sphinx([*strict, str(SOURCE), str(SITE)]):
         sys.exit(status)
     for image in (ROOT / "docs").glob("*.svg"):

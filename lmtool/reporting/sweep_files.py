@@ -27,8 +27,8 @@ from lmtool.runs.identity import SUBMITTED as SUBMITTED
 from lmtool.runs.locks import Owner, is_held
 
 JOB = "job.json"
-DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
-    "done", "no score", "running", "stopped", "failed", "not started", "damaged",
+DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED, REPEATED = (
+    "done", "no score", "running", "stopped", "failed", "not started", "damaged", "repeated",
 )  # fmt: skip
 _STOP_STATUSES = (REQUEUE, INTERRUPTED, TERMINATED)
 # Bytes at the end of metrics.jsonl in which the last step is looked for.
@@ -41,9 +41,9 @@ _LOCATION_KEYS = ("name", "run_dir")
 class ReportedJob:
     """A job of a sweep.
 
-    status: done, no score, running, stopped, failed, not started or damaged. reason: explains the status. value: the
-    finite score of a job that is done, otherwise None. rows: the digest of the rows that the value is a score on, ""
-    for scores on text, None if unknown. result: result.json, or {}."""
+    status: done, no score, running, stopped, failed, not started, damaged or repeated. reason: explains the status.
+    value: the finite score of a job that is done, otherwise None. rows: the digest of the rows that the value is a
+    score on, "" for scores on text, None if unknown. result: result.json, or {}."""
 
     number: int
     folder: Path
@@ -97,7 +97,7 @@ def read_sweep(folder: str | Path) -> SweepFiles:
     if not is_sweep(sweep.folder):
         problem = "is not a sweep: no subfolder has a job.json" if sweep.folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {problem}", "name the folder of a sweep, such as runs/finetune-sweep-0001")
-    sweep.jobs = [_job(path) for path in sweep.folder.glob(f"*/{JOB}")]
+    sweep.jobs = _without_repetitions([_job(path) for path in sweep.folder.glob(f"*/{JOB}")])
     _add_unstarted(sweep)
     sweep.jobs.sort(key=lambda job: (job.number, str(job.folder)))
     return sweep
@@ -146,6 +146,20 @@ def _job(path: Path) -> ReportedJob:
     if job.exit_status != DONE:
         return replace(job, status=final_status(job.exit_status), reason=str(record.get("error")))
     return _with_score(job, record)
+
+
+def _without_repetitions(jobs: list[ReportedJob]) -> list[ReportedJob]:
+    """Returns the jobs, each of which counts once: a job with the overrides of another one gets the status "repeated".
+    Folders were copied, or an older version did not recognize a job that had lost its submitted.json."""
+    first: dict[frozenset[tuple[str, str]], ReportedJob] = {}
+    counted = []
+    for job in sorted(jobs, key=lambda job: (job.value is None, job.number)):
+        original = first.setdefault(frozenset(job.overrides.items()), job)
+        if job.overrides and original is not job:
+            reason = f"it is the same job as {original.folder.name}, which is counted"
+            job = replace(job, status=REPEATED, reason=reason, metric=None, value=None)
+        counted.append(job)
+    return counted
 
 
 def _number(folder: Path) -> int:

@@ -1,14 +1,17 @@
 """The folders of a sweep and its jobs, so that rerunning the command resumes the sweep.
 
 A job is identified by its configuration or its varied keys, never by its number, since the user may extend the grid.
-The job's folder keeps its first name, NUMBER_key-value_..., and is found again by its submitted.json.
+The job's folder keeps its first name, NUMBER_key-value_..., and is found again by its submitted.json; if that is lost,
+by the configuration that ran there (config.yaml), or by the overrides in its job.json.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool.config.overrides import CheckedOverrides
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.saved import JsonMapping, JsonObject, read_yaml
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
 from lmtool.reporting.sweep_files import JOB, is_finished
 from lmtool.runs.files import replace_text
@@ -27,6 +30,7 @@ from lmtool.runs.identity import FREE_KEYS, SUBMITTED, changed_values, finished_
 from lmtool.runs.locks import Owner
 from lmtool.system.files import real_folder, require_no_link
 from lmtool.system.secrets import masked_data
+from lmtool.system.terminal import say
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -83,6 +87,10 @@ def queue_state(job_id: str) -> str | None:
 SUBMISSION = "submission.json"
 MAX_FOLDER_NAME = 120
 """Maximum number of characters in the name of a job's folder; file systems allow 255 bytes."""
+_RUN_CONFIG = "config.yaml"
+_SUBMITTED_KEYS: dict[str, type[list[object]] | type[dict[str, object]]] = {
+    "overrides": list, "varied": dict, "config": dict,
+}  # fmt: skip
 _OTHER_SWEEP = "set another name=, or repeat the command that started the sweep"
 
 
@@ -123,13 +131,42 @@ class SweepFolder:
         self.path, self.command = path, command
         self.fixed, self.varied = split_overrides(checked)
         self.previous = read_record(path, SUBMISSION)
-        self.entries = {
-            file.parent: read_record(file.parent, SUBMITTED)
-            for file in path.glob(f"*/{SUBMITTED}")
-            if file.parent.name.partition("_")[0].isdecimal()
-        }
+        if not self.previous and os.path.lexists(path / SUBMISSION):
+            raise UserError(
+                f"{path / SUBMISSION} is damaged: it has the values that all jobs of the sweep share",
+                f"rm {path / SUBMISSION}; the jobs that are done are still recognized",
+            )
+        self._unrecorded: set[Path] = set()  # folders whose submitted.json must be written
+        folders = sorted(folder for folder in path.glob("*/") if folder.name.partition("_")[0].isdecimal())
+        self.entries = {folder: job for folder in folders if (job := self._job_in(folder)) is not None}
         self._next_number = 1 + max((int(folder.name.partition("_")[0]) for folder in self.entries), default=-1)
         self._require_same()
+
+    def _job_in(self, folder: Path) -> JsonObject | None:
+        """Returns the job of a folder: its overrides, its varied keys and its configuration. If submitted.json is
+        missing or damaged, prints a line, and reads what ran there. None if no job was started in the folder. Raises
+        UserError if no file says which job it was."""
+        present = [name for name in (SUBMITTED, _RUN_CONFIG, JOB) if os.path.lexists(folder / name)]
+        if not present:
+            return None
+        submitted = read_record(folder, SUBMITTED)
+        if all(isinstance(submitted.get(key), kind) for key, kind in _SUBMITTED_KEYS.items()):
+            return submitted
+        problem = f"{folder / SUBMITTED} is {'damaged' if SUBMITTED in present else 'missing'}"
+        record, config = read_record(folder), None
+        with suppress(OSError, UserError):
+            config = read_yaml(folder / _RUN_CONFIG)
+        job = {"overrides": record.get("overrides"), "varied": record.get("varied"), "config": config}
+        job = {key: job[key] if isinstance(job[key], kind) else kind() for key, kind in _SUBMITTED_KEYS.items()}
+        source = _RUN_CONFIG if job["config"] else JOB
+        if not job["config"] and not job["overrides"]:
+            raise UserError(
+                f"{problem}, and neither {_RUN_CONFIG} nor {JOB} there says which job it was",
+                f"restore the file, or rm -r {folder}: then the job runs again",
+            )
+        say(f"warning: {problem}; the job is recognized by {source}", sys.stderr)
+        self._unrecorded.add(folder)
+        return job
 
     def _require_same(self) -> None:
         """Raises UserError if the command, or the value of a key that is not swept over, differs from the previous
@@ -151,8 +188,8 @@ class SweepFolder:
             raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed_keys)}", _OTHER_SWEEP)
 
     def submitted(self) -> dict[Path, Sequence[str]]:
-        """Returns the overrides of all submitted jobs, by folder."""
-        return {folder: record.get("overrides", []) for folder, record in self.entries.items()}
+        """Returns the overrides of all submitted jobs, by folder, as far as they are known."""
+        return {folder: job["overrides"] for folder, job in self.entries.items() if job["overrides"]}
 
     def entry(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> JobEntry:
         """Returns a job with its existing folder, or with the name of a new one.
@@ -169,15 +206,17 @@ class SweepFolder:
         pairs = dict(text.split("=", 1) for text in texts)
         varied = {key: value for key, value in pairs.items() if self.fixed.get(key) != value}
         for folder, submitted in self.entries.items():
-            if not changed_values(submitted.get("config", {}), config):
+            same_overrides = not submitted["config"] and {*submitted["overrides"]} == {*masked_data(texts)}
+            if same_overrides or (submitted["config"] and not changed_values(submitted["config"], config)):
                 return _entry_in(folder, texts, varied, config, data)
         for folder, submitted in self.entries.items():
-            if varied and submitted.get("varied") == masked_data(varied):
-                keys = changed_values(submitted.get("config", {}), config)
+            if varied and submitted["config"] and submitted["varied"] == masked_data(varied):
+                keys = changed_values(submitted["config"], config)
                 raise UserError(f"{folder} holds a job of another configuration: {'; '.join(keys)}", _OTHER_SWEEP)
         folder = self.path / folder_name(self._next_number, masked_data(varied))
         self._next_number += 1
-        self.entries[folder] = {"varied": masked_data(varied), "config": config}
+        self._unrecorded.add(folder)
+        self.entries[folder] = {"overrides": texts, "varied": masked_data(varied), "config": config}
         return _entry_in(folder, texts, varied, config, data)
 
     def claim(self, entries: Sequence[JobEntry]) -> None:
@@ -191,7 +230,7 @@ class SweepFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_record(self.path, SUBMISSION, submission)
             for entry in entries:
-                if not (entry.folder / SUBMITTED).is_file():
+                if entry.folder in self._unrecorded:
                     real_folder(entry.folder)
                     submitted = {"overrides": entry.overrides, "varied": entry.varied, "config": entry.config}
                     write_record(entry.folder, SUBMITTED, submitted)
@@ -238,13 +277,13 @@ class Sweeper(Protocol):
     def _parse_sweeper_params_config(self) -> list[str]: ...
 
 
-def resume_search(sweeper: Sweeper, arguments: list[str], folder: Path, has_result: bool) -> None:
+def resume_search(sweeper: Sweeper, arguments: list[str], jobs: Mapping[Path, JsonMapping], has_result: bool) -> None:
     """Passes earlier trials to an optuna sweeper: finished trials count, unfinished trials run first.
 
     Args:
         sweeper: the optuna sweeper; not changed if the user configured a storage.
         arguments: the overrides of all jobs.
-        folder: the sweep's folder.
+        jobs: the submitted jobs by folder.
         has_result: whether the sweep's command writes a result.json.
     """
     import optuna
@@ -259,16 +298,16 @@ def resume_search(sweeper: Sweeper, arguments: list[str], folder: Path, has_resu
     study = optuna.create_study(
         study_name=sweeper.study_name, storage=sweeper.storage, directions=sweeper._get_directions()
     )
-    for path in sorted(folder.glob(f"*/{SUBMITTED}")):
-        varied = read_record(path.parent, SUBMITTED).get("varied", {})
+    for folder, job in jobs.items():
+        varied = job["varied"]
         try:
             values = {
                 name: _parse(distribution, varied[name.lstrip("+")]) for name, distribution in distributions.items()
             }
         except (KeyError, ValueError):
             continue  # from another search space
-        value = read_record(path.parent).get("value")
-        if is_done(path.parent, has_result) and isinstance(value, int | float):
+        value = read_record(folder).get("value")
+        if is_done(folder, has_result) and isinstance(value, int | float):
             trial = optuna.trial.create_trial(params=values, distributions=distributions, value=float(value))
             study.add_trial(trial)
             sweeper.n_trials -= 1

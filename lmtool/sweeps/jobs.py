@@ -225,6 +225,8 @@ class Launch:
             say(f"{name}: runs again after an error: {record['error']}")
         elif record:
             say(f"{name}: did not finish, resumes")
+        elif (entry.folder / JOB).exists():
+            say(f"{name}: {entry.folder / JOB} is damaged, runs again")
         return True
 
     @property
@@ -547,7 +549,7 @@ def _search(request: SweepRequest, sweep: SweepFolder, checked: CheckedOverrides
     if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
         if not any(text.startswith("hydra.sweeper.direction=") for text in checked.hydra):
             sweeper.direction = _direction(request, checked, sweep)
-        folders.resume_search(sweeper, arguments, sweep.path, request.has_result)
+        folders.resume_search(sweeper, arguments, sweep.entries, request.has_result)
     try:
         sweeper.sweep(arguments=arguments)
     except LmtoolError:

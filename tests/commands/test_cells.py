@@ -242,9 +242,10 @@ def test_pairs_need_a_table_that_the_text_format_fills() -> None:
 
 
 def test_a_tokenizer_that_came_as_files_is_refused_before_text_is_read_with_it(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its special tokens are known only when it is loaded."""
+    monkeypatch.chdir(place)
     tokenizer, _ = stores(place, Choice("tokenizer").validate({"name": "wordpiece"}))
     tokenizer.save(place / "vocabulary")
     words = ["pretrain", "tokenizer=folder", f"tokenizer.path={place / 'vocabulary'}", "data=text"]

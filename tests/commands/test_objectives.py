@@ -42,7 +42,7 @@ def test_members_must_fit_the_model(place: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert "objective.members: objective=mlm trains an encoder; model=gpt is a decoder" in error
-    assert "objective.members=[clm,prefix_lm]" in error
+    assert "hint: set objective=auto" in error
 
 
 MOOD = "{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence], metrics: [accuracy, f1]}}"

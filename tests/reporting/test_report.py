@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -85,7 +86,7 @@ def test_report_of_a_pretraining_says_what_happened(language_run):
     assert "84.5 standard errors" in page.text
     assert "return the" in page.text and "overlap" in page.text and "##lap" not in page.text
     assert "upon a time" in page.text and page.text.count("Once") == 1
-    assert f"lmtool pretrain --config {language_run}/config.yaml" in page.text
+    assert f"lmtool pretrain --config {shlex.quote(f'{language_run}/config.yaml')}" in page.text
     assert "lmtool pretrain 'name=a b'" in page.text
     assert {path.name for path in (language_run / "plots").iterdir()} == {"loss.png", "curves.png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (language_run / "plots").iterdir())

@@ -207,7 +207,7 @@ def test_tasks_and_metrics_are_blocks_of_their_own(tmp_path: Path) -> None:
         [("rte", "accuracy", 0.6), ("stsb", "mse", 0.9), ("stsb", "mse", 0.4)]
     ):
         job(tmp_path, number, {"task": task, "optimizer.lr": number}, metric=metric, value=value)
-    job(tmp_path, 3, {"task": "stsb", "optimizer.lr": 1}, error="no such file", exit_status=2)
+    job(tmp_path, 3, {"task": "stsb", "optimizer.lr": 3}, error="no such file", exit_status=2)
     blocks = blocks_of(read_sweep(tmp_path))
     assert [(block.task, block.metric, len(block.jobs)) for block in blocks] == [
         ("rte", "accuracy", 1),

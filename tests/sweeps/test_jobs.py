@@ -118,6 +118,25 @@ def test_a_named_sweep_runs_what_is_missing(seen: list[Any], capsys: pytest.Capt
     assert len(seen) == 4 and len(list(Path("runs/mine").glob("*/"))) == 3
 
 
+@pytest.mark.parametrize("content", [None, "", "{", '{"overrides": 3}'])
+def test_job_without_a_sound_submitted_file_is_recognized_and_counted_once(
+    seen: list[Any], content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["pretrain", "-m", "model=bert_tiny", "name=mine"]
+    assert cli.main([*typed, "seed=0,1"]) == 0
+    file = next(Path("runs/mine").glob("1_*/submitted.json"))
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    capsys.readouterr()
+    assert cli.main([*typed, "seed=0,1,5"]) == 0
+    shown = capsys.readouterr()
+    problem = "missing" if content is None else "damaged"
+    assert f"warning: {file} is {problem}; the job is recognized by job.json" in shown.err
+    assert "mine: 3 of 3 jobs done" in shown.out
+    assert [config.seed for _, config in seen] == [0, 1, 5] and len(list(Path("runs/mine").glob("*/"))) == 3
+
+
 @pytest.mark.usefixtures("no_summary")
 def test_a_grid_grows_by_another_key(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["pretrain", "-m", "model=bert_tiny", "name=mine", "seed=0,1"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lmtool.config.needs import unmet
-from lmtool.config.tables import Choice
-from lmtool.resolver.members import with_sections
 
 from lmtool.cli import main as cli
 from lmtool.config import compose, groups
-from lmtool.resolver.shorthands import CommandLine, with_published_weights
+from lmtool.config.registry import Choice
+from lmtool.models.configs import ModelConfig
+from lmtool.resolver.shorthands import CommandLine, with_published_weights, with_sections
 from lmtool.tasks.configs import TaskConfig
 from tests.commands.conftest import pretrain, skip_reports, write_text
 
@@ -24,8 +23,9 @@ def test_the_default_model_can_learn_every_task(name: str) -> None:
     task = Choice("task", key="kind").validate(compose.option("task", name))
     assert isinstance(task, TaskConfig)
     model = Choice("model").validate({"name": DEFAULTS[task.default_checkpoint]})
+    assert isinstance(model, ModelConfig)
     for member in task.member_configs():
-        assert not list(unmet(member, model=model))
+        assert member.first_conflict(model) is None
 
 
 @pytest.mark.parametrize(

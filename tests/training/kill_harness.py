@@ -216,7 +216,7 @@ def main() -> None:
             count = kill_at(job, root, [int(step) for step in steps])
         else:
             count = kill_many(job, root, arguments.kills, arguments.seed)
-        print(json.dumps(asdict(count)))
+        print(json.dumps(asdict(count)), flush=True)  # before the next fork, which would inherit the buffer
 
 
 if __name__ == "__main__":
