@@ -158,7 +158,8 @@ def _local_start(data: JsonMapping, hint: str | None) -> str | None:
     if not isinstance(task, TaskConfig):
         return hint
     members = task.member_configs()
-    finished = sorted(RUNS.glob("*/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    results = (path for path in RUNS.glob("*/result.json") if not path.parent.is_symlink())
+    finished = sorted(results, key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in (path.parent for path in finished):
         with suppress(UserError, ValidationError, PydanticCustomError, OSError):
             config = saved.read(folder / "config.yaml")
