@@ -75,7 +75,7 @@ def data_of(name, folder):
 def test_scoring_keeps_few_bytes_a_row(name, most, tmp_path):
     data = data_of(name, tmp_path)
     learner = data.config.learner(backbone(num_layers=1, hidden_size=8, feedforward_size=8), tokenizer(), 0)
-    (rows,), counts, kept = data.validation.values(), (6, 20, 120), []
+    (rows,), counts, kept = data.validation.values(), (6, 20, 420), []
     for count in counts:  # the first fills what is kept once
         split = split_data(learner, rows.take(np.arange(count) % len(rows)), "dev")
         examples = learner.examples(split, 32)
