@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lmtool.data.configs import FORMATS
+from lmtool.data.configs import FORMATS, Truncation
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 
@@ -135,11 +135,17 @@ def _arrays(pieces: list[list[int]]) -> tuple[np.ndarray, ...]:
     return tuple(np.array(piece, dtype=np.int64) for piece in pieces)
 
 
-def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
-    """Returns the lengths of texts after tokens have been removed from the longest text of each example (of equally
-    long texts, from the later one), one by one, until they fit (`_truncate_seq_pair` of BERT's scripts). lengths_KN:
-    the lengths of the K texts of N examples. limit: the maximum number of tokens of an example. The new lengths are (K,
-    N)."""
+def truncate_texts(lengths_KN: np.ndarray, limit: int, rule: Truncation) -> np.ndarray:
+    """Returns (K, N): the lengths of texts after tokens have been removed from the longest text of each example, one by
+    one, until they fit.
+
+    Args:
+        lengths_KN: The lengths of the K texts of N examples.
+        limit: The maximum number of tokens of an example.
+        rule: Which of the shortened texts keep one token more, if their room cannot be divided evenly. bert: the first
+            ones (`_truncate_seq_pair` of BERT's scripts); longest_first: the longest ones, of equally long texts the
+            later ones (`truncation=True` of transformers' tokenizers).
+    """
     texts = len(lengths_KN)
     sorted_KN = np.sort(lengths_KN, axis=0)
     before_KN = np.cumsum(sorted_KN, axis=0) - sorted_KN
@@ -148,7 +154,10 @@ def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
     new_KN = np.minimum(lengths_KN, cap_N)
     truncated_KN = lengths_KN > cap_N
     left_N = limit - new_KN.sum(axis=0)
-    return new_KN + (truncated_KN & (np.cumsum(truncated_KN, axis=0) <= left_N))
+    if rule == "bert":
+        return new_KN + (truncated_KN & (np.cumsum(truncated_KN, axis=0) <= left_N))
+    by_length_KN = np.argsort(lengths_KN, axis=0, kind="stable")[::-1]
+    return new_KN + (truncated_KN & (np.argsort(by_length_KN, axis=0) < left_N))
 
 
 def layout_difference(tokenizer: Tokenizer, format_name: str) -> str | None:

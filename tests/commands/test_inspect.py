@@ -119,7 +119,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "padding fraction",
     ),
     "truncation": (
-        f"{EXAMPLES}.pairs.truncate_texts", lambda lengths, limit: truncate_texts(lengths, limit - 3),
+        f"{EXAMPLES}.pairs.truncate_texts", lambda lengths, limit, rule: truncate_texts(lengths, limit - 3, rule),
         ["objective=mlm_nsp"], "pairs truncated although they fit",
     ),
     "nsp balance": (

@@ -65,10 +65,12 @@ def test_encoder_decoders():
     assert ids.tolist() == [cls, 7, sep, sep, 9, sep] and columns == {}
 
 
-def test_truncation_takes_from_the_longer_one_token_at_a_time():
+@pytest.mark.parametrize("rule", ["bert", "longest_first"])
+def test_truncation_takes_from_the_longer_one_token_at_a_time(rule):
     def slowly(a: int, b: int, limit: int) -> tuple[int, int]:
+        first_longer = a > b
         while a + b > limit:
-            if a > b:
+            if a > b or (rule == "longest_first" and a == b and not first_longer):
                 a -= 1
             else:
                 b -= 1
@@ -76,9 +78,9 @@ def test_truncation_takes_from_the_longer_one_token_at_a_time():
 
     cases = [(a, b, limit) for a in range(12) for b in range(12) for limit in range(0, 24, 1)]
     for a, b, limit in cases:
-        assert truncate_texts(np.array([[a], [b]]), limit).flatten().tolist() == [*slowly(a, b, limit)]
+        assert truncate_texts(np.array([[a], [b]]), limit, rule).flatten().tolist() == [*slowly(a, b, limit)]
     a, b = np.array([c[0] for c in cases]), np.array([c[1] for c in cases])
-    new_a, new_b = truncate_texts(np.stack([a, b]), 7)
+    new_a, new_b = truncate_texts(np.stack([a, b]), 7, rule)
     assert list(zip(new_a.tolist(), new_b.tolist(), strict=True)) == [slowly(x, y, 7) for x, y, _ in cases]
 
 

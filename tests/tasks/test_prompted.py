@@ -137,7 +137,7 @@ def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
     pieces = read_by(writer, examples_of(writer, data.train, 14), 1)[0].split()
     assert len(pieces) == 14 and pieces[-3:] == ["<mask>", ".", "</s>"]
     lengths = np.random.default_rng(0).integers(0, 15, (5, 40))
-    for own, cut in zip(lengths.T, truncate_texts(lengths, 33).T, strict=True):
+    for own, cut in zip(lengths.T, truncate_texts(lengths, 33, "bert").T, strict=True):
         left = own.tolist()
         while sum(left) > 33:
             left[len(left) - 1 - left[::-1].index(max(left))] -= 1

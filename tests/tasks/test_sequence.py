@@ -256,7 +256,7 @@ def test_long_texts_are_cut_and_counted(tokenizers, tmp_path):
     assert examples.metadata()["truncated_fraction"] == 0.75
     second = [int((part == 1).sum()) for part in batch.inputs.columns["segment"].split(batch.inputs.lengths)]
     assert second[0] == len(tokenizers["bert"].encode("short")) + 1  # the longer text gives way
-    assert second[3] == 6 + 1
+    assert second[3] == 7 + 1  # of equally long texts the second keeps one token more
 
 
 def test_predictions_join_their_rows(tokenizers, tmp_path):
@@ -353,3 +353,16 @@ def test_it_learns_what_can_be_learned(tokenizers, tmp_path):
     steps.close()
     rows = data.validation["dev"]
     assert evaluation(learner, rows).metrics()["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(("rule", "lengths"), [("longest_first", (6, 7)), ("bert", (7, 6))])
+def test_a_pair_is_truncated_by_the_rule_of_its_task(rule, lengths, tokenizers, tmp_path):
+    table(tmp_path / "train.tsv", ["a", "b", "label"], [["a film " * 5, "a film " * 9, label] for label in (0, 1)])
+    table(tmp_path / "dev.tsv", ["a", "b", "label"], [["a", "b", 0]])
+    config = task_config("classification", path=tmp_path, text=["a", "b"], truncation=rule)
+    data = load_task(config, 0, tmp_path / "cache", True)
+    learner = build(data.config).learner(backbone(), tokenizers["bert"], 0)
+    segments = batch_of(examples_of(learner, data.train, 16), [0]).inputs.columns["segment"]
+    assert ((segments == 0).sum() - 2, (segments == 1).sum() - 1) == lengths  # without [CLS] and [SEP]
+    (problem,) = task_config("classification", truncation="bert", head="prompt").conflicts("task")
+    assert "task.truncation=bert applies to heads over the whole text" in problem.message

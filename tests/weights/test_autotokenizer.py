@@ -7,12 +7,16 @@ import random
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from lmtool.config.registry import build, builder_module, lookup
+from lmtool.data.examples import Rows
+from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.configs import (
     BpeConfig,
     ByteBpeConfig,
@@ -99,6 +103,40 @@ def test_every_tokenizer_gives_its_ids_or_is_refused(model: str, tmp_path: Path)
         if kind in ("wordpiece", "bytebpe_qwen2"):
             assert "gives the same ids" in compare_autotokenizer(folder, tokenizer)
     assert refused == (set(KINDS) - {"bytebpe_qwen2", "bytebpe_qwen2_bert"} if model == "qwen2" else set())
+
+
+PAIRS = {
+    "albert": "albert", "bart": "bytebpe_roberta", "bert": "wordpiece", "bigbird": "pairs",
+    "deberta": "bytebpe_roberta", "deberta_v3": "albert", "distilbert": "wordpiece", "electra": "wordpiece",
+    "modernbert": "bytebpe_qwen2_bert", "roberta": "bytebpe_roberta", "t5": "t5", "xlnet": "xlnet",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", PAIRS)
+def test_pairs_are_truncated_as_autotokenizer_truncates_them(model: str, tmp_path: Path) -> None:
+    """300 pairs of generated lengths and limits: one side, both sides, equal sides, odd and even room."""
+    entry, draw = lookup("model", model), random.Random(5)
+    assert entry is not None
+    format_name = entry.config().text_format
+    tokenizer = with_format(trained(PAIRS[model]), format_name)
+    folder = exported(model, tokenizer, False, tmp_path / "folder")
+    assert folder is not None
+    theirs = AutoTokenizer.from_pretrained(folder)
+    both_sides = 0
+    for _ in range(300):
+        counts = [draw.choice([1, 3, 10, 11, 25])] * 2 if draw.random() < 0.2 else draw.choices(range(1, 40), k=2)
+        first, second = (" ".join(draw.choices(["the", "cat", "saw", "a", "river"], k=count)) for count in counts)
+        limit = draw.randint(6, 60)
+        given = theirs(first, second, truncation=True, max_length=limit)
+        rows = Rows.of_texts(text=[first], pair=[second])
+        examples = SequenceExamples(rows, InputFormat(tokenizer, format_name, limit), "text", "input")
+        inputs = examples.batch(examples.plan(0).rows, np.arange(1), 0).inputs
+        assert inputs.tokens.tolist() == given["input_ids"], (counts, limit)
+        if "segment" in inputs.columns and "token_type_ids" in given:
+            assert inputs.columns["segment"].tolist() == given["token_type_ids"]
+        lengths = [len(tokenizer.encode(text)) for text in (first, second)]
+        both_sides += min(lengths) > (limit - theirs.num_special_tokens_to_add(pair=True)) / 2
+    assert both_sides > 60
 
 
 def test_what_autotokenizer_reads_otherwise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

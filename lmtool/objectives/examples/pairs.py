@@ -206,7 +206,7 @@ class _PairPlanner:
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
         a_length, b_length = a[1] - a[0], b[1] - b[0]
-        retained_a, retained_b = truncate_texts(np.stack([a_length, b_length]), self.limit)
+        retained_a, retained_b = truncate_texts(np.stack([a_length, b_length]), self.limit, "bert")
         a_start = a[0] + self._truncated_at_front(active, number, _CUT_A, a_length - retained_a)
         b_start = b[0] + self._truncated_at_front(active, number, _CUT_B, b_length - retained_b)
         pairs["a_start"], pairs["b_start"] = np.where(swapped, (b_start, a_start), (a_start, b_start))

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from lmtool.config.base import Config
 from lmtool.config.registry import Choice, component
 from lmtool.config.saved import JsonMapping
+from lmtool.data.configs import Truncation
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, SequenceForm, describe_architectures
 from lmtool.tasks.configs.base import PROMPT, BestMetric, DomainConfig, Metrics, TaskConfig, TaskName
@@ -24,7 +25,7 @@ class SequenceConfig(TaskConfig):
 
     head_fields: ClassVar[tuple[str, ...]] = FORM
     of_summary: ClassVar[tuple[str, ...]] = (
-        "pooling", "head_layers", "auxiliary_lm", "dropout", "windows", "domain",
+        "pooling", "head_layers", "auxiliary_lm", "dropout", "truncation", "windows", "domain",
     )  # fmt: skip
     """The fields that need a vector of the whole text."""
     of_outputs: ClassVar[tuple[str, ...]] = of_summary
@@ -55,6 +56,13 @@ class SequenceConfig(TaskConfig):
         ge=0,
         description="weight of a language modeling loss on the text, for decoders (published: 0.5); 0: none. Radford "
         "et al. 2018, section 3.2",
+    )
+
+    truncation: Truncation = Field(
+        "longest_first",
+        description="pairs beyond max_length: longest_first, as in transformers; bert, as in BERT's scripts. Both "
+        "remove tokens from the longer text. If both texts are shortened to an odd total, longest_first leaves one "
+        "more token to the longer text, of equally long ones to the second; bert to the first",
     )
 
     @property

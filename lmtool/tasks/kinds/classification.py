@@ -201,7 +201,9 @@ class PromptPairs(TextPairs):
         template = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
         columns = len(template.pieces) - 1
         texts = PatternTexts(self.rows, self.pattern)
-        retained = truncate_texts(texts.lengths[:columns], prompt_capacity(capacity, template.special_count, columns))
+        retained = truncate_texts(
+            texts.lengths[:columns], prompt_capacity(capacity, template.special_count, columns), "bert"
+        )
         row_E = np.arange(len(self.rows))
         cells = [(text.read(row_E, lengths), lengths) for text, lengths in zip(texts.texts, retained, strict=False)]
         assembled = assemble(template, cells)

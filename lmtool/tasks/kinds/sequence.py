@@ -245,7 +245,9 @@ class SequenceLearner(TaskLearner):
     def sequence_examples(self, rows: Rows, split: str, max_length: int) -> SequenceExamples:
         """Returns the examples of rows with one text or a pair of texts, in the text format of this backbone."""
         stride = self.config.stride if self.config.windowed != "none" else None
-        input_format = InputFormat(self.tokenizer, self.form.text_format, max_length, self.start_token, stride)
+        input_format = InputFormat(
+            self.tokenizer, self.form.text_format, max_length, self.start_token, stride, self.config.truncation
+        )
         return SequenceExamples(rows, input_format, self.term, split)
 
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lmtool.config.saved import JsonObject
+from lmtool.data.configs import Truncation
 from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_texts
 from lmtool.errors import UserError
@@ -141,7 +142,7 @@ class InputFormat:
     format_name: the special tokens around a text, see `data.formats`. max_length: maximum tokens of an example. start:
     the first token of the decoder's input, for encoder-decoders whose decoder reads the same text again (Lewis et al.
     2020, section 3.1); None for other models. stride: tokens shared by adjacent windows of a long text, at most half a
-    window; None: long texts are truncated.
+    window; None: long texts are truncated. truncation: how a pair is truncated, see `data.formats.truncate_texts`.
     """
 
     tokenizer: Tokenizer
@@ -149,6 +150,7 @@ class InputFormat:
     max_length: int
     start: int | None = None
     stride: int | None = None
+    truncation: Truncation = "longest_first"
 
     def template(self, texts: int, min_tokens: int) -> FormatTemplate:
         """Returns the special tokens around one or two texts. Raises UserError if fewer than `min_tokens` tokens
@@ -230,7 +232,7 @@ class SequenceExamples(TaskExamples):
         if stride is None:
             retained = [np.minimum(lengths[0], capacity)]
             if len(lengths) == 2:
-                retained = [*truncate_texts(np.stack(lengths), capacity)]
+                retained = [*truncate_texts(np.stack(lengths), capacity, input_format.truncation)]
             self.truncated = int(np.sum(np.sum(retained, axis=0) < np.sum(lengths, axis=0)))
         else:
             preceding = [np.minimum(side, capacity // 2) for side in lengths[:-1]]

@@ -52,7 +52,7 @@ class Auxiliary:
         self.template = FormatTemplate(template.pieces, columns, template.text_columns)
         capacity = prompt_capacity(max_length, template.special_count, len(template.pieces) - 1)
         self._texts, self.seed = PatternTexts(rows, pattern), seed
-        self._retained = truncate_texts(self._texts.lengths, capacity)
+        self._retained = truncate_texts(self._texts.lengths, capacity, "bert")
         self.lengths = self._retained.sum(axis=0) + template.special_count
         self._masking, self._vocabulary = MlmConfig(), Vocabulary.from_tokenizer(pattern.tokenizer)
 
@@ -257,7 +257,7 @@ class PromptedExamples(TaskExamples):
             )
             if self.question_last:
                 lengths = np.roll(lengths, -len(self._texts.lengths), axis=0)
-        retained = truncate_texts(lengths, self.capacity)
+        retained = truncate_texts(lengths, self.capacity, "bert")
         if epoch == 0:
             self.truncated = len(np.unique(row[(retained < lengths).any(axis=0)]))
         packed = retained.sum(axis=0) + self.template.special_count
