@@ -7,7 +7,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from lmtool.errors import UserError
@@ -37,6 +37,16 @@ def without_compression_suffix(name: str) -> str:
     """Returns the name of a file without the suffix of its compression."""
     lower = name.lower()
     return next((name[: -len(end)] for end in PACKED if lower.endswith(end)), name)
+
+
+def suffix_of(path: PurePath) -> str:
+    """Returns the suffix of a file in lower case, without that of its compression: .csv for a.csv.gz."""
+    return PurePath(without_compression_suffix(path.name)).suffix.lower()
+
+
+def stem_of(path: PurePath) -> str:
+    """Returns the name of a file without `suffix_of` and its compression: a for a.csv.gz."""
+    return PurePath(without_compression_suffix(path.name)).stem
 
 
 def compressed_suffixes(*suffixes: str) -> tuple[str, ...]:

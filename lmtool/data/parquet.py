@@ -23,12 +23,22 @@ def read_parquet(path: Path) -> Table:
     if not table.num_rows:
         raise UserError(f"{path}: no rows", "use a file with rows")
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    features = _hub_features(path, (table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    metadata = table.schema.metadata or {}
+    features = _hub_features(path, metadata.get(b"huggingface", b"{}"))
     for name in columns.keys() & features.keys():
         names = _class_names(features[name])
         if names:
             columns[name] = [names_of_classes(value, names) for value in columns[name]]
-    return Table(columns, [(str(path), number + 1) for number in range(table.num_rows)])
+    origin = [(str(path), number + 1) for number in range(table.num_rows)]
+    return Table(columns, origin, index=_pandas_index(path, metadata.get(b"pandas", b"{}")))
+
+
+def _pandas_index(path: Path, metadata: bytes) -> tuple[str, ...]:
+    """Returns the columns that pandas has written for the index of a data frame. Raises UserError if its metadata are
+    not readable."""
+    value = parse_json(metadata, path, "write the file again with pandas, or without its metadata")
+    index = value.get("index_columns") if isinstance(value, dict) else None
+    return tuple(name for name in index if isinstance(name, str)) if isinstance(index, list) else ()
 
 
 def _hub_features(path: Path, metadata: bytes) -> dict[str, Any]:

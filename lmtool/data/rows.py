@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 """Delimiters of a .csv file; the comma is the default."""
 _CELL = 10_000_000  # maximum characters of a csv cell; the default of 131,072 is less than a long text
 _MAX_NAMES = 12  # maximum number of column names in an error
+_SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)  # the first line of a file for Excel
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def records(
     path: Path, delimiter: str | None, encoding: str = "utf-8", key: str | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Returns the number of the first line, and the cells, of each record, including the header.
+    """Yields the number of the first line, and the cells, of each record, including the header.
 
     Args:
         path: The file.
@@ -32,10 +34,37 @@ def records(
         key: The key that sets the encoding, or None.
 
     Raises:
-        UserError: As in `read_lines`, and for broken quotes.
+        UserError: As in `read_lines`, for broken quotes, and for a first line `sep=` with another delimiter.
     """
     lines = read_lines(path, encoding, key, keep_ends=delimiter is not None)
-    return _split_tabs(lines) if delimiter is None else _split_quoted(path, lines, delimiter)
+    first = next(lines, None)
+    if first is None:
+        return
+    separator = _separator(path, first[1].rstrip("\r\n"))
+    if separator is None:
+        lines = chain([first], lines)
+    elif separator != (delimiter or "\t"):
+        named, used = DELIMITERS[separator], DELIMITERS[delimiter or "\t"]
+        raise UserError(
+            f"{path}:1: the line names the delimiter {named}, but the file is read with the delimiter {used}",
+            "remove the line; a .tsv file with another delimiter is a .csv file",
+        )
+    if delimiter is None:
+        yield from _split_tabs(lines)
+    else:
+        yield from _split_quoted(path, lines, delimiter, 1 if separator is None else 2)
+
+
+def _separator(path: Path, line: str) -> str | None:
+    """Returns the delimiter that the first line of a file names for Excel (`sep=;`); None if it is another line. Raises
+    UserError for a delimiter that is not in `DELIMITERS`."""
+    match = _SEPARATOR.fullmatch(line)
+    if match is not None and match[1] not in DELIMITERS:
+        raise UserError(
+            f"{path}:1: {match[1]!r} is not one of the delimiters {', '.join(DELIMITERS.values())}",
+            "write the table with one of them",
+        )
+    return None if match is None else match[1]
 
 
 def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | None = None) -> str:
@@ -73,9 +102,9 @@ def inferred_delimiter(
     encoding: str = "utf-8",
     key: str | None = None,
 ) -> str:
-    """Returns `delimiter_of` the first line of a file."""
+    """Returns the delimiter that the first line of a file names (`sep=;`), otherwise `delimiter_of` this line."""
     first = next((line for _, line in read_lines(path, encoding, key) if line), "")
-    return delimiter_of(first, known, header)
+    return _separator(path, first) or delimiter_of(first, known, header)
 
 
 def delimiter_for(path: Path, name: str | None, known: Sequence[str], encoding: str) -> str | None:
@@ -93,9 +122,11 @@ def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[st
             yield number, line.split("\t")
 
 
-def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _split_quoted(
+    path: Path, numbered: Iterator[tuple[int, str]], delimiter: str, first: int
+) -> Iterator[tuple[int, list[str]]]:
     """Yields the number of the first line, and the cells, of each record. numbered: lines with their ends, which quoted
-    cells keep."""
+    cells keep. first: the number of the first one."""
     last = 0
 
     def lines() -> Iterator[str]:
@@ -106,7 +137,6 @@ def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: st
 
     csv.field_size_limit(_CELL)
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)
-    first = 1
     while True:
         try:
             record = next(reader)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmtool.data.compressed import Broken, open_bytes, suffix_of
 from lmtool.data.files import no_such_file, read_lines, refuse
 from lmtool.data.rows import (
     DELIMITERS,
@@ -33,12 +34,14 @@ SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
 @dataclass
 class Table:
     """Rows of a file. columns: the values of all rows by name. origin: (file, line) of each row. skipped: number of
-    omitted lines with a wrong number of columns. metadata: other plain data about the file for the screens."""
+    omitted lines with a wrong number of columns. metadata: other plain data about the file for the screens. index: the
+    columns that are the index of a data frame of pandas."""
 
     columns: dict[str, list[object]]
     origin: list[tuple[str, int]] = field(default_factory=list)
     skipped: int = 0
     metadata: dict[str, object] = field(default_factory=dict)
+    index: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -46,7 +49,7 @@ class Table:
     def take(self, numbers: Sequence[int]) -> Table:
         """Returns the rows with these numbers."""
         columns = {name: [values[number] for number in numbers] for name, values in self.columns.items()}
-        return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.metadata)
+        return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.metadata, self.index)
 
 
 def read_table(
@@ -68,7 +71,7 @@ def read_table(
     path = user_path(path)
     if not path.is_file():
         raise no_such_file("path", str(path))
-    suffix = path.suffix.lower()
+    suffix = suffix_of(path)
     if suffix not in SUFFIXES:
         raise UserError(
             f"{path}: {suffix or 'no suffix'} is not one of {', '.join(SUFFIXES)}",
@@ -79,12 +82,30 @@ def read_table(
     else:
         delimiter = inferred_delimiter(path, known, header) if suffix == ".csv" else None
         table = _from_records(path, records(path, delimiter), header, skip_ragged)
+        if delimiter is None and (place := _quoted_cell(table)):
+            table.metadata["quoted_cell"] = place
         if delimiter not in (None, ","):
             table.metadata["delimiter"] = DELIMITERS[delimiter]
     if not table:
         error = f"no row of {len(table.columns)} columns" if table.skipped else "no rows"
         raise UserError(f"{path}: {error}", "use a file with rows below its header")
     return table
+
+
+def _quoted_cell(table: Table) -> str | None:
+    """Returns the place of a cell with doubled quotes inside of quotes, if all cells with quotes are quoted like this,
+    as programs write them that quote the cells of a .tsv; otherwise None."""
+    place = None
+    for values in table.columns.values():
+        for row, cell in enumerate(values):
+            if not isinstance(cell, str) or '"' not in cell:
+                continue
+            inside = cell[1:-1]
+            if len(cell) < 2 or cell[0] != '"' or cell[-1] != '"' or '"' in inside.replace('""', ""):
+                return None
+            if place is None and '""' in inside:
+                place = f"{table.origin[row][0]}:{table.origin[row][1]}"
+    return place
 
 
 _HEADER_HINT = "give as many column names as the file has columns: task.header=[...]"
@@ -301,7 +322,10 @@ def read_squad(path: Path) -> Table:
     Raises UserError with the line or the location of an error.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with open_bytes(path) as file:
+            text = file.read().decode("utf-8-sig")
+    except Broken as error:
+        raise UserError(f"{path}: {error.reason}", error.hint) from error
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: byte {error.start} is not UTF-8",

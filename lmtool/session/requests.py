@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.data.compressed import suffix_of
 from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
 from lmtool.data.tables import LINES, Table, read_table
 from lmtool.errors import UserError
@@ -29,7 +30,7 @@ def requested_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
 
 def input_table(file: str, task: TaskConfig | None) -> Table | None:
     """Reads the table in a file, in any layout that the task reads; None for a file of plain texts."""
-    suffix = Path(file).suffix.lower()
+    suffix = suffix_of(Path(file))
     if suffix in ("", ".txt"):
         return None
     if task is not None and suffix in suffixes(task):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config.saved import JsonObject
+from lmtool.data.compressed import Broken, open_bytes, stem_of, suffix_of
 from lmtool.data.configs import is_cached
 from lmtool.data.hub_source import hub_access
 from lmtool.data.parquet import names_of_classes, read_parquet
-from lmtool.data.rows import delimiter_of
+from lmtool.data.rows import inferred_delimiter, records
 from lmtool.data.tables import LINES, Table, begins_squad, read_columns, read_conllu, read_squad, read_table
 from lmtool.errors import UserError
 from lmtool.system.files import user_path
@@ -37,15 +37,19 @@ class FileLayout:
 
     def matches(self, file: Path) -> bool:
         """Whether a file has this layout."""
-        if file.suffix.lower() not in self.suffixes:
+        if suffix_of(file) not in self.suffixes:
             return False
         return self.recognizes is None or (file.is_file() and self.recognizes(beginning(file)))
 
 
 def beginning(file: Path) -> str:
-    """Returns the first characters of a file, from which its format is recognized."""
-    with file.open("rb") as handle:
-        return handle.read(_BEGINNING_BYTES).decode("utf-8-sig", errors="ignore")
+    """Returns the first characters of a file, from which its format is recognized; "" if it cannot be decompressed,
+    which the reader of all rows reports."""
+    try:
+        with open_bytes(file) as handle:
+            return handle.read(_BEGINNING_BYTES).decode("utf-8-sig", errors="ignore")
+    except Broken:
+        return ""
 
 
 def suffixes(config: TaskConfig) -> tuple[str, ...]:
@@ -64,7 +68,7 @@ def read_file(file: Path, config: TaskConfig) -> Table:
     if name is None:
         raise UserError(
             f"{file}: task.kind={config.kind} reads {', '.join(suffixes(config))}, not "
-            f"{file.suffix or 'a file without suffix'}",
+            f"{suffix_of(file) or 'a file without suffix'}",
             "convert the file to one of these; save a sheet of a workbook as CSV",
         )
     return LAYOUTS[name].read(file, config)
@@ -78,15 +82,14 @@ def _read_table_file(file: Path, config: TaskConfig) -> Table:
 
 def _has_header(config: TaskConfig, file: Path) -> bool:
     """Whether the first line of a file names the text columns, although `task.header` is set (GLUE's test files)."""
-    suffix = file.suffix.lower()
+    suffix = suffix_of(file)
     if suffix in (".jsonl", ".json"):
         return True
-    with file.open("rb") as handle:
-        line = handle.readline(1 << 20).decode("utf-8-sig", errors="replace").rstrip("\r\n")
-    delimiter = delimiter_of(line, (*config.columns, config.label), config.header) if suffix == ".csv" else "\t"
     try:
-        cells = next(csv.reader([line], delimiter=delimiter), []) if suffix == ".csv" else line.split("\t")
-    except csv.Error:  # the strict reader reports the problem
+        known = (*config.columns, config.label)
+        delimiter = inferred_delimiter(file, known, config.header) if suffix == ".csv" else None
+        _, cells = next(records(file, delimiter), (0, []))
+    except UserError:  # the reader of all rows reports the problem
         return False
     return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.columns)
 
@@ -154,12 +157,12 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     development = {"dev", *map(canonical, config.validation)}
     configured = {"train", *development, *map(canonical, config.test)}
     entries = sorted(folder.iterdir())
-    files = [entry for entry in entries if entry.suffix.lower() in suffixes(config)]
+    files = [entry for entry in entries if suffix_of(entry) in suffixes(config)]
     paths: dict[str, Path] = {}
     for file in files:
-        split = canonical(file.stem)
+        split = canonical(stem_of(file))
         # A .txt file named after a split is not read as a table: it may be notes.
-        if split not in configured or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
+        if split not in configured or (suffix_of(file) == ".txt" and layout_of(file, config) == "table"):
             continue
         if split in paths:
             raise UserError(
@@ -168,8 +171,8 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
             )
         paths[split] = file
     for file in files:
-        if file.stem in config.files:
-            paths.setdefault(config.files[file.stem], file)
+        if stem_of(file) in config.files:
+            paths.setdefault(config.files[stem_of(file)], file)
     if "train" not in paths and not (scoring and paths):
         entries_text = ", ".join(entry.name for entry in entries[:12]) or "nothing"
         raise UserError(
@@ -190,12 +193,12 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
         if canonical(stem) in development or (not is_default and _DEVELOPMENT_NAME.match(stem))
     ]  # fmt: skip
     if ignored and not development & paths.keys():
-        is_table = ignored[0] in files and ignored[0].suffix.lower() != ".txt"
+        is_table = ignored[0] in files and suffix_of(ignored[0]) != ".txt"
         reason = f"a split is one file, {', '.join(suffixes(config))}"
         remedy = "convert it"
         if is_table:
             reason = f"task.validation={list(config.validation)}"
-            remedy = f"set task.validation=[{ignored[0].stem}]"
+            remedy = f"set task.validation=[{stem_of(ignored[0])}]"
         raise UserError(
             f"task.path={config.path}: {ignored[0].name} is not read: {reason}",
             f"{remedy}, or remove it from the folder: a tenth of the training rows is then held out",

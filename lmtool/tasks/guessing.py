@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lmtool.config.groups import is_path_only
+from lmtool.data.compressed import stem_of, suffix_of
 from lmtool.data.files import no_such_file
 from lmtool.data.parquet import read_parquet
 from lmtool.data.rows import no_column
@@ -75,7 +76,7 @@ def is_path(value: str, options: Collection[str]) -> bool:
     if value in options or not value or "," in value:
         return False
     path = user_path(value)
-    return path.suffix.lower() in (*_SUFFIXES, *_WORKBOOKS) or path.is_dir() or is_path_only(value)
+    return suffix_of(path) in (*_SUFFIXES, *_WORKBOOKS) or path.is_dir() or is_path_only(value)
 
 
 def guess(value: str, overrides: Mapping[str, str]) -> Guess:
@@ -83,7 +84,7 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
     command line. `kind`, `label`, `text` and `header` are not guessed if they are set. Raises UserError if no kind
     fits, if several kinds fit, or if the first line of a table is a row, not column names."""
     file = _training_file(value)
-    suffix = file.suffix.lower()
+    suffix = suffix_of(file)
     if suffix in _WORKBOOKS:
         raise UserError(f"task={value} is a workbook; lmtool reads tables as text", SAVE_AS)
     kind, text, label = overrides.get("kind"), _list(overrides.get("text")), overrides.get("label")
@@ -91,7 +92,7 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
         return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
     if suffix == ".json" and begins_squad(beginning(file)):
         return Guess(kind or "extractive_qa", text or ("question", "context"), label or "answers")
-    columns = _columns(file, _list(overrides.get("header")))
+    columns = _columns(file, _list(overrides.get("header")), (*(text or ()), label))
     if kind is None and suffix in (".tsv", ".txt") and any(map(_are_tags, columns, columns.values())):
         return Guess("token_classification", text or ("tokens",), label or "tags")
     if suffix in _HEADER_SUFFIXES and not (text and label) and "header" not in overrides and (why := headless(columns)):
@@ -107,10 +108,13 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
     return _guess_from_columns(value, columns, kind, text, label)
 
 
-def _columns(file: Path, header: tuple[str, ...] | None) -> Columns:
-    """Returns the columns of a table. header: their names, for a file without a header line."""
-    if file.suffix.lower() == ".parquet":
-        return read_parquet(file).columns
+def _columns(file: Path, header: tuple[str, ...] | None, named: Collection[str | None]) -> Columns:
+    """Returns the columns of a table, without an index of pandas unless it is among the columns that the user has
+    named. header: their names, for a file without a header line."""
+    if suffix_of(file) == ".parquet":
+        table = read_parquet(file)
+        index = {*table.index} - {*named}
+        return {name: values for name, values in table.columns.items() if name not in index}
     table = read_table(file)
     return table.columns if header in (None, tuple(table.columns)) else read_table(file, header=header).columns
 
@@ -334,7 +338,7 @@ def _training_file(value: str) -> Path:
     if not path.is_dir():
         raise no_such_file("task", value)
     for entry in sorted(path.iterdir()):
-        if entry.stem.lower() == "train" and entry.suffix.lower() in _SUFFIXES:
+        if stem_of(entry).lower() == "train" and suffix_of(entry) in _SUFFIXES:
             return entry
     entries_text = ", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "nothing"
     raise UserError(

@@ -143,6 +143,11 @@ def decode_tables(
     kind_metadata, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
+    if place := metadata.pop("quoted_cell", None):
+        warnings.append(
+            f"{place}: a cell is quoted as pandas and csv write it, but a .tsv is read literally, with its quotes: "
+            "name it .csv to read quoted cells"
+        )
     unscored = [split for split, rows in test.items() if rows.labels is None]
     if unscored:
         metadata["without_labels"] = f"{', '.join(unscored)}: not scored"

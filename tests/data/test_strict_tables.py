@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import random
@@ -233,3 +234,59 @@ def test_a_tsv_output_refuses_cells_that_it_cannot_hold(cell, tmp_path):
     with pytest.raises(UserError, match="a cell contains a tab or a line end"):
         write_delimited(tmp_path / "a.tsv", [{"text": "x"}, {"text": cell}], "\t")
     assert not (tmp_path / "a.tsv").exists()
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_the_line_of_excel_names_the_delimiter(first, end, tmp_path):
+    """Also against the expected columns; the numbers of lines are those of the file."""
+    content = f'text;a,b,c{end}"x; ""y""";1{end}z, w;2{end}'
+    rows = table(tmp_path, "b.csv", f"\ufeff{first}{end}{content}", known=["a", "b", "c"])
+    assert rows.columns == {"text": ['x; "y"', "z, w"], "a,b,c": ["1", "2"]}
+    assert [line for _, line in rows.origin] == [3, 4] and rows.metadata == {"delimiter": "semicolon"}
+    refused(tmp_path, "c.csv", f"{first}{end}text;label{end}x;1;2{end}", r"c.csv:3: 3 columns, 2 expected")
+    assert table(tmp_path, "d.csv", f"{first}{end}x;1{end}", header=["text", "label"]).columns["text"] == ["x"]
+
+
+def test_the_line_of_excel_is_refused_where_it_does_not_fit(tmp_path):
+    refused(tmp_path, "a.csv", "sep=:\na:b\n1:2\n", "a.csv:1: ':' is not one of the delimiters comma")
+    refused(tmp_path, "a.tsv", "sep=;\na;b\n1;2\n", "a.tsv:1: the line names the delimiter semicolon")
+    assert table(tmp_path, "b.tsv", "sep=\t\na\tb\n1\t2\n").columns == {"a": ["1"], "b": ["2"]}
+    assert table(tmp_path, "b.csv", "sep\nsep=;\n").columns == {"sep": ["sep=;"]}
+
+
+def test_a_tsv_that_a_program_has_quoted_is_noticed(tmp_path):
+    """Of 200 tables as pandas writes them, those with a quote in a cell; never one whose quotes are literal."""
+    pandas, draw, noticed = pytest.importorskip("pandas"), random.Random(4), 0
+    words = ["a", "b c", '"', '"d"', ",", "é", "''", '5" tall']
+    for _ in range(200):
+        rows = [["x" + "".join(draw.choices(words, k=3)), draw.choice("12")] for _ in range(draw.randint(1, 5))]
+        frame = pandas.DataFrame(rows, columns=["text", "label"])
+        frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
+        place = read_table(tmp_path / "a.tsv").metadata.get("quoted_cell")
+        quoted = [number for number, (text, _) in enumerate(rows) if '"' in text]
+        assert place == (f"{tmp_path}/a.tsv:{quoted[0] + 2}" if quoted else None)
+        noticed += place is not None
+        (tmp_path / "b.csv").write_bytes((tmp_path / "a.tsv").read_bytes())
+        assert [list(row) for row in zip(*read_table(tmp_path / "b.csv").columns.values(), strict=True)] == rows
+        literal = "".join("\t".join(row) + "\n" for row in [["text", "label"], *rows])
+        assert "quoted_cell" not in table(tmp_path, "c.tsv", literal).metadata
+    assert 50 < noticed < 190
+
+
+@pytest.mark.parametrize("end", [".gz", ".zst"])
+def test_compressed_tables_are_those_of_the_files_in_them(end, tmp_path):
+    contents = {
+        "a.csv": 'sep=;\ntext;label\n"a\r\nb";1\n',
+        "a.tsv": "text\tlabel\na\t1\n",
+        "a.jsonl": '{"text": "a", "label": 1}\n',
+    }
+    for name, content in contents.items():
+        raw = content.encode()
+        packed = (
+            gzip.compress(raw) if end == ".gz" else pytest.importorskip("pyarrow").compress(raw, "zstd", asbytes=True)
+        )
+        plain = table(tmp_path, name, content)
+        rows = table(tmp_path, name + end, packed)
+        assert rows.columns == plain.columns and rows.metadata == plain.metadata
+        refused(tmp_path, name + end, packed[: len(packed) // 2], "truncated|not readable")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -176,3 +178,31 @@ def test_paths_and_names(tmp_path):
         guess("gone.csv", {})
     words = Guess("classification", ("Review Text",), "a,b").words("my file.csv")
     assert words[2:] == ["task.path='my file.csv'", "task.text=['Review Text']", "task.label='a,b'"]
+
+
+@pytest.mark.parametrize("name", ["review_title", None, "id"])
+def test_the_index_of_a_data_frame_is_no_text(name, tmp_path):
+    """It is a column of the file, which is read where it is named."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"text": TEXTS, "label": ["x", "y"] * 30})
+    titles = pandas.Index([f"the title of number {number}" for number in range(60)], name=name)
+    for index, ending in ((titles, "titles"), (frame.index, "numbers")):
+        frame.set_index(index).to_parquet(tmp_path / f"{ending}.parquet")
+        assert guess(str(tmp_path / f"{ending}.parquet"), {}) == Guess("classification", ("text",), "label")
+    column = name or "__index_level_0__"
+    typed = {"text": f"[{column},text]"}
+    if column != "id":
+        path = str(tmp_path / "titles.parquet")
+        assert guess(path, typed) == Guess("classification", (column, "text"), "label")
+    frame.set_index(titles).reset_index(names="title").to_parquet(tmp_path / "column.parquet", index=False)
+    assert guess(str(tmp_path / "column.parquet"), {}).text == ("title", "text")
+
+
+def test_compressed_files_are_guessed_like_the_files_in_them(tmp_path):
+    for name in ("reviews.csv", "train.jsonl"):
+        path = table(tmp_path, name, text=TEXTS, mood=["good", "bad"] * 30)
+        compressed = tmp_path / "folder" / f"{name}.gz"
+        compressed.parent.mkdir(exist_ok=True)
+        compressed.write_bytes(gzip.compress(Path(path).read_bytes()))
+        assert is_path(str(compressed), []) and guess(str(compressed), {}) == guess(path, {})
+    assert guess(str(tmp_path / "folder"), {}) == guess(str(tmp_path / "train.jsonl"), {})

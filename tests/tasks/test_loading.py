@@ -395,7 +395,7 @@ def test_two_files_of_one_split(tmp_path):
         ("dev", Path.mkdir, "dev is not read"),
         ("dev", lambda path: path.symlink_to("nowhere"), "dev is not read"),
         ("dev.arrow", lambda path: path.write_bytes(b"ARROW1"), "dev.arrow is not read"),
-        ("val.tsv.gz", lambda path: path.write_bytes(b"x"), "val.tsv.gz is not read"),
+        ("val.tsv.bz2", lambda path: path.write_bytes(b"x"), "val.tsv.bz2 is not read"),
         ("dev.txt", lambda path: path.write_text("x"), "dev.txt is not read"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,25 @@ def test_what_stands_behind_the_pooling_is_applied(family: str, tmp_path: Path) 
     assert vectors.shape == (len(TEXTS), 10)
     np.testing.assert_allclose(vectors, theirs.encode(TEXTS), rtol=0, atol=2e-5)
     assert np.abs(theirs.encode(TEXTS, prompt="") - vectors).max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:.*texts are cut", "ignore:.*texts are truncated", "ignore:.*pads on the left")
+@pytest.mark.parametrize("family", slow_but({"bert", "llama"}, FAMILIES[:-1]))
+def test_of_a_tokenizer_that_pads_on_the_left_the_vector_is_that_of_the_text_alone(family: str, tmp_path: Path) -> None:
+    """The command warns where the library's vectors depend on the other texts of a batch."""
+    published(family, tmp_path)
+    change(tmp_path / "encoder/tokenizer_config.json", padding_side="left")
+    theirs = loaded(tmp_path / "encoder")
+    assert theirs.tokenizer.padding_side == "left"
+    alone = np.concatenate([theirs.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(embedded(tmp_path / "encoder"), alone, rtol=0, atol=2e-5)
+    depends = np.abs(theirs.encode(TEXTS) - alone).max() > 1e-3
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        embedded(tmp_path / "encoder")
+    assert depends == (family in ("bert", "distilbert", "albert", "electra", "gpt"))
+    # RoBERTa's positions are limited, but in transformers they do not count the padding.
+    assert any("pads on the left" in str(warning.message) for warning in said) == (depends or family == "roberta")
 
 
 def test_norms_are_one_and_the_command_says_what_is_done(

@@ -108,7 +108,8 @@ def _sentence_embedder(
     of text that describes it. Raises UserError for a feature that lmtool does not support."""
     tokenizer, format_name = tokenizer_of(loaded, published.checkpoint), text_format_of(loaded)
     model = loaded.config
-    tokenizer = tokenizer.with_parsing(not read_settings(published.path).get("split_special_tokens"))
+    settings = read_settings(published.path)
+    tokenizer = tokenizer.with_parsing(not settings.get("split_special_tokens"))
     problem = layout_difference(tokenizer, format_name)
     if problem is not None:
         raise unsupported_error(published, f"tokenizer.json formats texts as {problem}")
@@ -119,6 +120,11 @@ def _sentence_embedder(
     modules = SentenceModules(encoder, published, states.width, offline).to(states.precision.device)
     longest = min(max_length_of(loaded), encoder.max_length or max_length_of(loaded))
     notes = [f"the prompts {', '.join(encoder.prompts)} are not used"] if encoder.prompts else []
+    if settings.get("padding_side") == "left" and model.has_limited_positions:
+        notes.append(
+            "its tokenizer pads on the left, which may shift the positions of a text: sentence-transformers then gives "
+            "a text that it pads in a batch another vector; lmtool gives the vector of the text alone"
+        )
     description = (
         f"layers=last of {states.depth} · pooling={' + '.join(encoder.modes)} (the checkpoint's {encoder.file})"
     )

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from lmtool.config.base import Config
 from lmtool.config.registry import build, component, lookup
 from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.data.compressed import stem_of
 from lmtool.data.configs import contains
 from lmtool.errors import Problem, nearest
 from lmtool.learners.configs import LearnedConfig, needs_uneven_forwards
@@ -188,9 +189,9 @@ class TaskConfig(LearnedConfig):
     def reads_file(self, file: PurePath) -> bool:
         """Whether the task reads an existing file, given by its real path: a file at its path, or in a folder there a
         file named after a split."""
-        is_split = _SPLIT.fullmatch(file.stem.lower()) is not None
+        is_split = _SPLIT.fullmatch(stem_of(file).lower()) is not None
         paths = (
-            (member.path, is_split or file.stem in (*member.files, *member.validation, *member.test))
+            (member.path, is_split or stem_of(file) in (*member.files, *member.validation, *member.test))
             for member in self.member_configs()
         )
         return any(contains(path, file, in_folder) for path, in_folder in paths if path is not None)
