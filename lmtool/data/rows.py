@@ -18,7 +18,7 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 """Delimiters of a .csv file; the comma is the default."""
 _CELL = 10_000_000  # maximum characters of a csv cell; the default of 131,072 is less than a long text
 _MAX_NAMES = 12  # maximum number of column names in an error
-_SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)  # the first line of a file for Excel
+_SEPARATOR = re.compile(r'"?sep[=](.)"?', re.IGNORECASE)  # the first line of a file for Excel
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
