@@ -326,7 +326,6 @@ def _run_with_words(verb: str, arguments: Arguments) -> int:
 
 
 def _run_with_options(verb: str, arguments: Arguments) -> int:
-
     from lmtool.config import registry
 
     registry.load_plugins(arguments.plugins)

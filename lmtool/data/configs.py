@@ -21,6 +21,8 @@ from lmtool.system.environment import is_reachable
 from lmtool.system.files import user_path
 
 Path = Annotated[str, Field(min_length=1)]
+SHORTEST = 8
+"""Minimum of max_length."""
 Truncation = Literal["longest_first", "bert"]
 """Rules that shorten the texts of an example, see `lmtool.data.formats.truncate_texts`."""
 

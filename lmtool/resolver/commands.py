@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from lmtool.config.base import DEVICE, CommandConfig, JsonMapping, JsonObject, Variant
 from lmtool.config.decode import AUTO, Auto, chosen_class, merge, title_of
 from lmtool.config.registry import Choice, Several, lookup
-from lmtool.data.configs import DataConfig
+from lmtool.data.configs import SHORTEST, DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.learners.configs import MixtureConfig, ObjectiveConfig
@@ -203,8 +203,6 @@ _START = (
     "set checkpoint=hf://google-bert/bert-base-uncased or others of the hub, checkpoint=runs/NAME (a run of lmtool "
     "pretrain), or model=bert_tiny for random weights; a task's data are read from task.path=FOLDER"
 )
-SHORTEST = 8
-"""Minimum of max_length."""
 _TOKENIZER = ("checkpoint", "teacher", "model.recipe.tokenizer")
 _FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
 

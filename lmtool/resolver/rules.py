@@ -1,7 +1,7 @@
 """The rules that relate several keys of a command, in one table. Imports no torch.
 
 A rule is a function that reads the values of some keys and yields problems, each with the keys and a legal override.
-Those of one subject stand beside it (`learners/rules.py`, `distillation/rules.py`, ...), those of all runs below.
+Those of one subject are in its package (`learners/rules.py`, `distillation/rules.py`, ...), those of all runs below.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lmtool.config.base import Config, JsonObject
 from lmtool.config.registry import command_line, entries
-from lmtool.data.configs import DataConfig, contains
+from lmtool.data.configs import SHORTEST, DataConfig, contains
 from lmtool.distillation import rules as distillation
 from lmtool.distillation.configs import DistillConfig
 from lmtool.errors import Problem
@@ -26,7 +26,6 @@ from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.reporting.trackers.base import TrackerConfig
 from lmtool.resolver.commands import (
     EPOCH_KEYS,
-    SHORTEST,
     AskConfig,
     CheckConfig,
     EvaluateConfig,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from lmtool.data.configs import SHORTEST
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig
 from lmtool.models.configs import ModelConfig
@@ -28,10 +29,9 @@ def refuse_fsdp(tuning: TuningConfig, parallel: str) -> Iterator[Problem]:
 
 
 def require_positions_for_virtual_tokens(
-    tuning: TuningConfig, model: ModelConfig, max_length: int, shortest: int = 8
+    tuning: TuningConfig, model: ModelConfig, max_length: int
 ) -> Iterator[Problem]:
-    """The model has positions for a text together with the virtual tokens of the tuning method. shortest: the minimum
-    of max_length."""
+    """The model has positions for a text together with the virtual tokens of the tuning method."""
     virtual = tuning.reserved_positions(model)
     remaining = model.max_positions - virtual
     # A longer max_length is refused by require_positions_for_length.
@@ -41,7 +41,7 @@ def require_positions_for_virtual_tokens(
             "max_length",
             f"max_length={max_length} and the {virtual} virtual tokens of tuning={tuning.name} are more than "
             f"model.max_positions={model.max_positions}",
-            f"set max_length={remaining}" if remaining >= shortest else f"set {fewer}",
+            f"set max_length={remaining}" if remaining >= SHORTEST else f"set {fewer}",
         )
 
 
