@@ -72,6 +72,7 @@ _SYSTEM_HINTS = {
     errno.ELOOP: "remove the link (lmtool does not write through it), or {action} in another folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "raise the limit on open files, or end other programs",
+    errno.EAGAIN: "raise the limit on processes (ulimit -u), or end other programs",
     errno.ENOMEM: "end other programs, or use a smaller model or batch",
 }
 
@@ -93,6 +94,8 @@ def system_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if "temporary directory" in str(error.strerror):  # the error of the module tempfile
+            raise UserError("no folder for temporary files can be written", "export TMPDIR=FOLDER") from error
         hint = _SYSTEM_HINTS.get(error.errno or 0)
         if hint is None:
             raise
@@ -144,6 +147,16 @@ def out_of_memory(error: BaseException) -> LmtoolError | None:
         "set a smaller micro_batch_tokens= (results stay the same), gradient_checkpointing=true or a smaller "
         "max_length=; `lmtool plan` shows what the memory is for",
     )
+
+
+_NO_THREAD = ("can't start new thread", "ThreadPoolBuildError")
+
+
+def out_of_threads(error: BaseException) -> LmtoolError | None:
+    """Returns the error for an exception that means that no further thread may start; None for other exceptions."""
+    if not any(reason in str(error) for reason in _NO_THREAD):
+        return None
+    return LmtoolError("no further thread or process can be started", _SYSTEM_HINTS[errno.EAGAIN])
 
 
 class CheckFailed(LmtoolError):

@@ -33,7 +33,7 @@ from common import ROOT, name_list
 
 KINDS = (
     "kills", "stops", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "links",
-    "modules", "secrets",
+    "modules", "secrets", "environments",
 )  # fmt: skip
 TRIAL_SECONDS = 300  # time limit
 # Up to this number of trials, each imports what it needs; more trials share the imports of this process.

@@ -167,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of the output is gone (`lmtool list | head`): flushing at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
-    except (Exception, KeyboardInterrupt) as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
         return report_error(error, debug="--debug" in words)
     finally:
         if argv is None:
@@ -182,6 +184,7 @@ def _main(words: list[str]) -> int:
     if not arguments.rest or arguments.rest == ["help"]:
         say(overview())
         return errors.DONE
+    _require_working_folder()
     verb = arguments.rest.pop(0)
     if verb == "help":
         verb, arguments.help = arguments.rest.pop(0), True
@@ -193,6 +196,13 @@ def _main(words: list[str]) -> int:
         say(help_of(verb, arguments.rest))
         return errors.DONE
     return _BY_INPUT[VERBS[verb].reads](verb, arguments)
+
+
+def _require_working_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working folder has been deleted", "cd to another folder") from None
 
 
 @contextmanager
@@ -428,7 +438,7 @@ def _user_error(error: BaseException) -> LmtoolError | None:
         return error
     if isinstance(error, KeyboardInterrupt):
         return stop_error(error)
-    return errors.out_of_memory(error)
+    return errors.out_of_memory(error) or errors.out_of_threads(error)
 
 
 def _messages(error: LmtoolError) -> list[tuple[str, str | None]]:

@@ -27,7 +27,17 @@ from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError, nearest
 from lmtool.system.environment import is_reachable
-from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, user_path, write_bytes, write_manifest
+from lmtool.system.files import (
+    MANIFEST,
+    Damaged,
+    Manifest,
+    draft_path,
+    publish,
+    sync_path,
+    user_path,
+    write_bytes,
+    write_manifest,
+)
 from lmtool.system.secrets import masked
 
 
@@ -210,13 +220,17 @@ class HubSource(FileSource[HubConfig]):
         folder = folder_of(self.config, split, self.cache_dir)
         with writing(self.cache_dir):
             folder.parent.mkdir(parents=True, exist_ok=True)
-        with hold_lock(folder.with_suffix(".lock")):
+        with hold_lock(folder.with_suffix(".lock")) as holds_lock:
             try:
                 shards = complete_shards(folder)
             except Damaged as damage:
                 rebuilding(damage, self.progress)
                 shutil.rmtree(folder, ignore_errors=True)
                 shards = None
+            if shards is None and not holds_lock:  # another process may be writing this folder
+                self._read_split(split, draft := draft_path(folder))
+                publish(draft, folder)
+                shards = complete_shards(folder)
             paths, self._stored[split] = shards or self._read_split(split, folder)
         return paths
 

@@ -32,7 +32,7 @@ from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
 from lmtool.errors import UserError, write_hint
-from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, user_path, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, publish, sync_path, user_path, write_manifest
 from lmtool.system.ranks import rank_info
 from lmtool.tokenizers.tokenizer import Tokenizer
 
@@ -293,7 +293,7 @@ def open_store(
         with StoreDraft(folder, tokenizer, holds_lock) as draft:
             metadata = draft.write(source, split, progress)
             write_manifest(draft.folder, {"key": key, "arrays": draft.arrays, "facts": metadata})
-            os.rename(draft.folder, folder)
+            publish(draft.folder, folder)
 
     return cached_folder(folder, cache_dir, lambda: _open(folder, key, cache), build, progress)
 

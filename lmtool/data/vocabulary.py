@@ -11,7 +11,7 @@ from pathlib import Path
 from lmtool.config.registry import build
 from lmtool.data.sources import OnStage, Source, documents
 from lmtool.data.store import cached_folder
-from lmtool.system.files import Manifest, draft_path, user_path, write_manifest
+from lmtool.system.files import Manifest, draft_path, publish, user_path, write_manifest
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.texts import sample
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def trained_tokenizer(
         texts = (text for text, _ in parts) if sampled else documents(parts)
         _train(config, texts, characters, vocab_size).save(draft)
         write_manifest(draft, {"key": key})
-        draft.rename(folder)
+        publish(draft, folder)
 
     return cached_folder(folder, cache_dir, load, train, progress)
 

@@ -119,6 +119,17 @@ def draft_name(name: str, process: int) -> str:
     return f".tmp-{name}-{machine()}-{process}"
 
 
+def publish(draft: Path, folder: Path) -> None:
+    """Renames a finished draft to the folder that it is the draft of. If another process has published the same content
+    first, as happens in file systems without locks, its folder stays and the draft is removed."""
+    try:
+        os.rename(draft, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        remove(draft)
+
+
 def remove(path: Path) -> None:
     """Removes a file, a link or a folder, ignoring errors."""
     if path.is_dir() and not path.is_symlink():

@@ -9,6 +9,7 @@ import random
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.faults import weights
@@ -241,6 +242,10 @@ def _endless(path: Path) -> None:
         file.truncate(8 << 30)
 
 
+def _write(content: str, path: Path) -> None:
+    path.write_text(content)
+
+
 NODES: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "a dangling link": lambda path: path.symlink_to("nowhere"),
@@ -252,6 +257,13 @@ NODES: dict[str, Callable[[Path], object]] = {
     "bytes": lambda path: path.write_bytes(bytes(range(256)) * 4),
 }
 """Functions that create a node at a path at which nothing exists."""
+VALUES = {
+    "an empty file": "",
+    "a number": "1",
+    "a list": "[1]",
+    "an integer of 5,000 digits": f'{{"vocab_size": {"9" * 5000}}}',
+}
+"""Contents of a file in JSON or YAML that lmtool expects to hold a mapping of usual values."""
 
 # Files that a command needs: path, command line, and names of which the error must contain one.
 _REQUIRED_FILES: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
@@ -275,6 +287,8 @@ _REQUIRED_FILES: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
     ("published/tokenizer_config.json", PUBLISHED, ("tokenizer_config.json", "published")),
     ("tokens/tokenizer.json", (*PRETRAIN, "tokenizer=folder", "tokenizer.path=tokens"), ("tokens",)),
     ("runs/tuned/config.yaml", ("resume", "runs/tuned"), ("config.yaml",)),
+    ("done/tuned/config.yaml", PREDICT, ("config.yaml",)),
+    ("done/tuned/config.yaml", ("report", "done/tuned"), ("config.yaml",)),
     ("runs/tuned/metrics.jsonl", ("resume", "runs/tuned"), ("metrics.jsonl",)),
 ]
 # Files that a command does not need: it may replace or skip them, or be refused with an error that names them.
@@ -319,6 +333,14 @@ def _node_scenes() -> Iterator[Scene]:
 
 
 SCENES += _node_scenes()
+SCENES += [
+    Scene(
+        f"{name} at {where}, {arguments[0]}", arguments, _replace_by_node(where, partial(_write, value)), names, EITHER
+    )
+    for where, arguments, names in _REQUIRED_FILES
+    if where.endswith((".json", ".yaml"))
+    for name, value in VALUES.items()
+]
 
 # --- links ------------------------------------------------------------------------------------------------------------
 

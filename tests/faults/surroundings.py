@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import yaml
 
-from tests.faults.harness import Answer, refused_or_done, require_success, run_lmtool
+from tests.faults.harness import Answer, refused_or_done, require_sound, require_success, run_lmtool
 from tests.faults.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
 from tests.faults.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, copy, with_overrides
 
@@ -187,6 +187,52 @@ def _files_containing(workdir: Path, texts: set[str], known: dict[Path, int]) ->
             content = path.read_bytes()
             if any(text in content for text in encoded):
                 yield str(path.relative_to(workdir))
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+_NO_LOCKS = """import errno, fcntl
+def flock(*arguments):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.flock = flock
+"""
+_ENVIRONMENTS = {
+    "closed standard output": 'exec "$@" >&-',
+    "closed standard error": 'exec "$@" 2>&-',
+    "closed standard streams": 'exec "$@" <&- >&- 2>&-',
+    "a deleted working folder": 'mkdir gone; cd gone; rmdir ../gone; exec "$@"',
+    "the figure backend of a notebook": 'export MPLBACKEND=module://missing_backend; exec "$@"',
+    "a missing folder for temporary files": 'export TMPDIR="$PWD/missing"; exec "$@"',
+    "no HOME": 'unset HOME; exec "$@"',
+    "a narrow terminal that only knows ASCII": 'export COLUMNS=1 TERM=dumb LC_ALL=C PYTHONUTF8=0; exec "$@"',
+    "twelve open files": 'ulimit -n 12; exec "$@"',
+    "files of at most 8 kB": 'ulimit -f 8; exec "$@"',
+    "a file system without locks": """
+        export PYTHONPATH="$PWD/.site"
+        "$@" & first=$!; "${@/run_dir=run/run_dir=other}" & second=$!
+        wait $first || exit $?; wait $second""",
+}
+"""Shell scripts that run the command line "$@" in an unusual environment."""
+
+
+@kind("environments", trials=len(_ENVIRONMENTS), quick_trials=3)
+def environments(stage: Path, workdir: Path, seed: int) -> Verdict:
+    """Pretrains in an unusual environment. The run is complete, or the command is refused and leaves no run."""
+    name, script = list(_ENVIRONMENTS.items())[seed]
+    copy(stage, workdir, "text.txt")
+    (workdir / ".site").mkdir()
+    (workdir / ".site" / "sitecustomize.py").write_text(_NO_LOCKS)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(workdir / ".home")}
+    command = ["bash", "-c", script, "bash", *_LAUNCHERS["the command"], *PRETRAIN, "offline=true"]
+    with fault_prefix(name):
+        done = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True, check=False)
+        answer = require_sound(Answer(tuple(PRETRAIN), done.returncode, done.stdout, done.stderr))
+        complete = all((workdir / "run" / file).is_file() for file in ("result.json", "report.html"))
+        if answer.status == 0 and not complete:
+            raise TrialFailed(Outcome.SILENT, "the run is not complete")
+        if answer.status and (workdir / "run").exists():
+            raise TrialFailed(Outcome.LEFTOVER, f"status {answer.status}, but it leaves a run")
+    return refused_or_done(answer, name)
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
 @pytest.mark.slow
 def test_a_small_draw_of_each_kind_holds(tmp_path: Path) -> None:
     done = run(tmp_path / "out", "--quick")
-    assert holds(tmp_path / "out", done) == 13
+    assert holds(tmp_path / "out", done) == 14
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.sources import OnStage
 from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_path, remove, user_path, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_path, publish, remove, user_path, write_manifest
 
 VERSION = 1  # the version of the file format and of the example keys; increment it when either changes
 
@@ -154,7 +153,7 @@ def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:
         metadata = fill(draft)
         seconds = time.perf_counter() - start
         write_manifest(draft, {"of": identity, "facts": {**metadata, "seconds": seconds}})
-        os.rename(draft, folder)
+        publish(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
