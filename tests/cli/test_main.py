@@ -538,3 +538,35 @@ def test_a_run_to_resume_is_printed_and_not_trained(
     (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
     assert cli.main(["resume", str(tmp_path), "--cfg", "job"]) == 0
     assert "seed: 3" in capsys.readouterr().out
+
+
+def test_deleted_working_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    code = "import os; os.rmdir(os.getcwd()); from lmtool.cli.main import main; raise SystemExit(main(['list']))"
+    done = python(code, tmp_path / "gone")
+    assert done.returncode == 2 and "error: the working folder has been deleted" in done.stderr, done.stderr
+
+
+class PanicException(BaseException):
+    """Stands for the exception that a panic in a Rust library raises."""
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (RuntimeError("can't start new thread"), "no further thread or process can be started", "ulimit -u"),
+        (PanicException("ThreadPoolBuildError { kind: IOError }"), "no further thread or process", "ulimit -u"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "temporarily unavailable", "ulimit -u"),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "temporary", "TMPDIR="),
+    ],
+)
+def test_limits_of_the_machine_are_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, message: str, hint: str
+) -> None:
+    def fail(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_main", fail)
+    assert cli.main(["list"]) in (1, 2)
+    printed = capsys.readouterr().err
+    assert message in printed and hint in printed and "Traceback" not in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,16 @@ def test_no_script_is_run() -> None:
     (folder / "scripted.py").write_text("open('ran', 'w')\n")
     refused("data.hub=org/scripted cannot be read: .*script", hub="org/scripted")
     assert not Path("ran").exists()
+
+
+def test_first_complete_folder_stays_without_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_split, folder = HubSource._read_split, folder_of(HubConfig(hub="org/corpus"), "train", "cache")
+
+    def read_after_another_process(self: HubSource, split: str, draft: Path) -> Any:
+        read_split(self, split, folder)
+        return read_split(self, split, draft)
+
+    monkeypatch.setattr(hub_source, "hold_lock", lambda path: nullcontext(False))
+    monkeypatch.setattr(HubSource, "_read_split", read_after_another_process)
+    assert everything(source()) == TEXTS
+    assert list(folder.parent.iterdir()) == [folder]
