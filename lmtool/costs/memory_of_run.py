@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from lmtool.config.registry import Choice, build
-from lmtool.config.saved import JsonMapping
 from lmtool.costs.attention import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.distillation.teacher_configs import TeacherSpec, saved_teacher
@@ -186,8 +184,8 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
             parts = "weights, gradients and optimizer" if trained else "weights"
             parts = (f"shards of {parts}" if shards > 1 else parts) + (f" in {processes} processes" * (processes > 1))
             sizes = f"{parts} need {size(required_bytes)}, {size(available)} are available"
-            hint = _smaller_model_hint(config, trained, available * shards // processes)
-            return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
+            message = f"model={config.model.name} is too large for {device}: {sizes}"
+            return UserError(message, _smaller_model_hint(config.model))
     return None
 
 
@@ -229,34 +227,12 @@ def values_of(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _smaller_model_hint(config: TrainingConfig, trained: bool, available: int) -> str:
-    """Finds overrides with which the model fits into the available bytes, and returns them as a hint.
-
-    It tries to reset each size that exceeds its default, then all of them, and then finds the largest number of layers.
-    """
-    model = config.model
-    fields = type(model).model_fields
-    larger = {
-        key: field.default
-        for key, field in fields.items()
-        if isinstance(field.default, int) and getattr(model, key) > field.default
-    }
-
-    def fits(sizes: JsonMapping) -> bool:
-        try:
-            smaller = type(model)(**{key: getattr(model, key) for key in fields} | dict(sizes))
-        except ValidationError:  # the sizes do not fit each other: for example, the heads do not divide the width
-            return False
-        return _needed_bytes(config.model_copy(update={"model": smaller}), trained) <= available
-
-    for sizes in [*({key: default} for key, default in larger.items()), larger]:
-        if fits(sizes):
-            return "set " + " ".join(f"model.{key}={value}" for key, value in sizes.items())
-    low, high = 0, model.num_layers
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits({"num_layers": middle}) else (low, middle)
-    return f"set model.num_layers={low}, or a smaller model" if low else "use a smaller model: `lmtool list model`"
+def _smaller_model_hint(model: ModelConfig) -> str:
+    """Returns the sizes that exceed their defaults, reset to these, as a hint."""
+    defaults = {name: field.default for name, field in type(model).model_fields.items() if type(field.default) is int}
+    larger = {name: default for name, default in defaults.items() if getattr(model, name) > default}
+    sizes = " ".join(f"model.{name}={default}" for name, default in larger.items())
+    return f"set {sizes}" if sizes else "use a smaller model: `lmtool list model`, or set a lower model.num_layers="
 
 
 def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
