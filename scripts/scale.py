@@ -180,10 +180,10 @@ def one_rank(name: str, parallel: str, rank: int) -> dict[str, Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from lmtool.config.registry import build
-    from lmtool.runs.checkpoints import gather_tensors
     from lmtool.training import engine
     from lmtool.training.optimizers import state_tensors
     from lmtool.training.precision import FP32_CPU
+    from lmtool.training.sharding import gather_tensors
     from lmtool.training.step import gradients
     from lmtool.types import Batch, Packed, Step, Target
     from tests.training.fake_ranks import SIZE, Everyone, Traffic, at_once

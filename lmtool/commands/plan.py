@@ -35,7 +35,7 @@ from lmtool.session.preparation import PretrainPreparation
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs import GlueConfig
-from lmtool.training.profiling import StopTraining
+from lmtool.training.loop import StopTraining
 from lmtool.training.progress import peak_memory
 from lmtool.types import Step
 from lmtool.weights.assemble import assemble

@@ -19,15 +19,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.errors import CheckFailed, UserError
 from lmtool.runs.files import to_json, write_errors
@@ -45,42 +44,6 @@ from lmtool.runs.finding import (
     verify,
 )
 from lmtool.system.files import Damaged, parse_json, sync_path, write_bytes, write_manifest
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is sharded: each process then has some of its rows."""
-    return hasattr(tensor, "full_tensor")  # importing DTensor takes most of a second, and few runs shard
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Returns the unsharded tensor on the same device. All processes must call this for a sharded tensor."""
-    return cast("DTensor", tensor.detach()).full_tensor() if is_sharded(tensor) else tensor
-
-
-def gather_tensors(tensors: Mapping[str, Tensor], writes: bool) -> dict[str, Tensor]:
-    """Gathers sharded tensors on the host, one at a time; unsharded tensors stay on their device. A tensor with several
-    names stays shared. All processes must call this; a process without `writes` gets {}."""
-    by_id: dict[int, Tensor | None] = {}
-    for tensor in tensors.values():
-        if id(tensor) not in by_id:
-            full = full_tensor(tensor)
-            by_id[id(tensor)] = None if not writes else full.cpu() if is_sharded(tensor) else full
-    return {name: gathered for name, tensor in tensors.items() if (gathered := by_id[id(tensor)]) is not None}
-
-
-def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
-    """Shards a full tensor like `example`; returns it unchanged if `example` is not sharded."""
-    if not is_sharded(example):
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    sharded = cast("DTensor", example)
-    # Every process has the full tensor, so none needs to be sent (src_data_rank=None).
-    return distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None)
-
 
 TEMPORARY, DELETED, BAD = ".tmp-", ".del-", "bad-"
 _TIED = "tied"
@@ -270,32 +233,6 @@ def mismatches(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) ->
             if name in tensors and tensors[name].shape != tensor.shape
         ),
     ]
-
-
-def load_weights(
-    learner: nn.Module, tensors: Mapping[str, Tensor], origin: str | Path, excluded: Collection[str] = ()
-) -> None:
-    """Loads all weights into the learner.
-
-    Args:
-        learner: the module to load into.
-        tensors: the weights by name.
-        origin: the checkpoint, named in the error message.
-        excluded: the names of tensors that training does not change, which the run's checkpoints do not contain.
-
-    Raises:
-        UserError: if names or shapes differ; the message has the first three differences.
-    """
-    current = {name: tensor for name, tensor in learner.state_dict().items() if name not in excluded}
-    differences = mismatches(current, tensors)
-    if differences:
-        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise UserError(
-            f"{origin} does not fit the model: {'; '.join(sorted(differences)[:3])}{more}",
-            "resume with the configuration it was trained with, or set another name=",
-        )
-    sharded = {name: shard_like(tensor, current[name]) for name, tensor in tensors.items()}
-    learner.load_state_dict(sharded, strict=not excluded)
 
 
 # The resume point is selected once, before anything is read, so that tokenizer, counters, weights and optimizer come

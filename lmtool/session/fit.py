@@ -22,7 +22,7 @@ from lmtool.errors import UserError
 from lmtool.learners.rules import reads_lanes
 from lmtool.reporting.run_files import Baseline
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
-from lmtool.runs.checkpoints import load_weights, read_weights
+from lmtool.runs.checkpoints import read_weights
 from lmtool.session import screens
 from lmtool.session.companions import Companion, companions_of
 from lmtool.session.open_run import OpenRun, open_run
@@ -33,9 +33,9 @@ from lmtool.system.signals import ignore_first_signal
 from lmtool.system.terminal import counted
 from lmtool.training.engine import outside_layers
 from lmtool.training.group import require_same
-from lmtool.training.loop import train
-from lmtool.training.profiling import StopTraining
+from lmtool.training.loop import StopTraining, train
 from lmtool.training.progress import TrainingResult
+from lmtool.training.sharding import load_weights
 from lmtool.types import Loader
 from lmtool.weights.reading import ignored_warnings
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.runs.checkpoints import is_sharded
 from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, RankInfo, rank_info
+from lmtool.training.sharding import is_sharded
 from lmtool.types import Loader
 
 Value = TypeVar("Value")

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from lmtool.errors import UserError, cannot_write
 from lmtool.nn.cache import carried_tensors, load_carried
 from lmtool.runs import checkpoints as disk
-from lmtool.runs.checkpoints import DELETED, TEMPORARY, gather_tensors
+from lmtool.runs.checkpoints import DELETED, TEMPORARY
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.finding import (
     CARRIED,
@@ -34,6 +34,7 @@ from lmtool.training.budgets import retained_checkpoints
 from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import CheckpointExtension, Progress, TrainingSettings
+from lmtool.training.sharding import gather_tensors, load_weights
 
 FAILURES = 3
 """Number of consecutive failed saves after which the run stops."""
@@ -77,7 +78,7 @@ class Keeper:
         folder = group.first(self.run.resume_point() if group.rank == 0 else None)
         progress = Progress()
         if folder is not None:
-            disk.load_weights(self.learner, disk.read_weights(folder), folder, self.excluded)
+            load_weights(self.learner, disk.read_weights(folder), folder, self.excluded)
             load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
             if (folder / CARRIED).exists():
                 device = next(self.learner.parameters()).device

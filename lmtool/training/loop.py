@@ -61,6 +61,12 @@ from lmtool.training.step import RowWriter, apply_gradients, gradients, phase_of
 from lmtool.types import Learner, Loader, Step
 
 Evaluate = Callable[[int], Mapping[str, object]]
+
+
+class StopTraining(Exception):
+    """Ends training early; a loader of a limited number of steps raises it."""
+
+
 _SECONDS = "seconds"
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmtool.errors import UserError
-from lmtool.runs.checkpoints import full_tensor, is_sharded, shard_like
+from lmtool.training.sharding import full_tensor, is_sharded, shard_like
 from lmtool.types import Learner, ParameterGroup, part_of
 
 TorchGroup: TypeAlias = dict[str, Any]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from lmtool.training.loop import StopTraining
 from lmtool.training.progress import peak_memory
 from lmtool.types import Learner, Loader, Step
 
@@ -42,10 +43,6 @@ _PARTS_BY_NAME: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 _NETWORK_METHODS = ("forward", "loss_sum", "of_tokens", "scores", "transform", "sums")
 _BACKBONE_METHODS = ("forward", "read_inputs", "encode", "decode")
-
-
-class StopTraining(Exception):
-    """Ends profiled training after the requested steps."""
 
 
 @dataclass

@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from lmtool import random_streams
 from lmtool.nn.dropout import seed_generators
 from lmtool.nn.embeddings import Embeddings
-from lmtool.runs.checkpoints import full_tensor
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.engine import Engine
 from lmtool.training.group import ProcessGroup
 from lmtool.training.optimizers import gradient_norm
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Listener, Progress
+from lmtool.training.sharding import full_tensor
 from lmtool.types import Batch, Learner, Step, send
 
 

@@ -12,12 +12,12 @@ import torch
 from lmtool.cli import main as cli
 from lmtool.config.registry import build
 from lmtool.nn.stack import recompute_layers
-from lmtool.runs.checkpoints import full_tensor
 from lmtool.training.compiling import compiled
 from lmtool.training.engine import Plain, engine_for, shard
 from lmtool.training.group import ProcessGroup
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import FP32_CPU
+from lmtool.training.sharding import full_tensor
 from lmtool.training.step import apply_gradients, gradients
 from tests.commands.conftest import but_for
 

@@ -24,6 +24,7 @@ from lmtool.training.budgets import retained_checkpoints
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.training.optimizers import load_state_tensors, named_parameters, state_tensors
+from lmtool.training.sharding import load_weights
 from lmtool.training.update_rules import build_adamw
 from lmtool.weights.reading import read_file
 from tests.training.fakes import FakeLearner, FakeLoader, TokenizerFile, evaluator, open_run, settings, train_rows
@@ -73,7 +74,7 @@ def test_tied_weights_are_stored_once_and_come_back(trained: Path, tmp_path: Pat
     folder = find(trained)
     weights = checkpoints.read_weights(folder)
     learner = FakeLearner(seed=5)
-    checkpoints.load_weights(learner, weights, folder)
+    load_weights(learner, weights, folder)
     assert torch.equal(learner.decode.weight, weights["embed.weight"])
     assert weights.keys() == learner.state_dict().keys()
     stored = (folder / "model.safetensors").stat().st_size

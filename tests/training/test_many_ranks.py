@@ -16,13 +16,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from lmtool.config.registry import build
 from lmtool.data.loader import PackedLoader
 from lmtool.objectives.configs import MlmConfig
-from lmtool.runs.checkpoints import gather_tensors, is_sharded, load_weights, save_tensors
+from lmtool.runs.checkpoints import save_tensors
 from lmtool.runs.finding import MODEL, OPTIMIZER
 from lmtool.training import engine
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.engine import engine_for, shard
 from lmtool.training.optimizers import state_tensors
 from lmtool.training.precision import FP32_CPU
+from lmtool.training.sharding import gather_tensors, is_sharded, load_weights
 from lmtool.training.step import gradients
 from lmtool.types import Step
 from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer

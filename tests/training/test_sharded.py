@@ -23,7 +23,7 @@ from lmtool.learners.evaluation import evaluate
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.objectives.configs import ClmConfig, MlmConfig, RtdConfig, SpanCorruptionConfig
 from lmtool.runs import checkpoints
-from lmtool.runs.checkpoints import gather_tensors, read_tensors
+from lmtool.runs.checkpoints import read_tensors
 from lmtool.runs.run_folder import FollowedFolder, RunFolder
 from lmtool.system import files
 from lmtool.training.configs import (
@@ -40,6 +40,7 @@ from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.loop import train
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
+from lmtool.training.sharding import gather_tensors
 from lmtool.training.step import gradients
 from lmtool.types import Step, Target
 from tests.breadth import slow_but
