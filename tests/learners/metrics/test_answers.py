@@ -88,9 +88,9 @@ def test_summary_scores_answerable_and_unanswerable_questions():
 
 
 def exhaustive_best_score(gold, texts, null, score):
-    """The best mean over all thresholds, by the rules of evaluate-v2.0: up to the threshold the answer is the text, with
-    its score where there is a gold answer, else 0 (1 if empty); above it the answer is empty and scores 1 where there
-    is no gold answer."""
+    """The best mean over all thresholds, by the rules of evaluate-v2.0: up to the threshold the answer is the text,
+    with its score where there is a gold answer, else 0 (1 if empty); above it the answer is empty and scores 1 where
+    there is no gold answer."""
     means = []
     for threshold in [-np.inf, *null]:
         values = [

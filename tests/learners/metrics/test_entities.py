@@ -1,4 +1,4 @@
-"""Entity scores of tags: computed by hand, by a entities_of loop, and by seqeval where it is installed."""
+"""Entity scores of tags: computed by hand, by a plain loop, and by seqeval where it is installed."""
 
 from __future__ import annotations
 
