@@ -81,7 +81,7 @@ def test_interrupted_run_resumes_bitwise(folder, monkeypatch, overrides):
     assert_resumes_bitwise(monkeypatch, f"cut-{name}", *CODISTILLATION, *overrides)
 
 
-def test_peer_sizes_may_differ_but_not_its_architecture(folder, capsys):
+def test_peer_sizes_may_differ_but_not_the_architecture(folder, capsys):
     peer = "{name: bert, num_layers: 2, hidden_size: 16, num_heads: 2, feedforward_size: 32, vocab_size: 400}"
     other = run("other", *CODISTILLATION, f"distill.model={peer}")
     tensors = weights(other)

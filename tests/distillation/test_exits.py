@@ -70,7 +70,7 @@ def test_last_layer_has_gradients_of_the_labels_only(family):
     assert all(gradients[name].abs().sum() > 0 for name in gradients if "exit_" in name)
 
 
-def test_exit_that_equals_the_last_layer_has_zero_distillation_loss():
+def test_exit_equal_to_the_last_layer_has_zero_soft_loss():
     """The layers above the exit are the identity, and the heads are the same."""
     learner = with_exits("gpt", (1,), layers=2)
     for name, parameter in learner.backbone.layers[1].named_parameters():
@@ -117,7 +117,7 @@ def test_exit_loss_of_every_kind_equals_the_truncated_model(kind, tokens, tmp_pa
     assert all(parameter.grad is not None for parameter in learner.heads["exit_1"].parameters())
 
 
-def test_head_over_several_layers_is_refused_with_tuning_layers_hint():
+def test_head_over_several_layers_is_refused_with_a_hint():
     learner = tuned(model_config("bert", num_layers=3), {"name": "head", "layers": "scalar_mix"})
     add_exits(learner, (2,))
     with pytest.raises(UserError, match="with this tuning method the heads read several") as refused:
@@ -126,7 +126,7 @@ def test_head_over_several_layers_is_refused_with_tuning_layers_hint():
     assert key == "tuning.layers" and HeadConfig(layers=value).layers == "last"
 
 
-def test_uncertainty_of_a_text_is_that_of_its_least_certain_token(tokens, tmp_path):
+def test_uncertainty_of_a_text_is_the_maximum_over_tokens(tokens, tmp_path):
     learner, examples = KINDS["tokens"](tmp_path, tokens)
     rows = examples.plan(0).rows[:4]
     batch, learner = examples.batch(rows, np.arange(4), 0), learner.eval()
@@ -155,7 +155,7 @@ def predicted(*typed):
         return [json.loads(line) for line in lines]
 
 
-def test_run_scores_its_exits_and_predicts_at_them(folder, capsys):
+def test_run_scores_exits_and_predicts_at_exits(folder, capsys):
     result = json.loads((folder / "runs/exits/result.json").read_text())
     models = {model["name"]: model for model in result["distillation"]["models"]}
     assert [*models] == ["exit 1", "exit 2", "student"]

@@ -50,7 +50,7 @@ def built(student, teacher, **fields):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_loss_is_zero_for_a_student_equal_to_its_teacher(objective, tokens):
+def test_loss_is_zero_for_a_student_equal_to_the_teacher(objective, tokens):
     student = learner(objective, tokens)
     run = built(student, learner(objective, tokens), at="all")
     batch = batch_of(student, tokens)

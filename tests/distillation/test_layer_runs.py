@@ -28,7 +28,7 @@ def rows(path):
 
 
 @pytest.mark.parametrize("preset", ["states", "hidden", "distilbert", "tinybert", "pkd", "minilm"])
-def test_preset_trains_and_its_run_predicts(folder, preset, capsys):
+def test_preset_trains_and_the_run_predicts(folder, preset, capsys):
     done = run(preset, f"distill={preset}", TEACHER, "model.num_layers=2", "evaluate_every=1", "max_steps=3")
     shown = capsys.readouterr().out
     assert ("layers" in shown.split("model ")[0]) == (preset != "states")

@@ -79,7 +79,7 @@ def losses(mode, batch):
 
 
 @pytest.mark.parametrize("family", slow_but({"bert", "gpt", "t5", "deberta", "bigbird"}, ATTENDING))
-def test_losses_are_zero_only_for_a_student_equal_to_its_teacher(family):
+def test_losses_are_zero_only_for_a_student_equal_to_the_teacher(family):
     student, same, other = learner(family), learner(family), learner(family, seed=1)
     batch = batch_of(student)
     for name, (loss, gradient) in losses(distilled(student, same, dict.fromkeys(TERMS)), batch).items():
@@ -217,7 +217,7 @@ def test_student_with_prefix_keys_is_refused():
     losses(distilled(student, learner(), {"hidden": None}), batch_of(student))
 
 
-def test_losses_of_a_mixture_equal_those_of_the_whole_batch():
+def test_losses_of_a_mixture_match_the_whole_batch():
     student, teacher = learner(), learner(seed=1)
     batch, mode = batch_of(student), distilled(student, teacher, dict.fromkeys(TERMS))
     whole = losses(mode, batch)

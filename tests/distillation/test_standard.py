@@ -128,7 +128,7 @@ def test_resume_with_changed_teacher_is_refused(several, monkeypatch, capsys):
     assert cli.main(["resume", "runs/stopped"]) == 0
 
 
-def test_hard_labels_of_a_file_equal_those_of_the_teacher(several, monkeypatch, capsys):
+def test_hard_labels_of_a_file_match_the_teacher(several, monkeypatch, capsys):
     """Training on the saved predictions of a deleted teacher equals training with the teacher."""
     monkeypatch.chdir(several)
     assert cli.main(["predict", "checkpoint=runs/teacher", "input=train.tsv", "output=said.jsonl"]) == 0

@@ -52,7 +52,7 @@ def sources_of(examples):
 
 
 @pytest.mark.parametrize("case", WIDE)
-def test_mixed_batch_equals_the_sum_of_its_parts(case):
+def test_mixed_batch_equals_the_sum_of_the_parts(case):
     """A mixed batch has the losses and gradients of its parts, and a separate random stream for each example."""
     learner, data, examples = built(case)
     learner.train()

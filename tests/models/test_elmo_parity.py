@@ -114,7 +114,7 @@ class Replaced(Tap):
         return self.leaf
 
 
-def test_each_direction_depends_on_its_side_of_the_text_only():
+def test_each_direction_depends_on_one_side_of_the_text_only():
     model, tap, lengths = elmo(cell_clip=None, projection_clip=None), Replaced(), (4, 3)
     hidden_TH = model(Packed(torch.tensor([0, 2, 6, 5, 3, 0, 7]), lengths), tap=tap)
     half, text = SIZES["hidden_size"] // 2, [0] * 4 + [1] * 3
@@ -126,7 +126,7 @@ def test_each_direction_depends_on_its_side_of_the_text_only():
             assert not seen[:, half if direction.start is None else 0 :][:, :half].any(), "directions mix"
 
 
-def test_read_m_selects_tokens_and_pieces_share_their_word_state():
+def test_read_m_selects_tokens_and_pieces_share_a_word_state():
     model = elmo()
     hidden_TH = model(packed())
     read_M = torch.tensor([0, 1, 7, 11, 12])

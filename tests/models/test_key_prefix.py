@@ -130,7 +130,7 @@ def test_cross_prefix_equals_encoder_states_before_the_input(family):
 
 
 @pytest.mark.parametrize("family", ATTENDING)
-def test_packed_matches_separate_texts_and_every_layer_has_gradients(family):
+def test_packed_matches_separate_texts_and_trains_every_prefix(family):
     backbone, outputs = of_family(family)
     random_prefixes(backbone)
 

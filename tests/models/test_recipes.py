@@ -101,7 +101,7 @@ def family(base: type[ModelConfig], family_name: str) -> type[ModelConfig]:
     return Family
 
 
-def test_plugin_recipe_extends_its_family_and_the_default(plugin_recipes: Path) -> None:
+def test_plugin_recipe_extends_the_family_and_the_default(plugin_recipes: Path) -> None:
     (plugin_recipes / "odd.yaml").write_text(
         "pretrain: {optimizer: {name: lamb}}\nwidths: {64: {pretrain: {optimizer: {lr: 0.5}}}}"
     )
@@ -123,7 +123,7 @@ def test_plugin_recipe_extends_its_family_and_the_default(plugin_recipes: Path) 
         ("pretrain: {", "odd.yaml:2:"),
     ],
 )
-def test_invalid_recipe_is_refused_with_its_key(plugin_recipes: Path, content: str, problem: str) -> None:
+def test_invalid_recipe_is_refused_with_the_key(plugin_recipes: Path, content: str, problem: str) -> None:
     (plugin_recipes / "odd.yaml").write_text(content)
     with pytest.raises(UserError) as caught:
         family(ModelConfig, "odd")().recipe()

@@ -31,7 +31,7 @@ def change(made: BottleneckAdapter, seen: torch.Tensor) -> torch.Tensor:
     return F.linear(F.linear(seen, made.down.weight, made.down.bias).relu(), made.up.weight, made.up.bias) * made.scale
 
 
-def test_empty_slot_returns_its_input() -> None:
+def test_empty_slot_returns_the_input() -> None:
     slot = AdapterSlot()
     assert slot(OUT, RESIDUAL, NORM, READ) is OUT
     assert not list(slot.parameters()) and not slot.state_dict()
@@ -48,7 +48,7 @@ def test_empty_slot_returns_its_input() -> None:
         ("input", None, READ, READ),
     ],
 )
-def test_adapter_matches_its_formula(reads, norm, read, seen, scale) -> None:
+def test_adapter_matches_the_formula(reads, norm, read, seen, scale) -> None:
     made = adapter(reads, scale)
     torch.testing.assert_close(made(OUT, RESIDUAL, norm, read), OUT + change(made, seen), rtol=0, atol=1e-12)
     assert {name for name, _ in made.named_parameters()} >= {"down.weight", "down.bias", "up.weight", "up.bias"}

@@ -50,7 +50,7 @@ def test_pattern_matches_transformers(random, heads, blocks, seed):
     assert ours.connections(2 * random + 5).all() and not ours.connections(2 * random + 6).all()
 
 
-def test_pattern_depends_on_its_seed_only():
+def test_pattern_depends_on_the_seed_only():
     pattern = BlockPattern(4, 2, 3, 7)
     assert np.array_equal(pattern.random_blocks(70)[:29], pattern.random_blocks(30)[:29])
     assert not np.array_equal(pattern.random_blocks(30), BlockPattern(4, 2, 3, 8).random_blocks(30))
@@ -80,7 +80,7 @@ def test_packed_texts_match_separate_texts():
         torch.testing.assert_close(alone, together[number], rtol=0, atol=1e-13)
 
 
-def test_dropout_has_its_rate_and_depends_on_the_text_only():
+def test_dropout_has_the_rate_and_depends_on_the_text_only():
     """At the configured rate, and independently of other texts in the batch."""
     pattern, rate = BlockPattern(4, 1, 2, 0), 0.25
     layout = layout_of(pattern)

@@ -35,7 +35,7 @@ def context_of(hidden, keep=False):
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])
-def test_cross_attention_matches_its_formula_per_document(scale):
+def test_cross_attention_matches_the_formula_per_document(scale):
     attention = CrossAttention(12, 3, 0.0, head_size=5, bias=False, scale=scale).double()
     assert attention.q_proj.weight.shape == (15, 12) and attention.out_proj.weight.shape == (12, 15)
     hidden, x = torch.randn(sum(INPUTS), 12).double(), torch.randn(sum(OUTPUTS), 12).double()
@@ -105,7 +105,7 @@ def test_decoder_layers_match_torch(kind):
         torch.testing.assert_close(out[number], wanted, rtol=0, atol=1e-12)
 
 
-def test_gated_feed_forward_matches_its_formula():
+def test_gated_feed_forward_matches_the_formula():
     part = GatedFeedForward(6, 10, "gelu_tanh", bias=False)
     x = torch.randn(4, 6)
     gate, linear = x @ part.fc_gate.weight.T, x @ part.fc_in.weight.T
@@ -114,7 +114,7 @@ def test_gated_feed_forward_matches_its_formula():
     assert {name for name, _ in part.named_parameters()} == {"fc_gate.weight", "fc_in.weight", "fc_out.weight"}
 
 
-def test_feed_forward_dropout_has_its_rate():
+def test_feed_forward_dropout_has_the_rate():
     part = FeedForward(6, 4096, "relu", dropout=0.25)
     x, keys = torch.randn(3, 6), token_keys(0, 1, torch.arange(1), torch.zeros(1), packed((3,)))
     part.fc_out = torch.nn.Identity()

@@ -35,7 +35,7 @@ def test_dropout_without_rng_or_rate_is_the_identity():
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
-def test_dropout_has_its_rate_and_scale(rate):
+def test_dropout_has_the_rate_and_scale(rate):
     x = torch.ones(2000, 250, dtype=torch.float64)
     out = rng_for((1000, 1000), (3, 4)).drop(x, rate)
     deviation = (rate * (1 - rate) / x.numel()) ** 0.5
@@ -119,7 +119,7 @@ def test_hash_does_not_depend_on_the_batch():
 
 
 @pytest.mark.parametrize("mask", [Full(), Causal()])
-def test_attention_dropout_has_its_rate_and_depends_on_the_token(mask):
+def test_attention_dropout_has_the_rate_and_depends_on_the_token(mask):
     torch.manual_seed(0)
     attention = SelfAttention(24, 3, 0.25).double()
     name_dropouts(attention)

@@ -13,7 +13,7 @@ from lmtool.nn.stack import enter
 from lmtool.types import Packed
 
 
-def test_embedding_is_the_normalized_sum_of_its_tables():
+def test_embedding_is_the_normalized_sum_of_three_tables():
     embed = Embeddings(10, 6, Learned(8, 6), 0.0, segments=2, norm=nn.LayerNorm(6))
     segment = torch.tensor([0, 0, 1, 1, 1])
     packed = Packed(torch.tensor([1, 2, 3, 4, 5]), (2, 3), {"segment": segment})

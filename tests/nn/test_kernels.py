@@ -156,7 +156,7 @@ def dropped_weights(rate, seed, real):
 
 
 @pytest.mark.parametrize("real", [True, False], ids=["torch", "stand-in"])
-def test_jagged_kernel_drops_weights_at_its_rate(real):
+def test_jagged_kernel_drops_weights_at_the_rate(real):
     rate = 0.25
     dropped, whole = dropped_weights(rate, 0, real)
     seen = whole > 0

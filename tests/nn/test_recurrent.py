@@ -132,7 +132,7 @@ def test_projection_clip_without_projection_is_refused():
         LstmCell(3, 5, projection_clip=3.0)
 
 
-def test_gru_computes_in_the_dtype_of_its_weights() -> None:
+def test_gru_computes_in_the_dtype_of_the_weights() -> None:
     """Autocast does not change it; cuDNN would otherwise run in fp16."""
     layer, read = BidirectionalGru(6, 5, 0.0), []
     layer.cell.register_forward_pre_hook(

@@ -9,7 +9,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from lmtool.learners.metrics import by_class, calibration, confusion, interval, resample_count, resampled_rows
 
 
-def test_interval_of_a_mean_matches_its_standard_error() -> None:
+def test_interval_of_a_mean_matches_the_standard_error() -> None:
     right = np.random.default_rng(3).random(400) < 0.7
     low, high = interval([right[rows].mean() for rows in resampled_rows(400, 2000)])
     error = np.sqrt(right.mean() * (1 - right.mean()) / 400)

@@ -64,7 +64,7 @@ def test_exact_match_strips_spaces_and_perfect_texts_score_full():
     assert perfect == pytest.approx({"bleu": 100, "chrf": 100, **dict.fromkeys(list(perfect)[2:], 1.0)})
 
 
-def test_missing_scorer_package_is_refused_with_its_name(monkeypatch):
+def test_missing_scorer_package_is_named_in_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     require_scorers(["exact_match", "rouge1"])
     with pytest.raises(UserError, match="the metric bleu needs the package sacrebleu") as caught:

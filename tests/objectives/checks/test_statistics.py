@@ -52,7 +52,7 @@ def inspector_of(family, kind, config, documents="joined", **fields):
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 @pytest.mark.parametrize("case", CASES)
-def test_statistics_of_every_objective_match_its_definition(case, documents):
+def test_statistics_of_every_objective_match_the_definition(case, documents):
     stats = inspector_of(*CASES[case], documents).measure(12000)
     assert not stats.broken()
     assert sum(statistic.expected is not None for statistic in stats.statistics.values()) >= 4
@@ -98,7 +98,7 @@ def test_deviation_from_the_config_is_found(claimed, done, broken):
 
 
 @pytest.mark.parametrize("config", [RtdConfig(), RtdConfig(variant="replace_mlm", generator_size=1.0)])
-def test_generator_samples_are_measured_against_its_probabilities(config, monkeypatch):
+def test_generator_samples_are_measured_against_probabilities(config, monkeypatch):
     tokens = tokenizer("wordpiece")
     learner = build(config, backbone("bert"), tokens, 3).eval()
     # Large weights, so that the distribution is far from uniform.

@@ -36,7 +36,7 @@ def test_sampled_lengths_follow_their_distribution(fields):
         assert holds(count, len(drawn), share, intervals=len(fractions))
 
 
-def test_every_example_masks_its_budget_and_nothing_else():
+def test_every_example_masks_the_budget_and_nothing_else():
     tokens, lengths = corpus()
     result = masked(tokens, lengths)
     documents = np.repeat(np.arange(len(lengths)), lengths)
