@@ -1,6 +1,6 @@
-"""docs/architecture.md: its drawing and its lists of modules are written from the code.
+"""docs/architecture.md: its drawing and its lists of modules are generated from the code.
 
-`python -m tests.test_architecture` writes them again; the test compares.
+`python -m tests.test_architecture` updates the page; the test compares.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.test_layers import PACKAGE, SOURCES, imports, inside, room_of, tree_of
+from tests.test_layers import PACKAGE, SOURCES, imports, inside, package_of, tree_of
 
 ROOT = PACKAGE.parent
 PAGE = ROOT / "docs" / "architecture.md"
@@ -26,12 +26,12 @@ WIDTH, SCREEN = 120, 40
 
 
 def packages_below() -> dict[str, set[str]]:
-    """By package, the packages that it imports."""
+    """The packages that each package imports."""
     below: dict[str, set[str]] = {}
     for path in SOURCES:
-        package = room_of(path)
+        package = package_of(path)
         targets = (inside(name) for name, _ in imports(path))
-        others = {room_of(target) for target in targets if target not in (None, PACKAGE / "__init__.py")}
+        others = {package_of(target) for target in targets if target not in (None, PACKAGE / "__init__.py")}
         below.setdefault(package, set()).update(others - {package})
     return {package: others for package, others in below.items() if not package.startswith("__")}
 
@@ -59,8 +59,8 @@ def drawing() -> str:
 
 
 def acting_modules(words: list[str]) -> list[str]:
-    """Run a command and return the modules whose functions are handed its configuration, as words, plain data or
-    decoded, complete or a section of it, in the order in which they first act."""
+    """Run a command and return the modules with functions that receive its configuration (as words, plain data or
+    decoded; complete or a section), in the order of their first calls."""
     from lmtool.cli import main as cli
     from lmtool.config.base import Config
 
@@ -88,7 +88,7 @@ def acting_modules(words: list[str]) -> list[str]:
 
 
 def trace() -> Mapping[str, list[str]]:
-    """The modules on the way of a tiny run of each command."""
+    """The modules that act in a tiny run of each command."""
     from lmtool.cli import main as cli
     from tests.commands.conftest import TINY, working_in
 
@@ -106,7 +106,7 @@ def trace() -> Mapping[str, list[str]]:
 
 
 def ways() -> str:
-    """`trace` in a process of its own, where nothing is cached yet, as text."""
+    """`trace` in a separate process, where nothing is cached yet, as text."""
     command = [sys.executable, "-m", "tests.test_architecture", "--trace"]
     out = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     lines = []
@@ -117,7 +117,7 @@ def ways() -> str:
 
 
 def written(page: str) -> str:
-    """The page with its generated blocks, which follow a comment with their name, as the code has them now."""
+    """The page with updated generated blocks, each of which follows a comment with its name."""
     for name, text in (("packages", drawing()), ("way", ways())):
         block = re.compile(rf"(<!-- {name}[^\n]*-->\n```\n).*?(\n```)", re.DOTALL)
         page, count = block.subn(lambda match, text=text: match[1] + text + match[2], page)
@@ -125,12 +125,12 @@ def written(page: str) -> str:
     return page
 
 
-def test_the_page_is_written_from_the_code() -> None:
+def test_generated_blocks_match_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert written(page) == page, "python -m tests.test_architecture writes it again"
+    assert written(page) == page, "python -m tests.test_architecture updates it"
 
 
-def test_the_drawing_fits_one_screen() -> None:
+def test_drawing_fits_one_screen() -> None:
     lines = drawing().splitlines()
     assert len(lines) <= SCREEN and max(map(len, lines)) <= WIDTH
     assert all(about(package) for package in packages_below())

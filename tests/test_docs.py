@@ -1,4 +1,4 @@
-"""The files of docs/extend.md work as they stand there, and what docs/architecture.md points to is there."""
+"""The files and commands of docs/extend.md work, and the names in the pages of docs exist."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROWS = [("the cat sat near two mats", 2), ("the dog ran some way", 5)] * 20
 
 @pytest.fixture(scope="module", autouse=True)
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The page's files as modules."""
+    """Imports the files of the page as modules."""
     folder = tmp_path_factory.mktemp("extend")
     for name, text in FILES.items():
         (folder / name).write_text(text)
@@ -57,8 +57,8 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             del table[entry.name], registry._ENTRIES[entry.config]
 
 
-def of_rows(folder: Path, kind: str, **more: object):
-    """A task of a kind on ROWS, as it is learned, and the batch of a few of them."""
+def learner_and_batch(folder: Path, kind: str, **more: object):
+    """The learner of a task of this kind on ROWS, and a batch of four rows."""
     (folder / "rows.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in ROWS))
     section = {"kind": kind, "name": kind, "path": str(folder / "rows.csv"), **more}
     task = load_task(Choice("task", key="kind").validate(section), 0, folder, True)
@@ -68,7 +68,7 @@ def of_rows(folder: Path, kind: str, **more: object):
     return learner, batch
 
 
-def test_the_objective_counts_what_is_sure_less() -> None:
+def test_focal_objective_downweights_confident_tokens() -> None:
     tokens, sums = tokenizer(), {}
     for gamma in (0.0, 2.0):
         config = Choice("objective").validate({"name": "focal_mlm", "gamma": gamma, "pairs": "none"})
@@ -87,7 +87,7 @@ def packed(tokens_T: torch.Tensor, *lengths: int) -> Packed:
     return Packed(tokens_T, lengths)
 
 
-def test_the_model_mixes_neighbours_of_one_text() -> None:
+def test_shifts_model_mixes_neighbors_within_a_text() -> None:
     config = Choice("model").validate({"name": "shifts", "num_layers": 2, "hidden_size": 16, "vocab_size": 64})
     model = build(config, 0).eval()
     tokens = torch.arange(8, 26)
@@ -98,16 +98,16 @@ def test_the_model_mixes_neighbours_of_one_text() -> None:
     assert ((changed - together).abs().amax(1) > 0).nonzero().flatten().tolist() == [3, 4, 5, 6, 7]
 
 
-def test_the_task_kind_is_linear_beyond_delta(tmp_path: Path) -> None:
-    learner, batch = of_rows(tmp_path, "robust", delta=0.25)
+def test_robust_task_loss_is_linear_beyond_delta(tmp_path: Path) -> None:
+    learner, batch = learner_and_batch(tmp_path, "robust", delta=0.25)
     errors_N = (learner.eval().outputs(batch, 1)[:, 0] - learner.labels(batch)).abs()
     assert errors_N.min() > 0.25
     wanted = (0.25 * (errors_N - 0.125)).sum()
     torch.testing.assert_close(learner(batch, 1).sums["robust"], wanted)
 
 
-def test_the_tuning_method_and_the_metric(tmp_path: Path) -> None:
-    learner, batch = of_rows(tmp_path, "balanced")
+def test_fast_head_tuning_and_balanced_accuracy(tmp_path: Path) -> None:
+    learner, batch = learner_and_batch(tmp_path, "balanced")
     assert learner.metric.name == "balanced_accuracy"
     assert compute(("balanced_accuracy",), [0, 0, 0, 1], [0, 0, 1, 1]) == {"balanced_accuracy": pytest.approx(5 / 6)}
     learner.tune(build(Choice("tuning").validate({"name": "fast_head", "scale": 3.0})))
@@ -118,7 +118,7 @@ def test_the_tuning_method_and_the_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_run(tmp_path: Path) -> None:
+def test_commands_of_the_extend_page_run(tmp_path: Path) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     write_text(tmp_path / "text.txt")
@@ -136,25 +136,25 @@ def test_the_commands_run(tmp_path: Path) -> None:
     assert len(lines) == 7 and (tmp_path / "runs" / "balanced" / "result.json").is_file()
 
 
-def test_the_commands_of_the_questions_are_words_that_lmtool_knows(
+def test_commands_of_the_questions_page_compose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that train or read a run are composed; tests/test_readme.py runs such commands."""
+    """The commands are composed only; tests/test_readme.py runs similar ones."""
     monkeypatch.chdir(tmp_path)
-    asked = [shlex.split(line)[1:] for line in commands(QUESTIONS)]
-    assert len(asked) == len(re.findall("^## ", QUESTIONS, flags=re.M))
-    for words in asked:
+    lines = [shlex.split(line)[1:] for line in commands(QUESTIONS)]
+    assert len(lines) == len(re.findall("^## ", QUESTIONS, flags=re.M))
+    for words in lines:
         status = cli.main([*words, "--cfg", "job"])
         missing = re.findall(r"^error: (.*)$", capsys.readouterr().err, flags=re.M)
         assert status == 0 or all("runs" in line or "no checkpoint" in line for line in missing), (words, missing)
 
 
-def test_a_model_without_a_recipe_is_in_no_hints_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hint_ignores_models_without_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "model=bert_tiny", "objective=clm", "--cfg", "job"]) == 2
     assert "hint: set model=gpt or objective=auto" in capsys.readouterr().err
 
 
-def test_what_the_pages_point_to_is_there() -> None:
+def test_paths_and_names_in_pages_exist() -> None:
     for name in re.findall(r"`((?:tests|conf|scripts|docs)/[\w./]+)`", TOUR + EXTEND + QUESTIONS):
         assert (ROOT / name).exists(), name
     for name in re.findall(r"`(\w+/\w+\.py)`", TOUR):

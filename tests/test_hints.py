@@ -1,4 +1,4 @@
-"""Every text of lmtool that names a key, a value, a command or a flag names one that there is."""
+"""Every key, value, command and flag that a text of lmtool names exists."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.test_layers import PACKAGE, SOURCES, free_trees, tree_of
 
 __all__ = ["free_trees"]
 
-# Attributes of HTML, variables of a shell, odd texts that tokenizers are tried on.
+# HTML attributes, shell variables, and odd texts for tests of tokenizers.
 NO_MESSAGES = ("reporting/html.py", "reporting/drawing.py", "cli/completion.py", "weights/comparing.py")
 _MARKUP = re.compile(r'<.*="|\(\?')
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
-    """The line and the text of every string that is no docstring, and whether it stands in a section's class, where
-    its own keys have their bare names."""
+    """The line and text of every string except docstrings, and whether it may name keys of its section without the
+    section's name."""
     hidden: set[ast.AST] = set()
     local: set[ast.AST] = set()
     for node in ast.walk(tree):
@@ -41,7 +41,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
 
 
 @pytest.mark.parametrize("package", sorted({path.relative_to(PACKAGE).parts[0] for path in SOURCES}))
-def test_what_is_named_is_there(package: str) -> None:
+def test_names_in_texts_exist(package: str) -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)}:{line}: {problem}"
         for path in SOURCES

@@ -1,4 +1,4 @@
-"""The words of names, messages and hints: standard terms, and hints that say what to type (docs/contributing.md)."""
+"""Words of names, messages and hints: standard terms, and hints that start with an action (docs/contributing.md)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lmtool"
 
-# Words that no name of a definition has, because readers of transformers, PEFT, torch and Hydra do not know them, or
-# because they do not say what is meant; docs/contributing.md has the words to use.
+# Words that names must not contain, because readers of transformers, PEFT, torch and Hydra do not know them, or because
+# they are vague; docs/contributing.md has replacements.
 AVOIDED = """
 alike asked begun cleaning crossing doubts facts here inspected its misfit misfits mistake mistakes
 panels said settled sight sound theirs told
 """
 
-# How a hint begins, unless it begins with what to type (KEY=VALUE, a flag, a command, a name in quotes).
+# First words of hints that do not start with text to type (KEY=VALUE, a flag, a command, a name in quotes).
 VERBS = """
 add change check choose convert copy correct did do download export fill finetune free give import install
 keep list lower make merge move name number omit open pass pip profile prompt put quote raise read reduce
@@ -41,7 +41,7 @@ def free_trees() -> Iterator[None]:
 
 
 def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The names that a module defines: classes, functions, parameters, and variables that are assigned."""
+    """The names that a module defines: classes, functions, parameters, and assigned variables."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.lineno, node.name
@@ -54,16 +54,16 @@ def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def words(name: str) -> list[str]:
-    """The words of a name, without shape letters at its end."""
+    """The words of a name, without trailing shape letters."""
     name = re.sub(r"(?<=[a-z])_[A-Z][A-Z0-9]*$", "", name)
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_")
 
 
-def test_words_of_a_name() -> None:
+def test_words_splits_names_and_drops_shape_letters() -> None:
     assert words("x_TH") == ["x"] and words("TapPoint") == ["tap", "point"] and words("its_rows_N") == ["its", "rows"]
 
 
-def test_names_have_no_word_that_is_avoided() -> None:
+def test_names_contain_no_avoided_words() -> None:
     avoided = {*AVOIDED.split()}
     wrong = [
         f"{path.relative_to(PACKAGE)}:{line}: {name}"
@@ -75,7 +75,7 @@ def test_names_have_no_word_that_is_avoided() -> None:
 
 
 def text_of(node: ast.expr) -> str | None:
-    """A literal text, `{}` for its values; None for other expressions."""
+    """The text of a literal, with `{}` for values of an f-string; None for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -84,7 +84,7 @@ def text_of(node: ast.expr) -> str | None:
 
 
 def errors() -> Iterator[tuple[str, str, str | None]]:
-    """Each error for a user: its place, its message and its hint, as far as they are literal."""
+    """The position, message and hint of each user error, as far as they are literals."""
     for path, tree in trees().items():
         for node in ast.walk(tree):
             called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
@@ -94,7 +94,7 @@ def errors() -> Iterator[tuple[str, str, str | None]]:
                 yield f"{path.relative_to(PACKAGE)}:{node.lineno}", message or "", hint
 
 
-def test_hints_begin_with_what_to_do() -> None:
+def test_hints_begin_with_a_verb_or_text_to_type() -> None:
     wrong = []
     for place, _, hint in errors():
         first = (hint or "use").split()[0].strip(",;:") if (hint or "use").split() else ""
@@ -103,8 +103,8 @@ def test_hints_begin_with_what_to_do() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_messages_and_hints_end_without_a_period_and_are_no_fragments() -> None:
-    """A message names its subject first: it does not begin with a preposition, a pronoun or a relative clause."""
+def test_messages_and_hints_are_no_fragments_and_have_no_period() -> None:
+    """A message begins with its subject, not with a preposition, a pronoun or a relative clause."""
     fragment = re.compile(r"(of|is|are|has|which|whose|where|what|that|so|for|with|from|by|to) ")
     wrong = [
         f"{place}: {text}"
@@ -116,12 +116,12 @@ def test_messages_and_hints_end_without_a_period_and_are_no_fragments() -> None:
 
 
 def repeated_sentences(text: str) -> set[str]:
-    """The sentences, and the clauses after a colon or a semicolon, of more than 40 characters that occur twice."""
+    """Sentences, and clauses after a colon or semicolon, of more than 40 characters that occur more than once."""
     sentences = [part for part in re.split(r"(?<=[.:;])\s+", " ".join(text.split())) if len(part) > 40]
     return {sentence for sentence in sentences if sentences.count(sentence) > 1}
 
 
-def test_no_docstring_repeats_a_sentence() -> None:
+def test_docstrings_repeat_no_sentence() -> None:
     sentence = "The teacher's layer of each layer of the student."
     assert repeated_sentences(f"{sentence} {sentence}") == {sentence} and not repeated_sentences(sentence)
     documented = ast.Module | ast.ClassDef | ast.FunctionDef
@@ -149,7 +149,7 @@ def described_parameters(docstring: str) -> set[str]:
     return section_entries(docstring, "Args").union(re.findall(r"(?:^|[.;\"] )([a-z_][A-Za-z_0-9]*): ", prose))
 
 
-def test_docstrings_describe_only_parameters_that_exist() -> None:
+def test_docstrings_describe_existing_parameters_only() -> None:
     docstring = "Sums. x: the terms. See y.\n\nArgs:\n    n, m: how many\n\nReturns:\n    z: no."
     assert described_parameters(docstring) == {"x", "n", "m"}
     wrong = [
@@ -165,7 +165,7 @@ def test_docstrings_describe_only_parameters_that_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_docstrings_describe_only_attributes_that_exist() -> None:
+def test_docstrings_describe_existing_attributes_only() -> None:
     classes = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     names_in_class = {
         node.name: {getattr(child, key, "") for child in ast.walk(node) for key in ("id", "attr", "arg", "name")}

@@ -1,5 +1,5 @@
-"""Outsiders extend lmtool without editing it: tests/outside holds a package with a model, an objective, a task and a
-tuning method, used here as its user would, from an empty folder."""
+"""Plugins extend lmtool without editing it: tests/outside contains a package with models, objectives, tasks and tuning
+methods, which these tests use like a user, from an empty folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ for line in json.loads(sys.argv[1]):
 print(json.dumps(answers))
 """
 
-# What a tuned checkpoint predicts, by `lmtool.load` with nothing of the command line.
+# The prediction of a tuned checkpoint, with `lmtool.load` and without the command line.
 LOADED = """
 import lmtool, torch
 from lmtool.data.formats import text_format
@@ -54,7 +54,7 @@ print(["cat", "none"][int(logits.argmax())], float(logits.softmax(-1).max()))
 
 
 def cut_off(run: str, last: str) -> str:
-    """A line that leaves in runs/cut what a run killed behind its next-to-last checkpoint leaves."""
+    """A line that makes runs/cut a copy of the run, as if killed after its second to last checkpoint."""
     return (
         f"python import shutil; shutil.copytree('runs/{run}', 'runs/cut'); "
         f"shutil.rmtree('runs/cut/checkpoints/{last}'); __import__('os').unlink('runs/cut/result.json')"
@@ -66,7 +66,7 @@ PROCESSES.set_forkserver_preload(["lmtool.commands.pretrain", "lmtool.commands.f
 
 
 def run_all(lines: Sequence[str], cwd: str, path: Sequence[str], said: Connection) -> None:
-    """The lines in a process that was forked from one with lmtool and torch in it, which take longer than the lines."""
+    """Run the lines in a fork of a process that has imported lmtool and torch, which takes longer than the lines."""
     os.chdir(cwd)
     sys.path[:0] = ["", *path]
     sys.argv = ["-c", json.dumps(lines)]
@@ -79,8 +79,8 @@ def run_all(lines: Sequence[str], cwd: str, path: Sequence[str], said: Connectio
 def lmtool(
     cwd: Path, *lines: str, path: Path | None = OUTSIDE, fresh: bool = False
 ) -> list[tuple[int, str, str, bool]]:
-    """Exit status, output and errors of command lines in one process, and whether torch is imported by then. A line
-    that begins with `python` is run as such. fresh: in a process that has imported nothing."""
+    """Exit status, output and errors of command lines in one process, and whether torch is imported after each. Lines
+    that begin with `python` are Python code. fresh: use a process that has imported nothing."""
     where = [str(entry) for entry in (ROOT, path) if entry is not None]
     if fresh:
         done = subprocess.run(
@@ -100,7 +100,7 @@ def lmtool(
     return [tuple(entry) for entry in json.loads(printed.splitlines()[-1])]
 
 
-def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> None:
+def test_plugin_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> None:
     conf = shlex.quote(str(OUTSIDE / "conf"))
     answers = lmtool(
         tmp_path,
@@ -127,14 +127,14 @@ def test_components_are_listed_shown_composed_and_checked(tmp_path: Path) -> Non
     assert misfit[0] == 2 and "objective=every_nth trains an encoder" in misfit[2]
     assert task[0] == 0 and "forgiveness: 1.0" in task[1] and "lr: 0.02" in task[1] and "name: vectors" in task[1]
     assert typo[0] == 2 and "did you mean model=averager?" in typo[2]
-    # The last line typed no plugin; in this process the component is known all the same, so ask a fresh one.
+    # The last line names no plugin, but this process has loaded it already; a new process has not.
     assert without[0] == 0
     ((status, _, error, _),) = lmtool(tmp_path, "pretrain model=averager --cfg job")
     assert status == 2 and "model=averager is not one of" in error
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_an_objective_a_task_and_a_tuning_run_to_the_end(tmp_path: Path) -> None:
+def test_plugin_model_objective_task_and_tuning_train(tmp_path: Path) -> None:
     words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
     lines = [
         " ".join(words[(line * 7 + place * place) % len(words)] for place in range(12)) + "." for line in range(300)
@@ -154,7 +154,7 @@ def test_a_model_an_objective_a_task_and_a_tuning_run_to_the_end(tmp_path: Path)
         "print(*repeat_commands(read_run('runs/second')), sep=chr(10))",
         f"{repeat} --cfg job",
     )
-    # The commands that are printed, at the end and in the report, have what they need to be typed.
+    # The commands that are printed at the end and in the report name the plugin.
     assert f" lmtool {score}\n" in finetuned[1] and f"lmtool {repeat}\n" in report[1] and repeated[0] == 0
     assert pretrained[0] == 0, pretrained[2]
     assert finetuned[0] == 0, finetuned[2]
@@ -169,7 +169,7 @@ def test_a_model_an_objective_a_task_and_a_tuning_run_to_the_end(tmp_path: Path)
     assert status == 2 and "--plugin outsider" in error and "Traceback" not in error
 
 
-def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path) -> None:
+def test_plugin_with_two_models_and_windowed_tagging_task_train(tmp_path: Path) -> None:
     words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
     lines = np.random.default_rng(0).choice(words, (120, 30)).tolist()
     (tmp_path / "text.txt").write_text("\n\n".join(" ".join(line) + "." for line in lines))
@@ -191,13 +191,13 @@ def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path
     result = json.loads((tmp_path / "runs" / "tags" / "result.json").read_text())
     assert result["value"] > result["baseline"], "the tags are a function of the words"
     predictions = [json.loads(line) for line in (tmp_path / "runs" / "tags" / "predictions.jsonl").open()]
-    # Thirty words in windows of fourteen: each is tagged once, after its windows are joined.
+    # Texts of thirty words in windows of fourteen: every word has one tag after the windows are merged.
     assert predictions and all(len(row["words"]) == len(row["gold"]) == len(row["prediction"]) for row in predictions)
     assert (tmp_path / "again.jsonl").read_text().splitlines() == [json.dumps(row) for row in predictions]
     assert "'D'" in answers[3][1] and "'O'" in answers[3][1]
 
 
-def test_a_model_that_is_no_transformer_pretrains_resumes_and_is_finetuned(tmp_path: Path) -> None:
+def test_non_transformer_plugin_pretrains_resumes_and_finetunes(tmp_path: Path) -> None:
     words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
     lines = [" ".join(words[(line + 3 * place) % 14] for place in range(20)) for line in range(200)]
     (tmp_path / "text.txt").write_text("\n\n".join(lines))
@@ -220,11 +220,11 @@ def test_a_model_that_is_no_transformer_pretrains_resumes_and_is_finetuned(tmp_p
     runs = tmp_path / "runs"
     assert (runs / "cut" / weights).read_bytes() == (runs / "alone" / weights).read_bytes()
     result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())
-    assert result["value"] < result["baseline"], "the next word is a function of the one before"
+    assert result["value"] < result["baseline"], "the next word is a function of the previous one"
     assert answers[4][1].startswith("the on") and len(answers[4][1].split()) > 3
 
 
-def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) -> None:
+def test_plugin_tuning_with_modules_and_virtual_tokens_round_trips(tmp_path: Path) -> None:
     words = ("the", "cat", "sat", "on", "a", "mat", "and", "some", "dogs", "ran", "to", "their", "old", "house")
     lines = [" ".join(row) for row in np.random.default_rng(0).choice(words, (160, 12)).tolist()]
     (tmp_path / "text.txt").write_text("\n\n".join(f"{line}. {line}." for line in lines))
@@ -260,13 +260,13 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
     tensors = load_file(run / weights)
     added = {name for name in tensors if "virtual" in name or "adapter" in name}
     assert "backbone.embed.virtual.weight" in added and len(added) == 1 + 2 * 4
-    assert added == {name for name in tensors if name.startswith("backbone.")}, "what is frozen is left to the base"
+    assert added == {name for name in tensors if name.startswith("backbone.")}, "frozen weights are in the base only"
     result = json.loads((run / "result.json").read_text())
     learned = sum(tensors[name].numel() for name in tensors if name in added or name.startswith("heads."))
     assert result["trainable_parameters"] == learned
 
 
-def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+def test_installed_plugin_is_found_by_entry_point(tmp_path: Path) -> None:
     site = tmp_path / "site"
     (site / "outsider-1.0.dist-info").mkdir(parents=True)
     (site / "outsider-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: outsider\nVersion: 1.0\n")
@@ -280,7 +280,7 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("raise RuntimeError('broken')", "--plugin mine cannot be imported: RuntimeError: broken"),
         (
@@ -290,7 +290,7 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_plugins_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:
+def test_unusable_plugins_are_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(content)
     ((status, _, error, _),) = lmtool(tmp_path, "pretrain --plugin mine model=bert_tiny")
-    assert status == 2 and says in error
+    assert status == 2 and message in error

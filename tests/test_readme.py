@@ -1,6 +1,5 @@
-"""The commands of README.md and of the pages beside it run, in the order in which they stand, in a folder that a reader
-would be in: with small text and small budgets, but the words as they are. What README says that a command prints is
-compared with what it prints, numbers aside."""
+"""The commands of README.md and of pages in docs run unchanged and in order, in the folder of a reader, except for
+small texts and budgets. The output in README.md is compared with the actual output, except for numbers."""
 
 from __future__ import annotations
 
@@ -36,12 +35,12 @@ CACHED = {
     "pretrain", "finetune", "evaluate", "predict", "generate", "embed", "probe", "plan", "tokenizer", "check", "doctor",
     "import", "profile", "inspect",
 }  # fmt: skip
-# What no test can run: why.
+# Commands that the tests cannot run, with the reason or the test that covers them.
 NOT_RUN = {
     "pip install": "installs",
     "make ": "test_make_targets_exist",
-    ".venv/bin/python scripts/": "minutes; test_scripts_exist",
-    "python scripts/": "minutes; test_scripts_exist",
+    ".venv/bin/python scripts/": "minutes; test_links_and_scripts_exist",
+    "python scripts/": "minutes; test_links_and_scripts_exist",
 }
 
 
@@ -55,14 +54,14 @@ def blocks(page: str, language: str) -> list[str]:
 
 @dataclass
 class Command:
-    """A command as the page has it, and the lines that it prints there, none where the page has none."""
+    """A command of a page, and the output lines that the page shows, if any."""
 
     words: list[str]
     printed: list[str] = field(default_factory=list)
 
 
 def commands(page: str) -> list[Command]:
-    """Those of the blocks bash and console, in their order, without what redirects their output."""
+    """The commands of the blocks bash and console, in order, without redirections of their output."""
     found: list[Command] = []
     for language, block in re.findall(r"```(bash|console)\n(.*?)```", text_of(page), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
@@ -98,7 +97,7 @@ def test_links_and_scripts_exist() -> None:
 
 
 def fill(folder: Path) -> None:
-    """The texts and tables that the pages speak of."""
+    """Write the texts and tables that the pages name."""
     for name in ("my_texts", "wikitext", "glue", "crawl", "tatoeba"):
         (folder / name).mkdir()
     write_text(folder / "my_texts" / "one.txt")
@@ -123,7 +122,7 @@ def fill(folder: Path) -> None:
 
 
 def fill_hub(hub: Path, repository: str) -> None:
-    """The checkpoint that a page takes from the hub, as its cache would hold it: a tiny one."""
+    """Write a tiny checkpoint into the cache of the hub, instead of the one that a page downloads."""
     folder = hub / f"models--{repository.replace('/', '--')}"
     if not folder.exists():
         (folder / "refs").mkdir(parents=True)
@@ -139,7 +138,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "100")  # xdist says 80
+    monkeypatch.setenv("COLUMNS", "100")  # xdist sets 80
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     skip_reports(monkeypatch)
     few = partial(pydocs_rows, per_class_train=8, per_class_validation=6)
@@ -147,7 +146,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("lmtool.data.pydocs._MODULES", (25, 30))
     fill(tmp_path)
     yield tmp_path
-    for plugin in (path.stem for path in tmp_path.glob("*.py")):  # else it would stand in the hints of other tests
+    for plugin in (path.stem for path in tmp_path.glob("*.py")):  # or hints in other tests would name it
         sys.modules.pop(plugin, None)
         for table in registry._TABLES.values():
             for name in [name for name, entry in table.items() if entry.config.__module__ == plugin]:
@@ -155,12 +154,12 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def smaller(words: list[str], printed: bool) -> list[str]:
-    """The words with small budgets, and a cache beside them. printed: what is printed is compared."""
+    """The words with small budgets and a local cache. printed: whether the output is compared."""
     verb = next((word for word in words[1:] if not word.startswith("-")), "")
     more = list(SMALL.get(verb, [])) if "--cfg" not in words and "--config" not in words else []
     if any(re.match("data=(?!pydocs)|--config$", word) for word in words):
         more = [word for word in more if not word.startswith("data.")]
-    if any(word.startswith("branch=") for word in words):  # its trunk has two steps here
+    if any(word.startswith("branch=") for word in words):  # the trunk has two steps
         words, more = [re.sub("^(branch=.*@).*", r"\g<1>2", word) for word in words], ["max_steps=3"]
     if words[1:3] == ["inspect", "tokenizer"]:
         more = ["vocab_size=500", "data.packages=[json,logging,email]", *([] if printed else ["kinds=[word]"])]
@@ -170,26 +169,26 @@ def smaller(words: list[str], printed: bool) -> list[str]:
         more += ["seed=1,2"] if printed else ["seed=1"]
     if any("hf://" in word for word in words):
         more += ["offline=true"]
-    looks = words[1] == "inspect" and words[2] in ("attention", "positions", "word")  # these cache nothing
+    looks = words[1] == "inspect" and words[2] in ("attention", "positions", "word")  # commands without a cache
     if verb in CACHED and not looks and not {"--config", "--help"} & set(words):
         more += ["cache_dir=cache"]
     return but_for(words[1:], more)
 
 
 def run_page(page: str, capsys: pytest.CaptureFixture[str]) -> int:
-    """Run the page's commands; how many outputs were compared."""
+    """Run the commands of a page; return the number of compared outputs."""
     compared, failed = 0, []
     for command in commands(page):
         line = shlex.join(command.words)
         if any(line.startswith(start) for start in NOT_RUN):
             continue
-        assert command.words[0] == "lmtool", f"{page}: {line} is no command that this test knows"
+        assert command.words[0] == "lmtool", f"{page}: {line} is not a command of lmtool"
         if repository := re.search(r"hf://([\w/.-]+)", line):
             fill_hub(Path("hub"), repository[1])
         capsys.readouterr()
         status = cli.main(smaller(command.words, bool(command.printed)))
         screen = capsys.readouterr()
-        out = re.sub(r"^\w[\w ]* …\n", "", screen.err + screen.out, flags=re.MULTILINE)  # less what is under way
+        out = re.sub(r"^\w[\w ]* …\n", "", screen.err + screen.out, flags=re.MULTILINE)  # without progress lines
         if status:
             failed.append(f"{line}\nexit status {status}")
         if command.printed:
@@ -200,7 +199,7 @@ def run_page(page: str, capsys: pytest.CaptureFixture[str]) -> int:
     return compared
 
 
-def test_readme_runs_and_prints_what_it_says(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_commands_print_the_shown_output(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = sum(bool(command.printed) for command in commands("README.md"))
     assert run_page("README.md", capsys) == printed >= 9
     given: dict[str, Any] = {}
@@ -209,13 +208,13 @@ def test_readme_runs_and_prints_what_it_says(reader: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-def test_the_recipes_run(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_of_recipes_and_speed_pages_run(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_page("docs/recipes.md", capsys)
     run_page("docs/speed.md", capsys)
 
 
-# What differs between the run of a page and one of two steps, and stands for its kind: numbers with their signs and
-# units, what is better, what a model says.
+# Patterns for differences between the output of a page and that of a two-step run, and their replacements: numbers with
+# signs and units, comparisons, predictions.
 KINDS = [
     (r"\b(better than|worse than|not clearly different from)\b", "BESIDE"),
     (r", by |\((?=[\d.]+, [\d.]+ standard errors\))", " ("),
@@ -247,7 +246,7 @@ def cells(line: str) -> list[str]:
 
 
 def shapes(lines: list[str]) -> list[str]:
-    """Of a table its header and rule as they are, and each row's first cell; of other lines all but their numbers."""
+    """Table headers and rules, the first cell of each table row, and other lines, all with KINDS replaced."""
     shaped, table = [], 0
     for line in lines:
         if re.fullmatch(r"-+(  +(-+|\.\.\.))+", line):
@@ -262,9 +261,9 @@ def shapes(lines: list[str]) -> list[str]:
 
 
 def missing(wanted: list[str], printed: list[str]) -> str | None:
-    """The first line of wanted that was not printed where it should be, None where all were.
+    """The first line of wanted that was not printed at its position, None if all were.
 
-    "..." stands for any lines, at the end of a line for any rest; lines between two of them follow each other."""
+    "..." matches any lines, or any rest at the end of a line; lines between two of them must be consecutive."""
     rows, place, anywhere = shapes(printed), 0, False
     for line, plain in zip(shapes(wanted), wanted, strict=True):
         if line == "...":
@@ -278,10 +277,10 @@ def missing(wanted: list[str], printed: list[str]) -> str | None:
         if not fits or (fits[0] != place and not anywhere):
             return f"not printed there: {plain}\nwanted: {line}\nthere: {rows[place : place + 1]}"
         place, anywhere = fits[0] + 1, False
-    return None if anywhere or place == len(rows) else f"printed behind the last line: {printed[place:]}"
+    return None if anywhere or place == len(rows) else f"printed after the last line: {printed[place:]}"
 
 
-def test_a_line_that_is_not_printed_is_missed() -> None:
+def test_missing_finds_lines_that_are_not_printed() -> None:
     printed = ["a  b", "--  --", "x  1", "done in 3 s", "score 0.1"]
     assert missing(["a  b", "---  ---", "x  20", "...", "score 0.7"], printed) is None
     for wrong in (

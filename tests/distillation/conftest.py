@@ -1,4 +1,4 @@
-"""Runs end without report.html, those of a module's fixtures too: its plots take longer than all the rest of one."""
+"""Runs, also those of module fixtures, write no report.html: its plots take longer than the rest of a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A teacher whose circuit is known, in the manner of Geiger et al. 2022: of a text `cls a b x y` the label is whether
-two predicates are equal, that a is one of the upper half of the symbols, and that b is. x and y say nothing.
+"""A teacher with a known circuit, after Geiger et al. 2022. A text is `cls a b x y`; its label says whether two
+predicates are equal: a is in the upper half of the symbols, and b is in the upper half. x and y carry no information.
 
-Behind its first layer one number at x says the one, and one at y the other; nothing else is read of it. Its second
-layer multiplies both at cls.
+After the first layer one number at x holds the first predicate, and one at y the second. The second layer multiplies
+both at cls and reads nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AT = Site("inputs", 1, 1)
 
 
 class Predicates(nn.Module):
-    """The truth of both as -1 or 1 in the last dimension, at x and at y."""
+    """Writes both predicates, as -1 or 1, into the last dimension at x and at y."""
 
     def forward(self, x_TH, context):
         x_NLH = x_TH.view(-1, LENGTH, x_TH.shape[1]).clone()
@@ -39,7 +39,7 @@ class Predicates(nn.Module):
 
 
 class Equal(nn.Module):
-    """Their product, at cls."""
+    """Writes the product of both predicates at cls."""
 
     def forward(self, x_TH, context):
         x_NLH = x_TH.view(-1, LENGTH, x_TH.shape[1]).clone()
@@ -48,7 +48,7 @@ class Equal(nn.Module):
 
 
 class Circuit(nn.Module):
-    """The planted backbone: its states are tokens, one-hot, and a dimension to write in."""
+    """The planted backbone: its states are one-hot tokens and one dimension to write in."""
 
     def __init__(self):
         super().__init__()
@@ -66,7 +66,7 @@ class Circuit(nn.Module):
 
 
 class Classifier(BaseLearner):
-    """Two classes off the first token."""
+    """Predicts two classes from the first token."""
 
     def __init__(self, backbone, seed=0):
         super().__init__(SimpleNamespace(name="equality"), backbone, None, seed)
@@ -93,8 +93,8 @@ class Classifier(BaseLearner):
         raise NotImplementedError
 
 
-def planted() -> Teacher:
-    """The teacher; it is sure of its answers as a trained one is."""
+def planted_teacher() -> Teacher:
+    """The planted teacher, as confident as a trained one."""
     learner = Classifier(Circuit())
     with torch.no_grad():
         learner.heads["label"].output.weight.zero_()
@@ -120,10 +120,10 @@ def student(seed: int) -> Classifier:
     return learner
 
 
-def trained(terms: dict, steps: int, seed: int) -> Classifier:
-    """A student of the planted teacher, by these terms alone."""
+def train_student(terms: dict, steps: int, seed: int) -> Classifier:
+    """A student trained with these terms only, by the planted teacher."""
     learner = student(seed)
-    run = build(StandardConfig(gold=0.0, terms=terms), learner, [planted()])
+    run = build(StandardConfig(gold=0.0, terms=terms), learner, [planted_teacher()])
     optimizer = torch.optim.AdamW(learner.parameters(), RATE, weight_decay=0.0)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps, pct_start=0.1)
     for step in range(1, steps + 1):
@@ -138,8 +138,8 @@ def trained(terms: dict, steps: int, seed: int) -> Classifier:
     return learner
 
 
-def measured(learner: Classifier) -> dict:
-    return agreement(learner, planted(), [AT], [texts(1000, 10**6)], FP32_CPU)
+def measure_agreement(learner: Classifier) -> dict:
+    return agreement(learner, planted_teacher(), [AT], [texts(1000, 10**6)], FP32_CPU)
 
 
 SOFT = {"soft": SoftConfig(weight=1.0, temperature=1.0)}

@@ -1,4 +1,4 @@
-"""Tiny finetuning runs in this process, and one that is cut off and resumed."""
+"""Tiny finetuning runs in this process, and the comparison of a resumed run with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STEPS = ["max_steps=4", "max_epochs=null", "log_every=1", "checkpoint_every=1", 
 
 
 def run(name: str, *more: str, status: int = 0) -> Path:
-    """`lmtool finetune` of a tiny BERT, four steps where nothing else is typed."""
+    """`lmtool finetune` of a tiny BERT, for four steps by default."""
     return finetune(name, "model=bert_tiny", *TINY, "checkpoint=none", *STEPS, *more, status=status)
 
 
 def saved(folder: Path) -> dict[str, Tensor]:
-    """All that the last checkpoint of a run holds."""
+    """The tensors of model and optimizer in the last checkpoint of a run."""
     last = folder / "checkpoints" / (folder / "checkpoints/last").read_text().strip()
     return {
         f"{name}/{key}": tensor
@@ -34,12 +34,12 @@ def saved(folder: Path) -> dict[str, Tensor]:
 
 
 def weights(folder: Path | str) -> dict[str, Tensor]:
-    """The tensors of the checkpoint that a run stands for."""
+    """The tensors of the checkpoint that `checkpoint=RUN` loads."""
     return load_file(checkpoint_folder(str(folder)) / "model.safetensors")
 
 
-def cut_off(monkeypatch: pytest.MonkeyPatch, started: Callable[[int], Any]) -> None:
-    """A run that dies before the checkpoint of its third step. started: runs it, with the status that it ends with."""
+def interrupt(monkeypatch: pytest.MonkeyPatch, start: Callable[[int], Any]) -> None:
+    """Interrupts a run before the checkpoint of its third step. start: runs it, given the expected exit status."""
     save = Keeper.save
 
     def dying(self, progress, must=False):
@@ -49,19 +49,19 @@ def cut_off(monkeypatch: pytest.MonkeyPatch, started: Callable[[int], Any]) -> N
 
     with monkeypatch.context() as patch:
         patch.setattr(Keeper, "save", dying)
-        started(130)
+        start(130)
 
 
 def assert_same(once: Mapping[str, Tensor], twice: Mapping[str, Tensor]) -> None:
-    """The same tensors, bit by bit."""
+    """Asserts that both have the same tensors, bit for bit."""
     assert once.keys() == twice.keys()
     assert all(torch.equal(once[key], tensor) for key, tensor in twice.items())
 
 
 def assert_resumes_bitwise(monkeypatch: pytest.MonkeyPatch, name: str, *more: str) -> None:
-    """A run that dies and is started again ends as one that is not cut off."""
+    """Asserts that a run that is interrupted and resumed ends with the tensors of an uninterrupted run."""
     whole = run(f"{name}-whole", *more)
-    cut_off(monkeypatch, lambda status: run(name, *more, status=status))
+    interrupt(monkeypatch, lambda status: run(name, *more, status=status))
     folder = run(name, *more)
     assert "resumes after step 2" in (folder / "log.txt").read_text()
     assert_same(saved(whole), saved(folder))

@@ -1,4 +1,4 @@
-"""Agreement of student and teacher on held-out text, as both are and under interchange interventions."""
+"""Fidelity and interchange accuracy: agreement of student and teacher on held-out text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def measured(student, teacher, sites, batches):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_model_agrees_with_itself(objective, tokens):  # noqa: F811
+def test_identical_models_agree_fully_and_different_ones_less(objective, tokens):  # noqa: F811
     student, other = learner(objective, tokens), learner(objective, tokens, seed=1)
     batches = [batch_of(student, tokens), batch_of(student, tokens, 5)]
     sides = ("inputs", "outputs") if batches[0].outputs is not None else ("inputs",)
@@ -35,7 +35,7 @@ def test_a_model_agrees_with_itself(objective, tokens):  # noqa: F811
     assert measured(student, other, sites, batches) == apart
 
 
-def test_what_cannot_be_measured_has_a_reason(tokens):  # noqa: F811
+def test_unmeasurable_agreement_has_a_reason(tokens):  # noqa: F811
     student = learner("clm", tokens)
     student.interpret_logits = lambda head, logits, batch: ("clm", Values(torch.zeros(3)))
     said = measured(student, learner("clm", tokens), [], [batch_of(student, tokens)])
@@ -45,7 +45,7 @@ def test_what_cannot_be_measured_has_a_reason(tokens):  # noqa: F811
     assert said["fidelity"]["value"] == 1.0 and "no layers" in said["interchange_accuracy_reason"]
 
 
-def test_a_text_alone(tokens):  # noqa: F811
+def test_single_text_has_fidelity_but_no_interchange_accuracy(tokens):  # noqa: F811
     student = learner("clm", tokens)
     said = measured(student, learner("clm", tokens), [Site("inputs", 1, 1)], [batch_of(student, tokens, 1)])
     assert said["fidelity"]["value"] == 1.0
@@ -54,7 +54,7 @@ def test_a_text_alone(tokens):  # noqa: F811
     )
 
 
-def test_the_text_of_each_target():
+def test_text_indices_of_targets():
     packed = Packed(torch.zeros(9, dtype=torch.int64), (4, 5))
     batch = Batch(packed, {}, torch.arange(2), torch.zeros(2, dtype=torch.int32))
     labels = torch.zeros(3, dtype=torch.int64)

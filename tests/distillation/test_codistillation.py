@@ -1,4 +1,4 @@
-"""Learners that learn from each other."""
+"""Codistillation: the mutual losses, resuming, peers of another model, and the plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def divergence(weight, steps=8):
-    """How far two learners that begin with opposite opinions are apart, before and after some steps together."""
+    """The mutual loss, step by step, of two learners that start with opposite predictions."""
     student, peer = (tuned(model_config("bert", dropout=0.0), None) for _ in range(2))
     with torch.no_grad():
         for learner, side in ((student, 3.0), (peer, -3.0)):
@@ -50,14 +50,14 @@ def divergence(weight, steps=8):
     return apart
 
 
-def test_after_the_burn_in_learners_come_nearer():
-    """A weight of 0 shows what the data alone do."""
+def test_mutual_loss_decreases_after_burn_in():
+    """A weight of 0 shows the effect of the data alone."""
     near, alone = divergence(2.0), divergence(0.0)
     assert near[0] == pytest.approx(alone[0], rel=1e-5)  # the burn-in is the same
     assert near[-1] < 0.5 * alone[-1]
 
 
-def test_peers_learn_beside_the_model_of_the_run(folder):
+def test_peers_are_trained_and_saved_with_the_student(folder):
     name = "backbone.layers.0.self_attn.q_proj.weight"
     moved = run("moved", *CODISTILLATION)
     rows = [json.loads(row) for row in (moved / "metrics.jsonl").read_text().splitlines()]
@@ -73,15 +73,15 @@ def test_peers_learn_beside_the_model_of_the_run(folder):
 
 
 @pytest.mark.parametrize(
-    "further",
+    "overrides",
     [["distill.refresh_steps=2"], pytest.param(["distill.learners=3", "tuning=bitfit"], marks=pytest.mark.slow)],
 )
-def test_a_cut_run_resumes_bitwise(folder, monkeypatch, further):
-    name = further[0].partition("=")[2]
-    assert_resumes_bitwise(monkeypatch, f"cut-{name}", *CODISTILLATION, *further)
+def test_interrupted_run_resumes_bitwise(folder, monkeypatch, overrides):
+    name = overrides[0].partition("=")[2]
+    assert_resumes_bitwise(monkeypatch, f"cut-{name}", *CODISTILLATION, *overrides)
 
 
-def test_peers_of_another_model(folder, capsys):
+def test_peer_sizes_may_differ_but_not_the_architecture(folder, capsys):
     peer = "{name: bert, num_layers: 2, hidden_size: 16, num_heads: 2, feedforward_size: 32, vocab_size: 400}"
     other = run("other", *CODISTILLATION, f"distill.model={peer}")
     tensors = weights(other)
@@ -95,13 +95,13 @@ def test_peers_of_another_model(folder, capsys):
     assert "otherwise omit distill.model=" in capsys.readouterr().err
 
 
-def test_what_makes_its_inputs_has_no_peers(folder, capsys):
+def test_objective_that_generates_inputs_is_refused(folder, capsys):
     typed = ["pretrain", "model=electra_tiny", "objective=rtd", "data=text", "data.path=text.txt"]
     assert cli.main([*typed, *CODISTILLATION]) == 2
     assert "generates part of its inputs" in capsys.readouterr().err
 
 
-def test_peers_and_their_copies_are_planned(folder):
+def test_plan_counts_memory_of_peers_and_their_copies(folder):
     typed = ["task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none"]
     alone, together, stale = (
         _needed_bytes(compose_and_decode("finetune", *typed, *more), True)
@@ -112,7 +112,7 @@ def test_peers_and_their_copies_are_planned(folder):
     assert stale - together == together / 4
 
 
-def test_the_steps_of_peers_are_planned(folder, capsys):
+def test_plan_counts_flops_of_peers(folder, capsys):
     typed = ["plan", "finetune", "task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none", "max_steps=5"]
     flops = []
     for more in ([], ["distill=codistillation", "distill.learners=3"]):

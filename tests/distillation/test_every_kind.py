@@ -1,5 +1,5 @@
-"""Hard and soft targets for every objective and every kind of task: what a student that equals its teacher learns, what
-counts, and that micro-batches change nothing."""
+"""Hard and soft targets for every objective and task kind: losses of a student that equals its teacher, counts, and
+sums over micro-batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.tasks.token_fixtures import conll, tagged
 STILL = {"dropout": 0.0, "num_layers": 1}
 FP32 = Precision("fp32", torch.device("cpu"), "")
 NOT_LEARNED = {"domain": {"classification_domain"}}
-"""Terms that no other model teaches."""
+"""Terms that have no teacher targets."""
 
 
 def objective(config, family):
@@ -150,10 +150,10 @@ def distilled(student, teacher):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_learned_of_a_teacher(kind, tokens, tmp_path):
+def test_soft_and_hard_losses_of_equal_and_different_teachers(kind, tokens, tmp_path):
     learner, examples = KINDS[kind](tmp_path, tokens)
     rows = examples.plan(0).rows
-    numbers = np.linspace(0, len(rows) - 1, 8).astype(int)  # of a mixture some of each member
+    numbers = np.linspace(0, len(rows) - 1, 8).astype(int)  # some of each member of a mixture
     whole, *parts = (examples.batch(rows[some], some, 0) for some in (numbers, numbers[:4], numbers[4:]))
     learner.eval()
     pupil = distilled(learner, copy.deepcopy(learner)).eval()
@@ -161,7 +161,7 @@ def test_what_is_learned_of_a_teacher(kind, tokens, tmp_path):
     alone = len(learner.loss_weights) == 1
     titles = {term: ("soft" if alone else f"soft_{term}", "hard" if alone else f"hard_{term}") for term in taught}
 
-    # A student that equals its teacher has nothing to learn of its soft targets.
+    # The soft loss is 0 where the student equals its teacher.
     output, counts = pupil(whole, 1), pupil.counts(whole)
     assert {title for pair in titles.values() for title in pair} == set(output.sums)
     soft = sum(output.sums[title] for title, _ in titles.values())
@@ -170,12 +170,12 @@ def test_what_is_learned_of_a_teacher(kind, tokens, tmp_path):
     assert max(tensor.grad.abs().max() for tensor in learner.parameters() if tensor.grad is not None) < 1e-3
     learner.zero_grad()
 
-    # What counts is what is compared.
+    # The counts are the numbers of compared predictions.
     predicted = record(learner, whole, 1).predicted
     for term, names in titles.items():
         assert {counts[name] for name in names} == {float(len(predicted[term]))} != {0.0}
 
-    # Of another teacher there is, in parts as in a whole.
+    # With another teacher the loss is positive, and the parts of a batch add up to the whole.
     other, noise = copy.deepcopy(learner), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for tensor in other.parameters():
@@ -192,12 +192,12 @@ def test_what_is_learned_of_a_teacher(kind, tokens, tmp_path):
 
 
 READ = ["classification", "regression", "multi_label", "tokens", "extractive_qa", "span_classification"]
-"""Kinds whose labels are in files of predictions, and in no input."""
+"""Kinds whose labels are in files of predictions and in no input."""
 
 
 @pytest.mark.parametrize("kind", [*READ, "multiple_choice", "domain"])
-def test_labels_of_a_file_are_found_again(kind, tokens, tmp_path):
-    """Whatever the order of the examples, and beside whatever others."""
+def test_hard_labels_of_a_file_match_their_rows(kind, tokens, tmp_path):
+    """In any order of the examples, and beside any others."""
     learner, examples = KINDS[kind](tmp_path, tokens)
     source = getattr(examples, "source", examples)
     data = SplitData("train", rows={learner.config.name: source.rows})

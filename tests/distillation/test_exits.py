@@ -1,4 +1,4 @@
-"""Self-distillation, and models that answer at an early exit."""
+"""Self-distillation, and prediction at an early exit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def with_exits(family, depths, layers=3):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "albert"])
-def test_an_exit_is_the_model_without_the_layers_above(family):
-    """With the heads of the last layer it gives what a model of so many layers gives."""
+def test_exit_equals_the_model_without_the_layers_above(family):
+    """With the heads of the last layer, an exit equals a model of that many layers."""
     learner = with_exits(family, (2,))
     learner.heads["exit_2"].load_state_dict({
         name: tensor for name, tensor in learner.heads.state_dict().items() if not name.startswith("exit_")
@@ -49,8 +49,8 @@ def test_an_exit_is_the_model_without_the_layers_above(family):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
-def test_the_last_layer_learns_from_the_labels_alone(family):
-    """Its gradients are those of a model without exits, above the exit; below it the exits' losses come on top."""
+def test_last_layer_has_gradients_of_the_labels_only(family):
+    """Above the exits its gradients are those of a model without exits; below, the exits' losses add to them."""
     learner, plain = with_exits(family, (1, 2)), tuned(model_config(family, num_layers=3), None)
     own = {name: tensor for name, tensor in learner.state_dict().items() if "exit_" not in name}
     plain.load_state_dict(own)
@@ -70,8 +70,8 @@ def test_the_last_layer_learns_from_the_labels_alone(family):
     assert all(gradients[name].abs().sum() > 0 for name in gradients if "exit_" in name)
 
 
-def test_an_exit_that_says_what_the_last_layer_says_has_nothing_to_learn_from_it():
-    """Layers above it that change nothing, and the same heads."""
+def test_exit_equal_to_the_last_layer_has_zero_soft_loss():
+    """The layers above the exit are the identity, and the heads are the same."""
     learner = with_exits("gpt", (1,), layers=2)
     for name, parameter in learner.backbone.layers[1].named_parameters():
         if name.startswith(("self_attn.out_proj", "ffn.fc_out")):
@@ -85,7 +85,7 @@ def test_an_exit_that_says_what_the_last_layer_says_has_nothing_to_learn_from_it
     assert torch.allclose(sums[f"exit_1_{learner.term}"], sums[learner.term])
 
 
-def test_a_part_of_a_batch_gives_the_outputs_of_its_documents():
+def test_selected_documents_have_unchanged_outputs():
     learner = tuned(model_config("bert"), None)
     batch = batch_for(learner)
     kept = torch.tensor([True, False, True, True])
@@ -96,8 +96,8 @@ OF_ROWS = [*READ, "auxiliary_lm", "multiple_choice"]
 
 
 @pytest.mark.parametrize("kind", OF_ROWS)
-def test_every_kind_has_exits(kind, tokens, tmp_path):
-    """What an exit loses in training is what the model without the layers above loses."""
+def test_exit_loss_of_every_kind_equals_the_truncated_model(kind, tokens, tmp_path):
+    """The training loss of an exit is the loss of the model without the layers above."""
     learner, examples = KINDS[kind](tmp_path, tokens)
     rows = examples.plan(0).rows[:6]
     batch = examples.batch(rows, np.arange(len(rows)), 0)
@@ -117,7 +117,7 @@ def test_every_kind_has_exits(kind, tokens, tmp_path):
     assert all(parameter.grad is not None for parameter in learner.heads["exit_1"].parameters())
 
 
-def test_a_head_over_several_layers_is_told_the_key_that_reads_the_last_one():
+def test_head_over_several_layers_is_refused_with_a_hint():
     learner = tuned(model_config("bert", num_layers=3), {"name": "head", "layers": "scalar_mix"})
     add_exits(learner, (2,))
     with pytest.raises(UserError, match="with this tuning method the heads read several") as refused:
@@ -126,7 +126,7 @@ def test_a_head_over_several_layers_is_told_the_key_that_reads_the_last_one():
     assert key == "tuning.layers" and HeadConfig(layers=value).layers == "last"
 
 
-def test_the_least_sure_token_says_how_sure_a_text_is(tokens, tmp_path):
+def test_uncertainty_of_a_text_is_the_maximum_over_tokens(tokens, tmp_path):
     learner, examples = KINDS["tokens"](tmp_path, tokens)
     rows = examples.plan(0).rows[:4]
     batch, learner = examples.batch(rows, np.arange(4), 0), learner.eval()
@@ -155,7 +155,7 @@ def predicted(*typed):
         return [json.loads(line) for line in lines]
 
 
-def test_a_run_scores_its_exits_and_answers_at_them(folder, capsys):
+def test_run_scores_exits_and_predicts_at_exits(folder, capsys):
     result = json.loads((folder / "runs/exits/result.json").read_text())
     models = {model["name"]: model for model in result["distillation"]["models"]}
     assert [*models] == ["exit 1", "exit 2", "student"]
@@ -166,7 +166,7 @@ def test_a_run_scores_its_exits_and_answers_at_them(folder, capsys):
     named = {"0": "negative", "1": "positive"}
     right = sum(row["prediction"] == named[str(row["label"])] for row in first) / len(first)
     assert right == pytest.approx(models["exit 1"]["score"])
-    # Nobody is sure enough: all go through; everybody is: all leave at once; between, each row is that of its exit.
+    # At entropy 0 no row leaves early, at 1 all rows leave at the first exit; between, each row equals its exit's.
     assert [row["prediction"] for row in predicted("exit_entropy=0")] == [row["prediction"] for row in last]
     assert [row["score"] for row in predicted("exit_entropy=1")] == [row["score"] for row in first]
     by_depth = {1: first, 2: predicted("exit=2"), 3: last}
@@ -182,12 +182,12 @@ def test_a_run_scores_its_exits_and_answers_at_them(folder, capsys):
     assert "set exit=2" in capsys.readouterr().err
 
 
-def entropy(share):
-    both = torch.tensor([share, 1 - share], dtype=torch.float64)
+def entropy(probability):
+    both = torch.tensor([probability, 1 - probability], dtype=torch.float64)
     return float(-(both * both.log()).sum() / torch.tensor(2.0).log())
 
 
-def test_what_has_no_exits_says_so(folder, capsys):
+def test_models_without_exits_are_refused(folder, capsys):
     refused = {
         "distill.exits=[1,3]": "may follow layers 1 to 2",
         "model.num_layers=1": "there is no layer before the last",
@@ -198,5 +198,5 @@ def test_what_has_no_exits_says_so(folder, capsys):
         assert shown in capsys.readouterr().err
 
 
-def test_a_cut_run_resumes_bitwise(folder, monkeypatch):
+def test_interrupted_run_resumes_bitwise(folder, monkeypatch):
     assert_resumes_bitwise(monkeypatch, "cut", *SELF, "distill.exits=[2]")

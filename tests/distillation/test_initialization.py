@@ -1,4 +1,4 @@
-"""A student that starts from layers of its teacher."""
+"""Initialization of a student from layers of its teacher (distill.initialize)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.test_read import FAMILIES
 
 
 @pytest.mark.parametrize(
-    ("initialize", "own", "its", "layers"),
+    ("initialize", "student_layers", "teacher_layers", "expected"),
     [
         ("alternate", 6, 12, (1, 3, 5, 8, 10, 12)),  # DistilBERT's 0, 2, 4, 7, 9, 11
         ("alternate", 1, 12, (1,)),
@@ -26,38 +26,38 @@ from tests.models.test_read import FAMILIES
         ("none", 2, 4, None),
     ],
 )
-def test_layers_of_the_teacher(initialize, own, its, layers):
-    taken = initial_layers(initialize, DistilbertConfig(num_layers=own), BertConfig(num_layers=its))
-    assert taken.get("inputs") == layers
+def test_initial_layers_of_each_rule(initialize, student_layers, teacher_layers, expected):
+    student, teacher = DistilbertConfig(num_layers=student_layers), BertConfig(num_layers=teacher_layers)
+    assert initial_layers(initialize, student, teacher).get("inputs") == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_copied_is_equal_to_the_bit(family):
+def test_copied_layers_equal_the_teacher_bitwise(family):
     student, teacher = learner(family), learner(family, seed=1, num_layers=3)
-    taken = initial_layers("alternate", student.backbone.config, teacher.backbone.config)
-    start_from(student, teacher, "runs/t", taken)
-    own, its = student.state_dict(), teacher.state_dict()
-    for name, tensor in own.items():
+    layers = initial_layers("alternate", student.backbone.config, teacher.backbone.config)
+    start_from(student, teacher, "runs/t", layers)
+    teacher_tensors = teacher.state_dict()
+    for name, tensor in student.state_dict().items():
         source = name if student.backbone.config.shares_layers else name.replace("layers.1.", "layers.2.")
-        assert torch.equal(tensor, its[source]), name
+        assert torch.equal(tensor, teacher_tensors[source]), name
     with torch.no_grad():
         next(student.backbone.parameters()).zero_()
-    assert next(teacher.backbone.parameters()).any()  # it shares no memory
+    assert next(teacher.backbone.parameters()).any()  # student and teacher share no memory
 
 
-def test_a_family_without_segments_leaves_them():
+def test_segment_embeddings_are_left_out_of_the_copy():
     student, teacher = learner("distilbert"), learner("bert", seed=1)
-    said = start_from(student, teacher, "runs/t", {"inputs": (2, 1)})
-    assert said == "embeddings; layers 1 = 2, 2 = 1"
-    its = teacher.state_dict()
-    assert torch.equal(student.backbone.layers[0].ffn.fc_in.weight, its["backbone.layers.1.ffn.fc_in.weight"])
+    summary = start_from(student, teacher, "runs/t", {"inputs": (2, 1)})
+    assert summary == "embeddings; layers 1 = 2, 2 = 1"
+    copied = teacher.state_dict()["backbone.layers.1.ffn.fc_in.weight"]
+    assert torch.equal(student.backbone.layers[0].ffn.fc_in.weight, copied)
     other = learner("bert")
-    drawn = other.backbone.embed.segment.weight.clone()
+    initial = other.backbone.embed.segment.weight.clone()
     start_from(other, learner("distilbert", seed=1), "runs/t", {"inputs": (1, 2)})
-    assert torch.equal(other.backbone.embed.segment.weight, drawn)
+    assert torch.equal(other.backbone.embed.segment.weight, initial)
 
 
-def test_what_cannot_be_copied_is_refused():
+def test_other_layer_kinds_and_tuned_teachers_are_refused():
     with pytest.raises(UserError, match="has a different kind of layer"):
         start_from(learner("gpt"), learner("gpt1"), "runs/t", {"inputs": (1, 2)})
     tuned = learner()
@@ -67,16 +67,16 @@ def test_what_cannot_be_copied_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("initialize", "sizes", "said"),
+    ("initialize", "sizes", "message"),
     [
         ("alternate", {"hidden_size": 192}, r"the student has model.hidden_size=192, its teacher 768"),
         ((1, 2), {"num_layers": 3}, r"distill.initialize=\[1, 2\]: name a layer .*, 1 to 12, .* student's 3 layers"),
         ((1, 13), {"num_layers": 2}, r"distill.initialize=\[1, 13\]: name a layer .*, 1 to 12, .* student's 2 layers"),
     ],
 )
-def test_sizes_that_differ_name_both(initialize, sizes, said):
+def test_size_mismatch_message_names_both_sizes(initialize, sizes, message):
     config = StandardConfig(teacher="t", initialize=initialize, terms=Several("distill/term").validate({"soft": {}}))
     problem = next(config.conflicts_of_pair(ModelPair(BertConfig(**sizes), BertConfig())), None)
     assert problem.key == "distill.initialize" and problem.hint
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         raise UserError(problem.message)

@@ -1,4 +1,4 @@
-"""Interchange interventions in every family: what is swapped, and that nothing else changes."""
+"""Interchange interventions in every family: which states are swapped, and that all others stay."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def documents(swap, packed):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_source_that_is_the_base_changes_nothing(family):
-    """Bit for bit, with dropout, where the layers below the swap are left out and where they are not."""
+def test_source_equal_to_base_changes_nothing(family):
+    """Bit for bit, with dropout, whether or not the layers below the swap are skipped."""
     backbone, outputs = of_family(family)
     sites = [Site(side, 1, 1) for side in ("inputs", *outputs)]
     examples = torch.arange(len(LENGTHS))
@@ -60,7 +60,7 @@ def test_a_source_that_is_the_base_changes_nothing(family):
             intervened = run(Swapped(kept, swaps))
             assert torch.equal(intervened, plain) != changed
             kept.states = {place: [*states, *states] for place, states in kept.states.items()}
-            # Beside a tap of somebody else all layers are computed.
+            # Beside another tap all layers are computed.
             tap = Swapped(kept, swaps)
             assert torch.equal(run(tap, Tap()), intervened)
             kept.states = {place: states[:1] for place, states in kept.states.items()}
@@ -70,7 +70,7 @@ def stacks(backbone):
     return [module for module in backbone.modules() if isinstance(module, Stack)]
 
 
-def test_who_is_the_source_of_whom():
+def test_sources_differ_from_bases_and_depend_on_the_step():
     batch = batch_of(*[10] * 40)
     plan = interventions(batch, [Site("inputs", 1, 1)], 0.3, seed=3, step=7)
     swap = plan.swaps[0]
@@ -78,7 +78,7 @@ def test_who_is_the_source_of_whom():
     assert plan.swapped_texts == 40 and len(pairs) == 40 * 3
     assert all(base != source for base, source in pairs) and {base for base, _ in pairs} == set(range(40))
     assert len({source for _, source in pairs}) > 20
-    # The same positions of both, one after the other.
+    # Consecutive positions, the same in base and source.
     assert torch.equal(batch.inputs.positions[swap.to_S], batch.inputs.positions[swap.from_S])
     assert (batch.inputs.positions[swap.to_S].view(40, 3).diff(dim=1) == 1).all()
     assert set(batch.inputs.positions[swap.to_S].tolist()) == set(range(10))
@@ -86,7 +86,7 @@ def test_who_is_the_source_of_whom():
     assert torch.equal(again.swaps[0].from_S, swap.from_S) and not torch.equal(later.swaps[0].from_S, swap.from_S)
 
 
-def test_spans_end_with_the_shorter_text():
+def test_span_length_follows_the_shorter_text():
     batch = batch_of(1, 9, 4, 20)
     for step in range(30):
         swap = interventions(batch, [Site("inputs", 1, 1)], 0.5, 0, step).swaps[0]
@@ -97,28 +97,28 @@ def test_spans_end_with_the_shorter_text():
             assert own.sum() == max(round(0.5 * shorter), 1)
 
 
-def test_every_example_has_a_site_of_its_own():
+def test_every_example_is_swapped_at_one_site():
     sites = [Site("inputs", 1, 2), Site("inputs", 2, 4), Site("outputs", 1, 2)]
     plan = interventions(batch_of(*[8] * 30, outputs=(5,) * 30), sites, 1.0, 0, 1)
     assert set(plan.swaps) == {0, 1, 2} and plan.swapped_texts == 30
     assert sum(len(plan.swaps[number].to_S) for number in (0, 1)) // 8 + len(plan.swaps[2].to_S) // 5 == 30
-    # One place of the teacher's, where several of the student's layers are aligned with it.
+    # Student layers that are aligned with the same teacher layer swap at one point of the teacher.
     merged_sites = [Site("inputs", 1, 2), Site("inputs", 2, 2), sites[2]]
     merged = swapping_tap(RecordedStates([]), [plan], merged_sites, teacher=True)
     assert len(merged.swaps[0][TapPoint(2)].to_S) == sum(len(plan.swaps[number].to_S) for number in (0, 1))
 
 
-def test_a_text_alone_has_no_source():
+def test_single_text_is_not_swapped():
     plan = interventions(batch_of(8), [Site("inputs", 1, 1)], 0.5, 0, 1)
     assert plan.swapped_texts == 0 and not plan.swaps
 
 
-def test_members_of_a_mixture_swap_among_themselves():
+def test_mixture_members_swap_separately():
     mixed = combine([("a", batch_of(3, 4)), ("b", batch_of(5))])
     assert [len(part.inputs.lengths) for part in member_batches(mixed)] == [2, 1]
 
 
-def test_some_dimensions_alone():
+def test_only_the_configured_dimensions_are_swapped():
     kept = RecordedStates([TapPoint(1)])
     states = torch.arange(24.0).view(4, 6)
     kept(TapPoint(1), states)

@@ -1,4 +1,4 @@
-"""Pretraining by interchange interventions, from the outside: every architecture, and a run that is resumed."""
+"""Pretraining with interchange interventions through the command line: every architecture, and resuming."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pretrain(name, family, *typed):
 @pytest.mark.parametrize(
     "family", [name if name == "t5" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-def test_a_student_of_each_architecture(family, capsys):
+def test_student_of_each_architecture_trains_and_resumes_bitwise(family, capsys):
     pretrain(f"{family}-teacher", family, "max_steps=2")
     steps = ["max_steps=4", "checkpoint_every=2"]
     preset = [f"distill={CASES[family]}", f"distill.teacher=runs/{family}-teacher"]
@@ -49,10 +49,10 @@ def test_a_student_of_each_architecture(family, capsys):
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     lost = [row["loss_interchange"] for row in rows if row["split"] == "train"]
     assert len(lost) == 4 and all(value > 0 for value in lost)
-    told = json.loads((run / "result.json").read_text())["distillation"]
-    sides = {cell["side"] for cell in told["interchange_accuracy"]["cells"]}
+    summary = json.loads((run / "result.json").read_text())["distillation"]
+    sides = {cell["side"] for cell in summary["interchange_accuracy"]["cells"]}
     assert sides == ({"inputs", "outputs"} if family == "t5" else {"inputs"})
-    assert told["interchange_accuracy"]["n"] > 0 and "1 <- 1, 2 <- 2" in capsys.readouterr().out
+    assert summary["interchange_accuracy"]["n"] > 0 and "1 <- 1, 2 <- 2" in capsys.readouterr().out
 
     last = run / "checkpoints/step_00000004/model.safetensors"
     complete = last.read_bytes()
@@ -60,11 +60,11 @@ def test_a_student_of_each_architecture(family, capsys):
     (run / "result.json").unlink()
     pretrain(family, family, *steps, *preset)
     assert last.read_bytes() == complete
-    assert json.loads((run / "result.json").read_text())["distillation"]["fidelity"] == told["fidelity"]
+    assert json.loads((run / "result.json").read_text())["distillation"]["fidelity"] == summary["fidelity"]
 
 
-def test_texts_that_are_read_one_by_one_are_refused(capsys):
-    """Before training; a forward of several texts is what it needs."""
+def test_micro_batch_of_one_text_is_refused(capsys):
+    """Before training, because an intervention needs a forward pass over several texts."""
     pretrain("alone-teacher", "gpt", "max_steps=1")
     typed = ["pretrain", "model=gpt_tiny", *TINY, "max_steps=2", "distill=interchange", "name=alone"]
     assert cli.main([*typed, "distill.teacher=runs/alone-teacher", "micro_batch_tokens=32", "max_length=32"]) == 2

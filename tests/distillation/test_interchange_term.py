@@ -1,4 +1,4 @@
-"""The term of interchange interventions: what it loses, and through which forwards its gradient passes."""
+"""The interchange term: its loss, and the forward passes that its gradient flows through."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def built(student, teacher, **fields):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_student_that_equals_its_teacher_has_nothing_to_learn(objective, tokens):
+def test_loss_is_zero_for_a_student_equal_to_the_teacher(objective, tokens):
     student = learner(objective, tokens)
     run = built(student, learner(objective, tokens), at="all")
     batch = batch_of(student, tokens)
@@ -64,8 +64,8 @@ def test_a_student_that_equals_its_teacher_has_nothing_to_learn(objective, token
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_student_learns_from_another_depth(objective, tokens):
-    """It learns, whatever the depths, and reproducibly; the teacher has no gradient."""
+def test_student_of_another_depth_has_positive_loss(objective, tokens):
+    """The loss is positive and reproducible for any two depths; the teacher has no gradient."""
     student, teacher = learner(objective, tokens), learner(objective, tokens, seed=1, num_layers=3)
     run = built(student, teacher)
     batch = batch_of(student, tokens)
@@ -80,7 +80,7 @@ def test_a_student_learns_from_another_depth(objective, tokens):
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
-def test_the_gradient_passes_through_the_source_and_the_base(tokens):
+def test_gradient_flows_through_source_and_base(tokens):
     student, teacher = learner("clm", tokens), learner("clm", tokens, seed=1)
     run = built(student, teacher, proportion=0.5)
     batch = batch_of(student, tokens, 2)
@@ -91,12 +91,12 @@ def test_the_gradient_passes_through_the_source_and_the_base(tokens):
     states.retain_grad()
     (total,) = term.sums(seen, run.teacher.predict(batch, term.tap(teacher=True)), 1).values()
     total.backward()
-    # Each text is a base, and a source.
+    # Each text is both a base and a source.
     assert all(part.abs().max() > 0 for part in states.grad.split(list(batch.inputs.lengths)))
 
 
-def test_what_is_compared_is_what_was_swapped(tokens):
-    """With all tokens swapped behind the embedding, each model predicts of the base what it does of its source."""
+def test_fully_swapped_loss_is_near_the_soft_loss(tokens):
+    """With all tokens swapped after the embedding, each model predicts for the base what it predicts for the source."""
     student, teacher = learner("clm", tokens, num_layers=1), learner("clm", tokens, seed=1)
     run = built(student, teacher, proportion=1.0, temperature=1.0)
     full = rows_of(student.examples(split(store(tokens["gpt"]), "joined"), 24), 8)
@@ -104,18 +104,18 @@ def test_what_is_compared_is_what_was_swapped(tokens):
     intervened = run(full, 1).sums["interchange"]
     soft = StandardConfig(gold=0.0, terms={"soft": SoftConfig(temperature=1.0)})
     plain = build(soft, student, [run.teacher])(full, 1).sums["soft"]
-    # The sources are a permutation of the batch here but for repeats: about the same sum.
+    # The sources are a permutation of the batch except for repeats, so that the sums are about equal.
     assert intervened.item() == pytest.approx(plain.item(), rel=0.2) and intervened.item() != plain.item()
 
 
-def test_a_text_alone_counts_nothing(tokens):
+def test_single_text_has_count_zero(tokens):
     student = learner("mlm", tokens)
     run = built(student, learner("mlm", tokens, seed=1))
     batch = batch_of(student, tokens, 1)
     assert run.counts(batch)["interchange"] == 0.0 and not run(batch, 1).sums
 
 
-def test_the_sites_of_any_two_depths():
+def test_sites_of_two_depths():
     from lmtool.distillation.configs import LayerMap
     from lmtool.models.configs import BertConfig
 
@@ -131,7 +131,7 @@ def test_the_sites_of_any_two_depths():
         InterchangeConfig(dimensions=(0.5, 0.5))
 
 
-def test_the_teacher_keeps_nothing(tokens):
+def test_term_retains_no_states_and_has_no_parameters(tokens):
     run = built(learner("clm", tokens), learner("clm", tokens, seed=1))
     run(batch_of(run.student, tokens), 1)
     assert not run.distill["interchange"].recorded and not run.distill.state_dict()

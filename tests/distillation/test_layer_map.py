@@ -1,4 +1,4 @@
-"""Which layer learns from which, for any two depths."""
+"""The layer map of student and teacher (distill.layers), for any two depths."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.models.encoder_decoder_configs import BartConfig
 
 
-def words(layers, own, its):
-    return layer_map(layers, None, BertConfig(num_layers=own), BertConfig(num_layers=its)).screen_text()
+def map_text(layers, student_layers, teacher_layers):
+    pair = BertConfig(num_layers=student_layers), BertConfig(num_layers=teacher_layers)
+    return layer_map(layers, None, *pair).screen_text()
 
 
 @pytest.mark.parametrize(
-    ("layers", "own", "its", "shown"),
+    ("layers", "student_layers", "teacher_layers", "expected"),
     [
         ("uniform", 4, 12, "1 <- 3, 2 <- 6, 3 <- 9, 4 <- 12"),  # TinyBERT's g(m) = 3m
         ("uniform", 1, 12, "1 <- 12"),
@@ -27,31 +28,32 @@ def words(layers, own, its):
         ({2: 8, 1: 4, 0: 0}, 2, 12, "0 <- 0, 1 <- 4, 2 <- 8"),
     ],
 )
-def test_rules_of_the_papers(layers, own, its, shown):
-    assert words(layers, own, its) == shown
+def test_rules_match_the_papers(layers, student_layers, teacher_layers, expected):
+    assert map_text(layers, student_layers, teacher_layers) == expected
 
 
-def test_by_default_every_two_depths_have_a_map():
-    for own in range(1, 14):
-        for its in range(1, 14):
-            (pairs,) = layer_map("uniform", None, BertConfig(num_layers=own), BertConfig(num_layers=its)).sides.values()
-            assert list(pairs) == list(range(1, own + 1))
+def test_uniform_maps_any_two_depths():
+    for student_layers in range(1, 14):
+        for teacher_layers in range(1, 14):
+            pair = BertConfig(num_layers=student_layers), BertConfig(num_layers=teacher_layers)
+            (pairs,) = layer_map("uniform", None, *pair).sides.values()
+            assert list(pairs) == list(range(1, student_layers + 1))
             assert list(pairs.values()) == sorted(pairs.values())
             assert min(pairs.values()) >= 1
-            assert pairs[own] == its
+            assert pairs[student_layers] == teacher_layers
 
 
-def test_each_stack_of_an_encoder_decoder_has_its_own():
-    own, its = BartConfig(num_layers=2, decoder_layers=1), BartConfig(num_layers=4, decoder_layers=3)
-    assert layer_map("uniform", None, own, its).screen_text() == "inputs 1 <- 2, 2 <- 4; outputs 1 <- 3"
-    assert layer_map("last", {1: 2}, own, its).screen_text() == "inputs 2 <- 4; outputs 1 <- 2"
-    assert layer_map("uniform", None, own, BertConfig(num_layers=2)).screen_text() == "1 <- 1, 2 <- 2"
+def test_encoder_decoder_has_one_map_per_stack():
+    student, teacher = BartConfig(num_layers=2, decoder_layers=1), BartConfig(num_layers=4, decoder_layers=3)
+    assert layer_map("uniform", None, student, teacher).screen_text() == "inputs 1 <- 2, 2 <- 4; outputs 1 <- 3"
+    assert layer_map("last", {1: 2}, student, teacher).screen_text() == "inputs 2 <- 4; outputs 1 <- 2"
+    assert layer_map("uniform", None, student, BertConfig(num_layers=2)).screen_text() == "1 <- 1, 2 <- 2"
     with pytest.raises(UserError, match=r"decoder_layers maps layer 2 .*the student has 1 layer, the teacher 3"):
-        layer_map("uniform", {2: 2}, own, its)
+        layer_map("uniform", {2: 2}, student, teacher)
 
 
 @pytest.mark.parametrize(
-    ("layers", "own", "its", "said"),
+    ("layers", "student_layers", "teacher_layers", "message"),
     [
         ({1: 13}, 2, 12, "maps layer 1 to layer 13 of the teacher: the student has 2 layers, the teacher 12;"),
         ({3: 1}, 2, 12, "maps layer 3 to layer 1 of the teacher: the student has 2 layers, the teacher 12;"),
@@ -60,10 +62,10 @@ def test_each_stack_of_an_encoder_decoder_has_its_own():
         ("pkd_last", 4, 2, "=pkd_last leaves no layer"),
     ],
 )
-def test_a_map_that_does_not_fit_names_both_depths(layers, own, its, said):
+def test_map_beyond_a_depth_is_refused_and_names_both_depths(layers, student_layers, teacher_layers, message):
     with pytest.raises(UserError) as caught:
-        words(layers, own, its)
-    assert said in caught.value.message
+        map_text(layers, student_layers, teacher_layers)
+    assert message in caught.value.message
     assert "distill.layers=uniform" in caught.value.hint
 
 

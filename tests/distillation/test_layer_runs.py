@@ -1,4 +1,4 @@
-"""Runs whose terms are between layers, from the outside: every preset, and a run that is cut off."""
+"""Runs with terms between layers, through the command line: every preset, resuming, and refused combinations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(path):
 
 
 @pytest.mark.parametrize("preset", ["states", "hidden", "distilbert", "tinybert", "pkd", "minilm"])
-def test_presets(folder, preset, capsys):
+def test_preset_trains_and_the_run_predicts(folder, preset, capsys):
     done = run(preset, f"distill={preset}", TEACHER, "model.num_layers=2", "evaluate_every=1", "max_steps=3")
     shown = capsys.readouterr().out
     assert ("layers" in shown.split("model ")[0]) == (preset != "states")
@@ -36,14 +36,14 @@ def test_presets(folder, preset, capsys):
     assert all(value >= 0 for row in trained for key, value in row.items() if key.startswith("loss"))
     taught = preset not in ("tinybert", "minilm")
     assert ("metrics mean nothing" in shown) != taught
-    if not taught:  # the last checkpoint stands for the run
+    if not taught:  # the best checkpoint is the last one
         assert (done / "checkpoints/best").read_text() == (done / "checkpoints/last").read_text()
     assert not any(name.startswith("distill.") for name in weights(done))
     assert cli.main(["predict", f"checkpoint={done}", "text=a bright cat"]) == 0
 
 
-def test_a_narrower_student_resumes_bitwise(folder, monkeypatch):
-    """Projections are in the checkpoint, and in no model that is used."""
+def test_narrower_student_resumes_bitwise(folder, monkeypatch):
+    """Projections are part of the checkpoint and not of the model that predicts."""
     typed = [
         "distill=standard",
         TEACHER,
@@ -59,14 +59,14 @@ def test_a_narrower_student_resumes_bitwise(folder, monkeypatch):
     assert cli.main(["predict", "checkpoint=runs/narrow", "text=a bright cat"]) == 0
 
 
-def test_a_student_that_starts_from_layers_resumes_bitwise(folder, monkeypatch):
-    """With a layer map, whose keys are texts in a saved configuration."""
+def test_student_initialized_from_layers_resumes_bitwise(folder, monkeypatch):
+    """With a layer map, whose keys are strings in a saved configuration."""
     layers = ["model.num_layers=1", "distill.terms.hidden.weight=1", "distill.layers={1: 3}"]
     assert_resumes_bitwise(monkeypatch, "started", "distill=distilbert", TEACHER, *layers)
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["distill=hidden", "distill.layers={3: 1}"], "distill.layers maps layer 3 to layer 1"),
         (["distill=minilm", "model.num_heads=4"], "the student has 4 attention heads per layer, the teacher 2"),
@@ -80,9 +80,9 @@ def test_a_student_that_starts_from_layers_resumes_bitwise(folder, monkeypatch):
         (["distill=tinybert", "tuning=prompt", "tuning.length=2", "max_length=24"], "the tuning method adds keys"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_training(folder, capsys, typed, said):
+def test_incompatible_settings_are_refused_before_training(folder, capsys, typed, message):
     run("refused", *typed, TEACHER, status=2)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list((folder / "runs").glob("refused/checkpoints/step_*"))
 
 
@@ -94,8 +94,8 @@ def test_what_does_not_fit_is_refused_before_training(folder, capsys, typed, sai
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("roberta", "fp32"), ("gpt", "bf16"))),
     ],
 )
-def test_pretraining_of_every_architecture(folder, capsys, family, precision):
-    """DistilBERT learns from BERT, which has segments; the others from their own family, which is deeper and wider."""
+def test_all_terms_pretrain_every_architecture(folder, capsys, family, precision):
+    """DistilBERT has a BERT teacher, with segments; the others a deeper and wider teacher of their family."""
     sizes = [word for word in TINY if not word.startswith(("model.num_layers", "model.hidden_size", "precision"))]
     shared = [*sizes, "data=text", "data.path=text.txt", "cache_dir=cache", "offline=true", "batch_tokens=200"]
     teacher, its = {"distilbert": "bert"}.get(family, family), ["model.num_layers=3", "model.hidden_size=48"]

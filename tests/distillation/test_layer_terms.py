@@ -1,4 +1,4 @@
-"""The terms between layers, by hand and over families: nothing is lost where student equals teacher."""
+"""Terms between layers: against a loop over the equations, and zero in every family where student equals teacher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FP32 = Precision("fp32", torch.device("cpu"), "")
 
 
 class Reader(BaseLearner):
-    """A learner that reads a batch, and predicts nothing."""
+    """A learner that computes hidden states and predicts nothing."""
 
     loss_weights = {"nothing": 1.0}  # noqa: RUF012
 
@@ -67,7 +67,7 @@ def distilled(student, teacher, terms, **fields):
 
 
 def losses(mode, batch):
-    """By term, its mean; and the gradient of the student that it makes."""
+    """The mean of each term, and the largest gradient of the student from it."""
     counts, result = mode.counts(batch), {}
     for name in mode.distill:
         mode.zero_grad()
@@ -79,7 +79,7 @@ def losses(mode, batch):
 
 
 @pytest.mark.parametrize("family", slow_but({"bert", "gpt", "t5", "deberta", "bigbird"}, ATTENDING))
-def test_nothing_is_lost_where_the_student_is_its_teacher(family):
+def test_losses_are_zero_only_for_a_student_equal_to_the_teacher(family):
     student, same, other = learner(family), learner(family), learner(family, seed=1)
     batch = batch_of(student)
     for name, (loss, gradient) in losses(distilled(student, same, dict.fromkeys(TERMS)), batch).items():
@@ -88,8 +88,8 @@ def test_nothing_is_lost_where_the_student_is_its_teacher(family):
         assert loss > 1e-4 and gradient > 1e-4, name
 
 
-def alone(model, lengths):
-    """Each document of the batch by itself: its states behind every layer, and its first layer's attention."""
+def single_documents(model, lengths):
+    """Each document of the batch, packed by itself."""
     whole, start = batch_of(model, lengths).inputs, 0
     for length in lengths:
         if length:
@@ -98,14 +98,14 @@ def alone(model, lengths):
         start += length
 
 
-def test_losses_are_those_of_the_papers():
-    """A loop over texts, layers and heads, as the equations have it."""
+def test_losses_match_the_equations_of_the_papers():
+    """A loop over texts, layers and heads follows the equations."""
     student, teacher = learner(num_layers=1), learner(seed=1, num_layers=2)
     mode = distilled(student, teacher, dict.fromkeys(TERMS))
     found = {name: loss for name, (loss, _) in losses(mode, batch_of(student)).items()}
     expected, tokens = dict.fromkeys(TERMS, 0.0), sum(LENGTHS)
     with torch.no_grad():
-        for own, its in zip(alone(student, LENGTHS), alone(teacher, LENGTHS), strict=True):
+        for own, its in zip(single_documents(student, LENGTHS), single_documents(teacher, LENGTHS), strict=True):
             x, y = student.backbone(own), teacher.backbone(its)
             expected["states"] += (1 - F.cosine_similarity(x, y)).sum() / tokens
             expected["hidden"] += F.mse_loss(x, y) * len(x) / tokens
@@ -145,7 +145,7 @@ def states_behind_first(model, packed):
     return kept[TapPoint(1)]
 
 
-def test_a_projection_only_where_widths_differ():
+def test_projections_exist_only_where_widths_differ():
     wide, same = learner(hidden_size=24, num_layers=3, feedforward_size=24), learner(seed=1)
     assert not list(distilled(learner(), same, dict.fromkeys(TERMS)).distill.parameters())
     terms = ("states", "hidden", "patience", "embeddings", "relations")
@@ -160,7 +160,7 @@ def test_a_projection_only_where_widths_differ():
     assert learned == {f"distill.{name}" for name in shapes}
 
 
-def test_relation_heads_of_models_whose_heads_differ():
+def test_relation_heads_allow_different_numbers_of_heads():
     student, teacher = learner(num_heads=4), learner(hidden_size=24, num_heads=2, feedforward_size=24)
     v2 = {"relations": ("queries", "keys", "values"), "relation_heads": 8}
     mode = distilled(student, teacher, {"relations": v2}, layers="last")
@@ -168,8 +168,8 @@ def test_relation_heads_of_models_whose_heads_differ():
     assert loss > 0 and gradient > 0
 
 
-def test_empty_texts_and_an_unread_side():
-    """A side that a learner does not read loses nothing; the mean stays one over tokens."""
+def test_empty_texts_and_an_unread_side_add_no_loss():
+    """A side that a learner does not read adds no loss, and the mean is still over tokens."""
     student, teacher = learner("bart"), learner("bart", seed=1)
     batch = batch_of(student, (5, 0, 3))
     assert all(loss > 0 for loss, _ in losses(distilled(student, teacher, dict.fromkeys(TERMS)), batch).values())
@@ -182,7 +182,7 @@ def test_empty_texts_and_an_unread_side():
 
 
 @pytest.mark.parametrize(
-    ("terms", "student", "teacher", "fields", "said"),
+    ("terms", "student", "teacher", "fields", "message"),
     [
         ({"attention": {}}, {"num_heads": 4}, {}, {}, "the student has 4 attention heads per layer, the teacher 2"),
         ({"relations": {}}, {"num_heads": 4}, {}, {}, "the student has 4 attention heads per layer, the teacher 2"),
@@ -194,12 +194,12 @@ def test_empty_texts_and_an_unread_side():
         ({"hidden": {}}, {}, {}, {"layers": {3: 1}}, "the student has 2 layers, the teacher 2"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused(terms, student, teacher, fields, said):
+def test_incompatible_terms_and_sizes_are_refused(terms, student, teacher, fields, message):
     config = StandardConfig(teacher="t", terms=Several("distill/term").validate(terms), **fields)
     problem = next(
         config.conflicts_of_pair(ModelPair(BertConfig(**SIZES | student), BertConfig(**SIZES | teacher))), None
     )
-    assert problem is not None and said in problem.message and problem.hint
+    assert problem is not None and message in problem.message and problem.hint
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -209,7 +209,7 @@ def test_models_without_layers_or_heads_are_refused(term):
         assert "lstm" in next(config.conflicts_of_pair(ModelPair(*pair)), None).message
 
 
-def test_a_student_that_attends_to_a_prefix_is_refused():
+def test_student_with_prefix_keys_is_refused():
     student = learner()
     student.backbone.embed.virtual = VirtualTokens(2, 16)
     with pytest.raises(UserError, match=r"distill\.terms\.attention: the tuning method adds keys"):
@@ -217,7 +217,7 @@ def test_a_student_that_attends_to_a_prefix_is_refused():
     losses(distilled(student, learner(), {"hidden": None}), batch_of(student))
 
 
-def test_members_of_a_mixture_are_read_one_after_the_other():
+def test_losses_of_a_mixture_match_the_whole_batch():
     student, teacher = learner(), learner(seed=1)
     batch, mode = batch_of(student), distilled(student, teacher, dict.fromkeys(TERMS))
     whole = losses(mode, batch)
@@ -233,7 +233,7 @@ def test_members_of_a_mixture_are_read_one_after_the_other():
     assert all(mixed[name] == pytest.approx(whole[name], rel=1e-4) for name in TERMS)
 
 
-def test_other_texts_than_the_teachers_are_refused():
+def test_texts_missing_from_the_teacher_batch_are_refused():
     student, teacher = learner(), learner(seed=1)
     for term in ("hidden", "attention"):
         mode, batch = distilled(student, teacher, {term: None}), batch_of(student)

@@ -1,4 +1,4 @@
-"""Runs with a frozen teacher, from the outside."""
+"""Runs with frozen teachers, through the command line."""
 
 from __future__ import annotations
 
@@ -45,31 +45,32 @@ def finetune(name, *typed):
     assert cli.main(["finetune", *task, *SHORT, "tokenizer.vocab_size=300", f"name={name}", *typed]) == 0
 
 
-# Hard labels of a file, and interchange runs, have tests of their own.
+# Hard labels of a file and interchange runs have separate tests.
 @pytest.mark.parametrize(
     "preset", ["soft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hard", "interchange"))]
 )
-def test_a_student_of_a_run(place, monkeypatch, preset):
+def test_student_of_a_run_trains_and_predicts(place, monkeypatch, preset):
     monkeypatch.chdir(place)
     before = load_file(checkpoint_folder("runs/teacher") / "model.safetensors")
     finetune(preset, f"distill={preset}", "distill.teacher=runs/teacher", "model.num_layers=1")
     rows = list(map(json.loads, Path(f"runs/{preset}/metrics.jsonl").read_text().splitlines()))
     both = {"loss_custom", "loss_soft"}
-    shown = {"soft": both, "hard": set(), "interchange": both | {"loss_interchange"}}[preset]  # one is the loss itself
+    # A single term is not shown apart from the loss.
+    shown = {"soft": both, "hard": set(), "interchange": both | {"loss_interchange"}}[preset]
     assert all(shown == {key for key in row if key.startswith("loss_")} for row in rows if row["split"] == "train")
     after = load_file(checkpoint_folder("runs/teacher") / "model.safetensors")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    told = json.loads(Path(f"runs/{preset}/result.json").read_text())["distillation"]
-    assert told["fidelity"]["n"] == 20 and 0 <= told["fidelity"]["value"] <= 1
-    # Of a student of one layer the embeddings are aligned alone.
-    cells = told["interchange_accuracy"]["cells"]
+    summary = json.loads(Path(f"runs/{preset}/result.json").read_text())["distillation"]
+    assert summary["fidelity"]["n"] == 20 and 0 <= summary["fidelity"]["value"] <= 1
+    # For a student of one layer only the embeddings are aligned.
+    cells = summary["interchange_accuracy"]["cells"]
     assert {(cell["side"], cell["student_layer"], cell["teacher_layer"]) for cell in cells} == {("inputs", 0, 0)}
-    assert sum(cell["n"] for cell in cells) == told["interchange_accuracy"]["n"] == 20
-    # A student is a model like any other.
+    assert sum(cell["n"] for cell in cells) == summary["interchange_accuracy"]["n"] == 20
+    # A student predicts like any other model.
     assert cli.main(["predict", f"checkpoint=runs/{preset}", "text=a good film"]) == 0
 
 
-def test_a_term_that_is_not_there_is_named(place, monkeypatch, capsys):
+def test_unknown_term_suggests_nearest_name(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     typed = ["finetune", "task=pydocs", "model=bert_tiny", "checkpoint=none", "distill=soft"]
     assert cli.main([*typed, "distill.terms.sfot.weight=1", "distill.terms.soft.temperature=-1"]) == 2
@@ -95,7 +96,7 @@ def several(place):
     return place
 
 
-def test_teachers_of_different_tasks_feed_different_heads(several, monkeypatch, capsys):
+def test_teachers_of_different_tasks_teach_different_heads(several, monkeypatch, capsys):
     monkeypatch.chdir(several)
     teachers = "distill.teachers=[runs/one,runs/two,runs/other]"
     weights = ["distill.teacher_weights=[3,1,1]", "distill.average=logits"]
@@ -107,12 +108,12 @@ def test_teachers_of_different_tasks_feed_different_heads(several, monkeypatch, 
     assert set(result["teachers"]) == {"runs/one", "runs/two", "runs/other"}
     assert len(set(result["teachers"].values())) == 3
     assert [model["name"] for model in result["models"]][-1] == "student"
-    # One of them is taught alone, and that is said.
+    # Only one task has a teacher, and the screen says so.
     assert mixed("half", "distill=soft", "distill.teacher=runs/one") == 0
     assert "gold only" in capsys.readouterr().out
 
 
-def test_a_teacher_that_changed_is_refused(several, monkeypatch, capsys):
+def test_resume_with_changed_teacher_is_refused(several, monkeypatch, capsys):
     monkeypatch.chdir(several)
     finetune("stopped", "distill=soft", "distill.teacher=runs/teacher", "model.num_layers=1")
     Path("runs/stopped/result.json").unlink()
@@ -127,8 +128,8 @@ def test_a_teacher_that_changed_is_refused(several, monkeypatch, capsys):
     assert cli.main(["resume", "runs/stopped"]) == 0
 
 
-def test_hard_labels_of_a_file(several, monkeypatch, capsys):
-    """Those of a teacher that is gone: the same as with the teacher at hand."""
+def test_hard_labels_of_a_file_match_the_teacher(several, monkeypatch, capsys):
+    """Training on the saved predictions of a deleted teacher equals training with the teacher."""
     monkeypatch.chdir(several)
     assert cli.main(["predict", "checkpoint=runs/teacher", "input=train.tsv", "output=said.jsonl"]) == 0
     finetune("with", "distill=hard", "distill.teacher=runs/teacher", "tokenizer=folder", "tokenizer.path=runs/teacher")
@@ -157,7 +158,7 @@ def test_hard_labels_of_a_file(several, monkeypatch, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_the_plan_counts_a_teacher(place, monkeypatch, capsys):
+def test_plan_counts_flops_and_memory_of_a_teacher(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     words = ["task=custom", "task.kind=classification", "task.path=.", "model=bert_tiny", "checkpoint=none"]
     typed = ["model.hidden_size=32", "tokenizer.vocab_size=300", *SHORT, "distill=soft", "distill.teacher=runs/teacher"]

@@ -1,4 +1,4 @@
-"""A store of a teacher's outputs: what it answers is what the teacher predicts, and it is taken for nothing else."""
+"""Runs with stored teacher outputs (distill.store): same losses as with the teacher, reuse, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def losses(name, term="soft"):
     return [row[f"loss_{term}"] for row in rows if row["split"] == "train"]
 
 
-def test_a_student_learns_the_same_from_the_store(capsys):
+def test_losses_with_the_store_match_the_running_teacher(capsys):
     distill("live")
     distill("made", "distill.store=true")
     assert "teacher outputs made" in capsys.readouterr().out
@@ -55,7 +55,7 @@ def test_a_student_learns_the_same_from_the_store(capsys):
     assert len([path for path in Path("cache/teachers").iterdir() if not path.name.startswith(".")]) == 1
 
 
-def test_a_folder_of_something_else_is_refused(capsys):
+def test_store_of_other_data_or_settings_is_refused(capsys):
     distill("typed", "distill.store=kept")
     distill("other", "distill.store=kept", "max_length=16", status=2)
     assert (
@@ -69,7 +69,7 @@ def test_a_folder_of_something_else_is_refused(capsys):
     assert "distill.terms.interchange needs the running teacher" in capsys.readouterr().err
 
 
-def test_a_teacher_of_another_tokenizer_answers_by_row(capsys):
+def test_store_allows_a_teacher_with_another_tokenizer(capsys):
     other = ["tokenizer.vocab_size=45"]
     distill("bytes", *other, status=2)
     assert (
@@ -82,7 +82,7 @@ def test_a_teacher_of_another_tokenizer_answers_by_row(capsys):
     assert all(0 < loss < 1 for loss in losses("bytes"))
 
 
-def test_a_sweep_makes_it_once():
+def test_sweep_makes_the_store_once():
     typed = ["-m", "distill=soft", "distill.teacher=runs/teacher", "distill.store=true", "distill.store_dtype=float16"]
     finetune("swept", *typed, "model.num_layers=1,2")
     logs = [path.read_text() for path in sorted(Path("runs").glob("swept*/**/log.txt"))]
@@ -90,7 +90,7 @@ def test_a_sweep_makes_it_once():
     assert "teacher outputs found" in logs[1]
 
 
-def test_pretraining_reads_the_predictions_of_corrupted_text(capsys):
+def test_pretraining_store_matches_the_running_teacher(capsys):
     Path("text.txt").write_text(
         "\n\n".join(f"The {n} films of a good week were bad. Others were good." for n in range(40))
     )

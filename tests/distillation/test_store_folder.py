@@ -1,4 +1,4 @@
-"""The folder of what a teacher gave: taken where it fits, made again where it is damaged."""
+"""The folder of stored teacher outputs: reused where it matches, made again where it is damaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fill(folder):
     return {"rows": 3}
 
 
-def test_it_is_made_once_and_again_where_it_is_damaged(tmp_path):
+def test_store_is_made_once_and_again_where_damaged(tmp_path):
     location, warned = StoreLocation(None, str(tmp_path)), []
     made = open_or_make(location, OF, fill)
     found = open_or_make(location, OF, fill)
@@ -35,7 +35,7 @@ def test_it_is_made_once_and_again_where_it_is_damaged(tmp_path):
     assert not list(tmp_path.glob("teachers/.*draft*"))
 
 
-def test_a_folder_that_was_typed_is_never_made_again(tmp_path):
+def test_mismatched_or_damaged_user_folder_is_refused(tmp_path):
     location = StoreLocation(str(tmp_path / "kept"), str(tmp_path))
     folder = open_or_make(location, OF, fill).folder
     data = {"task=x": {"train texts": "2", "train rows": 3}}
@@ -49,8 +49,8 @@ def test_a_folder_that_was_typed_is_never_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["mine", "nowhere"])
-def test_a_link_in_a_folder_that_was_typed_is_not_followed(tmp_path, target):
-    """The folder that a user names may be a link of his; one inside, of a stranger's store, leads nowhere."""
+def test_symlink_in_the_store_folder_is_not_followed(tmp_path, target):
+    """The folder that a user names may be a link; a link inside it, of an untrusted store, is not followed."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "disk").mkdir()
     (tmp_path / "store").symlink_to("disk")
@@ -70,7 +70,7 @@ def test_a_link_in_a_folder_that_was_typed_is_not_followed(tmp_path, target):
     assert not [*(tmp_path / "mine").iterdir()] and not (tmp_path / "nowhere").exists()
 
 
-def test_a_pass_that_fails_leaves_nothing(tmp_path):
+def test_failed_pass_leaves_no_folder(tmp_path):
     def failing(folder):
         fill(folder)
         require_free_space(folder, 10**9, 1, 10**9)
@@ -80,7 +80,7 @@ def test_a_pass_that_fails_leaves_nothing(tmp_path):
     assert not [path for path in (tmp_path / "teachers").iterdir() if path.is_dir()]
 
 
-def test_labels_that_a_teacher_writes(monkeypatch):
+def test_teacher_texts_replace_labels(monkeypatch):
     student = TextToTextLearner.__new__(TextToTextLearner)
     parsed = {"bad": Prediction(0, 1.0), "good": Prediction(1, 1.0)}
     object.__setattr__(student, "kind", SimpleNamespace(parse=parsed.get))

@@ -1,4 +1,4 @@
-"""A store answers for every objective and every kind of task what its teacher predicts."""
+"""Stored teacher outputs equal the teacher's predictions, for every objective and task kind."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ STORED = [kind for kind in KINDS if kind != "auxiliary_lm"]
 
 
 @pytest.mark.parametrize("kind", slow_but({*OBJECTIVES, "classification", "tokens", "seq2seq", "domain"}, STORED))
-def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
+def test_stored_outputs_equal_teacher_predictions(kind, tokens, tmp_path):
     (tmp_path / "data").mkdir()
     learner, examples = KINDS[kind](tmp_path / "data", tokens)
     learner.eval().requires_grad_(False)
     read, fixed = reading(examples), kind not in OBJECTIVES
-    states = kind != "domain"  # which reads a batch in its own way
+    states = kind != "domain"  # whose forward pass composes batches differently
     whole = stored(learner, tmp_path, StoreFormat("float32", None, TEMPERATURES), fixed, states=states)
     small = stored(learner, tmp_path, StoreFormat("float16", 3, TEMPERATURES), fixed)
     assert whole.begin(read)["teacher_outputs"] == small.begin(read)["teacher_outputs"] == "made"
@@ -56,7 +56,7 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
         Teacher(learner, FP32_CPU, ""),
         TopWordsTeacher(learner, FP32_CPU, "", top_k=3, temperatures=TEMPERATURES),
     )
-    # Of the batches of its own pass bit by bit.
+    # Bit for bit on the batches of the storing pass.
     batch = next(iter(Passes.from_student(read, fixed, 0).batches()))
     same(whole.predict(batch).predicted, live.predict(batch).predicted, 0.0)
     batch = next(iter(read.loader.steps(None))).batches[0]
@@ -83,13 +83,13 @@ def same(stored, live, tolerance):
             torch.testing.assert_close(there, probabilities.probabilities(temperature), rtol=tolerance, atol=tolerance)
 
 
-def test_what_has_no_targets_is_refused(tokens, tmp_path):
+def test_storing_predictions_without_targets_is_refused(tokens, tmp_path):
     learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)
     with pytest.raises(UserError, match="predictions of lm cannot be stored"):
         stored(learner.eval(), tmp_path, StoreFormat("float32", None, TEMPERATURES)).begin(reading(examples))
 
 
-def test_what_was_not_read_is_not_answered(tokens, tmp_path):
+def test_examples_outside_the_store_are_refused(tokens, tmp_path):
     learner, examples = KINDS["mlm"](tmp_path, tokens)
     teacher = stored(learner.eval(), tmp_path, StoreFormat("float32", None, TEMPERATURES), fixed=False)
     with pytest.raises(UserError, match="neither max_steps nor max_epochs"):

@@ -1,4 +1,4 @@
-"""A student that learns what its teacher writes."""
+"""Sequence-level distillation: the student's targets are texts that the teacher generates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def finetune(name, *typed, status=0):
     assert cli.main(["finetune", *TASK, *MODEL, *SHORT, f"name={name}", *typed]) == status
 
 
-def test_the_rows_have_what_the_teacher_writes(capsys):
+def test_training_rows_have_texts_generated_by_the_teacher(capsys):
     finetune("teacher", "tokenizer.vocab_size=300", "task.metrics=[exact_match]", "task.metric=exact_match")
     scored = ["task.metrics=[exact_match]", "task.metric=exact_match", "distill.teacher=runs/teacher"]
     finetune("student", *scored, "distill=sequence", "tokenizer.vocab_size=280", "task.generation.beams=2")

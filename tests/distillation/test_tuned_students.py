@@ -1,4 +1,4 @@
-"""Distillation together with tuning methods: what a checkpoint holds beside its base, and what reads it."""
+"""Distillation together with tuning methods: the contents of a checkpoint, and the commands that read it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from lmtool.cli import main as cli
 from tests.breadth import slow_but
 from tests.commands.conftest import finetune, pretrain, working_in
-from tests.distillation.runs import STEPS, assert_same, cut_off, saved, weights
+from tests.distillation.runs import STEPS, assert_same, interrupt, saved, weights
 
 LORA = ["checkpoint=runs/base", "tuning=lora", "tuning.dropout=0.1"]
 
@@ -36,9 +36,9 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", slow_but({"terms"}, MODES))
-def test_a_tuned_student_resumes_bitwise_and_leaves_its_base_alone(folder, monkeypatch, mode, capsys):
+def test_tuned_student_resumes_bitwise_and_omits_base_weights(folder, monkeypatch, mode, capsys):
     run = tuned(mode, *MODES[mode])
-    cut_off(monkeypatch, lambda status: tuned(f"{mode}-cut", *MODES[mode], status=status))
+    interrupt(monkeypatch, lambda status: tuned(f"{mode}-cut", *MODES[mode], status=status))
     assert_same(saved(run), saved(tuned(f"{mode}-cut", *MODES[mode])))
     last = run / "checkpoints" / (run / "checkpoints/last").read_text().strip()
     base = json.loads((last / "base.json").read_text())

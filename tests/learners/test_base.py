@@ -1,4 +1,4 @@
-"""What every learner has: heads, parameter groups, dropout."""
+"""The base class of learners: heads, parameter groups, dropout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = {"vocab_size": 60, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "
 
 
 class Plain(BaseLearner):
-    """A learner that learns nothing: what is its own is asked of others."""
+    """A learner without an objective."""
 
     counts = examples = score = predictors = None
 
@@ -28,7 +28,7 @@ def batch_of(lengths=(3, 6), examples=(4, 9)) -> Batch:
     return Batch(packed, {}, torch.tensor(examples), torch.zeros(len(lengths), dtype=torch.int32))
 
 
-def test_learner_names_heads_and_draws_their_weights():
+def test_heads_are_named_and_initialized_by_seed():
     def learner(seed):
         plain = Plain(None, build(BertConfig(**SIZES), seed), None, seed)
         plain.add_head("pooler", Pooler(16))
@@ -48,7 +48,7 @@ def test_learner_names_heads_and_draws_their_weights():
     assert first.state_dict()[key].abs().max() <= 0.04 and not first.state_dict()["heads.sst2.output.bias"].any()
 
 
-def test_parameter_groups_hold_each_learning_tensor_once():
+def test_parameter_groups_hold_each_trainable_tensor_once():
     learner = Plain(None, build(GptConfig(**SIZES), 0), None, 0)
     learner.backbone.embed.token.weight.requires_grad_(False)
     decay, rest = learner.parameter_groups()
@@ -62,7 +62,7 @@ def test_parameter_groups_hold_each_learning_tensor_once():
     assert learner.penalties() == {} and learner.on_step(1) is None
 
 
-def test_draws_only_in_training_and_by_example():
+def test_dropout_keys_exist_in_training_and_depend_on_the_example():
     learner = Plain(None, build(BertConfig(**SIZES), 0), None, 0)
     assert learner.eval().dropout_rng(batch_of(), 1) is None
     learner.train()

@@ -1,4 +1,4 @@
-"""A held-out split that several processes score together: each has the scores of one process, bit by bit."""
+"""Distributed evaluation of a held-out split: every rank has the scores of a single process, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.distillation.test_every_kind import TASKS, corpora
 from tests.learners.test_mixed_sources import CASES, built
 
 SIZES = (2, 7)
-KINDS = [kind for kind in TASKS if kind != "text_to_text"]  # its examples do not hold the labels as they were
+KINDS = [kind for kind in TASKS if kind != "text_to_text"]  # its examples do not hold the original labels
 
 
 class Threads:
-    """A group of threads in the place of processes: what they hand each other is pickled."""
+    """A group of threads instead of processes; they exchange pickled values."""
 
     rank = 0
 
@@ -45,15 +45,15 @@ class Threads:
         return values
 
 
-def shared(size, scored):
-    """What scored(group) gives in each of so many processes."""
+def on_every_rank(size, scored):
+    """The result of scored(group) on each rank of a group of that size."""
     group = Threads(size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: scored(group.of(rank)), range(size)))
 
 
 @pytest.mark.parametrize("case", slow_but(["mlm nsp", "mixture"], CASES))
-def test_texts(case):
+def test_ranks_score_texts_like_a_single_process(case):
     torch.set_num_threads(1)
     learner, data, examples = built(case, split="validation")
     learner.eval()
@@ -67,7 +67,7 @@ def test_texts(case):
 
     alone = scored()
     for size in SIZES:
-        assert [each.metrics() for each in shared(size, scored)] == [alone.metrics()] * size
+        assert [each.metrics() for each in on_every_rank(size, scored)] == [alone.metrics()] * size
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def tokens():
 
 
 def task_of(kind, tokens, folder):
-    """The learner of a kind, and what gives the evaluation of its rows in one of several processes."""
+    """The learner of a kind, and a function that evaluates its rows on one rank of a group."""
     learner, examples = TASKS[kind](folder, tokens)
     data = SplitData("dev", rows={learner.config.name: examples.rows})
     examples = learner.examples(data, 32)
@@ -92,18 +92,18 @@ def task_of(kind, tokens, folder):
 
 
 @pytest.mark.parametrize("kind", slow_but(["classification", "tokens"], KINDS))
-def test_rows(kind, tokens, tmp_path):
+def test_ranks_score_rows_like_a_single_process(kind, tokens, tmp_path):
     torch.set_num_threads(1)
     _, scored = task_of(kind, tokens, tmp_path)
     alone = scored()
     for size in SIZES:
-        for evaluation in shared(size, scored):
+        for evaluation in on_every_rank(size, scored):
             assert evaluation.metrics() == alone.metrics() and evaluation.warnings == alone.warnings
             assert list(evaluation.records()) == list(alone.records())
 
 
-def test_what_is_not_finite_ends_all(tokens, tmp_path):
-    """One process alone meets it; all say the same, and of which batch."""
+def test_non_finite_loss_ends_all_ranks(tokens, tmp_path):
+    """Only one rank meets the batch; all ranks report the same message and batch."""
     learner, scored = task_of("classification", tokens, tmp_path)
     place = learner.backbone.embed.token.weight.data
     place[learner.tokenizer.encode("dull")[0]] = torch.nan
@@ -115,6 +115,6 @@ def test_what_is_not_finite_ends_all(tokens, tmp_path):
             scored(group)
         return caught.value
 
-    for problem in shared(2, failed):
+    for problem in on_every_rank(2, failed):
         assert problem.message == alone.value.message
         assert problem.batch.rows.tolist() == alone.value.batch.rows.tolist()

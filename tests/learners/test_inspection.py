@@ -1,4 +1,4 @@
-"""What `inspect` asks of a learner: what holds of any examples, and what an objective adds."""
+"""The statistics that `inspect` checks: those of every learner, and those that an objective adds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.objectives.objective_fixtures import backbone, split, store, tokenize
 
 
 class Everywhere(Inspector):
-    """An objective that promises a prediction at every token."""
+    """The inspector of an objective that predicts at every token."""
 
     def check(self, stats, drawn):
         stats.exact("predicted tokens", len(drawn.batch.targets["clm"].labels), len(drawn.batch.inputs.tokens))
 
 
-def test_an_objective_adds_what_it_promises_to_what_holds_of_all():
+def test_inspector_reports_broken_statistics():
     tokens = tokenizer("bytebpe")
     learner = build(ClmConfig(), backbone("gpt"), tokens, 0)
     examples = learner.examples(split(store(tokens)), 32)

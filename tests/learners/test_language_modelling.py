@@ -1,5 +1,5 @@
-"""Perplexity against transformers' GPT2LMHeadModel on the same random weights, by windows as in training and by windows
-that overlap."""
+"""Perplexity against transformers' GPT2LMHeadModel with the same random weights, over the windows of training and over
+overlapping windows (stride)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scored(data):
 
 
 def reference(data, stride):
-    """(loss, whether it is of an end) of each target, window by window, as published for transformers."""
+    """(loss, whether the target is an end token) of each target, window by window, as in the transformers guide."""
     ids = [[*data.text.document(number).tolist(), END] for number in range(len(data.text))]
     runs = ids if data.documents == "separate" else [[token for document in ids for token in document]]
     losses = []
@@ -75,7 +75,7 @@ def reference(data, stride):
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 @pytest.mark.parametrize("stride", [None, 5, 1])
-def test_every_token_is_scored_once_as_transformers_scores_it(documents, stride):
+def test_losses_of_all_tokens_match_transformers(documents, stride):
     data = text(documents, stride)
     evaluation, examples = scored(data)
     expected = reference(data, stride or LENGTH - 1)
@@ -97,32 +97,32 @@ def test_every_token_is_scored_once_as_transformers_scores_it(documents, stride)
     assert examples.metadata()["predicted_fraction"] == pytest.approx(len(expected) / rows["length"].sum())
 
 
-def test_a_token_has_its_context():
-    """Behind the beginning, max_length - stride tokens at least."""
+def test_stride_leaves_the_expected_context():
+    """After the first window, every target has at least max_length - stride tokens of context."""
     examples = scored(text(stride=5))[1]
     known = examples.plan(0).rows["known"]
     assert known[0] == 1 and len(known) > 5 and (known[1:] == LENGTH - 5).all()
 
 
-def test_a_stride_as_long_as_the_windows_is_refused():
+def test_stride_of_max_length_is_refused():
     with pytest.raises(UserError, match="stride=12 is too long"):
         scored(text(stride=LENGTH))
 
 
-def test_scores_of_words_need_the_text():
+def test_word_scores_need_word_counts_and_unknown_tokens_warn():
     evaluation, _ = scored(text(words=0))
     assert list(evaluation.scores) == ["perplexity"]
     warned, _ = scored(text(unknown_fraction=0.25))
     assert "25.00% of the tokens are unknown" in warned.warnings[0]
 
 
-def test_words_and_bytes_of_a_document_in_parts():
+def test_text_size_of_a_document_in_parts():
     size = TextSize()
     for part, ends in [("two wor", False), ("ds and", False), (" ", False), ("\nmore", True), ("é", True)]:
         size.add(part, ends)
     assert (size.words, size.bytes) == (5, len("two words and \nmoreé".encode()))
 
 
-def test_directions_are_known_by_name():
+def test_smaller_is_better_depends_on_the_metric_name():
     better = [name for name in ("dev_perplexity", "bits_per_byte", "mlm_loss", "mse") if smaller_is_better(name)]
     assert len(better) == 4 and not any(map(smaller_is_better, ("accuracy", "f1", "exact_match", "word")))

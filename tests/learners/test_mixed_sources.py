@@ -1,4 +1,4 @@
-"""Several texts for one learner: shares, batches, predictors and scores, for every objective."""
+"""Mixtures of text sources: fractions, batches, predictors and scores, for every objective."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def built(case, fractions=(0.75, 0.25), split="train"):
 
 
 def sources_of(examples):
-    """The mixtures of texts: one, or one for each objective."""
+    """The mixtures of text sources: a single one, or one per objective."""
     return [examples] if isinstance(examples, MixedSources) else list(examples.members.values())
 
 
 @pytest.mark.parametrize("case", WIDE)
-def test_every_objective_learns_from_several_texts(case):
-    """A batch of both is the batches of each: the same losses and gradients, and a draw of its own for each example."""
+def test_mixed_batch_equals_the_sum_of_the_parts(case):
+    """A mixed batch has the losses and gradients of its parts, and a separate random stream for each example."""
     learner, data, examples = built(case)
     learner.train()
     plan = examples.plan(0)
@@ -78,7 +78,7 @@ def parts_of(batch, examples):
 
 
 @pytest.mark.parametrize("case", WIDE)
-def test_texts_are_scored_together_and_each_by_itself(case):
+def test_sources_are_scored_together_and_separately(case):
     learner, data, examples = built(case, split="validation")
     train = replace(data, split="train")
     predictors = predictors_of(learner, train, examples_of(learner, train, 32))
@@ -93,7 +93,7 @@ def test_texts_are_scored_together_and_each_by_itself(case):
         scorer = TermScorer(learner, predictors)
         number = list(examples.members).index(title)
         batches = (batch for batch in wanted.epoch_batches())
-        scored = OneText(scorer, examples, number)
+        scored = OneSource(scorer, examples, number)
         own[title] = evaluate(learner, scored, batches)
         assert len(part.plan(0)) == sum(rows["member"] == number for rows in examples.plan(0).rows)
     for title, evaluation in own.items():
@@ -106,8 +106,8 @@ def test_texts_are_scored_together_and_each_by_itself(case):
     assert together.metrics()["loss"] == together.loss
 
 
-class OneText:
-    """Enters the targets of one text alone, found by the documents' numbers, in another way than the scorer."""
+class OneSource:
+    """Scores the targets of one source only, selected by document numbers, independently of the scorer."""
 
     def __init__(self, scorer, examples, number):
         self.scorer, self.examples, self.number = scorer, examples, number
@@ -128,7 +128,7 @@ class OneText:
         return self.scorer.result()
 
 
-def test_shares_decide_and_repeated_examples_are_drawn_anew():
+def test_fractions_are_met_and_repeats_are_sampled_anew():
     learner, data, examples = built("mlm", (0.2, 0.8))
     rows = examples.plan(0).rows
     sizes = [len(part.plan(0)) for part in examples.members.values()]
@@ -146,7 +146,7 @@ def test_shares_decide_and_repeated_examples_are_drawn_anew():
     assert np.array_equal(built("mlm", (0.2, 0.8))[2].plan(1).rows, examples.plan(1).rows)
 
 
-def test_what_reads_nothing_knows_the_shares():
+def test_unigram_predictor_weights_sources_by_fraction():
     learner, data, examples = built("clm", (0.25, 0.75))
     mixed = predictors_of(learner, data, examples)["clm"]
     own = [learner.predictors(data.members[title], part)["clm"] for title, part in examples.members.items()]
@@ -155,7 +155,7 @@ def test_what_reads_nothing_knows_the_shares():
     assert np.exp(-mixed.losses_C).sum() == pytest.approx(1)
 
 
-def test_one_batch_is_itself():
+def test_concatenating_a_single_batch_returns_the_batch():
     _, _, examples = built("clm")
     batch = examples.batch(examples.plan(0).rows[:1], np.arange(1), 0)
     assert concatenate([batch]) is batch

@@ -1,4 +1,4 @@
-"""A mixture of objectives: shares, shared parameters, terms apart."""
+"""A mixture of objectives: weights, shared parameters, separate terms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def built(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_parts_of_a_batch_add_up(case):
+def test_losses_of_micro_batches_add_up(case):
     learner, examples, _ = built(case)
     learner.train()
     plan = examples.plan(0)
@@ -54,7 +54,7 @@ def test_parts_of_a_batch_add_up(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_evaluation_keeps_the_terms_apart(case):
+def test_evaluation_scores_terms_separately(case):
     learner, examples, data = built(case)
     loader = PackedLoader(examples, seed=1, batch_tokens=300, shuffle=False)
     predictors = learner.predictors(split(data), examples)
@@ -71,7 +71,7 @@ def test_evaluation_keeps_the_terms_apart(case):
     assert not learner.inspector(examples, 32).measure(3000).broken()
 
 
-def test_names_weights_and_heads():
+def test_terms_heads_and_example_counts_of_members():
     learner, examples, _ = built("encoder")
     assert learner.loss_weights == {"mlm": 0.75, "span_mlm": 0.25, "span_sbo": 0.25, "span_sop": 0.25}
     assert set(learner.heads) == {"masked_lm", "span_boundary", "pooler", "sentence_order"}
@@ -95,7 +95,7 @@ def test_names_weights_and_heads():
     }
 
 
-def test_errors():
+def test_invalid_members_and_weights_are_refused():
     for fields, message in (
         ({"members": ("mlm", "mlm")}, "each objective once"),
         ({"members": ("mlm", "nothing")}, "nothing is not one of .*clm, "),

@@ -1,5 +1,4 @@
-"""The families at tiny, unusual sizes beside the classes of transformers that define them: `CASES`, and the texts that
-both read."""
+"""Families at tiny, unusual sizes with their reference classes of transformers: `CASES`, and texts for both."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ class Checkpoint(nn.Module):
 
 @dataclass
 class Pair:
-    """A model of ours and transformers' model of the same configuration, with the key maps of the family's module.
+    """Our model and transformers' model of the same configuration, with the key maps of the family's module.
     unused: tensors of theirs that none of our heads has."""
 
     ours: Checkpoint
@@ -165,8 +164,8 @@ class Case:
 
 
 def loaded(pair: Pair) -> Pair:
-    """Their weights in our model, every name accounted for. Biases and norms are changed first, so that they differ
-    from 0 and 1."""
+    """The pair with transformers' weights in our model; every name must match. Biases and norms are changed first, so
+    that they differ from 0 and 1."""
     with torch.no_grad():
         for parameter in pair.theirs.parameters():
             if parameter.ndim == 1:
@@ -177,8 +176,8 @@ def loaded(pair: Pair) -> Pair:
 
 @dataclass
 class Texts:
-    """The same texts packed, and as padded rows. mask: which places of the rows are real. segments: None if the family
-    reads none."""
+    """The same texts packed, and as padded rows. mask: the positions of real tokens in the rows. segments: None if the
+    family has no segments."""
 
     packed: Packed
     ids: Tensor
@@ -187,7 +186,7 @@ class Texts:
 
     @classmethod
     def random(cls, lengths: tuple[int, ...], seed: int = 1, segments: int = 0) -> Texts:
-        """Without the tokens 0 and 1, the paddings of transformers, whose rows never learn."""
+        """Random texts without the tokens 0 and 1, padding in transformers, whose embeddings are never trained."""
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(2, VOCABULARY, (sum(lengths),), generator=generator)
         mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
@@ -199,7 +198,7 @@ class Texts:
         return cls(Packed(tokens, lengths, {"segment": segment}), ids, mask, types)
 
     def arguments(self) -> dict[str, Tensor]:
-        """The arguments of their model."""
+        """The arguments of the model of transformers."""
         rows = {"input_ids": self.ids, "attention_mask": self.mask.long()}
         return rows if self.segments is None else rows | {"token_type_ids": self.segments}
 
@@ -208,19 +207,20 @@ class Texts:
 
 
 def sentence_logits(pair: Pair, head: str, hidden_TH: Tensor, packed: Packed) -> Tensor:
-    """Ours of each text."""
+    """Our logits of each text."""
     heads, place = pair.ours.heads, "last" if pair.module is xlnet else "first"
     logits: Tensor = heads[head](heads["pooler"](summary(hidden_TH, packed, place)))
     return logits
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """Zeros for a parameter that the loss does not depend on."""
+    """The gradient, zeros for a parameter that the loss does not depend on."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def assert_gradients_equal(pair: Pair) -> None:
-    """Their gradients, renamed, are ours, relative to each tensor's largest; a key's bias has none but rounding."""
+    """Asserts that their renamed gradients equal ours, relative to the largest of each tensor; the gradient of a key
+    bias is rounding only."""
     theirs = pair.from_hf({name: gradient_of(parameter) for name, parameter in pair.theirs.named_parameters()})
     ours = {name: gradient_of(parameter) for name, parameter in pair.ours.named_parameters()}
     assert theirs.keys() == ours.keys()
@@ -288,7 +288,7 @@ def causal_case(module: ModuleType, config: type[LlamaConfig], family: str, tied
 
 
 def deberta_case(module: ModuleType, config: type[ModelConfig], family: str, **fields: Any) -> Case:
-    """Texts longer than the table of distances reaches, and shorter. fields: of our configuration."""
+    """For texts longer and shorter than the table of distances. fields: fields of our configuration."""
     ours = config(**SIZES | {"max_positions": 60, "max_distance": 20} | NO_DROPOUT | fields)
     published = getattr(transformers, f"{family}Config")(
         **module.to_hf_config(ours) | {"initializer_range": 0.2, "num_labels": CLASSES}
@@ -298,7 +298,7 @@ def deberta_case(module: ModuleType, config: type[ModelConfig], family: str, **f
 
 
 def each_text_in_blocks(model: nn.Module, rows: dict[str, Tensor]) -> Any:
-    """BigBird draws its random blocks in training mode, and treats all rows of a batch as its longest one needs."""
+    """BigBird samples random blocks in training mode only, and chooses dense or sparse attention for a whole batch."""
     model.train()
     logits = []
     for ids, mask, segments in zip(*rows.values(), strict=True):
@@ -311,7 +311,7 @@ def each_text_in_blocks(model: nn.Module, rows: dict[str, Tensor]) -> Any:
 
 
 def with_double_mask(model: nn.Module, rows: dict[str, Tensor]) -> Any:
-    """XLNet computes with its mask, and builds its sinusoids in fp32."""
+    """XLNet multiplies by its mask, and builds its sinusoids in fp32; both must be float64."""
     inner = model.transformer
     if "relative_positional_encoding" not in vars(inner):
         encoding = inner.relative_positional_encoding
@@ -320,7 +320,7 @@ def with_double_mask(model: nn.Module, rows: dict[str, Tensor]) -> Any:
 
 
 def with_separate_output_layer(model: nn.Module) -> None:
-    """T5 1.1; transformers ties it by force and keeps only the scaling."""
+    """T5 1.1: transformers always ties the output layer and omits only the scaling."""
     model.lm_head.weight = nn.Parameter(torch.randn(VOCABULARY, 36) * 0.2)
 
 
@@ -339,7 +339,7 @@ THEIR_STACKS = {
 
 
 def t5_case(version: str) -> Case:
-    """Heads of width 10, which do not divide the hidden width; distances beyond the last bucket."""
+    """Heads of width 10, which does not divide the hidden width; distances beyond the last bucket."""
     gated = version == "1.1"
     kind = {"feedforward": "gated_gelu", "tied": False} if gated else {}
     positions = {"name": "t5", "buckets": 12, "max_distance": 20}
@@ -404,7 +404,7 @@ CASES: dict[str, Case] = {
         transformers.ModernBertForMaskedLM, transformers.ModernBertModel,
         transformers.ModernBertForSequenceClassification, tied=frozenset({"decoder.weight"}),
     ),
-    # A text that fills 20 blocks, one that leaves three places of its 18th free, and one that is dense.
+    # A text that fills 20 blocks, one with three free positions in the last of 18 blocks, and a dense one.
     "bigbird": replace(
         bert_case(
             bigbird, BigbirdConfig, "BigBird", more={"max_positions": 80, "block_size": 4, "random_blocks": 2},
@@ -458,7 +458,7 @@ CASES: dict[str, Case] = {
     "bart": bart_case(
         bart, BartConfig(**two_stack_sizes(activation_dropout=0.0)), "Bart", "ForConditionalGeneration", MODEL_TABLES
     ),
-    # Marian's architecture is the paper's, except for the order of the channels.
+    # Marian has the architecture of the paper, except for the order of the channels.
     "transformer": bart_case(
         transformer, Transformer2017Config(**two_stack_sizes()), "Marian", "MTModel", MODEL_TABLES | CONSTANTS,
         activation_function="relu", scale_embedding=True, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,

@@ -1,4 +1,4 @@
-"""BigBird's blocks: which texts use them, and what a published configuration cannot say."""
+"""BigBird: the texts that use block-sparse attention, and a setting that has no published form."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.models.parity import CASES
 CONFIG = CASES["bigbird"].config
 
 
-def test_a_pattern_seed_has_no_published_form():
+def test_pattern_seed_is_refused_in_export():
     with pytest.raises(UserError, match="pattern_seed=3"):
         bigbird.to_hf_config(CONFIG.model_copy(update={"pattern_seed": 3}))
 
 
-def test_only_longer_texts_use_blocks():
+def test_only_texts_longer_than_longest_dense_use_blocks():
     backbone = build(CONFIG, 0)
     assert backbone.blocks.longest_dense == 36
     assert backbone.mask(1, Packed(torch.arange(40), (36, 4))) == Full()

@@ -1,4 +1,4 @@
-"""Compiled regions: what a model computes with them is what it computes without, and one graph serves all sizes."""
+"""Compiled regions: results equal those of eager mode, and one graph serves all sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model_of(family, **fields):
 
 
 def outcome(model, lengths, number, device_draws=False, **given):
-    """Hidden states of some tokens, and all gradients."""
+    """The hidden states of some tokens, and all gradients."""
     sides = [texts(lengths, number)]
     if model.config.architecture == "encoder_decoder":
         sides.append(texts(tuple(length % 7 + 1 for length in lengths), number + 50))
@@ -56,8 +56,8 @@ def outcome(model, lengths, number, device_draws=False, **given):
 
 
 def assert_same(model, backend="aot_eager", tolerance=1e-6, warm=1, **given):
-    """Compiled as eager, over batches of all sizes, as a share of the largest number; the first `warm` make the graphs.
-    Returns how many more there are than regions."""
+    """Asserts that compiled results equal eager ones for batches of all sizes, relative to the largest number; only the
+    first `warm` batches may compile. Returns the number of graphs minus the number of regions."""
     counters.clear()
     plain = [outcome(model, lengths, number, **given) for number, lengths in enumerate(BATCHES)]
     assert not counters["stats"]["unique_graphs"]
@@ -76,13 +76,13 @@ def assert_same(model, backend="aot_eager", tolerance=1e-6, warm=1, **given):
     "family",
     [family if family == "gpt" else pytest.param(family, marks=pytest.mark.slow) for family in ATTENDING],
 )
-def test_one_graph_a_region_serves_all_layers_and_sizes(family):
-    # ModernBERT's first layer has no norm, and a graph of its own.
+def test_one_graph_per_region_serves_all_layers_and_sizes(family):
+    # ModernBERT's first layer has no norm, and therefore a separate graph.
     assert assert_same(model_of(family)) == (family == "modernbert")
 
 
-def edited():
-    """Frozen, but for LoRA with dropout in some of its maps, the norms of one layer, and a prefix."""
+def tuned_model():
+    """A frozen model with LoRA (with dropout) in some linear layers, trainable norms in one layer, and a prefix."""
     model = model_of("bert", num_layers=3, max_positions=40)
     model.requires_grad_(False)
     model.prefix = KeyPrefix(3, 3, SIZES["hidden_size"])
@@ -99,9 +99,9 @@ def edited():
 
 
 @pytest.mark.slow
-def test_an_edited_model():
-    model = edited()
-    assert assert_same(model) > 0  # layers that differ have graphs of their own
+def test_compiled_tuned_model_matches_eager():
+    model = tuned_model()
+    assert assert_same(model) > 0  # layers that differ have separate graphs
     assert all(part.rng_tensors is None for part in model.modules() if hasattr(part, "rng_tensors"))
 
 
@@ -112,14 +112,14 @@ class Doubling(Tap):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", ["shaw", "t5", "alibi", "rotary"])
-def test_positions_and_a_tap(positions):
+def test_compiled_positions_and_tap_match_eager(positions):
     kind = next(entry.config for entry in entries("model/positions") if entry.name == positions)
     assert assert_same(model_of("gpt", positions=kind()), tap=Doubling()) == 0
 
 
-def test_layers_that_are_recomputed_and_models_without_gradient():
-    """In the backward the regions run again: by the same graphs, with the same draws. The draws of a device's generator
-    are others than without a compiler, and the same again."""
+def test_recomputed_layers_and_no_grad_reuse_the_graphs():
+    """In the backward pass the regions run again, with the same graphs and the same dropout. Dropout from a device's
+    generator differs from eager mode, but is the same in both runs."""
     model = model_of("bert")
     recompute_layers(model)
     assert assert_same(model) == 0
@@ -131,7 +131,7 @@ def test_layers_that_are_recomputed_and_models_without_gradient():
             own = outcome(model, lengths, 3, device_draws=True)
             assert all(torch.equal(own[name], wanted[name]) for name in wanted)
         with torch.no_grad():
-            for lengths in BATCHES:  # of which few tokens are read, and many
+            for lengths in BATCHES:  # few tokens are read, and many
                 outcome(model, lengths, 0)
             with torch._dynamo.config.patch(error_on_recompile=True):
                 seen = [outcome(model, lengths, 0)["hidden"] for lengths in BATCHES]
@@ -142,5 +142,5 @@ def test_layers_that_are_recomputed_and_models_without_gradient():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5", "bart", "albert"])
-def test_the_compiler_itself(family):
+def test_inductor_matches_eager(family):
     assert_same(model_of(family).double(), "inductor", tolerance=1e-10)

@@ -1,4 +1,4 @@
-"""DeBERTa's generations: the table of distances, its terms, and configurations as transformers writes them."""
+"""DeBERTa and DeBERTa-v3: the table of distances, the terms of the scores, and published configurations."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.models.parity import CASES, loaded
 both = pytest.mark.parametrize("name", ["deberta", "deberta_v3"])
 
 
-def test_rows_that_are_not_those_of_whole_heads_are_refused():
+def test_weights_not_divisible_by_heads_are_refused():
     tensors = CASES["deberta"].pair().theirs.state_dict()
     with pytest.raises(UserError, match="num_attention_heads=5 .* 108 rows"):
         deberta.from_hf(tensors, {"num_attention_heads": 5})
 
 
 @pytest.mark.parametrize("buckets,farthest", [(256, 512), (32, 128), (8, 20)])
-def test_buckets_are_the_published_ones(buckets, farthest):
+def test_buckets_match_transformers(buckets, farthest):
     places = BucketedTable(buckets, 4, torch.nn.Identity(), farthest)
     distances = torch.arange(-3 * farthest, 3 * farthest + 1)
     assert torch.equal(places.bucket(distances), make_log_bucket_position(distances, buckets, farthest).long())
@@ -45,8 +45,8 @@ def test_each_term_of_the_scores_changes_the_states(name):
 
 @torch.no_grad()
 @both
-def test_a_text_reads_the_same_next_to_a_long_one(name):
-    """How many rows of the table a tile reads depends on its longest text."""
+def test_states_do_not_depend_on_longer_texts_in_the_batch(name):
+    """The number of table rows that a tile reads depends on its longest text."""
     backbone = loaded(CASES[name].pair()).ours.backbone.double()
     tokens = torch.arange(1, 60)
     together = backbone(Packed(tokens, (9, 50)))
@@ -54,7 +54,7 @@ def test_a_text_reads_the_same_next_to_a_long_one(name):
 
 
 @both
-def test_configurations_of_other_spellings(name):
+def test_config_variants_are_read_and_missing_keys_refused(name):
     module, written = CASES[name].module, CASES[name].module.to_hf_config(CASES[name].config)
     assert module.from_hf_config({**written, "pos_att_type": "p2c|c2p"})["scores"] == ["p2c", "c2p"]
     assert module.from_hf_config({**written, "max_relative_positions": -1})["max_distance"] == 60

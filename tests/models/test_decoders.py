@@ -1,4 +1,4 @@
-"""GPT of 2018, Llama and Qwen2: what only they have."""
+"""GPT of 2018, Llama and Qwen2: features that other families lack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmtool.types import Packed
 from tests.models.parity import CASES, loaded
 
 
-def test_gpt1_has_four_times_the_width_and_no_mask():
+def test_gpt1_needs_feedforward_of_four_widths_and_drops_the_mask():
     config = CASES["gpt1"].config
     with pytest.raises(UserError, match="feedforward_size=100"):
         gpt1.to_hf_config(Gpt1Config.model_validate({**config.model_dump(), "feedforward_size": 100}))
@@ -23,14 +23,14 @@ def test_gpt1_has_four_times_the_width_and_no_mask():
 
 
 @torch.no_grad()
-def test_a_cache_has_only_the_heads_of_keys():
+def test_cache_stores_key_value_heads_only():
     backbone = loaded(CASES["llama"].pair()).ours.backbone
     cache = backbone.new_cache(1, 40)
     backbone(Packed(torch.arange(7), (7,)), cache=cache)
     assert cache.layers[0]._keys_NCAD.shape[2] == 2
 
 
-def test_grouped_queries_read_their_own_head():
+def test_grouped_queries_read_their_key_head():
     attention = CASES["llama"].pair().ours.backbone.layers[0].self_attn
     k_SAD = torch.randn(5, 2, 8)
     spread = attention.repeat_for_queries(k_SAD)
@@ -38,7 +38,7 @@ def test_grouped_queries_read_their_own_head():
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_rotary_bases_of_old_configs_are_read(name):
+def test_old_rope_theta_is_read_and_interleaved_layout_refused(name):
     module, config = CASES[name].module, CASES[name].config
     old = {key: value for key, value in module.to_hf_config(config).items() if key != "rope_parameters"}
     assert module.from_hf_config(old)["positions"]["base"] == 10_000.0
@@ -48,14 +48,14 @@ def test_rotary_bases_of_old_configs_are_read(name):
         module.to_hf_config(config.model_copy(update={"positions": interleaved}))
 
 
-def test_fewer_heads_of_keys_than_a_divisor_are_refused():
+def test_key_value_heads_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="num_heads=9 is not a multiple of num_key_value_heads=4"):
         LlamaConfig(num_key_value_heads=4)
 
 
 @torch.no_grad()
-def test_an_encoder_of_the_same_blocks_sees_both_ways():
-    """transformers' layers under a mask that hides nothing."""
+def test_llama_encoder_attends_in_both_directions():
+    """The reference is transformers' layers with a mask that hides nothing."""
     pair = loaded(CASES["llama"].pair())
     ours = build(LlamaEncoderConfig(**pair.ours.backbone.config.model_dump(exclude={"name"})), 0)
     ours.load_state_dict(pair.ours.backbone.state_dict())

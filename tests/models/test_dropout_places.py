@@ -1,4 +1,4 @@
-"""Where a family drops: each call of a forward at a place of its own, and again at the same one in the next forward."""
+"""Dropout sites of every family: each call in a forward pass has a distinct site, the same in every pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.models.test_read import FAMILIES, LENGTHS, config_of, packed
 
 
 class Recording(TokenRng):
-    """Keyed draws that write down where they are asked, and on which side."""
+    """A keyed generator that records the site and the side of each call."""
 
     seen: list[tuple[int, int]]
 
@@ -35,7 +35,7 @@ class Recording(TokenRng):
         return x_TH
 
     def drop_weights(self, weights_RALS, query_RL, rate):
-        # One call of attention has several tiles, which stand at one place.
+        # One call of attention has several tiles, which share a site.
         if self.seen[-1:] != [(self._location, -1)]:
             self.seen.append((self._location, -1))
         return weights_RALS
@@ -46,7 +46,7 @@ class Recording(TokenRng):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_call_has_a_place_of_its_own(family):
+def test_every_dropout_call_has_a_distinct_site(family):
     config = config_of(family)
     backbone = build(config, 0)
     inputs, outputs = packed(1), packed(2) if config.architecture == "encoder_decoder" else None
@@ -60,7 +60,7 @@ def test_every_call_has_a_place_of_its_own(family):
         return rng.seen
 
     seen = places(inputs)
-    # The embedding, and the attention and the two sublayers of each layer; of ModernBERT the first sublayer alone.
+    # The embedding, and the attention and both sublayers of each layer; in ModernBERT the first sublayer only.
     layers = config.num_layers
     least = {"modernbert": 2 * layers, "lstm": 1 + layers, "elmo": 1 + layers, "rnn_attention": 3 + layers}
     assert len(seen) >= least.get(family, 1 + 3 * config.num_layers)

@@ -1,4 +1,4 @@
-"""ELMo equals a plain implementation of its definition: states, loss of its language model, and gradients."""
+"""ELMo against a plain implementation of its definition: states and gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = {
 }  # fmt: skip
 ENTRIES = [b"cat", b"s", b"dog", b"abcdefghijk", "é".encode(), b"</S>", b"x", b"longer", b"est", b"<S>"]
 CONTINUES = [number in (1, 4, 8) for number in range(len(ENTRIES))]
-# Words of several pieces, one that is cut, texts that begin with a piece, an empty text.
+# Words of several pieces, a truncated word, texts that begin with a continuation piece, an empty text.
 TEXTS = [[0, 1, 2, 5], [1, 4, 3, 1, 0], [], [9, 7, 8, 8, 2, 5], [6]]
 WORDS = [["cats", "dog", 5], ["sé", "abcdefghijks", "cat"], [], [9, "longerestest", "dog", 5], ["x"]]
 
@@ -44,7 +44,8 @@ def packed() -> Packed:
 
 
 def plain_word(model: Elmo, word: str | int) -> Tensor:
-    """A word's vector: its bytes between two signs, filled up; each filter at each place; highways; a projection."""
+    """A word's vector: padded bytes between two boundary symbols; every filter at every position; highways; a
+    projection."""
     signs = {9: 257, 5: 258}
     inner = [signs[word]] if isinstance(word, int) else [byte + 1 for byte in word.encode()[: SIZES["word_length"] - 2]]
     symbols = [259, *inner, 260]
@@ -76,7 +77,7 @@ def plain_lstm(lstm, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def plain_text(model: Elmo, words: list[str | int]) -> tuple[list[Tensor], list[Tensor]]:
-    """The states of a text's words, forward and backward. Every layer but the first adds what it reads."""
+    """The states of a text's words, forward and backward. Every layer but the first has a residual connection."""
     forward = backward = [plain_word(model, word) for word in words]
     for number, layer in enumerate(model.layers):
         one, other = plain_lstm(layer.forward_lstm, forward), plain_lstm(layer.backward_lstm, backward[::-1])[::-1]
@@ -85,7 +86,7 @@ def plain_text(model: Elmo, words: list[str | int]) -> tuple[list[Tensor], list[
     return forward, backward
 
 
-def test_states_and_gradients_equal_the_definition_text_by_text():
+def test_states_and_gradients_match_a_plain_implementation():
     model, states, pieces = elmo(), [], []
     for ids, words in zip(TEXTS, WORDS, strict=True):
         forward, backward = plain_text(model, words)
@@ -103,7 +104,7 @@ def test_states_and_gradients_equal_the_definition_text_by_text():
 
 
 class Replaced(Tap):
-    """The states behind the embedding as a leaf of their own."""
+    """Replaces the states after the embedding by a leaf tensor."""
 
     def wants(self, place: TapPoint) -> bool:
         return place.layer == 0
@@ -113,7 +114,7 @@ class Replaced(Tap):
         return self.leaf
 
 
-def test_forward_states_never_see_what_follows_nor_backward_ones_what_is_before():
+def test_each_direction_depends_on_one_side_of_the_text_only():
     model, tap, lengths = elmo(cell_clip=None, projection_clip=None), Replaced(), (4, 3)
     hidden_TH = model(Packed(torch.tensor([0, 2, 6, 5, 3, 0, 7]), lengths), tap=tap)
     half, text = SIZES["hidden_size"] // 2, [0] * 4 + [1] * 3
@@ -125,7 +126,7 @@ def test_forward_states_never_see_what_follows_nor_backward_ones_what_is_before(
             assert not seen[:, half if direction.start is None else 0 :][:, :half].any(), "directions mix"
 
 
-def test_some_tokens_alone_and_every_piece_of_a_word_alike():
+def test_read_m_selects_tokens_and_pieces_share_a_word_state():
     model = elmo()
     hidden_TH = model(packed())
     read_M = torch.tensor([0, 1, 7, 11, 12])
@@ -133,7 +134,7 @@ def test_some_tokens_alone_and_every_piece_of_a_word_alike():
     assert torch.equal(hidden_TH[0], hidden_TH[1]) and torch.equal(hidden_TH[10], hidden_TH[12])
 
 
-def test_initial_weights_are_those_of_the_published_code():
+def test_initial_weights_match_the_published_code():
     model = build(ElmoConfig(vocab_size=20, hidden_size=64, cell_size=48, filters=((1, 100), (2, 300))), 0)
     reader = model.reader
     assert 0.9 < reader.characters.weight.abs().max() <= 1 and reader.characters.weight.std() > 0.5
@@ -144,6 +145,6 @@ def test_initial_weights_are_those_of_the_published_code():
     assert lstm.bias.sum() == lstm.cell_size and lstm.weight_hh.abs().max() <= (6 / (4 * 48 + 32)) ** 0.5
 
 
-def test_a_filter_wider_than_a_word_is_refused():
+def test_filter_wider_than_word_length_is_refused():
     with pytest.raises(ValueError, match="a width of 7 exceeds word_length=6"):
         ElmoConfig(word_length=6)

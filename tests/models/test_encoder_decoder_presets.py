@@ -1,5 +1,5 @@
-"""Every shipped encoder-decoder: its YAML is its class, it builds without memory, its parameters are the published
-ones, and its parts are drawn as published."""
+"""Every shipped encoder-decoder preset: YAML equals class defaults, it builds on the meta device, and parameter counts
+and initial weights are as published."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HF_FORMAT = {
     "t5_v11_base": 247_577_856,
     "bart": 139_420_416,
     "bart_large": 406_291_456,
-    # The paper's table 3 says 65 and 213 millions, of a vocabulary of "about 37000".
+    # Table 3 of the paper has 65 and 213 million, for a vocabulary of "about 37000".
     "transformer": 63_082_496,
     "transformer_big": 214_245_376,
     "rnn_attention": 61_822_000,
@@ -37,12 +37,12 @@ SMALL = {"vocab_size": 300, "num_layers": 2, "hidden_size": 96, "num_heads": 3, 
 
 
 @pytest.mark.parametrize("config", FAMILIES)
-def test_yaml_has_every_default(config):
+def test_yaml_matches_class_defaults(config):
     assert written(config().name) == config().model_dump()
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_preset_builds_on_the_meta_device(name):
+def test_preset_has_published_parameter_count(name):
     config = read(name)
     with torch.device("meta"):
         model = build(config, 0)
@@ -55,13 +55,13 @@ def test_preset_builds_on_the_meta_device(name):
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("_tiny")])
-def test_tiny_preset_steps(name):
+def test_tiny_preset_has_gradients_everywhere(name):
     model = build(read(name), 0)
     model(Packed(torch.arange(9), (4, 5)), None, Packed(torch.arange(8), (6, 2))).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_a_decoder_may_have_another_depth():
+def test_decoder_layers_sets_the_decoder_depth():
     model = build(T5Config(**SMALL, decoder_layers=1), 0)
     assert (len(model.encoder.layers), len(model.decoder.layers)) == (2, 1)
 
@@ -70,7 +70,7 @@ def std(parameter: torch.Tensor) -> float:
     return parameter.detach().std().item()
 
 
-def test_t5_draws_as_published():
+def test_t5_initial_weights_match_the_publication():
     parts = dict(build(T5Config(**SMALL, head_size=40, tied=False), 0).named_parameters())
     width, inner = 96, 120
     assert std(parts["embed.token.weight"]) == pytest.approx(1.0, rel=0.02)
@@ -84,13 +84,13 @@ def test_t5_draws_as_published():
     assert all(torch.equal(tensor, torch.ones(width)) for name, tensor in parts.items() if "norm" in name)
 
 
-def test_the_transformer_draws_tokens_as_large_as_its_positions():
+def test_transformer_initial_embeddings_have_unit_scale():
     model = build(Transformer2017Config(**SMALL), 0)
     assert std(model.embed.tokens(torch.arange(300))) == pytest.approx(1.0, rel=0.02)
     assert std(model.decoder.layers[0].ffn.fc_in.weight) == pytest.approx(math.sqrt(2 / (96 + 160)), rel=0.03)
 
 
-def test_head_of_a_family():
+def test_lm_head_of_each_family():
     def head(config):
         return lm_head(build(config, 0))
 

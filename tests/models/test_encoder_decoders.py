@@ -1,4 +1,4 @@
-"""T5, BART and the transformer of 2017: what only they have."""
+"""T5, BART and the transformer of 2017: their key maps and published configurations."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transfor
 from tests.models.parity import CASES
 
 
-def test_leftovers_of_old_files_are_dropped():
+def test_unused_tensors_of_old_files_are_dropped():
     table = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     assert t5.from_hf({table: torch.zeros(32, 8)}) == {}
     assert bart.from_hf({"encoder.version": torch.zeros(1), "model.decoder.version": torch.zeros(1)}) == {}
 
 
-def test_head_of_t5_is_told_from_a_copy_of_the_table():
+def test_t5_head_equal_to_the_embedding_table_is_tied():
     tensors = CASES["t5"].pair().theirs.state_dict()
     assert "lm_head.weight" in tensors and "heads.lm.output.weight" not in t5.from_hf(tensors)
     tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
     assert "heads.lm.output.weight" in t5.from_hf(tensors)
 
 
-def test_transformer_refuses_constants():
+def test_transformer_with_output_bias_is_refused():
     tensors = CASES["transformer"].pair().theirs.state_dict()
     tensors["final_logits_bias"] = torch.ones(1, 97)
     with pytest.raises(UserError, match="final_logits_bias"):
         transformer.from_hf(tensors)
 
 
-def test_key_map_keeps_what_it_does_not_know():
+def test_key_map_keeps_unknown_names():
     for family, config in ((t5, T5Config()), (bart, BartConfig()), (transformer, Transformer2017Config())):
         assert family.from_hf({"encoder.strange.weight": torch.zeros(2)}).keys() <= {
             "encoder.strange.weight", "model.encoder.strange.weight",
@@ -42,7 +42,7 @@ def test_key_map_keeps_what_it_does_not_know():
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "transformer"])
-def test_a_configuration_without_a_published_form_is_refused(name):
+def test_config_without_published_form_is_refused(name):
     module, config = CASES[name].module, CASES[name].config
     fields = config.model_dump()
     with pytest.raises(UserError, match="model.positions=alibi"):
@@ -52,8 +52,8 @@ def test_a_configuration_without_a_published_form_is_refused(name):
             module.to_hf_config(type(config).model_validate({**fields, "norm_epsilon": 1e-6}))
 
 
-def test_config_of_the_first_t5_is_read():
-    """The file of t5-small leaves most keys out and has some of its own."""
+def test_original_t5_config_is_read():
+    """The file of t5-small omits most keys and has some that later versions lack."""
     data = {
         "architectures": ["T5WithLMHeadModel"], "d_ff": 2048, "d_kv": 64, "d_model": 512, "decoder_start_token_id": 0,
         "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0, "is_encoder_decoder": True,
@@ -67,7 +67,7 @@ def test_config_of_the_first_t5_is_read():
     assert (section.feedforward, section.tied) == ("gated_gelu", False)
 
 
-def test_marian_defaults_are_no_transformer():
+def test_marian_config_with_default_activation_is_refused():
     published = transformer.to_hf_config(CASES["transformer"].config)
     with pytest.raises(UserError, match="activation_function='gelu'"):
         transformer.from_hf_config({key: value for key, value in published.items() if key != "activation_function"})

@@ -1,4 +1,4 @@
-"""RoBERTa, SpanBERT, DistilBERT, ALBERT and ELECTRA: what only they have."""
+"""RoBERTa, SpanBERT, DistilBERT, ALBERT and ELECTRA: settings without a published form, and shared layers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.models.parity import CASES
 
 
 @pytest.mark.parametrize("name", ["roberta", "spanbert", "distilbert", "albert", "electra"])
-def test_other_positions_have_no_published_form(name: str) -> None:
+def test_rotary_positions_are_refused_in_export(name: str) -> None:
     case = CASES[name]
     with pytest.raises(UserError, match="rotary: .* in transformers supports only learned"):
         case.module.to_hf_config(case.config.model_copy(update={"positions": RotaryPositionsConfig()}))
 
 
-def test_a_distilbert_has_one_epsilon() -> None:
+def test_distilbert_with_other_norm_epsilon_is_refused_in_export() -> None:
     with pytest.raises(UserError, match="norm_epsilon=1e-05"):
         distilbert.to_hf_config(DistilbertConfig(norm_epsilon=1e-5))
 
 
-def test_albert_has_one_layer() -> None:
+def test_albert_shares_one_layer() -> None:
     model = build(CASES["albert"].config, 0)
     assert len(model.layers) == 1 and len(list(model.applied_layers())) == 3
     assert {name.split(".")[1] for name, _ in model.named_parameters() if name.startswith("layers.")} == {"0"}

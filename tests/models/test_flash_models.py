@@ -1,5 +1,5 @@
-"""Whole models through the variable-length kernel, with stand-ins for it on a CPU (`kernel_stand_ins`): forward and
-backward are those of tiles, and those of each text by itself, compiled or not."""
+"""Whole models with the variable-length kernel, which a CPU emulates (`kernel_stand_ins`): forward and backward equal
+those of tiled attention and of separate texts, compiled or not."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ LENGTHS = (5, 1, 19, 7)
 
 
 @pytest.fixture
-def taken(monkeypatch):
-    """Every attention that can takes the kernel, in double precision; the names of the paths taken."""
-    paths = []
+def paths(monkeypatch):
+    """Selects the kernel wherever supported, in double precision; returns the list of paths that were taken."""
+    names = []
     for name in ("flash_attention", "tiled_attention"):
         real = getattr(attention, name)
-        monkeypatch.setattr(attention, name, lambda *rest, real=real, name=name: (paths.append(name), real(*rest))[1])
+        monkeypatch.setattr(attention, name, lambda *rest, real=real, name=name: (names.append(name), real(*rest))[1])
     monkeypatch.setattr(attention, "kernel_for", lambda device, dtype, size, dropout: None if dropout else "flash")
     with flash_on_cpu():
-        yield paths
+        yield names
 
 
 def outcome(model, lengths, first=0):
-    """Hidden states (T, H) and gradients of texts whose tokens depend on their number alone, from `first` on."""
+    """Hidden states (T, H) and gradients of texts whose tokens depend only on their number, counted from `first`."""
 
     def side(lengths, seed):
         parts = [
@@ -59,7 +59,7 @@ def outcome(model, lengths, first=0):
 
 
 def applied(model):
-    """The attentions of a model, one that is applied again as often as it is."""
+    """The attention modules of a model, repeated as often as they are applied."""
     layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.applied_layers()]
     return [part for layer in layers for part in layer.children() if isinstance(part, attention.MultiHead)]
 
@@ -71,28 +71,28 @@ def assert_equal(mine, theirs):
 
 
 @pytest.mark.parametrize("family", ATTENDING)
-def test_a_model_by_the_kernel(family, taken, monkeypatch):
+def test_kernel_matches_tiles_and_separate_texts(family, paths, monkeypatch):
     model = build(config_of(family, dropout=0.0, attention_dropout=0.0), 0).double()
     own = outcome(model, LENGTHS)
     biased = any(isinstance(part, Position) and part.scores for part in model.modules())
-    # Positions that add to the scores of a text (T5, DeBERTa) do not between two texts.
+    # Positions that add to the scores of self-attention (T5, DeBERTa) do not add to those of cross-attention.
     kind = CrossAttention if biased else attention.MultiHead
     if family == "bigbird":
-        kind = CrossAttention  # the kernel knows no blocks
-    assert taken.count("flash_attention") == sum(isinstance(layer, kind) for layer in applied(model))
-    # Packed is each text alone: the states are theirs, and the gradients their sum.
+        kind = CrossAttention  # the kernel does not support blocks
+    assert paths.count("flash_attention") == sum(isinstance(layer, kind) for layer in applied(model))
+    # A packed batch equals its separate texts: the same states, and the sum of the gradients.
     alone = [outcome(model, (length,), number) for number, length in enumerate(LENGTHS)]
     joined = {name: torch.stack([one[name] for one in alone]).sum(0) for name in own if name != "hidden"}
     assert_equal(own, {"hidden": torch.cat([one["hidden"] for one in alone])} | joined)
     monkeypatch.setattr(attention, "kernel_for", lambda *rest: None)
-    taken.clear()
+    paths.clear()
     assert_equal(own, outcome(model, LENGTHS))
-    assert "flash_attention" not in taken
+    assert "flash_attention" not in paths
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "gpt", "modernbert"])
-def test_a_compiled_model_that_recomputes_by_the_kernel(family, taken):
+def test_compiled_recomputing_model_with_kernel_matches_eager(family, paths):
     model = build(config_of(family, dropout=0.0, attention_dropout=0.0), 0).double()
     batches = [LENGTHS, (3, 3), (30,), (2, 2, 8, 11)]
     plain = [outcome(model, lengths) for lengths in batches]
@@ -103,7 +103,7 @@ def test_a_compiled_model_that_recomputes_by_the_kernel(family, taken):
         with torch._dynamo.config.patch(error_on_recompile=True):
             for lengths, wanted in zip(batches, plain, strict=True):
                 assert_equal(outcome(model, lengths), wanted)
-    assert set(taken) == {"flash_attention"}
+    assert set(paths) == {"flash_attention"}
 
 
 # On a device.
@@ -112,9 +112,9 @@ def test_a_compiled_model_that_recomputes_by_the_kernel(family, taken):
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("family", ["bert", "gpt", "modernbert", "llama", "bart"])
-def test_a_model_on_cuda(family, compiles, monkeypatch):
-    """In bf16 by the kernel: packed is each text alone within rounding, and what double precision says; compiled,
-    one graph a region serves all batches."""
+def test_cuda_kernel_matches_float64(family, compiles, monkeypatch):
+    """In bf16 with the kernel, a packed batch equals its separate texts and float64 within rounding; compiled, one
+    graph per region serves all batches."""
     sizes = {"hidden_size": 128, "feedforward_size": 256, "num_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
     model = build(config_of(family, **sizes), 0).double()
     batches = [LENGTHS, (3, 3), (30,), (2, 2, 8, 11)]

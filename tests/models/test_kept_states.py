@@ -1,4 +1,4 @@
-"""What a memory is for: text that repeats itself farther back than a segment reaches."""
+"""The effect of memory on text that repeats at a distance longer than a segment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERIOD, SEGMENT, LANES = 24, 8, 16
 
 
 def passes(backbone, head, ids, optimizer=None):
-    """Mean loss over the last half of a pass along lanes."""
+    """Mean loss over the second half of a pass along lanes."""
     state, losses = backbone.initial_state(LANES), []
     for start in range(0, ids.shape[1] - 1 - SEGMENT, SEGMENT):
         carried = Carried(state, (start,) * LANES)
@@ -33,7 +33,7 @@ def passes(backbone, head, ids, optimizer=None):
 
 
 @pytest.mark.slow
-def test_a_longer_memory_lowers_the_loss_on_text_that_repeats_itself():
+def test_memory_of_a_period_lowers_the_loss_on_periodic_text():
     config = TransformerXlConfig(
         vocab_size=12, num_layers=2, hidden_size=32, num_heads=2, feedforward_size=64, dropout=0.0, max_positions=96,
         memory_length=32, clamp_distance=None, same_length=False, cutoffs=(),
@@ -53,5 +53,5 @@ def test_a_longer_memory_lowers_the_loss_on_text_that_repeats_itself():
         backbone.set_memory_length(memory)
         with torch.no_grad():
             losses.append(passes(backbone, head, held_out))
-    # Without what lies a period back, a token is one of twelve.
+    # Without the tokens one period back, all twelve tokens are equally likely.
     assert losses[0] > 2.2 and losses[1] > 2.2 and losses[2] < 0.5 * losses[1]

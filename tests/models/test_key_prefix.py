@@ -1,4 +1,4 @@
-"""A prefix of keys and values on every family: the model that has read as many tokens before, and nothing else."""
+"""A prefix of keys and values in every family: equal to a model that has read as many tokens before."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def width_of(backbone):
 
 
 def set_prefix(stack, attribute, rows):
-    """A prefix of these keys and values: for each layer a pair of (P, W)."""
+    """Sets a prefix of these keys and values: a pair of (P, W) for each layer."""
     prefix = KeyPrefix(COUNT, len(rows), rows[0][0].shape[1]).double()
     with torch.no_grad():
         prefix.weight.copy_(torch.cat([tensor for pair in rows for tensor in pair], 1))
@@ -40,7 +40,7 @@ def set_prefix(stack, attribute, rows):
 
 
 def random_prefixes(backbone, seed=0):
-    """One in every attention."""
+    """Sets a random prefix in every attention."""
     generator = torch.Generator().manual_seed(seed)
     stacks = [backbone] if hasattr(backbone, "layers") else [backbone.encoder, backbone.decoder]
     for stack in stacks:
@@ -52,11 +52,11 @@ def random_prefixes(backbone, seed=0):
 
 
 def projected(stack, read):
-    """Keys and values of a stack's layers, as `read` makes them."""
+    """The keys and values of a stack's layers, recorded while `read` runs."""
     rows = []
 
     def record(module, given, output):
-        if len(output) == COUNT:  # DeBERTa's maps read its relative places too
+        if len(output) == COUNT:  # DeBERTa's projections read relative positions too
             rows.append(output.detach())
 
     hooks = [
@@ -80,9 +80,9 @@ def projected(stack, read):
 
 @pytest.mark.parametrize("kind", ["learned", "t5", "rotary", "alibi", "shaw", "sinusoidal"])
 @pytest.mark.parametrize("family", ["gpt", "bart"])
-def test_it_is_what_a_model_keeps_of_tokens_read_before(family, kind):
-    """In a stack that reads left to right, whatever its positions; of a decoder that reads an encoder too in its first
-    layer, before tokens take anything from the input."""
+def test_prefix_in_a_causal_stack_equals_cached_tokens(family, kind):
+    """In causal stacks, with any positions; in a decoder with cross-attention in the first layer only, before tokens
+    depend on the input."""
     depth = 2 if family == "gpt" else 1
     backbone, outputs = of_family(family, positions={"name": kind}, num_layers=depth)
     texts, own = spelled(packed(2), 0)
@@ -102,9 +102,9 @@ def test_it_is_what_a_model_keeps_of_tokens_read_before(family, kind):
 
 
 @pytest.mark.parametrize("family", [name for name in ATTENDING if name not in ("gpt", "gpt1", "llama", "qwen2")])
-def test_an_encoder_of_one_layer_reads_it_as_tokens(family):
-    """Keys of the first layer do not depend on what stands beside them."""
-    # Tokens are counted in blocks, a prefix is not: only where all is one block they are the same.
+def test_prefix_in_a_one_layer_encoder_equals_tokens(family):
+    """Keys of the first layer do not depend on neighboring tokens."""
+    # Tokens belong to blocks, a prefix does not: the results are equal only where the text is a single block.
     backbone, outputs = of_family(family, num_layers=1, **({"block_size": 64} if family == "bigbird" else {}))
     texts, own = spelled(packed(1), 0)
     stack, read = (backbone.encoder, backbone.read_inputs) if outputs else (backbone, backbone)
@@ -116,7 +116,7 @@ def test_an_encoder_of_one_layer_reads_it_as_tokens(family):
 
 
 @pytest.mark.parametrize("family", ENCODER_DECODERS)
-def test_cross_attention_reads_it_in_front_of_every_input(family):
+def test_cross_prefix_equals_encoder_states_before_the_input(family):
     backbone, _ = of_family(family)
     with torch.no_grad():
         state, extra = backbone.encode(packed(1)), torch.randn(COUNT, SIZES["hidden_size"]).double()
@@ -130,7 +130,7 @@ def test_cross_attention_reads_it_in_front_of_every_input(family):
 
 
 @pytest.mark.parametrize("family", ATTENDING)
-def test_packed_is_alone_with_dropout_and_each_layer_learns_its_own(family):
+def test_packed_matches_separate_texts_and_trains_every_prefix(family):
     backbone, outputs = of_family(family)
     random_prefixes(backbone)
 
@@ -149,7 +149,7 @@ def test_packed_is_alone_with_dropout_and_each_layer_learns_its_own(family):
             assert (parameter.grad.unflatten(-1, (-1, width_of(backbone))).abs().amax((0, 2)) > 0).all()
 
 
-def test_a_document_without_tokens_has_no_prefix():
+def test_empty_document_has_no_prefix():
     backbone, _ = of_family("bert")
     random_prefixes(backbone)
     tokens = packed(1).tokens[:6]
@@ -157,8 +157,8 @@ def test_a_document_without_tokens_has_no_prefix():
     torch.testing.assert_close(backbone(Packed(tokens, (5, 0, 1))), wanted, rtol=0, atol=1e-12)
 
 
-def test_a_prefix_that_all_of_a_text_sees_stands_behind_it():
-    """A masked prefix of the text counts from its first token."""
+def test_bidirectional_text_prefix_follows_the_key_prefix():
+    """The bidirectional prefix of a text is counted from its first token, after the key prefix."""
     backbone, _ = of_family("gpt")
     random_prefixes(backbone)
     texts = packed(1)
@@ -173,7 +173,7 @@ def test_a_prefix_that_all_of_a_text_sees_stands_behind_it():
 @torch.no_grad()
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("family", ["gpt", *ENCODER_DECODERS])
-def test_cached_is_uncached(family, beams):
+def test_cached_generation_matches_uncached_with_prefix(family, beams):
     backbone, outputs = of_family(family)
     random_prefixes(backbone)
     head = lm_head(backbone).double()
@@ -194,7 +194,7 @@ def test_cached_is_uncached(family, beams):
         assert float(likelihoods.sum()) == pytest.approx(score, abs=1e-5)
 
 
-def test_it_counts_towards_the_longest_text_where_positions_end():
+def test_prefix_shortens_the_longest_text_of_absolute_positions():
     backbone, _ = of_family("bert")
     random_prefixes(backbone)
     assert backbone.longest_text == SIZES["max_positions"] - COUNT
@@ -208,5 +208,5 @@ def test_it_counts_towards_the_longest_text_where_positions_end():
     assert bart.longest_text == bart.longest_answer == SIZES["max_positions"] - COUNT
 
 
-def test_every_family_is_here():
+def test_attending_families_are_registered():
     assert {entry.name for entry in entries("model")} >= set(ATTENDING) and len(ATTENDING) > 9

@@ -1,4 +1,4 @@
-"""The LSTM language model against torch.nn.LSTM and plain maps, in float64 at odd sizes."""
+"""The LSTM language model against torch.nn.LSTM and linear layers, in float64 at odd sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIG = LstmConfig(vocab_size=97, num_layers=2, embedding_size=13, hidden_size=
 
 
 class Plain(nn.Module):
-    """Each text alone, a batch of one."""
+    """The reference: one text per call."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def pair():
         for number, layer in enumerate(ours.layers):
             layer.cell.weight_ih.copy_(getattr(plain.lstm, f"weight_ih_l{number}"))
             layer.cell.weight_hh.copy_(getattr(plain.lstm, f"weight_hh_l{number}"))
-            # Theirs are two, which are added.
+            # torch has two biases, which are added.
             layer.cell.bias.copy_(getattr(plain.lstm, f"bias_ih_l{number}") + getattr(plain.lstm, f"bias_hh_l{number}"))
     return plain, ours, head
 
@@ -53,7 +53,7 @@ def texts():
     return Packed(tokens, LENGTHS)
 
 
-def test_loss_and_gradients(pair):
+def test_loss_and_gradients_match_torch_lstm(pair):
     plain, ours, head = pair
     packed = texts()
     documents = [tokens for tokens in packed.tokens.split(LENGTHS) if len(tokens) > 1]
@@ -74,8 +74,8 @@ def test_loss_and_gradients(pair):
 
 
 @torch.no_grad()
-def test_step_by_step_is_the_whole_text(pair):
-    """What is kept of a text is its states: none grows with its length."""
+def test_cached_steps_match_the_whole_text(pair):
+    """The cache of a text is its states, whose size does not depend on its length."""
     plain, ours, _ = pair
     text = texts().tokens[6:18]
     whole, other = ours(Packed(text, (12,))), ours(Packed(text[:4], (4,)))
@@ -92,7 +92,7 @@ def test_step_by_step_is_the_whole_text(pair):
 
 
 @torch.no_grad()
-def test_segments_with_carried_state_are_the_whole_text(pair):
+def test_segments_with_carried_state_match_the_whole_text(pair):
     _, ours, _ = pair
     one, other = texts().tokens[6:18], texts().tokens[13:25]
     whole = [ours(Packed(text, (12,))) for text in (one, other)]
@@ -107,13 +107,13 @@ def test_segments_with_carried_state_are_the_whole_text(pair):
         torch.testing.assert_close(joined, text, rtol=0, atol=1e-12)
 
 
-def test_forget_gates_are_open_at_the_start():
+def test_initial_forget_bias_is_one():
     cell = build(CONFIG, 0).layers[1].cell
     assert cell.bias.tolist() == [0.0] * 19 + [1.0] * 19 + [0.0] * 38
     assert abs(cell.weight_hh.std().item() * 19**0.5 - 1) < 0.1
 
 
-def test_what_is_read_in_turn_has_no_prefix():
+def test_prefix_attention_of_a_recurrent_model_is_refused():
     assert "model=lstm reads tokens in turn" in PrefixLmConfig().first_conflict(CONFIG).message
     assert ClmConfig().first_conflict(CONFIG) is None
     problem = Seq2SeqConfig(mask="prefix").first_conflict(CONFIG)

@@ -1,4 +1,4 @@
-"""The enhanced mask decoder against a plain one, written from its definition."""
+"""The enhanced mask decoder against a plain implementation of its definition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("family", CONFIGS)
 
 
 class Before(Tap):
-    """Keeps the states before the last layer."""
+    """Records the states before the last layer."""
 
     def __init__(self, layers):
         self.place = TapPoint(layers - 1)
@@ -46,7 +46,7 @@ def made(family):
 
 
 def plain_layer(backbone, states_LH, queries_LH):
-    """Of one text: softmax((q k + q kr + k qr) / sqrt(3 D)) v, then what comes behind, with the queries as residual."""
+    """One text: softmax((q k + q kr + k qr) / sqrt(3 D)) v, then the rest of the layer; queries are the residual."""
     layer, places = backbone.layers[-1], backbone.relative
     attention, heads, length = layer.self_attn, backbone.config.num_heads, len(states_LH)
     rows = places.rows()
@@ -70,7 +70,7 @@ def plain_layer(backbone, states_LH, queries_LH):
 
 
 def plain(backbone, head):
-    """Absolute positions are added to the states before the last layer: these ask, twice, of the same states."""
+    """The states before the last layer plus absolute positions are the queries, applied twice to the same states."""
     before = Before(backbone.config.num_layers)
     backbone(PACKED, tap=before)
     texts = []
@@ -83,7 +83,7 @@ def plain(backbone, head):
 
 
 @both
-def test_states_and_gradients(family):
+def test_states_and_gradients_match_a_plain_implementation(family):
     backbone, head = made(family)
     at = torch.tensor([0, 4, 30, 33, 58])
     parameters = [*backbone.parameters(), head.absolute.weight]
@@ -98,20 +98,20 @@ def test_states_and_gradients(family):
 
 
 @both
-def test_it_belongs_to_the_head_alone(family):
-    """The backbone has no parameter of it, and its own states know nothing of it."""
+def test_decoder_parameters_belong_to_the_head_only(family):
+    """The backbone has none of its parameters, and the states of the backbone do not depend on it."""
     backbone, head = made(family)
     assert set(dict(backbone.named_parameters())) == set(dict(build(CONFIGS[family], 0).named_parameters()))
     states, decoded = backbone(PACKED), head.states(backbone, PACKED)
     with torch.no_grad():
         head.absolute.weight.normal_()
     assert torch.equal(backbone(PACKED), states) and not torch.allclose(head.states(backbone, PACKED), decoded)
-    # Not on the other side either: a head without it reads the last layer.
+    # A head without it reads the last layer.
     assert torch.equal(masked_lm_head(backbone).states(backbone, PACKED), states)
 
 
 @both
-def test_layers_recomputed(family):
+def test_gradients_with_recomputed_layers_are_equal(family):
     backbone, head = made(family)
     wanted = torch.autograd.grad(head.states(backbone, PACKED).square().sum(), [*backbone.parameters()])
     backbone.recomputes = True
@@ -119,7 +119,7 @@ def test_layers_recomputed(family):
     assert all(torch.equal(one, other) for one, other in zip(wanted, again, strict=True))
 
 
-def test_another_family_has_none():
+def test_enhanced_decoder_of_bert_is_refused():
     backbone = build(BertConfig(num_layers=1, hidden_size=8, num_heads=2, feedforward_size=8, vocab_size=20), 0)
     with pytest.raises(UserError, match="enhanced_decoder=true: model=bert"):
         masked_lm_head(backbone, enhanced=True)

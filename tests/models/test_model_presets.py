@@ -1,4 +1,5 @@
-"""Every shipped model: its YAML is its class, it builds without memory, and its parameters are the published ones."""
+"""Every shipped model preset: YAML equals class defaults, it builds on the meta device, and parameter counts are as
+published."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def read(name: str) -> ModelConfig:
 
 
 def written(name: str) -> dict[str, Any]:
-    """What a YAML of a model says, with its defaults list followed."""
+    """The values of a model's YAML, including its defaults list."""
     values = saved.read_yaml(CONF / f"{name}.yaml")
     for item in values.pop("defaults", []):
         if isinstance(item, dict):
@@ -91,17 +92,17 @@ PRESETS = sorted(
     for path in CONF.glob("*.yaml")
     if path.stem != "auto" and read(path.stem).architecture != "encoder_decoder"
 )
-# Families whose published count has a pooler in it.
+# Families whose published count includes a pooler.
 POOLED = ("bert", "roberta", "spanbert", "albert", "bigbird")
 
 
 @pytest.mark.parametrize("config", [BertConfig, GptConfig])
-def test_yaml_has_every_default(config):
+def test_yaml_matches_class_defaults(config):
     assert written(config().name) == config().model_dump()
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_preset_builds_on_the_meta_device(name):
+def test_preset_has_published_parameter_count(name):
     config = read(name)
     with torch.device("meta"):
         model = build(config, 0)
@@ -115,13 +116,13 @@ def test_preset_builds_on_the_meta_device(name):
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("_tiny")])
-def test_tiny_preset_steps(name):
+def test_tiny_preset_has_gradients_everywhere(name):
     model = build(read(name), 0)
     model(Packed(torch.arange(9), (4, 5))).square().sum().backward()
-    # What a query stream begins with is for one objective alone.
+    # The initial query vector is used by one objective only.
     assert all(parameter.grad is not None for place, parameter in model.named_parameters() if place != "query.weight")
 
 
-def test_heads_must_divide_the_width():
+def test_num_heads_must_divide_hidden_size():
     with pytest.raises(ValueError, match="hidden_size=100 is not a multiple of num_heads=12"):
         BertConfig(hidden_size=100)

@@ -1,4 +1,4 @@
-"""ModernBERT's windows against a mask, and configurations of earlier versions."""
+"""ModernBERT: local windows against a band mask, and configurations of earlier versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.models.parity import CASES
 CONFIG = CASES["modernbert"].config
 
 
-def test_a_config_of_an_earlier_version_is_read():
+def test_config_of_earlier_version_is_read():
     written = modernbert.to_hf_config(CONFIG)
     old = {key: value for key, value in written.items() if key not in ("rope_parameters", "layer_types")}
     section = modernbert.from_hf_config({**old, "global_attn_every_n_layers": 2, "local_rotary_theta": 1.0})
@@ -24,7 +24,7 @@ def test_a_config_of_an_earlier_version_is_read():
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_window_is_a_band(ahead):
+def test_window_attention_matches_a_band_mask(ahead):
     packed = Packed(torch.arange(1, 30), (9, 1, 19))
     layout = Layout.of(packed, Window(3, ahead), ahead)
     keys = 29 + 3 * ahead
@@ -37,7 +37,7 @@ def test_a_window_is_a_band(ahead):
     assert allow is not None and torch.equal(allow[:, ahead:], band) and allow[:, :ahead].all()
 
 
-def test_local_layers_know_of_a_prefix():
+def test_local_windows_include_a_prefix():
     backbone = build(CONFIG, 0)
     assert [type(backbone.mask(number, None)).__name__ for number in range(4)] == ["Full", "Window", "Window", "Full"]
     backbone.prefix = KeyPrefix(2, 5, 36)

@@ -1,4 +1,4 @@
-"""A backbone that gives the states of some tokens alone: they are those of the whole, and so are the gradients."""
+"""Backbones that return the states of some tokens (read_M): states and gradients equal those of the full output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LENGTHS = (5, 1, 12, 7)
 
 
 def config_of(family, **fields):
-    """A family at the test's sizes, as far as it has them; one head of keys for two of queries, and blocks so small
+    """A family at the test's sizes, for the fields that it has; one key head for two query heads, and blocks so small
     that texts of more than 7 tokens are not dense."""
     config = next(entry.config for entry in entries("model") if entry.name == family)
     sizes = SIZES | OF_SOME | fields
@@ -57,7 +57,7 @@ def packed(seed: int) -> Packed:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_some_tokens_alone(family):
+def test_selected_tokens_match_the_full_output(family):
     config = config_of(family)
     backbone = build(config, 0).double()
     inputs, outputs = packed(1), packed(2) if config.architecture == "encoder_decoder" else None

@@ -1,4 +1,4 @@
-"""What papers prescribe is in conf/recipe/: recipes decode, their rates go with the width, plugins have their own."""
+"""Recipes of conf/recipe/: they decode, learning rates depend on the width, and plugins may have recipes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def configured(*words: str) -> Any:
     return cli.configuration(arguments.rest.pop(0), arguments, running=False)
 
 
-def test_every_family_has_a_recipe_and_every_recipe_a_family() -> None:
+def test_recipes_match_the_families() -> None:
     assert {path.stem for path in SHIPPED.glob("*.yaml")} == {*FAMILIES, "default"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_section_decodes_at_every_width(name: str) -> None:
+def test_recipe_sections_decode_at_every_width(name: str) -> None:
     widths = recipes.read(SHIPPED / f"{name}.yaml").widths
     for width in (FAMILIES[name].model_fields["hidden_size"].default, *widths):
         recipe = recipes.recipe_of(FAMILIES[name], width)
@@ -53,16 +53,16 @@ def test_every_section_decodes_at_every_width(name: str) -> None:
         ("finetune", ("task=pydocs",), {"bert_tiny": 1e-3, "bert_mini": 1.5e-4, "bert": 5e-5, "bert_large": 5e-5}),
     ],
 )
-def test_the_learning_rate_goes_with_the_width(verb: str, typed: tuple[str, ...], rates: dict[str, float]) -> None:
+def test_learning_rate_depends_on_the_width(verb: str, typed: tuple[str, ...], rates: dict[str, float]) -> None:
     assert {name: configured(verb, f"model={name}", *typed).optimizer.lr for name in rates} == rates
 
 
-def test_the_objective_goes_with_the_width() -> None:
+def test_generator_size_depends_on_the_width() -> None:
     assert configured("pretrain", "model=electra").objective.generator_size == 1 / 3
     assert configured("pretrain", "model=electra_small").objective.generator_size == 0.25
 
 
-def test_the_rates_of_electra_fall_with_the_depth() -> None:
+def test_electra_finetuning_matches_the_paper() -> None:
     """Clark et al. 2020, table 7."""
     expected = {"electra_small": (3e-4, 0.8), "electra": (1e-4, 0.8), "electra_large": (5e-5, 0.9)}
     for name, (rate, decay) in expected.items():
@@ -70,39 +70,39 @@ def test_the_rates_of_electra_fall_with_the_depth() -> None:
         assert (optimizer.lr, optimizer.layer_decay, optimizer.weight_decay) == (rate, decay, 0.0)
 
 
-def test_steps_relative_to_the_weights_keep_their_learning_rate() -> None:
+def test_parameter_scaled_optimizers_keep_their_learning_rate() -> None:
     for section in ({"name": "adafactor", "lr": 1e-2}, {"name": "adamw", "lr": 2e-2, "scale_parameter": True}):
         assert recipes.scale_rate(section, 128, 768) == section
     assert recipes.scale_rate({"name": "adamw"}, 128, 768) == {"name": "adamw"}
     assert recipes.scale_rate({"name": "adamw", "lr": 1e-4}, 384, 768) == {"name": "adamw", "lr": 2e-4}
 
 
-def test_typed_values_stand_over_the_recipe() -> None:
+def test_typed_values_override_the_recipe() -> None:
     config = configured("pretrain", "model=roberta", "optimizer.clip_norm=2.0", "schedule.final_fraction=0.5")
     assert (config.optimizer.lr, config.optimizer.clip_norm) == (6e-4, 2.0)
     assert (config.schedule.warmup_fraction, config.schedule.final_fraction) == (0.048, 0.5)
 
 
 @pytest.fixture
-def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a module of somebody else's."""
-    module = ModuleType("stranger")
-    module.__file__ = str(tmp_path / "stranger.py")
-    monkeypatch.setitem(sys.modules, "stranger", module)
+def plugin_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipe folder of a third-party module."""
+    module = ModuleType("plugin_recipes")
+    module.__file__ = str(tmp_path / "plugin_recipes.py")
+    monkeypatch.setitem(sys.modules, "plugin_recipes", module)
     (tmp_path / "recipe").mkdir()
     return tmp_path / "recipe"
 
 
 def family(base: type[ModelConfig], family_name: str) -> type[ModelConfig]:
     class Family(base):  # type: ignore[misc, valid-type]
-        __module__ = "stranger"
-        name: str = Field(family_name, description="Somebody's.")
+        __module__ = "plugin_recipes"
+        name: str = Field(family_name, description="Third-party.")
 
     return Family
 
 
-def test_a_plugin_has_its_own_sections_its_family_s_and_the_default(stranger: Path) -> None:
-    (stranger / "odd.yaml").write_text(
+def test_plugin_recipe_extends_the_family_and_the_default(plugin_recipes: Path) -> None:
+    (plugin_recipes / "odd.yaml").write_text(
         "pretrain: {optimizer: {name: lamb}}\nwidths: {64: {pretrain: {optimizer: {lr: 0.5}}}}"
     )
     odd, plain = family(BertConfig, "odd"), family(ModelConfig, "plain")
@@ -123,21 +123,21 @@ def test_a_plugin_has_its_own_sections_its_family_s_and_the_default(stranger: Pa
         ("pretrain: {", "odd.yaml:2:"),
     ],
 )
-def test_a_wrong_recipe_is_refused_by_its_key(stranger: Path, content: str, problem: str) -> None:
-    (stranger / "odd.yaml").write_text(content)
+def test_invalid_recipe_is_refused_with_the_key(plugin_recipes: Path, content: str, problem: str) -> None:
+    (plugin_recipes / "odd.yaml").write_text(content)
     with pytest.raises(UserError) as caught:
         family(ModelConfig, "odd")().recipe()
-    assert problem in caught.value.message and str(stranger / "odd.yaml") in caught.value.message
+    assert problem in caught.value.message and str(plugin_recipes / "odd.yaml") in caught.value.message
 
 
-def test_a_saved_configuration_needs_no_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_config_decodes_without_recipe_files(monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured("pretrain", "model=bert_tiny")
     data = saved.body(saved.save(config, "pretrain"))
     monkeypatch.setattr(recipes, "read", lambda path: pytest.fail(f"{path} is read"))
     assert decode_config("pretrain", data) == config and type(config) is COMMANDS["pretrain"]
 
 
-def test_show_prints_the_recipe_with_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_recipe_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["show", "model=bert_tiny"]) == 0
     shown = capsys.readouterr().out
     for path in ("model/bert_tiny", "recipe/bert", "recipe/default"):
@@ -147,7 +147,7 @@ def test_show_prints_the_recipe_with_its_sources(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("name", groups.options("experiment"))
-def test_experiments_do_not_say_it_again(name: str) -> None:
+def test_experiments_do_not_repeat_the_recipe(name: str) -> None:
     written = yaml.safe_load((groups.conf_dir() / "experiment" / f"{name}.yaml").read_text())
     chosen = {key.removeprefix("override /"): value for item in written["defaults"] for key, value in item.items()}
     prescribed = configured("pretrain", f"model={chosen['model']}").model.recipe()["pretrain"]

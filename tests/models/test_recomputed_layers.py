@@ -1,4 +1,4 @@
-"""Layers that are computed again in the backward: the same gradients, bit by bit, and nothing computed in vain."""
+"""Layers recomputed in the backward pass: equal gradients, bit for bit, and no needless recomputation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, config_of, pa
 
 
 class Middle(Tap):
-    """Counts what it sees, and doubles the states at one place."""
+    """Counts the calls at each point, and doubles the states at one of them."""
 
     def __init__(self):
         self.seen = Counter()
@@ -31,7 +31,7 @@ class Middle(Tap):
 
 
 class Watching(Tap):
-    """Takes what the attention of the first layer computes with."""
+    """Records the attention inputs of the first layer."""
 
     def __init__(self):
         self.taken = []
@@ -59,7 +59,7 @@ def select_rng(device_draws, *sides):
 
 
 def gradients_of(model, recomputes, device_draws=False, tap=None, after=None):
-    """The hidden states of some tokens, the gradients of everything, and how often each layer was called."""
+    """The hidden states of some tokens, all gradients, and the number of calls of each layer."""
     sides = [packed(1)] + ([packed(2)] if model.config.architecture == "encoder_decoder" else [])
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         stack.recomputes = recomputes
@@ -86,15 +86,15 @@ def assert_equal(model, **how):
 
 @pytest.mark.parametrize("device_draws", [False, True], ids=["token", "device"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_are_the_same(family, device_draws):
+def test_recomputed_gradients_are_equal(family, device_draws):
     model = model_of(family)
     plain, once, twice = assert_equal(model, device_draws=device_draws)
     assert len(plain) > len(list(model.parameters())) / 2 and plain["hidden"].abs().max() > 0.01
     assert twice == {name: 2 * count for name, count in once.items()} and once
 
 
-def test_the_generators_state_is_no_part_of_it():
-    """Each place seeds the generator itself, so what it stands at in the backward changes nothing."""
+def test_recomputation_ignores_the_generator_state():
+    """Each site seeds the generator, so that its state in the backward pass does not matter."""
     model = model_of("bert")
     kept, _ = gradients_of(model, False, device_draws=True)
     disturbed, _ = gradients_of(model, True, device_draws=True, after=lambda: torch.manual_seed(99))
@@ -104,13 +104,13 @@ def test_the_generators_state_is_no_part_of_it():
 
 
 @pytest.mark.parametrize("positions", ["shaw", "t5", "alibi", "rotary"])
-def test_positions_in_attention(positions):
+def test_recomputed_gradients_of_positions_are_equal(positions):
     kind = next(entry.config for entry in entries("model/positions") if entry.name == positions)
     assert_equal(model_of("gpt", positions=kind()))
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
-def test_a_tap_sees_the_states_once(family):
+def test_tap_is_called_once(family):
     taps = [Middle(), Middle()]
     model = model_of(family)
     seen = [gradients_of(model, recomputes, tap=tap)[0] for recomputes, tap in zip((False, True), taps, strict=True)]
@@ -119,7 +119,7 @@ def test_a_tap_sees_the_states_once(family):
 
 
 @pytest.mark.parametrize("family", ["bert", "bart"])
-def test_a_layer_whose_attention_is_watched_is_computed_once(family):
+def test_layer_with_attention_tap_is_computed_once(family):
     model, tap = model_of(family), Watching()
     plain, _ = gradients_of(model, False, tap=Watching())
     again, calls = gradients_of(model, True, tap=tap)
@@ -128,7 +128,7 @@ def test_a_layer_whose_attention_is_watched_is_computed_once(family):
     assert len(tap.taken) == sum(count == 1 for count in calls.values()) + (family == "bart")
 
 
-def test_lora_and_a_prefix():
+def test_recomputed_gradients_of_lora_and_prefix_are_equal():
     model = model_of("bert")
     model.requires_grad_(False)
     model.prefix = KeyPrefix(3, SIZES["num_layers"], SIZES["hidden_size"])
@@ -143,15 +143,15 @@ def test_lora_and_a_prefix():
     assert len(plain) == 2 + 2 * SIZES["num_layers"]
 
 
-@pytest.mark.parametrize("learning", [0, 1])
-def test_nothing_is_computed_where_nothing_learns(learning):
-    """Below the first layer that learns no layer runs a second time, and none without gradients."""
+@pytest.mark.parametrize("trainable_layers", [0, 1])
+def test_frozen_layers_are_not_recomputed(trainable_layers):
+    """No layer below the first trainable one runs a second time, and no layer at all without gradients."""
     model = model_of("bert")
     model.requires_grad_(False)
-    if learning:
+    if trainable_layers:
         model.layers[1].requires_grad_(True)
     _, once, twice = assert_equal(model)
-    assert twice == {"layers.0": 1, "layers.1": 1 + learning} and set(once.values()) == {1}
+    assert twice == {"layers.0": 1, "layers.1": 1 + trainable_layers} and set(once.values()) == {1}
     with torch.no_grad():
         recompute_layers(model)
         model.calls.clear()
@@ -159,7 +159,7 @@ def test_nothing_is_computed_where_nothing_learns(learning):
     assert set(model.calls.values()) == {1}
 
 
-def test_a_cache_sees_tokens_once():
+def test_cache_is_updated_once():
     model = model_of("gpt")
     recompute_layers(model)
     cache = model.new_cache(len(LENGTHS), 20)
@@ -169,8 +169,8 @@ def test_a_cache_sees_tokens_once():
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if config_of(name, memory_length=3).carries_state])
-def test_a_segment_behind_carried_state(family):
-    """Its layers read it twice, and leave what they leave behind one reading."""
+def test_recomputed_gradients_with_carried_state_are_equal(family):
+    """The layers read a segment twice and update the carried state once."""
     model, outcomes = model_of(family, memory_length=3), []
     columns = {"segment": torch.zeros(12, dtype=torch.int64), "rank": torch.arange(12)}
     text = Packed(torch.arange(1, 13), (6, 6), columns)
@@ -193,6 +193,6 @@ def test_a_segment_behind_carried_state(family):
     assert len(plain) > 3 and all(plain[name].abs().sum() > 0 for name in state)
 
 
-def test_a_model_without_layers_is_refused():
+def test_model_without_stack_is_refused():
     with pytest.raises(UserError, match="gradient_checkpointing=true, but the model has no stack"):
         recompute_layers(torch.nn.Linear(2, 2))

@@ -21,7 +21,7 @@ CONFIG = RnnAttentionConfig(
 
 
 class Plain(nn.Module):
-    """Bahdanau et al. 2015, section 3 and appendix A."""
+    """The equations of Bahdanau et al. 2015, section 3 and appendix A."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ class Plain(nn.Module):
 
 
 def copied(plain, ours, head):
-    """Ours as the plain one is, as pairs of our tensor and theirs."""
+    """Copies the plain weights into our model; returns pairs of our tensor and the plain one."""
     encoder, decoder = ours.encoder.layers[0].cell, ours.decoder.layers[0]
     attention = decoder.cross_attn
     pairs = [
@@ -97,7 +97,7 @@ def texts(lengths, seed):
     return Packed(tokens, lengths)
 
 
-def test_loss_and_gradients(pair):
+def test_loss_and_gradients_match_the_equations(pair):
     plain, ours, head, pairs = pair
     inputs, outputs, labels = texts(INPUTS, 1), texts(OUTPUTS, 2), texts(OUTPUTS, 3).tokens
     sides = zip(inputs.tokens.split(INPUTS), outputs.tokens.split(OUTPUTS), strict=True)
@@ -118,8 +118,8 @@ def test_loss_and_gradients(pair):
 
 
 @torch.no_grad()
-def test_step_by_step_with_beams_is_the_whole_text(pair):
-    """Two texts an input, of which one is then left; a step keeps states, and the keys of the inputs are made once."""
+def test_cached_steps_with_beams_match_the_whole_text(pair):
+    """Two texts per input, of which one input remains; steps cache the states, and the input keys are computed once."""
     _, ours, _, _ = pair
     inputs, texts_of = texts((5, 1, 12), 1), [texts((6,), seed).tokens for seed in (4, 5, 6)]
     doubled = Packed(inputs.tokens[:5], (5,))
@@ -129,7 +129,7 @@ def test_step_by_step_with_beams_is_the_whole_text(pair):
     first = ours.decode(encoded, Packed(torch.stack([text[0] for text in texts_of]), (1, 1, 1)), cache=cache)
     torch.testing.assert_close(first[:1], whole[0][:1], rtol=0, atol=1e-12)
     assert encoded.cached[ours.decoder.layers[0].cross_attn][0].shape == (36, A)
-    # The first input alone goes on, with two texts that begin alike.
+    # Only the first input continues, with two texts that have the same first token.
     cache.select([0, 0])
     encoded.select([0], 2)
     ends = [texts_of[0], torch.cat([texts_of[0][:1], texts_of[1][1:]])]
@@ -143,7 +143,7 @@ def test_step_by_step_with_beams_is_the_whole_text(pair):
 
 
 @torch.no_grad()
-def test_an_input_without_tokens_is_seen_as_nothing(pair):
+def test_empty_input_has_finite_states(pair):
     _, ours, _, _ = pair
     inputs, outputs = texts((3, 0), 1), texts((2, 4), 2)
     hidden = ours(inputs, None, outputs)
@@ -151,7 +151,7 @@ def test_an_input_without_tokens_is_seen_as_nothing(pair):
     torch.testing.assert_close(hidden[:2], ours(texts((3,), 1), None, Packed(outputs.tokens[:2], (2,))))
 
 
-def test_drawn_as_published():
+def test_initial_weights_match_the_publication():
     decoder = build(RnnAttentionConfig(vocab_size=V, embedding_size=50, hidden_size=64, attention_size=70), 0)
     layer, cell = decoder.decoder.layers[0], decoder.encoder.layers[0].cell
     for weight in (layer.state_gates.weight, cell.weight_hh_l0, cell.weight_hh_l0_reverse):

@@ -1,5 +1,5 @@
-"""Taps on every family: the states they see are transformers' hidden states, the weights its attentions; what they
-replace is what the model computes with; and they compose with reading some tokens."""
+"""Taps in every family: states and attention weights equal those of transformers, replaced states are used by the
+layers above, and taps combine with read_M."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.weights.published_folders import FAMILIES, make, sample
 
 
 class Seen(Tap):
-    """Keeps all that a tap can see."""
+    """Records all states and attention weights."""
 
     def __init__(self):
         self.states, self.attentions = {}, {}
@@ -35,7 +35,7 @@ class Seen(Tap):
 
 
 class Changed(Tap):
-    """Replaces the states at one place."""
+    """Replaces the states at one point."""
 
     def __init__(self, place, change):
         self.place, self.change = place, change
@@ -52,7 +52,7 @@ class Below(Tap):
 
 
 def of_family(family, **fields):
-    """A tiny model of a family in double precision, and what it reads beside its inputs."""
+    """A tiny model of a family in double precision, and its arguments besides the inputs."""
     config = config_of(family, **fields)
     outputs = {"outputs": packed(2)} if config.architecture == "encoder_decoder" else {}
     return build(config, 0).double(), outputs
@@ -60,13 +60,13 @@ def of_family(family, **fields):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def published(request, tmp_path_factory):
-    """A published model and ours with its weights, on the same rows: the real tokens of each side, its output, our
-    hidden states, and what a tap has seen."""
+    """A transformers model and ours with its weights, on the same rows: our backbone, the real tokens of each side, the
+    output of transformers, our hidden states, and the tap."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs = make(request.param, folder)
     theirs.set_attn_implementation("eager")
     if request.param == "bigbird":
-        # A short text is dense. They change to that in the first forward, behind what collects the weights.
+        # Short texts are dense; transformers switches in the first forward pass, too late to collect the weights.
         theirs.bert.set_attention_type("original_full")
     backbone, tap = load(folder).model.parts.backbone, Seen()
     ids, mask, decoder_ids = sample(backbone.config.architecture == "encoder_decoder")
@@ -84,16 +84,16 @@ def published(request, tmp_path_factory):
 
 
 def named(side, sides, name):
-    """The name of what a side gives in an output of transformers."""
+    """The name of a side's field in an output of transformers."""
     return name if len(sides) == 1 else f"{'encoder' if side == 'inputs' else 'decoder'}_{name}"
 
 
-def test_states_are_those_of_transformers(published):
+def test_tapped_states_match_transformers(published):
     backbone, sides, output, hidden_TH, tap = published
     for side, real in sides.items():
         expected = [states[real] for states in output[named(side, sides, "hidden_states")]]
         states = [tap.states[TapPoint(layer, side)] for layer in range(len(expected))]
-        # The last ones are given behind the final norm there.
+        # transformers applies the final norm to the last states.
         if side == list(sides)[-1]:
             states[-1] = hidden_TH
         else:
@@ -104,7 +104,7 @@ def test_states_are_those_of_transformers(published):
             torch.testing.assert_close(x_TH, wanted_TH, rtol=0, atol=1e-5)
 
 
-def test_weights_are_those_of_transformers(published):
+def test_tapped_attention_weights_match_transformers(published):
     _, sides, output, _, tap = published
     kinds = [(side, side, "self_attn", named(side, sides, "attentions")) for side in sides]
     if len(sides) == 2:
@@ -118,7 +118,7 @@ def test_weights_are_those_of_transformers(published):
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_a_tap_that_only_sees_changes_nothing(family):
+def test_recording_tap_changes_nothing(family):
     backbone, outputs = of_family(family)
     tap = Seen()
     with torch.no_grad():
@@ -131,8 +131,8 @@ def test_a_tap_that_only_sees_changes_nothing(family):
 
 @pytest.mark.parametrize("family", OWN)
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_what_a_tap_replaces_is_computed_with(family, layer):
-    """The layers behind it, called by hand on what it gave."""
+def test_replaced_states_are_used_by_the_layers_above(family, layer):
+    """The expected states come from the layers above, called one by one on the replaced states."""
     backbone, outputs = of_family(family)
     side = "outputs" if outputs else "inputs"
     depth = backbone.config.depths[side]
@@ -153,7 +153,7 @@ def test_what_a_tap_replaces_is_computed_with(family, layer):
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_a_tap_sees_every_token_whichever_are_read(family):
+def test_tap_receives_all_tokens_when_some_are_read(family):
     backbone, outputs = of_family(family)
     examples = torch.arange(len(LENGTHS))
     keys = [token_keys(0, 1, examples, examples * 0, packed(1), outputs=side) for side in (False, True)]
@@ -173,7 +173,7 @@ def test_a_tap_sees_every_token_whichever_are_read(family):
     assert not torch.allclose(other, plain)
 
 
-def test_nothing_is_computed_for_a_tap_that_is_not_there(monkeypatch):
+def test_attention_weights_are_computed_for_taps_only(monkeypatch):
     backbone, _ = of_family("bert")
     calls = []
     real = attended.attention_weights
@@ -186,7 +186,7 @@ def test_nothing_is_computed_for_a_tap_that_is_not_there(monkeypatch):
     assert rows == [len(READ), sum(LENGTHS), sum(LENGTHS), len(READ), len(READ)]
 
 
-def test_weights_carry_gradients():
+def test_tapped_attention_weights_have_gradients():
     backbone, _ = of_family("gpt")
     tap = Seen()
     backbone(packed(1), tap=tap)
@@ -197,7 +197,7 @@ def test_weights_carry_gradients():
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
-def test_scores_before_the_softmax_are_those_of_the_weights(family):
+def test_softmax_of_tapped_scores_matches_the_weights(family):
     backbone, outputs = of_family(family)
     seen = []
 

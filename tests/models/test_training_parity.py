@@ -1,4 +1,4 @@
-"""Twenty training steps of a plain transformers model with torch's AdamW, and ours: the same weights to 1e-5."""
+"""Twenty training steps of a transformers model and ours with torch's AdamW: equal weights to 1e-5."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS = 20
 
 
 def batches(steps: int, documents: int = 8):
-    """Texts of 2 to 40 tokens and labels at a sixth of the places. Token 0 is their padding, which never learns."""
+    """Texts of 2 to 40 tokens with labels at a sixth of the positions. Token 0 is padding, which is never trained."""
     generator = torch.Generator().manual_seed(2)
     for _ in range(steps):
         lengths = tuple(torch.randint(2, 41, (documents,), generator=generator).tolist())
@@ -37,7 +37,7 @@ def our_loss(pair: Pair, name: str, packed: Packed, at: Tensor, labels: Tensor, 
 
 
 def their_loss(pair: Pair, name: str, packed: Packed, at: Tensor, labels: Tensor) -> Tensor:
-    """Padded, with labels -100 where nothing is predicted, the loss computed by transformers itself for GPT-2."""
+    """The loss over padded rows, with labels -100 where nothing is predicted; transformers computes it for GPT-2."""
     ids, mask = padded(packed, packed.tokens, 0)
     if name == "gpt":
         return pair.theirs(ids, attention_mask=mask.long(), labels=ids.masked_fill(~mask, -100)).loss
@@ -52,25 +52,25 @@ def next_tokens(packed: Packed) -> tuple[Tensor, Tensor]:
     return at, packed.tokens[at + 1]
 
 
-def moving(pair: Pair, name: str):
-    """Pooler and sentence head stay out of BERT's masked LM."""
+def optimizers_of(pair: Pair, name: str):
+    """The optimizers of both models, without BERT's pooler and sentence head, which masked LM does not train."""
     out = ("heads.pooler", "heads.next_sentence", "bert.pooler", "cls.seq_relationship")
     kept = [
         [(key, parameter) for key, parameter in model.named_parameters() if not key.startswith(out)]
         for model in (pair.ours, pair.theirs)
     ]
-    # BERT's epsilon. A key's bias has no gradient in theory (a softmax does not see it), so with 1e-8 Adam would turn
-    # the rounding of either side into whole steps.
+    # BERT's epsilon. The gradient of a key bias is zero in theory, because a softmax does not depend on it; with 1e-8
+    # Adam would turn rounding errors into full steps.
     return [
         torch.optim.AdamW([parameter for _, parameter in some], lr=1e-4, eps=1e-6, weight_decay=0.01) for some in kept
     ]
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt"])
-def test_twenty_steps_give_the_same_weights(name):
+def test_twenty_training_steps_match_transformers(name):
     pair = loaded(CASES[name].pair())
     before = {key: tensor.clone() for key, tensor in pair.ours.state_dict().items()}
-    ours, theirs = moving(pair, name)
+    ours, theirs = optimizers_of(pair, name)
     for packed, at, labels in batches(STEPS):
         if name == "gpt":
             at, labels = next_tokens(packed)
@@ -88,7 +88,7 @@ def test_twenty_steps_give_the_same_weights(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt"])
-def test_one_micro_batch_of_eight_equals_eight_of_one(name):
+def test_gradients_of_eight_micro_batches_add_up(name):
     pair = loaded(CASES[name].pair())
     packed, at, labels = next(batches(1))
     if name == "gpt":
@@ -108,8 +108,8 @@ def test_one_micro_batch_of_eight_equals_eight_of_one(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt"])
-def test_packed_equals_padded_in_double(name):
-    """In double precision there is nothing left between a packed batch and each text by itself."""
+def test_packed_matches_separate_texts_in_float64(name):
+    """In double precision a packed batch and its separate texts differ by less than 1e-12."""
     pair = loaded(CASES[name].pair())
     backbone = pair.ours.backbone.double()
     packed, _, _ = next(batches(1))

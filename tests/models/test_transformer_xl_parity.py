@@ -1,6 +1,7 @@
-"""Transformer-XL against its definition, written out for one text at a time: losses and gradients, memory, evaluation.
+"""Transformer-XL against a plain implementation of its definition, one text at a time: losses, gradients, memory and
+evaluation. No maintained library has this family.
 
-No library that is maintained has this family. Shape letters: L tokens, F of memory, H width.
+Shape letters: L tokens, F tokens of memory, H width.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def sinusoid(distance, width):
 
 
 def defined(backbone, ids_L, memories, reach=None, clamp=None):
-    """(L, H) hidden states and what each layer read, score by score. reach: how many tokens one sees."""
+    """(L, H) hidden states and the inputs of each layer, score by score. reach: number of tokens to attend to."""
     config = backbone.config
     heads, size = config.num_heads, config.hidden_size // config.num_heads
     x_LH = backbone.embed.token.weight[ids_L] * math.sqrt(config.hidden_size)
@@ -80,7 +81,7 @@ def defined(backbone, ids_L, memories, reach=None, clamp=None):
 
 
 def defined_loss(head, table, hidden_LH, labels_L):
-    """Grave et al. 2017: the first softmax over the frequent tokens and the clusters, one more in each cluster."""
+    """Grave et al. 2017: a softmax over frequent tokens and clusters, and another one in each cluster."""
     boundaries = [0, 11, 30, 61]
     first = torch.cat([hidden_LH @ table[:11].T + head.bias[:11], head.clusters(hidden_LH)], 1).log_softmax(1)
     losses = []
@@ -96,7 +97,7 @@ def defined_loss(head, table, hidden_LH, labels_L):
 
 
 def segments_of(lengths, lanes=3):
-    """By segment, (lanes, length) ids, and those after them."""
+    """The (lanes, length) ids of each segment, and their next tokens."""
     ids = torch.randint(0, 61, (lanes, sum(lengths) + 1), generator=torch.Generator().manual_seed(0))
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
     pairs = [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
@@ -108,7 +109,7 @@ def packed(ids_NL):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_segments_with_memory_are_the_definition_in_loss_and_gradients(training):
+def test_loss_and_gradients_with_memory_match_the_definition(training):
     backbone, head = model_of(num_layers=2)
     backbone.train(training)
     state, read, count = backbone.initial_state(2), 0, 7 if training else 16
@@ -140,8 +141,8 @@ def test_segments_with_memory_are_the_definition_in_loss_and_gradients(training)
 
 
 @torch.no_grad()
-def test_segment_by_segment_is_one_long_pass_as_far_as_layers_reach():
-    """A layer sees the memory's length back; of a memory as long as the text that is all of it."""
+def test_segments_with_long_memory_match_one_pass():
+    """A layer attends to the length of the memory; here the memory is longer than the text."""
     backbone, _ = model_of(evaluation_memory_length=40, clamp_distance=None, same_length=False)
     backbone.eval()
     parts = [ids for ids, _ in segments_of((5, 8, 4, 6))]
@@ -155,7 +156,7 @@ def test_segment_by_segment_is_one_long_pass_as_far_as_layers_reach():
         state, at = carried.after, at + ids.shape[1]
 
 
-def test_memory_reaches_as_many_segments_back_as_there_are_layers_and_takes_no_gradient():
+def test_memory_reaches_one_segment_per_layer_without_gradient():
     backbone, _ = model_of(memory_length=4)
     ids = torch.randint(0, 61, (6, 4))
     vectors = [torch.zeros(4, 20, dtype=torch.float64, requires_grad=True) for _ in ids]
@@ -181,7 +182,7 @@ def test_memory_reaches_as_many_segments_back_as_there_are_layers_and_takes_no_g
         assert reached == (back <= 3), back
 
 
-def test_recomputed_layers_read_the_same_memory():
+def test_recomputed_layers_match_with_memory():
     (first, _), (second, labels) = segments_of((5, 5))
     runs = []
     for recomputes in (False, True):
@@ -198,7 +199,7 @@ def test_recomputed_layers_read_the_same_memory():
 
 
 @torch.no_grad()
-def test_cached_and_packed_texts_are_each_text_alone():
+def test_cached_and_packed_states_match_separate_texts():
     backbone, head = model_of()
     backbone.eval()
     ids = [torch.randint(0, 61, (length,)) for length in (6, 9, 3)]
@@ -221,14 +222,14 @@ def test_cached_and_packed_texts_are_each_text_alone():
     torch.testing.assert_close(smoothed, F.cross_entropy(logs, labels, reduction="sum", label_smoothing=0.1))
 
 
-def test_base_has_the_published_parameters():
+def test_base_has_published_parameter_count():
     with torch.device("meta"):
         backbone = build(TransformerXlConfig(), 0)
         parts = backbone, lm_head(backbone)
     assert sum(parameter.numel() for part in parts for parameter in part.parameters()) == 151_107_538
 
 
-def test_clusters_beyond_the_vocabulary_are_left_out():
+def test_cutoffs_beyond_the_vocabulary_are_ignored():
     assert isinstance(model_of()[1], AdaptiveLMHead) and model_of()[1].sizes == [11, 19, 31]
     assert not isinstance(model_of(cutoffs=())[1], AdaptiveLMHead)
     with pytest.raises(ValueError, match="not in increasing order"):

@@ -1,5 +1,5 @@
-"""Every family that transformers has, at the sizes of `CASES`, against its classes of transformers: logits, losses,
-gradients, tensors and configurations, in double precision."""
+"""Every family of transformers, at the sizes of `CASES`, against the transformers classes: logits, losses, gradients,
+tensors and configurations, in double precision."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ THEIR_LOGITS = {"next_sentence": "seq_relationship_logits", "sentence_order": "s
 
 
 def losses(pair: Pair, head: str, hidden_TH: Tensor, read: Texts, output: object) -> tuple[Tensor, Tensor]:
-    """Ours and theirs of a head, after comparing the logits. The loss of tokens is the one that learners take, which
-    never computes all logits."""
+    """Our loss and theirs for a head, after comparing the logits. The token loss is the chunked one of learners, which
+    never computes all logits at once."""
     generator = torch.Generator().manual_seed(5)
     default = "prediction_logits" if hasattr(output, "prediction_logits") else "logits"
     theirs, module = getattr(output, THEIR_LOGITS.get(head, default)), pair.ours.heads[head]
@@ -60,7 +60,7 @@ def losses(pair: Pair, head: str, hidden_TH: Tensor, read: Texts, output: object
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_losses_and_gradients(name: str) -> None:
+def test_logits_losses_and_gradients_match_transformers(name: str) -> None:
     case = CASES[name]
     pair, texts = loaded(case.pair()).double(), case.texts()
     rows, read = texts.arguments(), texts
@@ -80,8 +80,8 @@ def test_logits_losses_and_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSIFIED)
-def test_classifiers(name: str) -> None:
-    """A token's state, a linear map with the family's activation, a linear map."""
+def test_classifier_logits_match_transformers(name: str) -> None:
+    """A token's state, a linear layer with the family's activation, and a linear layer."""
     case = CASES[name]
     pair, texts = loaded(case.classifier_pair()).double(), case.texts(case.classified)
     ours = sentence_logits(pair, "classifier", pair.ours.backbone(texts.packed), texts.packed)
@@ -96,7 +96,7 @@ def assert_same(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_key_map_in_both_directions(name: str) -> None:
+def test_key_map_round_trip(name: str) -> None:
     case = CASES[name]
     pair = loaded(case.pair())
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
@@ -117,11 +117,11 @@ def test_key_map_reads_bare_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_config_map_in_both_directions(name: str) -> None:
-    """Through transformers' own reading and writing of a config.json."""
+def test_config_map_round_trip(name: str) -> None:
+    """Through the config class of transformers, which reads and writes config.json."""
     case = CASES[name]
     written, theirs = case.module.to_hf_config(case.config), case.published.to_dict()
-    assert written.keys() - theirs.keys() <= {"position_embedding_type"}  # which transformers 4 had
+    assert written.keys() - theirs.keys() <= {"position_embedding_type"}  # present in transformers 4
     assert {key for key in written.keys() & theirs.keys() if theirs[key] != written[key]} == case.changed
     read = type(case.published)(**{key: value for key, value in written.items() if key != "model_type"}).to_dict()
     assert read["model_type"] == case.published.model_type
@@ -130,7 +130,7 @@ def test_config_map_in_both_directions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_packed_is_each_text_by_itself(name: str) -> None:
+def test_packed_matches_separate_texts(name: str) -> None:
     case = CASES[name]
     backbone = loaded(case.pair()).double().ours.backbone
     texts = case.texts().packed
@@ -144,7 +144,7 @@ def test_packed_is_each_text_by_itself(name: str) -> None:
 
 
 def documents(packed: Packed) -> list[Packed]:
-    """Each text of a batch as a batch."""
+    """Each text of a batch as a separate batch."""
     ends = [start + length for start, length in zip(packed.starts, packed.lengths, strict=True)]
     return [
         Packed(
@@ -158,7 +158,7 @@ def documents(packed: Packed) -> list[Packed]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CACHED)
-def test_a_cache_continues_a_text(name: str) -> None:
+def test_cached_parts_match_the_whole_text(name: str) -> None:
     backbone = loaded(CASES[name].pair()).double().ours.backbone
     text = documents(CASES[name].texts().packed)[1]
     cache = backbone.new_cache(1, 40)
@@ -212,7 +212,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name,changed", REFUSED, ids=[f"{name}-{next(iter(changed))}" for name, changed in REFUSED])
-def test_a_variant_that_lmtool_does_not_compute_is_refused(name: str, changed: dict[str, object]) -> None:
+def test_unsupported_config_values_are_refused(name: str, changed: dict[str, object]) -> None:
     case = CASES[name]
     ((key, value),) = changed.items()
     shown = {"rope_parameters": "rope_type='llama3'", "rope_scaling": "type='linear'", "layer_types": "layer_types="}
@@ -220,7 +220,7 @@ def test_a_variant_that_lmtool_does_not_compute_is_refused(name: str, changed: d
         case.module.from_hf_config({**case.module.to_hf_config(case.config), **changed})
 
 
-def test_key_map_keeps_what_it_does_not_know():
+def test_key_map_keeps_unknown_names():
     strange = {"bert.encoder.layer.0.adapter.weight": torch.zeros(2), "cls.predictions.bias": torch.zeros(3)}
     assert bert.from_hf(strange).keys() == {"bert.encoder.layer.0.adapter.weight", "heads.masked_lm.bias"}
     kept = {"heads.sst2.output.weight": torch.zeros(2)}

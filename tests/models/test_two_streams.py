@@ -1,4 +1,4 @@
-"""The two streams against what they promise: who sees whom, and the likelihood that a permutation factorises."""
+"""XLNet's two streams: the dependencies that ranks allow, and the likelihood of a permutation."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def drawn_ranks(asked: torch.Tensor) -> torch.Tensor:
     return torch.zeros(sum(LENGTHS), dtype=torch.int64).index_copy(0, asked, order[asked])
 
 
-def test_a_state_depends_on_the_tokens_that_it_may_see_and_on_no_others():
-    """The Jacobian by the token vectors: no state of the query stream depends on its own token or on one of a higher
-    rank, no state of the content stream on one of a higher rank; on all others each does."""
+def test_states_depend_on_tokens_of_lower_rank_only():
+    """The Jacobian with respect to the token vectors: a state of the query stream depends on exactly the tokens of
+    lower rank in its text, a state of the content stream on those of lower or equal rank."""
     asked = torch.tensor([0, 2, 3, 6, 8, 9, 14])
     packed = texts(drawn_ranks(asked))
     small = {"num_layers": 2, "hidden_size": 4, "feedforward_size": 6, "initializer_std": 0.8}
@@ -61,11 +61,11 @@ def test_a_state_depends_on_the_tokens_that_it_may_see_and_on_no_others():
     strict = (ranks[None, :] < ranks[asked][:, None]) & together[asked]
     assert torch.equal(by_query.abs().amax((1, 3)) > 0, strict)
     assert torch.equal(by_content.abs().amax((1, 3)) > 0, (ranks[None, :] <= ranks[:, None]) & together)
-    assert not strict[3].any(), "the text of one token sees nothing"
+    assert not strict[3].any(), "the text of one token attends to nothing"
 
 
-def test_the_identity_permutation_is_the_causal_likelihood():
-    """log p(text) = sum of log p(token | those before it), each of a text that ends there."""
+def test_identity_permutation_has_the_causal_likelihood():
+    """log p(text) = sum of log p(token | preceding tokens), each from a text that ends at the token."""
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     packed, asked = texts(positions), torch.arange(sum(LENGTHS))
     backbone = build(CONFIG, 0).double()
@@ -75,7 +75,7 @@ def test_the_identity_permutation_is_the_causal_likelihood():
     for place, label in enumerate(packed.tokens.tolist()):
         start, length = place - int(positions[place]), int(positions[place]) + 1
         columns = {name: column[start : start + length] for name, column in packed.columns.items()}
-        # What stands at the place, and anything behind it, is not there.
+        # The text ends at the position, whose token is replaced.
         text = Packed(
             packed.tokens[start : start + length].index_fill(0, torch.tensor([length - 1]), 7), (length,), columns
         )
@@ -85,9 +85,8 @@ def test_the_identity_permutation_is_the_causal_likelihood():
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_packed_is_alone(rate):
-    """Each text by itself, dropout included: its draws are those of its tokens, and of its places in the query
-    stream."""
+def test_packed_matches_separate_texts(rate):
+    """With dropout too, which depends on a text's tokens and on its positions in the query stream."""
     asked = torch.tensor([0, 2, 3, 6, 8, 9, 14])
     packed = texts(drawn_ranks(asked))
     backbone = build(CONFIG.model_copy(update={"dropout": rate, "attention_dropout": rate}), 0).double()
@@ -105,10 +104,10 @@ def test_packed_is_alone(rate):
         torch.testing.assert_close(alone, together[own], rtol=0, atol=1e-12)
     if rate:
         content = backbone(packed, rng(documents, packed))[asked]
-        assert (content == 0).ne(together == 0).any(), "the streams draw by themselves"
+        assert (content == 0).ne(together == 0).any(), "the streams have separate dropout"
 
 
-def test_a_query_stream_needs_ranks():
+def test_query_stream_without_ranks_is_refused():
     packed = Packed(torch.arange(4), (4,), {})
     with pytest.raises(ValueError, match="needs the column rank"):
         build(CONFIG, 0)(packed, query_M=torch.tensor([1]))

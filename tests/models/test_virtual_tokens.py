@@ -1,4 +1,4 @@
-"""Virtual tokens on every family: a model with them is the model that reads tokens in their places."""
+"""Virtual tokens in every family: equal to a model that reads real tokens at the same positions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, packed
 from tests.models.test_taps import Changed, Seen, of_family
 
 WRITTEN = (7, 31, 2)
-"""The tokens that the virtual ones of these tests stand for."""
+"""The real tokens whose embeddings the virtual tokens of these tests have."""
 
 
 def spelled(texts: Packed, after: int) -> tuple[Packed, torch.Tensor]:
-    """The same texts with those tokens written out, and where their own tokens stand then."""
+    """The texts with the real tokens inserted, and the indices of the original tokens."""
     tokens, own, lengths = [], [], []
     for text in texts.tokens.split(texts.lengths):
         start = sum(lengths)
@@ -36,7 +36,7 @@ def spelled(texts: Packed, after: int) -> tuple[Packed, torch.Tensor]:
 
 
 def add_virtual(backbone, embed, after):
-    """Virtual tokens with the vectors of the written ones. The token table is the backbone's."""
+    """Adds virtual tokens with the vectors of the real ones, from the backbone's token table."""
     vectors = backbone.embed.tokens(torch.tensor(WRITTEN)).detach()
     embed.virtual = VirtualTokens(len(WRITTEN), vectors.shape[1], after).double()
     with torch.no_grad():
@@ -44,9 +44,9 @@ def add_virtual(backbone, embed, after):
 
 
 @pytest.mark.parametrize("after", [0, 1])
-# ELMo reads characters: it has no table that virtual tokens could stand in.
+# ELMo reads characters and has no token table.
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "elmo"])
-def test_they_are_read_as_tokens_are(family, after):
+def test_virtual_tokens_equal_real_tokens(family, after):
     backbone, outputs = of_family(family)
     texts, own = spelled(packed(1), after)
     wanted = backbone(texts, **outputs)
@@ -60,7 +60,7 @@ def test_they_are_read_as_tokens_are(family, after):
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "transformer"])
-def test_a_decoder_has_its_own(family):
+def test_decoder_virtual_tokens_equal_real_tokens(family):
     backbone, _ = of_family(family)
     texts, own = spelled(packed(2), 1)
     wanted = backbone(packed(1), outputs=texts)[own]
@@ -69,7 +69,7 @@ def test_a_decoder_has_its_own(family):
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt", "t5"])
-def test_packed_is_alone_with_dropout(family):
+def test_packed_matches_separate_texts_with_dropout(family):
     backbone, outputs = of_family(family)
     add_virtual(backbone, backbone.embed, 0)
     if outputs:
@@ -93,7 +93,7 @@ def part(texts: Packed, documents: list[int]) -> Packed:
     return Packed(torch.cat(tokens), tuple(map(len, tokens)), {"segment": torch.zeros_like(torch.cat(tokens))})
 
 
-def test_each_virtual_token_drops_by_itself():
+def test_virtual_tokens_have_distinct_dropout_keys():
     numbers = torch.tensor([5])
     rng = TokenRng(token_keys(0, 1, numbers, numbers * 0, Packed(torch.zeros(4).long(), (4,))))
     insertion = VirtualTokens(3, 8).insertion(Packed(torch.zeros(4).long(), (4,)))
@@ -103,7 +103,7 @@ def test_each_virtual_token_drops_by_itself():
     assert device.insert_virtual(insertion.source_S, insertion.number_S) is device
 
 
-def test_a_prefix_that_all_of_a_text_sees_grows_by_them():
+def test_bidirectional_prefix_includes_virtual_tokens():
     backbone, _ = of_family("gpt")
     texts = replace(packed(1), prefixes=(2, 1, 7, 0))
     spelled_out, own = spelled(texts, 0)
@@ -113,7 +113,7 @@ def test_a_prefix_that_all_of_a_text_sees_grows_by_them():
     torch.testing.assert_close(backbone(texts), wanted, rtol=0, atol=1e-12)
 
 
-def test_a_tap_sees_the_tokens_of_the_batch():
+def test_tap_receives_states_without_virtual_tokens():
     backbone, _ = of_family("bert")
     add_virtual(backbone, backbone.embed, 1)
     tap = Seen()
@@ -127,7 +127,7 @@ def test_a_tap_sees_the_tokens_of_the_batch():
     assert [tensor.shape[1:] for tensor in weights] == [(length + 3, length + 3) for length in LENGTHS]
 
 
-def test_they_count_towards_the_longest_text():
+def test_virtual_tokens_shorten_the_longest_text():
     backbone, _ = of_family("bert")
     add_virtual(backbone, backbone.embed, 0)
     assert backbone.longest_text == SIZES["max_positions"] - len(WRITTEN)
@@ -138,13 +138,13 @@ def test_they_count_towards_the_longest_text():
     assert "max_length=29" in caught.value.hint
 
 
-def test_a_text_shorter_than_what_stands_before_them_is_refused():
+def test_text_shorter_than_after_is_refused():
     with pytest.raises(ValueError, match="behind 2 tokens"):
         VirtualTokens(3, 8, after=2).insertion(Packed(torch.zeros(4).long(), (3, 1)))
 
 
-def test_text_is_continued_behind_them():
-    """Up to the longest text that the model reads beside them."""
+def test_generation_continues_after_virtual_tokens():
+    """Up to the longest text that fits beside them."""
     backbone, _ = of_family("gpt")
     add_virtual(backbone, backbone.embed, 0)
     head = lm_head(backbone)

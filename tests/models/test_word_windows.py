@@ -1,4 +1,4 @@
-"""Word vectors and the CNN over windows of words: parity with a plain implementation, a document at a time."""
+"""Word vectors and the CNN over word windows against a plain implementation, one document at a time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def packed() -> Packed:
     return Packed(torch.randint(0, 41, (sum(LENGTHS),), generator=torch.Generator().manual_seed(3)), LENGTHS)
 
 
-def translated_errors(model, tokens):
-    """The hidden states (L, H) of one document, by torch's own convolution over it between zeros."""
+def plain_states(model, tokens):
+    """The hidden states (L, H) of one document, by torch's convolution with zero padding."""
     x_LH = F.embedding(tokens, model.embed.token.weight)
     if model.embed.project is not None:
         x_LH = model.embed.project(x_LH)
@@ -42,14 +42,14 @@ def translated_errors(model, tokens):
         {"hidden_size": 10, "embedding_size": 9, "filter_widths": (1, 6)},
     ],
 )
-def test_cnn_is_a_convolution_of_each_document(sizes):
+def test_cnn_matches_a_convolution_of_each_document(sizes):
     model = build(CnnConfig(vocab_size=41, **sizes), 1).double()
     for parameter in model.parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter)
     inputs, parameters = packed(), list(model.parameters())
     states_TH = model(inputs)
-    plain = [translated_errors(model, tokens) for tokens in inputs.tokens.split(list(LENGTHS)) if len(tokens)]
+    plain = [plain_states(model, tokens) for tokens in inputs.tokens.split(list(LENGTHS)) if len(tokens)]
     torch.testing.assert_close(states_TH, torch.cat(plain), rtol=1e-12, atol=1e-12)
     highest = torch.stack([document.amax(0) for document in plain])
     pooled_NH = summary(states_TH, inputs, "max")
@@ -65,11 +65,11 @@ def test_cnn_is_a_convolution_of_each_document(sizes):
     torch.testing.assert_close(model(inputs, read_M=read), states_TH[read], rtol=1e-12, atol=1e-12)
 
 
-def test_a_window_ends_with_its_document():
+def test_windows_do_not_cross_documents():
     model, inputs = build(CnnConfig(vocab_size=41, hidden_size=12, embedding_size=12), 0), packed()
     before = model(inputs)
     changed = inputs.tokens.clone()
-    changed[sum(LENGTHS[:3]) :] = (changed[sum(LENGTHS[:3]) :] + 1) % 41  # of the documents behind
+    changed[sum(LENGTHS[:3]) :] = (changed[sum(LENGTHS[:3]) :] + 1) % 41  # in the later documents
     after = model(Packed(changed, LENGTHS))
     assert torch.equal(before[:6], after[:6]) and not torch.equal(before[6], after[6])
 
@@ -85,7 +85,7 @@ def test_word_vectors_are_rows_of_the_table():
     assert sum(parameter.numel() for parameter in model.parameters()) == 41 * 6
 
 
-def test_filters_that_do_not_fit():
+def test_invalid_filter_widths_are_refused():
     with pytest.raises(ValueError, match="hidden_size=4 is smaller than the number of filter widths, 5"):
         CnnConfig(hidden_size=4, filter_widths=(1, 2, 3, 4, 5))
     with pytest.raises(ValueError, match="each must be from 1 to 1000, and none may occur twice"):

@@ -1,4 +1,4 @@
-"""XLNet's two streams against their definition, in double precision."""
+"""XLNet's two streams against transformers, in double precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = CASES["xlnet"]
 
 
 def ranked(packed: Packed, seed: int = 3) -> tuple[Packed, Tensor]:
-    """The texts with ranks, and the places of what is predicted: two fifths of the tokens."""
+    """The texts with ranks, and the positions of the targets: two fifths of the tokens."""
     generator = torch.Generator().manual_seed(seed)
     order_T = torch.rand(len(packed.tokens), generator=generator)
     asked_T = torch.rand(len(packed.tokens), generator=generator) < 0.4
@@ -24,14 +24,14 @@ def ranked(packed: Packed, seed: int = 3) -> tuple[Packed, Tensor]:
 
 
 @torch.no_grad()
-def test_content_stream_of_some_tokens():
+def test_content_stream_of_selected_tokens_matches_full_output():
     backbone, packed = loaded(CASE.pair()).double().ours.backbone, CASE.texts().packed
     some_M = torch.tensor([0, 3, 7, 30, 44, 50, 78])
     torch.testing.assert_close(backbone(packed, read_M=some_M), backbone(packed)[some_M], rtol=0, atol=1e-12)
 
 
 def target_mapping(packed: Packed, at: Tensor, longest: int) -> tuple[Tensor, list[Tensor]]:
-    """Their form of the places that are predicted, and these by text."""
+    """The target mapping of transformers, and the target positions of each text."""
     documents = range(len(packed.lengths))
     places = [at[packed.documents[at] == number] - packed.starts[number] for number in documents]
     mapping = torch.zeros(len(places), max(map(len, places)), longest, dtype=torch.float64)
@@ -41,13 +41,13 @@ def target_mapping(packed: Packed, at: Tensor, longest: int) -> tuple[Tensor, li
 
 
 @pytest.mark.parametrize("memory", [0, 7])
-def test_two_streams_loss_and_gradients(memory):
+def test_two_stream_loss_and_gradients_match_transformers(memory):
     pair, texts = loaded(CASE.pair()).double(), CASE.texts()
     ids, mask = texts.ids, texts.mask
     packed, at = ranked(texts.packed)
     ranks = torch.full(ids.shape, -1)
     ranks[mask] = packed.columns["rank"]
-    # Their own word: i may not see j where rank_i <= rank_j and j is predicted.
+    # perm_mask: i does not attend to j where rank_i <= rank_j and j is a target.
     hidden_ij = ((ranks[:, :, None] <= ranks[:, None, :]) & (ranks >= 0)[:, None, :]).double()
     mapping, places = target_mapping(packed, at, ids.shape[1])
     before = torch.randn(len(ids), 3, memory, 36, dtype=torch.float64, requires_grad=True)
@@ -59,7 +59,7 @@ def test_two_streams_loss_and_gradients(memory):
     pair.ours.backbone.config = CASE.config.model_copy(update={"memory_length": memory})
     carried = Carried({"memory": before}, (memory,) * len(ids)) if memory else None
     hidden_MH = pair.ours.backbone(packed, query_M=at, carried=carried, reuse=4)
-    # Where nothing is seen they look at everything.
+    # Where everything is masked, transformers attends to all tokens.
     sees = torch.tensor(
         [
             memory > 0 or bool(((ranks[n] < ranks[n, place]) & mask[n]).any())
@@ -76,7 +76,7 @@ def test_two_streams_loss_and_gradients(memory):
     wanted.backward()
     loss.backward()
     assert_gradients_equal(pair)
-    if carried is not None:  # of each text its first four tokens, behind what is left of before
+    if carried is not None:  # the first four tokens of each text, after the rest of the old memory
         kept = [min(4, length) for length in packed.lengths]
         for number, count in enumerate(kept):
             theirs = torch.stack([layer[memory : memory + count, number] for layer in output.mems])

@@ -1,5 +1,5 @@
-"""Stand-ins for torch's flash kernels on a CPU, in plain formulas, so that the calls of them can be tested there: what
-`varlen_attn` and jagged nested tensors hand to CUDA, forward and backward."""
+"""CPU stand-ins for torch's flash kernels, in plain formulas: forward and backward of the operators that `varlen_attn`
+and jagged nested tensors call on CUDA."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def forward(
     q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale=None, window_size_left=None,
     window_size_right=None, **others,
 ):  # fmt: skip
-    """aten::_flash_attention_forward, in fp32 or more. Asserts what the kernel relies on and does not check; behind the
-    last document keys may have room."""
+    """aten::_flash_attention_forward, in fp32 or more. Asserts the preconditions that the kernel does not check; keys
+    may have unused rows after the last document."""
     assert cu_q.dtype == cu_k.dtype == torch.int32 and q.dtype == k.dtype == v.dtype
     assert max_q == cu_q.diff().max() and max_k == cu_k.diff().max()
     assert cu_q[-1] == len(q) and cu_k[-1] <= len(k) and not cu_q[0] and not cu_k[0]
@@ -77,7 +77,7 @@ def backward(
 
 @contextmanager
 def flash_on_cpu() -> Iterator[None]:
-    """Both are there for CPU tensors, and nested tensors choose them, as they do on CUDA."""
+    """Registers both operators for CPU tensors, and makes nested tensors choose them, as on CUDA."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_flash_attention_forward", forward, "CPU")
         library.impl("_flash_attention_backward", backward, "CPU")

@@ -1,4 +1,4 @@
-"""Adapters compute what was published, and an empty slot changes nothing."""
+"""Adapters, stacked and fused ones, against their published formulas, and empty slots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def change(made: BottleneckAdapter, seen: torch.Tensor) -> torch.Tensor:
     return F.linear(F.linear(seen, made.down.weight, made.down.bias).relu(), made.up.weight, made.up.bias) * made.scale
 
 
-def test_an_empty_slot_passes_on_what_it_is_given() -> None:
+def test_empty_slot_returns_the_input() -> None:
     slot = AdapterSlot()
     assert slot(OUT, RESIDUAL, NORM, READ) is OUT
     assert not list(slot.parameters()) and not slot.state_dict()
@@ -48,22 +48,22 @@ def test_an_empty_slot_passes_on_what_it_is_given() -> None:
         ("input", None, READ, READ),
     ],
 )
-def test_what_an_adapter_reads_and_adds(reads, norm, read, seen, scale) -> None:
+def test_adapter_matches_the_formula(reads, norm, read, seen, scale) -> None:
     made = adapter(reads, scale)
     torch.testing.assert_close(made(OUT, RESIDUAL, norm, read), OUT + change(made, seen), rtol=0, atol=1e-12)
     assert {name for name, _ in made.named_parameters()} >= {"down.weight", "down.bias", "up.weight", "up.bias"}
     assert isinstance(made.scale, torch.nn.Parameter) == (scale is None)
 
 
-def test_stacked_adapters_each_read_what_the_one_below_gives() -> None:
+def test_stacked_adapters_apply_in_sequence() -> None:
     below, top = adapter("sum", seed=1), adapter("sum", seed=2)
     first = OUT + change(below, NORM(OUT + RESIDUAL))
     wanted = first + change(top, NORM(first + RESIDUAL))
     torch.testing.assert_close(StackedAdapters([below], top)(OUT, RESIDUAL, NORM), wanted, rtol=0, atol=1e-12)
 
 
-def test_a_fusion_weighs_adapters_for_each_token() -> None:
-    """Section 3.2 of AdapterFusion, one token and one adapter at a time."""
+def test_fusion_weights_adapters_per_token() -> None:
+    """Against section 3.2 of AdapterFusion, one token and one adapter at a time."""
     adapters = [adapter("sum", seed=seed) for seed in (1, 2, 3)]
     fused = FusedAdapters(WIDTH, adapters).double()
     seen, wanted = NORM(OUT + RESIDUAL), []

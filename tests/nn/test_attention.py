@@ -1,4 +1,4 @@
-"""All paths of the one door give what the plain loop gives, forward and backward."""
+"""Every path of `attend` equals the reference attention, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADS, SIZE = 3, 8
 
 
 class Distance(Position):
-    """A learned bias by clipped distance, for each head: stands for T5's and ALiBi's."""
+    """A learned bias per head and clipped distance, like T5's and ALiBi's."""
 
     scores = True
 
@@ -57,7 +57,6 @@ def assert_same(layout: Layout, queries: int, keys: int, bias: Position | None =
     inputs = tensors(queries, keys, keys)
     leaves = [*inputs, *(bias.parameters() if bias is not None else ())]
     weights = torch.randn(queries, HEADS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    # Rows outside every document are nobody's output.
     got, wanted = attend(*inputs, layout, bias, scale), reference_attention(*inputs, layout, bias, scale)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
     got_gradients = torch.autograd.grad((got * weights).sum(), leaves)
@@ -68,18 +67,18 @@ def assert_same(layout: Layout, queries: int, keys: int, bias: Position | None =
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
 @pytest.mark.parametrize("scale", [None, 1.0])
 @pytest.mark.parametrize("mask", [Full(), Causal(), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
-def test_self_attention_equals_reference(mask, scale, bias):
+def test_self_attention_matches_reference(mask, scale, bias):
     segments = Segments.packed(LENGTHS)
     assert_same(Layout(segments, segments, mask), sum(LENGTHS), sum(LENGTHS), bias, scale)
 
 
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
 @pytest.mark.parametrize("mask", [Full(), Causal(), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
-def test_the_path_of_keyed_dropout_equals_reference(mask, bias):
+def test_keyed_dropout_path_matches_reference(mask, bias):
     segments = Segments.packed(LENGTHS)
     layout = Layout(segments, segments, mask)
     inputs = tensors(*[sum(LENGTHS)] * 3)
-    # So small a rate drops nothing.
+    # The rate is too small to drop anything.
     got = attend(*inputs, layout, bias, dropout=1e-6, rng=TokenRng(torch.arange(sum(LENGTHS))))
     wanted = reference_attention(*inputs, layout, bias)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
@@ -91,13 +90,13 @@ def test_the_path_of_keyed_dropout_equals_reference(mask, bias):
 
 @pytest.mark.parametrize("lengths", [tuple(range(1, 71)), (16, 16, 16), (5,), (16, 32, 3, 0, 0)])
 @pytest.mark.parametrize("mask", [Full(), Causal()])
-def test_every_length(mask, lengths):
+def test_all_lengths_match_reference(mask, lengths):
     segments = Segments.packed(lengths)
     assert_same(Layout(segments, segments, mask), sum(lengths), sum(lengths))
 
 
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
-def test_cross_attention_with_other_lengths(bias):
+def test_cross_attention_matches_reference(bias):
     keys = (3, 40, 0, 5, 61, 2, 17, 16, 1)
     layout = Layout(Segments.packed(LENGTHS), Segments.packed(keys), Full())
     assert_same(layout, sum(LENGTHS), sum(keys), bias)
@@ -105,14 +104,14 @@ def test_cross_attention_with_other_lengths(bias):
 
 @pytest.mark.parametrize("queries", [(1, 1, 1), (4, 2, 7)])
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
-def test_decoding_from_a_buffer_with_room_to_spare(queries, bias):
+def test_decoding_from_a_cache_buffer_matches_reference(queries, bias):
     before, capacity = (30, 0, 12), 50
     total = tuple(old + new for old, new in zip(before, queries, strict=True))
     layout = Layout(Segments.packed(queries), Segments((0, capacity, 2 * capacity), total), Causal(), before)
     assert_same(layout, sum(queries), 3 * capacity, bias)
 
 
-def test_padded_rows_are_segments_too():
+def test_padded_rows_match_reference_and_padding_is_zero():
     rows = Segments((0, 20, 40), (20, 3, 11))
     layout = Layout(rows, rows, Causal())
     inputs = tensors(60, 60, 60)
@@ -121,7 +120,7 @@ def test_padded_rows_are_segments_too():
     assert not out[23:40].any()
 
 
-def test_half_precision_is_computed_in_single():
+def test_bf16_attention_matches_fp64_reference():
     segments = Segments.packed(LENGTHS)
     layout = Layout(segments, segments, Full())
     inputs = [tensor.detach().bfloat16() for tensor in tensors(*[sum(LENGTHS)] * 3)]
@@ -132,7 +131,7 @@ def test_half_precision_is_computed_in_single():
     torch.testing.assert_close(out, wanted.bfloat16(), rtol=2**-8, atol=1e-6)
 
 
-def test_keyed_attention_in_half_precision_is_computed_in_single():
+def test_bf16_keyed_attention_matches_fp32():
     segments = Segments.packed(LENGTHS)
     layout, rng = Layout(segments, segments, Full()), TokenRng(torch.arange(sum(LENGTHS)))
     joined = torch.randn(sum(LENGTHS), 3 * HEADS * SIZE).bfloat16().requires_grad_()
@@ -145,7 +144,7 @@ def test_keyed_attention_in_half_precision_is_computed_in_single():
     torch.testing.assert_close(*gradients, rtol=2**-7, atol=1e-2)
 
 
-def test_a_causal_token_depends_on_itself_and_what_is_before_it():
+def test_causal_token_depends_on_itself_and_earlier_tokens():
     segments = Segments.packed((6, 5))
     q, k, v = tensors(11, 11, 11)
     out = attend(q, k, v, Layout(segments, segments, Causal()))
@@ -154,7 +153,7 @@ def test_a_causal_token_depends_on_itself_and_what_is_before_it():
     assert torch.equal(support, torch.block_diag(torch.ones(6, 6).tril(), torch.ones(5, 5).tril()).bool())
 
 
-def test_documents_of_one_class_share_a_tile():
+def test_documents_of_similar_length_share_a_tile():
     segments = Segments.packed((3, 9, 16, 17, 31, 100, 0))
     assert sorted(tuple(tile.query_RL.shape) for tile in Layout(segments, segments, Full()).tiles) == [
         (1, 100),
@@ -163,7 +162,7 @@ def test_documents_of_one_class_share_a_tile():
     ]
 
 
-def test_packed_documents_do_not_see_each_other():
+def test_packed_documents_do_not_attend_to_each_other():
     attention = SelfAttention(24, 3, 0.0).double()
     x = torch.randn(20, 24, dtype=torch.float64)
     packed = Packed(torch.zeros(20, dtype=torch.int64), (8, 12))
@@ -173,14 +172,14 @@ def test_packed_documents_do_not_see_each_other():
         torch.testing.assert_close(alone, together[:8] if length == 8 else together[8:], rtol=0, atol=1e-13)
 
 
-def test_joined_projections_equal_three():
+def test_joined_projection_matches_separate_ones():
     x = torch.randn(9, 24)
     linears = [nn.Linear(24, 24) for _ in range(3)]
     for mine, linear in zip(project(x, *linears), linears, strict=True):
         torch.testing.assert_close(mine, linear(x), rtol=0, atol=1e-6)
 
 
-def test_an_edited_projection_is_called_by_itself():
+def test_modified_projection_is_called_separately():
     class Shifted(nn.Linear):
         def forward(self, x):
             return super().forward(x) + 1
@@ -195,7 +194,7 @@ def test_an_edited_projection_is_called_by_itself():
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (5,), (16, 16, 16)])
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(2), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
-def test_in_one_piece_it_drops_and_gives_what_the_pieces_do(mask, lengths):
+def test_fused_attention_with_dropout_matches_tiled_attention(mask, lengths):
     segments = Segments.packed(lengths)
     mask = PrefixLM(mask.prefixes[: len(lengths)]) if isinstance(mask, PrefixLM) else mask
     layout, tokens, width = Layout(segments, segments, mask), sum(lengths), HEADS * SIZE
@@ -215,7 +214,7 @@ def test_in_one_piece_it_drops_and_gives_what_the_pieces_do(mask, lengths):
 
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(2), PrefixLM((3, 20, 1, 0, 16, 9, 0, 5, 2))])
 @pytest.mark.parametrize("read", [(6,), (3, 80, 182, 8, 7, 81, 9), tuple(range(0, 183, 3)), (5, 5, 4)])
-def test_those_that_are_read_alone_get_what_they_get_among_all(mask, read):
+def test_fused_attention_of_selected_tokens_matches_all_tokens(mask, read):
     segments = Segments.packed(LENGTHS)
     layout, tokens, width = Layout(segments, segments, mask), sum(LENGTHS), HEADS * SIZE
     generator = torch.Generator().manual_seed(6)
@@ -231,7 +230,7 @@ def test_those_that_are_read_alone_get_what_they_get_among_all(mask, read):
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
-def test_attention_takes_one_piece_where_nothing_stands_between(monkeypatch):
+def test_fused_attention_is_used_without_hooks_only(monkeypatch):
     calls = []
     counted = lambda *given: calls.append(1) or fused_attention(*given)  # noqa: E731
     monkeypatch.setattr(lmtool.nn.attention, "fused_attention", counted)

@@ -1,4 +1,4 @@
-"""Cross-attention, decoder layers, gated feed-forward parts, and the draws of the second side."""
+"""Cross-attention, decoder layers, gated feed-forward layers, and dropout keys of the outputs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def packed(lengths):
 
 
 def context_of(hidden, keep=False):
-    """Of a decoder's layer that reads these states of the inputs."""
+    """The context of a decoder layer with these encoder states."""
     encoded, outputs = EncoderState(hidden, Segments(packed(INPUTS).starts, INPUTS), keep), packed(OUTPUTS)
     return Context.of(outputs, Causal(), encoded=encoded, cross_layout=encoded.layout(outputs))
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])
-def test_cross_attention_is_the_formula_for_each_document(scale):
+def test_cross_attention_matches_the_formula_per_document(scale):
     attention = CrossAttention(12, 3, 0.0, head_size=5, bias=False, scale=scale).double()
     assert attention.q_proj.weight.shape == (15, 12) and attention.out_proj.weight.shape == (12, 15)
     hidden, x = torch.randn(sum(INPUTS), 12).double(), torch.randn(sum(OUTPUTS), 12).double()
@@ -50,7 +50,7 @@ def test_cross_attention_is_the_formula_for_each_document(scale):
         torch.testing.assert_close(out[number], wanted, rtol=0, atol=1e-12)
 
 
-def test_it_sees_its_own_input_only_and_all_of_it():
+def test_cross_attention_covers_the_whole_paired_input_only():
     attention = CrossAttention(8, 2, 0.0).double()
     hidden = torch.randn(sum(INPUTS), 8, dtype=torch.float64, requires_grad=True)
     x = torch.randn(sum(OUTPUTS), 8).double()
@@ -64,7 +64,7 @@ def test_it_sees_its_own_input_only_and_all_of_it():
 
 
 @torch.no_grad()
-def test_keys_and_values_are_kept_on_request():
+def test_keys_are_cached_on_request():
     attention = CrossAttention(8, 2, 0.0)
     calls = []
     attention.k_proj.register_forward_hook(lambda *_: calls.append(1))
@@ -77,7 +77,7 @@ def test_keys_and_values_are_kept_on_request():
 
 
 @pytest.mark.parametrize("kind", [PostNormCrossLayer, PreNormCrossLayer])
-def test_decoder_layers_are_torchs(kind):
+def test_decoder_layers_match_torch(kind):
     ours = kind(
         SelfAttention(12, 3, 0.0),
         CrossAttention(12, 3, 0.0),
@@ -105,7 +105,7 @@ def test_decoder_layers_are_torchs(kind):
         torch.testing.assert_close(out[number], wanted, rtol=0, atol=1e-12)
 
 
-def test_gated_feed_forward_is_the_formula():
+def test_gated_feed_forward_matches_the_formula():
     part = GatedFeedForward(6, 10, "gelu_tanh", bias=False)
     x = torch.randn(4, 6)
     gate, linear = x @ part.fc_gate.weight.T, x @ part.fc_in.weight.T
@@ -114,7 +114,7 @@ def test_gated_feed_forward_is_the_formula():
     assert {name for name, _ in part.named_parameters()} == {"fc_gate.weight", "fc_in.weight", "fc_out.weight"}
 
 
-def test_dropout_inside_the_feed_forward_part():
+def test_feed_forward_dropout_has_the_rate():
     part = FeedForward(6, 4096, "relu", dropout=0.25)
     x, keys = torch.randn(3, 6), token_keys(0, 1, torch.arange(1), torch.zeros(1), packed((3,)))
     part.fc_out = torch.nn.Identity()
@@ -127,17 +127,17 @@ def test_dropout_inside_the_feed_forward_part():
     assert torch.equal(part(x), kept)
 
 
-def test_outputs_have_draws_of_their_own():
+def test_outputs_have_separate_dropout_keys():
     examples, parts, sides = torch.arange(4), torch.zeros(4, dtype=torch.int64), (packed(INPUTS), packed(OUTPUTS))
     keys = token_keys(3, 1, examples, parts, sides[0])
     output_keys = token_keys(3, 1, examples, parts, sides[1], outputs=True)
     assert len({*keys.tolist(), *output_keys.tolist()}) == sum(INPUTS) + sum(OUTPUTS)
-    # The same whatever the other documents of the batch.
+    # Independent of the other documents in the batch.
     alone = token_keys(3, 1, examples[2:3], parts[2:3], packed(OUTPUTS[2:3]), outputs=True)
     assert torch.equal(alone, output_keys[6:24])
     rng, x = TokenRng(keys, output_keys), torch.ones(sum(INPUTS), 64)
     assert sum(INPUTS) > sum(OUTPUTS)
-    # At the same place of the model, and whichever side is asked first.
+    # At the same site of the model, in either order of calls.
     first = rng.at(3).for_outputs().drop(x[: sum(OUTPUTS)], 0.5)
     assert not torch.equal(first, rng.at(3).drop(x, 0.5)[: sum(OUTPUTS)])
     assert torch.equal(first, rng.for_outputs().at(3).drop(x[: sum(OUTPUTS)], 0.5))

@@ -1,4 +1,4 @@
-"""Dropout keyed by token: its rate, its independence, and that neither packing nor splitting changes it."""
+"""Dropout keyed by token: its rate, its independence, and invariance to packing and micro-batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def packed_of(*lengths: int) -> Packed:
     return Packed(torch.zeros(sum(lengths), dtype=torch.int64), lengths)
 
 
-def draws_for(lengths, examples, parts=None, step=1, seed=0) -> TokenRng:
+def rng_for(lengths, examples, parts=None, step=1, seed=0) -> TokenRng:
     parts = [0] * len(lengths) if parts is None else parts
     return TokenRng(token_keys(seed, step, torch.tensor(examples), torch.tensor(parts), packed_of(*lengths)))
 
@@ -28,47 +28,47 @@ def kept(rng: TokenRng, tokens: int, channels: int, rate: float = 0.5) -> torch.
     return rng.drop(torch.ones(tokens, channels), rate) > 0
 
 
-def test_without_draws_or_rate_nothing_happens():
+def test_dropout_without_rng_or_rate_is_the_identity():
     x = torch.randn(5, 8)
     assert Dropout(0.5)(x, None) is x
-    assert Dropout(0.0)(x, draws_for((5,), (0,))) is x
+    assert Dropout(0.0)(x, rng_for((5,), (0,))) is x
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
-def test_rate_and_scale(rate):
+def test_dropout_has_the_rate_and_scale(rate):
     x = torch.ones(2000, 250, dtype=torch.float64)
-    out = draws_for((1000, 1000), (3, 4)).drop(x, rate)
+    out = rng_for((1000, 1000), (3, 4)).drop(x, rate)
     deviation = (rate * (1 - rate) / x.numel()) ** 0.5
     assert abs((out == 0).double().mean() - rate) < 4 * deviation + 1e-5
     torch.testing.assert_close(out[out > 0], torch.full_like(out[out > 0], 1 / (1 - rate)), rtol=2e-5, atol=0)
-    # No token and no channel is special.
+    # Each token and each channel has the rate.
     for dim in (0, 1):
-        share = (out == 0).double().mean(dim)
-        assert (share - rate).abs().max() < 5.5 * (rate * (1 - rate) / x.shape[dim]) ** 0.5
+        fraction = (out == 0).double().mean(dim)
+        assert (fraction - rate).abs().max() < 5.5 * (rate * (1 - rate) / x.shape[dim]) ** 0.5
 
 
-def test_choices_are_independent():
-    rng = draws_for((500, 500), (0, 1))
+def test_masks_of_different_keys_are_independent():
+    rng = rng_for((500, 500), (0, 1))
     site0, site1 = kept(rng.at(0), 1000, 256), kept(rng.at(1), 1000, 256)
     others = {
         "site": (site0, site1),
-        "place within a place": (site0, kept(rng.at(0).at(0), 1000, 256)),
-        "order of places": (kept(rng.at(0).at(1), 1000, 256), kept(rng.at(1).at(0), 1000, 256)),
+        "nested site": (site0, kept(rng.at(0).at(0), 1000, 256)),
+        "order of sites": (kept(rng.at(0).at(1), 1000, 256), kept(rng.at(1).at(0), 1000, 256)),
         "channel": (site0[:, :-1], site0[:, 1:]),
         "lane": (site0[:, :-4], site0[:, 4:]),
         "position": (site0[:-1], site0[1:]),
         "example": (site0[:500], site0[500:]),
-        "step": (site0, kept(draws_for((500, 500), (0, 1), step=2).at(0), 1000, 256)),
-        "seed": (site0, kept(draws_for((500, 500), (0, 1), seed=1).at(0), 1000, 256)),
-        "part": (site0, kept(draws_for((500, 500), (0, 1), parts=(1, 1)).at(0), 1000, 256)),
+        "step": (site0, kept(rng_for((500, 500), (0, 1), step=2).at(0), 1000, 256)),
+        "seed": (site0, kept(rng_for((500, 500), (0, 1), seed=1).at(0), 1000, 256)),
+        "part": (site0, kept(rng_for((500, 500), (0, 1), parts=(1, 1)).at(0), 1000, 256)),
     }
     for name, (kept_here, other) in others.items():
         agree = (kept_here == other).double().mean()
         assert abs(agree - 0.5) < 4.5 * 0.5 / kept_here.numel() ** 0.5, name
 
 
-def test_values_are_frozen():
-    first = kept(draws_for((3,), (7,), seed=5).at(2), 3, 16)
+def test_masks_match_frozen_values():
+    first = kept(rng_for((3,), (7,), seed=5).at(2), 3, 16)
     assert ["".join("01"[int(bit)] for bit in row) for row in first] == [
         "1000111001101000",
         "1001101000101110",
@@ -76,60 +76,60 @@ def test_values_are_frozen():
     ]
 
 
-def test_packing_does_not_change_it():
-    together = kept(draws_for((4, 6, 3), (10, 11, 12), (0, 1, 0)), 13, 20)
-    assert torch.equal(together[4:10], kept(draws_for((6,), (11,), (1,)), 6, 20))
-    assert torch.equal(together[10:], kept(draws_for((3, 6), (12, 11), (0, 1)), 9, 20)[:3])
+def test_packing_does_not_change_the_masks():
+    together = kept(rng_for((4, 6, 3), (10, 11, 12), (0, 1, 0)), 13, 20)
+    assert torch.equal(together[4:10], kept(rng_for((6,), (11,), (1,)), 6, 20))
+    assert torch.equal(together[10:], kept(rng_for((3, 6), (12, 11), (0, 1)), 9, 20)[:3])
 
 
-def test_rows_are_the_tokens_draws():
-    rng = draws_for((4, 6), (1, 2)).at(3)
+def test_rows_have_the_masks_of_their_tokens():
+    rng = rng_for((4, 6), (1, 2)).at(3)
     rows = rng.rows(torch.tensor([0, 4]))
     assert torch.equal(kept(rows, 2, 20), kept(rng, 10, 20)[[0, 4]])
     assert torch.equal(kept(rows.at(1), 2, 20), kept(rng.at(1), 10, 20)[[0, 4]])
 
 
-def test_gradient_uses_the_same_choice():
+def test_gradient_has_the_mask_of_the_output():
     x = torch.randn(6, 10, dtype=torch.float64, requires_grad=True)
-    out = draws_for((6,), (0,)).drop(x, 0.3)
+    out = rng_for((6,), (0,)).drop(x, 0.3)
     (gradient,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(gradient, out.detach() / x.detach(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_every_type_has_the_same_choice_and_its_nearest_scale(dtype):
+def test_every_dtype_has_the_same_mask_and_rounded_scale(dtype):
     x = torch.randn(6, 10).to(dtype).requires_grad_()
-    out = draws_for((6,), (0,)).drop(x, 0.1)
+    out = rng_for((6,), (0,)).drop(x, 0.1)
     (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out))
-    wanted = draws_for((6,), (0,)).drop(torch.ones(6, 10, dtype=torch.float64), 0.1).to(dtype)
+    wanted = rng_for((6,), (0,)).drop(torch.ones(6, 10, dtype=torch.float64), 0.1).to(dtype)
     assert torch.equal(gradient, wanted) and torch.equal(out, x * wanted)
 
 
-def test_a_byte_is_kept_for_an_activation():
+def test_dropout_saves_one_byte_per_activation():
     x = torch.randn(6, 12, requires_grad=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
-        draws_for((6,), (0,)).drop(x, 0.3)
+        rng_for((6,), (0,)).drop(x, 0.3)
     assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == x.numel()
 
 
-def test_the_hash_does_not_depend_on_what_else_is_hashed():
+def test_hash_does_not_depend_on_the_batch():
     values = torch.arange(300_001)
     assert torch.equal(mix(values.clone()), torch.cat([mix(part.clone()) for part in values.split(1_000)]))
 
 
 @pytest.mark.parametrize("mask", [Full(), Causal()])
-def test_attention_dropout_has_its_rate_and_follows_the_token(mask):
+def test_attention_dropout_has_the_rate_and_depends_on_the_token(mask):
     torch.manual_seed(0)
     attention = SelfAttention(24, 3, 0.25).double()
     name_dropouts(attention)
     x = torch.randn(40, 24, dtype=torch.float64)
-    together = attention(x, Context.of(packed_of(11, 29), mask, rng=draws_for((11, 29), (5, 6))))
-    alone = attention(x[11:], Context.of(packed_of(29), mask, rng=draws_for((29,), (6,))))
+    together = attention(x, Context.of(packed_of(11, 29), mask, rng=rng_for((11, 29), (5, 6))))
+    alone = attention(x[11:], Context.of(packed_of(29), mask, rng=rng_for((29,), (6,))))
     torch.testing.assert_close(together[11:], alone, rtol=0, atol=1e-13)
     assert not torch.allclose(alone, attention(x[11:], Context.of(packed_of(29), mask)))
     weights = torch.ones(2, 3, 40, 40)
-    dropped = draws_for((40, 40), (0, 1)).drop_weights(weights, torch.arange(80).view(2, 40), 0.25)
+    dropped = rng_for((40, 40), (0, 1)).drop_weights(weights, torch.arange(80).view(2, 40), 0.25)
     assert abs((dropped == 0).double().mean() - 0.25) < 4 * (0.25 * 0.75 / weights.numel()) ** 0.5
 
 
@@ -141,32 +141,32 @@ def layer_of(rate: float) -> PreNormLayer:
     return layer
 
 
-def test_micro_batches_give_the_same_gradient():
+def test_micro_batches_have_the_same_gradient():
     layer = layer_of(0.2)
     lengths, examples = (5, 20, 1, 18), (9, 2, 4, 7)
     x = torch.randn(sum(lengths), 24, dtype=torch.float64)
-    layer(x, Context.of(packed_of(*lengths), Causal(), rng=draws_for(lengths, examples))).square().sum().backward()
+    layer(x, Context.of(packed_of(*lengths), Causal(), rng=rng_for(lengths, examples))).square().sum().backward()
     whole = [parameter.grad.clone() for parameter in layer.parameters()]
     layer.zero_grad()
     parts = dict(zip(range(4), x.split(lengths), strict=True))
     for members in ((3, 1), (2,), (0,)):
         some = tuple(lengths[member] for member in members)
         part = torch.cat([parts[member] for member in members])
-        rng = draws_for(some, tuple(examples[member] for member in members))
+        rng = rng_for(some, tuple(examples[member] for member in members))
         layer(part, Context.of(packed_of(*some), Causal(), rng=rng)).square().sum().backward()
     for parameter, wanted in zip(layer.parameters(), whole, strict=True):
         torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=1e-11)
 
 
 SOURCES = {
-    "by token": lambda seed: draws_for((11, 29), (5, 6), seed=seed),
+    "by token": lambda seed: rng_for((11, 29), (5, 6), seed=seed),
     "by device": lambda seed: DeviceRng(seed, torch.device("cpu")),
 }
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_a_recomputed_layer_drops_the_same(source):
-    """With a second layer between its forward and its recomputation, and without restoring a generator."""
+def test_recomputed_layer_has_the_same_masks(source):
+    """With another layer between forward pass and recomputation, and without restoring a generator."""
     first, second, rng = layer_of(0.3), layer_of(0.3), source(1)
     own = [Context.of(packed_of(11, 29), Causal(), rng=rng.at(number)) for number in (0, 1)]
     without = Context.of(packed_of(11, 29), Causal())
@@ -185,7 +185,7 @@ def test_a_recomputed_layer_drops_the_same(source):
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_the_order_of_calls_changes_nothing(source):
+def test_masks_do_not_depend_on_the_order_of_calls(source):
     x, places = torch.ones(40, 24), ("norm", "ffn", "head")
     parts = torch.nn.ModuleDict({name: Dropout(0.5) for name in places})
     name_dropouts(parts)
@@ -197,7 +197,7 @@ def test_the_order_of_calls_changes_nothing(source):
     assert not torch.equal(dropped["norm"], parts["norm"](x, source(2)))
 
 
-def test_a_dropout_without_a_name_is_refused():
+def test_unnamed_dropout_is_refused():
     with pytest.raises(ValueError, match="without a name"):
-        Dropout(0.5)(torch.ones(3, 4), draws_for((3,), (0,)))
+        Dropout(0.5)(torch.ones(3, 4), rng_for((3,), (0,)))
     assert Dropout(0.5).rng(None) is None

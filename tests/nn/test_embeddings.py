@@ -1,4 +1,4 @@
-"""Embedding in two calls, its columns, and positions beyond the table."""
+"""Embeddings: the sum of their tables, default segments, and positions beyond the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmtool.nn.stack import enter
 from lmtool.types import Packed
 
 
-def test_sum_of_three_tables():
+def test_embedding_is_the_normalized_sum_of_three_tables():
     embed = Embeddings(10, 6, Learned(8, 6), 0.0, segments=2, norm=nn.LayerNorm(6))
     segment = torch.tensor([0, 0, 1, 1, 1])
     packed = Packed(torch.tensor([1, 2, 3, 4, 5]), (2, 3), {"segment": segment})
@@ -22,7 +22,7 @@ def test_sum_of_three_tables():
     torch.testing.assert_close(out, embed.norm(wanted + embed.segment.weight[segment]))
 
 
-def test_without_the_column_all_tokens_are_segment_zero():
+def test_missing_segment_column_means_segment_zero():
     embed = Embeddings(10, 6, Learned(8, 6), 0.0, segments=2)
     packed = Packed(torch.tensor([1, 2]), (2,), {"segment": torch.zeros(2, dtype=torch.int64)})
     bare = Packed(packed.tokens, packed.lengths)
@@ -32,7 +32,7 @@ def test_without_the_column_all_tokens_are_segment_zero():
     )
 
 
-def test_a_text_longer_than_the_table_names_the_key():
+def test_text_longer_than_max_positions_is_refused():
     embed = Embeddings(10, 6, Learned(8, 6), 0.0)
     packed = Packed(torch.zeros(12, dtype=torch.int64), (3, 9))
     with pytest.raises(UserError, match="model.max_positions=8, but a sequence has 9 tokens") as caught:
@@ -40,7 +40,7 @@ def test_a_text_longer_than_the_table_names_the_key():
     assert "max_length=8" in caught.value.hint
 
 
-def test_no_positions_do_nothing():
+def test_position_none_changes_nothing():
     x, q = torch.randn(4, 6), torch.randn(4, 2, 3)
     position = Position()
     assert position.embed(x, torch.arange(4)) is x

@@ -1,5 +1,5 @@
-"""The calls of CUDA's attention kernels, run on a CPU: forward and backward against the plain loop, and what they leave
-to tiles."""
+"""Calls of CUDA's attention kernels, emulated on a CPU: forward and backward against the reference, and the cases that
+use tiled attention instead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CUDA = torch.device("cuda", 0)
 
 @dataclass(frozen=True)
 class Near:
-    """A mask of the kind that local layers have."""
+    """A window mask, as in local layers."""
 
     left: int
     right: int
@@ -52,20 +52,20 @@ LAYOUTS = {
     "full": layout_of(Full()),
     "causal": layout_of(Causal()),
     "one document": layout_of(Causal(), (40,)),
-    "of one length": layout_of(Full(), (16,) * 5),
+    "equal lengths": layout_of(Full(), (16,) * 5),
     "window": layout_of(Near(5, 3)),
-    "window behind": layout_of(Near(4, 0)),
+    "causal window": layout_of(Near(4, 0)),
     "cross": layout_of(Full(), LENGTHS, (3, 40, 5, 0, 61, 2, 17, 16, 1)),
-    "cross, keys or queries alone": layout_of(Full(), LENGTHS, (3, 40, 0, 5, 61, 2, 17, 16, 1)),
-    "behind a prefix": Layout.of(Packed(torch.zeros(sum(LENGTHS)), LENGTHS), Full(), 5),
-    "causal behind a prefix": Layout.of(Packed(torch.zeros(sum(LENGTHS)), LENGTHS), Causal(), 5),
+    "cross, keys or queries empty": layout_of(Full(), LENGTHS, (3, 40, 0, 5, 61, 2, 17, 16, 1)),
+    "after a prefix": Layout.of(Packed(torch.zeros(sum(LENGTHS)), LENGTHS), Full(), 5),
+    "causal after a prefix": Layout.of(Packed(torch.zeros(sum(LENGTHS)), LENGTHS), Causal(), 5),
     "decoding": layout_of(Causal(), (1, 4, 1, 2), (31, 4, 1, 9), (30, 0, 0, 7)),
 }
-JAGGED = ("full", "causal", "one document", "of one length", "cross", "behind a prefix")
+JAGGED = ("full", "causal", "one document", "equal lengths", "cross", "after a prefix")
 
 
 def projected(layout):
-    """Queries, keys and values as a model has them: parts of joined projections where the text is its own."""
+    """Queries, keys and values as in a model: in self-attention they are parts of a joined projection."""
     generator = torch.Generator().manual_seed(3)
     queries, keys = sum(layout.query.lengths), sum(layout.key.lengths)
     if layout.query is layout.key:
@@ -78,7 +78,7 @@ def projected(layout):
     return leaves, leaves
 
 
-def assert_is_reference(kernel, layout, scale=None):
+def assert_matches_reference(kernel, layout, scale=None):
     leaves, (q, k, v) = projected(layout)
     weights = torch.randn(q.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     with flash_on_cpu():
@@ -97,19 +97,19 @@ def assert_is_reference(kernel, layout, scale=None):
 
 @pytest.mark.parametrize("scale", [None, 1.0])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_flash_is_the_reference(name, scale):
+def test_flash_matches_reference_attention(name, scale):
     assert serves("flash", LAYOUTS[name])
-    assert_is_reference("flash", LAYOUTS[name], scale)
+    assert_matches_reference("flash", LAYOUTS[name], scale)
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])
 @pytest.mark.parametrize("name", JAGGED)
-def test_the_jagged_kernel_without_dropout_is_the_reference(name, scale):
+def test_jagged_kernel_without_dropout_matches_reference(name, scale):
     assert serves("jagged", LAYOUTS[name])
-    assert_is_reference("jagged", LAYOUTS[name], scale)
+    assert_matches_reference("jagged", LAYOUTS[name], scale)
 
 
-def test_what_the_kernels_leave_to_tiles():
+def test_unsupported_layouts_are_not_served_by_kernels():
     for name, layout in LAYOUTS.items():
         assert serves("jagged", layout) == (name in JAGGED), name
     padded = Segments((0, 20, 40), (20, 3, 11))
@@ -125,11 +125,11 @@ def test_what_the_kernels_leave_to_tiles():
         assert not serves("flash", layout) and not serves("jagged", layout), name
 
 
-# Torch's own way on a CPU, without stand-ins: it has the full mask alone.
+# Torch's CPU implementation, without stand-ins, which supports the full mask only.
 
 
 @pytest.mark.parametrize("name", ["full", "cross"])
-def test_jagged_tensors_on_a_cpu_are_the_reference(name):
+def test_jagged_tensors_on_cpu_match_reference(name):
     layout = LAYOUTS[name]
     q, k, v = (x.detach().float().contiguous().requires_grad_() for x in projected(layout)[1])
     out, wanted = jagged_attention(q, k, v, layout, None, 0.0), reference_attention(q, k, v, layout)
@@ -156,7 +156,7 @@ def dropped_weights(rate, seed, real):
 
 
 @pytest.mark.parametrize("real", [True, False], ids=["torch", "stand-in"])
-def test_the_jagged_kernel_drops_weights_at_its_rate(real):
+def test_jagged_kernel_drops_weights_at_the_rate(real):
     rate = 0.25
     dropped, whole = dropped_weights(rate, 0, real)
     seen = whole > 0
@@ -164,7 +164,7 @@ def test_the_jagged_kernel_drops_weights_at_its_rate(real):
     torch.testing.assert_close(dropped[seen][kept], whole[seen][kept] / (1 - rate), rtol=1e-5, atol=1e-7)
     assert not dropped[~seen].any()
     assert abs(1 - kept.double().mean() - rate) < 4 * (rate * (1 - rate) / kept.numel()) ** 0.5
-    # Seeded, it draws the same again, and with another seed something else.
+    # The same seed gives the same mask, another seed an independent one.
     assert torch.equal(dropped, dropped_weights(rate, 0, real)[0])
     other = dropped_weights(rate, 1, real)[0]
     agree = ((other[seen] != 0) == kept).double().mean()
@@ -172,7 +172,7 @@ def test_the_jagged_kernel_drops_weights_at_its_rate(real):
 
 
 @pytest.mark.parametrize("mask", [Full(), Causal()])
-def test_the_backward_of_the_jagged_kernel_has_the_draws_of_its_forward(mask):
+def test_jagged_kernel_backward_has_the_forward_dropout(mask):
     layout = layout_of(mask, (9, 0, 30, 4))
     q, k, v = (x.detach().requires_grad_() for x in projected(layout)[1])
     with flash_on_cpu():
@@ -188,12 +188,12 @@ def test_the_backward_of_the_jagged_kernel_has_the_draws_of_its_forward(mask):
     torch.testing.assert_close((gradient * change).sum(), slope, rtol=1e-6, atol=1e-8)
 
 
-# Which one is taken.
+# The choice of a path.
 
 
 @pytest.fixture
 def with_flash(monkeypatch):
-    """Every device has flash attention."""
+    """Makes every device support flash attention."""
     monkeypatch.setattr(kernels, "has_flash", lambda device: True)
 
 
@@ -208,12 +208,12 @@ def with_flash(monkeypatch):
         (torch.bfloat16, 264, 0.1, None),
     ],
 )
-def test_the_kernel_for_a_kind_of_attention(with_flash, dtype, head_size, dropout, kernel):
+def test_kernel_for_dtype_head_size_and_dropout(with_flash, dtype, head_size, dropout, kernel):
     assert kernel_for(CUDA, dtype, head_size, dropout) == kernel
 
 
 @pytest.mark.parametrize(("capability", "kernel"), [((7, 5), None), ((8, 0), "flash"), ((9, 0), "flash")])
-def test_flash_attention_needs_an_ampere(monkeypatch, capability, kernel):
+def test_flash_attention_needs_compute_capability_8(monkeypatch, capability, kernel):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     kernels.has_flash.cache_clear()
     assert kernel_for(CUDA, torch.bfloat16, 64, 0.0) == kernel
@@ -221,7 +221,7 @@ def test_flash_attention_needs_an_ampere(monkeypatch, capability, kernel):
     kernels.has_flash.cache_clear()
 
 
-DRAWS = {
+RNGS = {
     "none": lambda: None,
     "device": lambda: DeviceRng(0, torch.device("cpu")),
     "token": lambda: TokenRng(torch.arange(sum(LENGTHS))),
@@ -246,7 +246,9 @@ DRAWS = {
         (PrefixLM((2,) * len(LENGTHS)), torch.bfloat16, 0.0, "device", False, "tiles"),
     ],
 )
-def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropout, rng, biased, taken):
+def test_attend_chooses_the_path_and_matches_reference(
+    with_flash, monkeypatch, mask, dtype, dropout, rng, biased, taken
+):
     paths = []
     for name, path in (("flash_attention", "flash"), ("jagged_attention", "jagged"), ("tiled_attention", "tiles")):
         real = getattr(attention, name)
@@ -254,7 +256,7 @@ def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropou
     layout = layout_of(mask)
     inputs = [x.detach().to(dtype).contiguous() for x in projected(layout)[1]]
     with flash_on_cpu():
-        out = attend(*inputs, layout, Alibi(HEADS) if biased else None, None, dropout, DRAWS[rng]())
+        out = attend(*inputs, layout, Alibi(HEADS) if biased else None, None, dropout, RNGS[rng]())
     assert paths == [taken]
     assert out.shape == inputs[0].shape and out.dtype == dtype and bool(out.isfinite().all())
     if dropout == 0.0 or rng == "none":
@@ -275,13 +277,13 @@ def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropou
         ("cuda", torch.bfloat16, 0.0, False, {True, False}, "documents of similar.*; variable-length flash$"),
     ],
 )
-def test_the_path_in_words(with_flash, device, dtype, dropout, biased, prefixes, words):
+def test_attention_path_describes_the_choice(with_flash, device, dtype, dropout, biased, prefixes, words):
     model = torch.nn.ModuleList([SelfAttention(64, 4, dropout), Alibi(4) if biased else Position()])
     assert re.fullmatch(words, attention_path(model, torch.device(device), dtype, prefixes))
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_jagged_tensors_count_a_window_from_the_first_key(with_flash, causal):
+def test_attention_path_of_a_causal_prefix_is_tiled_with_dropout(with_flash, causal):
     layer = torch.nn.Module()
     layer.self_attn = SelfAttention(64, 4, 0.1)
     stack = Stack([layer], causal)
@@ -291,15 +293,15 @@ def test_jagged_tensors_count_a_window_from_the_first_key(with_flash, causal):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_jagged_tensors_have_no_windows(with_flash, dropout):
-    """Of ModernBERT, whose layers after the first see one."""
+def test_attention_path_of_windows_is_tiled_with_dropout(with_flash, dropout):
+    """In ModernBERT, whose layers after the first attend to a window."""
     sizes = {"vocab_size": 50, "num_layers": 2, "hidden_size": 64, "num_heads": 4, "attention_dropout": dropout}
     model = build(ModernbertConfig(**sizes), 0)
     words = "flash of jagged tensors.*; .*similar.*a layer attends to a window" if dropout else "variable-length flash$"
     assert re.match(words, attention_path(model, CUDA, torch.bfloat16))
 
 
-def test_a_batch_without_tokens_takes_tiles(with_flash):
+def test_batch_without_tokens_has_empty_output(with_flash):
     nothing = torch.zeros(0, HEADS, SIZE, dtype=torch.bfloat16)
     assert attend(nothing, nothing, nothing, layout_of(Full(), ())).shape == (0, HEADS, SIZE)
 
@@ -310,14 +312,14 @@ def test_a_batch_without_tokens_takes_tiles(with_flash):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_flash_on_cuda_is_the_reference(name, dtype):
+def test_flash_on_cuda_matches_reference(name, dtype):
     on_cuda(name, dtype, "flash")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", JAGGED)
-def test_the_jagged_kernel_on_cuda_is_the_reference(name, dtype):
+def test_jagged_kernel_on_cuda_matches_reference(name, dtype):
     on_cuda(name, dtype, "jagged")
 
 
@@ -339,9 +341,9 @@ def on_cuda(name, dtype, kernel):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mask", [Full(), Causal()])
-def test_dropout_on_cuda_takes_the_jagged_kernel(mask, monkeypatch):
-    """Weights read off unit vectors: dropped at the rate or scaled, the same with the same seed, and the expected value
-    is that without dropout."""
+def test_dropout_on_cuda_uses_the_jagged_kernel(mask, monkeypatch):
+    """Values are unit vectors, so that the output shows the weights: dropped at the rate or scaled, and equal for the
+    same seed."""
     taken = []
     real = attention.jagged_attention
     monkeypatch.setattr(attention, "jagged_attention", lambda *rest: (taken.append(1), real(*rest))[1])

@@ -1,4 +1,4 @@
-"""Linear maps with aligned rows: equal to torch's under autocast, and few shapes of products."""
+"""Linear layers with aligned rows: equal to torch under autocast, with few distinct shapes of products."""
 
 import pytest
 import torch
@@ -21,13 +21,13 @@ def operands(tokens, bias=True):
 def gradients_of(function, inputs):
     with torch.autocast(**CPU_BF16):
         out = function(*inputs)
-    learning = [tensor for tensor in inputs if tensor is not None]
-    return out, torch.autograd.grad(out.float().square().sum(), learning)
+    leaves = [tensor for tensor in inputs if tensor is not None]
+    return out, torch.autograd.grad(out.float().square().sum(), leaves)
 
 
 @pytest.mark.parametrize("tokens", [1, ROW_MULTIPLE - 1, ROW_MULTIPLE, ROW_MULTIPLE + 1, 3 * ROW_MULTIPLE - 7])
 @pytest.mark.parametrize("bias", [True, False])
-def test_result_and_gradients_are_those_of_autocast(tokens, bias):
+def test_output_and_gradients_match_autocast(tokens, bias):
     inputs = operands(tokens, bias)
     out, gradients = gradients_of(linear, inputs)
     expected, expected_gradients = gradients_of(F.linear, inputs)
@@ -38,7 +38,7 @@ def test_result_and_gradients_are_those_of_autocast(tokens, bias):
         torch.testing.assert_close(gradient, other, rtol=1e-2, atol=1e-2 * float(other.abs().max()))
 
 
-def test_only_what_learns_gets_a_gradient():
+def test_frozen_weight_has_no_gradient():
     x, weight, bias = operands(ROW_MULTIPLE + 5)
     weight.requires_grad_(False)
     with torch.autocast(**CPU_BF16):
@@ -46,12 +46,12 @@ def test_only_what_learns_gets_a_gradient():
     assert weight.grad is None and x.grad is not None and bias.grad is not None
 
 
-def test_fp32_is_bitwise_torchs():
+def test_fp32_equals_torch_bitwise():
     inputs = operands(ROW_MULTIPLE + 1)
     assert torch.equal(linear(*inputs), F.linear(*inputs))
 
 
-def test_rows_are_aligned_with_zeros_in_half_precision():
+def test_bf16_rows_are_padded_with_zeros():
     x = torch.randn(ROW_MULTIPLE + 1, 3)
     rows = aligned_rows(x, torch.bfloat16)
     assert len(rows) == 2 * ROW_MULTIPLE and torch.equal(rows[: len(x)], x.bfloat16()) and not rows[len(x) :].any()
@@ -59,7 +59,7 @@ def test_rows_are_aligned_with_zeros_in_half_precision():
     assert len(aligned_rows(x[:5], torch.bfloat16)) == 5
 
 
-def test_the_products_of_batches_of_any_size_share_their_shapes(monkeypatch):
+def test_products_of_all_batch_sizes_have_few_shapes(monkeypatch):
     seen, real = set(), F.linear
     monkeypatch.setattr(F, "linear", lambda x, *rest: seen.add(len(x)) or real(x, *rest))
     for tokens in range(ROW_MULTIPLE, 3 * ROW_MULTIPLE + 1):
@@ -67,7 +67,7 @@ def test_the_products_of_batches_of_any_size_share_their_shapes(monkeypatch):
     assert seen == {ROW_MULTIPLE, 2 * ROW_MULTIPLE, 3 * ROW_MULTIPLE}
 
 
-def test_an_edited_module_is_called():
+def test_module_with_hook_is_called():
     module, x = nn.Linear(24, 40), torch.randn(ROW_MULTIPLE + 1, 24)
     module.register_forward_hook(lambda module, inputs, out: out + 1)
     assert not is_plain(module, nn.Linear)

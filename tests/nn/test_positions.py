@@ -1,4 +1,4 @@
-"""Each kind of positions is what its paper says, in the hooks, in the attention and in whole models."""
+"""Every kind of positions against the formulas of its paper, in attention and in whole models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def packed_of(*lengths: int) -> Packed:
 
 
 def shifted(packed: Packed, mask: Mask, position: Position, by: int) -> Context:
-    """A batch whose texts stand `by` places further on, with nothing before them."""
+    """The context of a batch whose positions are shifted by `by`."""
     context = Context.of(packed, mask, position)
     for tile in context.layout.tiles:
         for name in ("query_positions_RL", "key_positions_RK"):
@@ -58,14 +58,14 @@ def shifted(packed: Packed, mask: Mask, position: Position, by: int) -> Context:
     return replace(context, positions_T=context.positions_T + by)
 
 
-def test_every_kind_is_tried() -> None:
+def test_all_kinds_of_positions_are_covered() -> None:
     assert set(KINDS) == {*names("model/positions"), "interleaved"}
     assert {"learned", "sinusoidal", *RELATIVE} == set(KINDS)
 
 
 @pytest.mark.parametrize("mask", [Full(), Causal()])
 @pytest.mark.parametrize("kind", KINDS)
-def test_relative_kinds_do_not_see_a_shift(kind: str, mask: Mask) -> None:
+def test_relative_positions_are_shift_invariant(kind: str, mask: Mask) -> None:
     torch.manual_seed(0)
     attention, position = SelfAttention(HEADS * SIZE, HEADS, 0.0).double(), position_of(kind)
     packed, x = packed_of(5, 21, 33), torch.randn(59, HEADS * SIZE, dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_relative_kinds_do_not_see_a_shift(kind: str, mask: Mask) -> None:
     assert same == (kind in RELATIVE)
 
 
-def test_without_positions_an_encoder_reads_a_set() -> None:
+def test_encoder_without_positions_is_permutation_equivariant() -> None:
     order = torch.randperm(20, generator=torch.Generator().manual_seed(3))
     packed = packed_of(20)
     for kind in KINDS:
@@ -87,7 +87,7 @@ def test_without_positions_an_encoder_reads_a_set() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cached_decoding_equals_the_whole(kind: str) -> None:
+def test_cached_decoding_matches_the_whole_text(kind: str) -> None:
     model = build(GptConfig(**SIZES, positions=KINDS[kind]), 0).double()
     packed = packed_of(40, 23)
     whole = model(packed).split((40, 23))
@@ -111,7 +111,7 @@ def test_cached_decoding_equals_the_whole(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("config", [BertConfig, GptConfig])
-def test_packed_equals_alone_and_everything_learns(config, kind: str) -> None:
+def test_packed_matches_separate_texts_and_trains_all_parameters(config, kind: str) -> None:
     model = build(config(**SIZES, positions=KINDS[kind]), 0).double()
     packed = packed_of(30, 1, 17, 40)
     together = model(packed)
@@ -126,7 +126,7 @@ def test_packed_equals_alone_and_everything_learns(config, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_dropout_follows_the_token(kind: str) -> None:
+def test_attention_dropout_depends_on_the_token(kind: str) -> None:
     torch.manual_seed(0)
     attention, position = SelfAttention(HEADS * SIZE, HEADS, 0.25).double(), position_of(kind)
     name_dropouts(attention)
@@ -146,13 +146,13 @@ def test_attention_dropout_follows_the_token(kind: str) -> None:
 
 
 def sinusoid(position: int, width: int) -> list[float]:
-    """Vaswani et al. 2017, 3.5."""
+    """Vaswani et al. 2017, section 3.5."""
     angles = [position / 10000 ** (2 * number / width) for number in range((width + 1) // 2)]
     return [value for angle in angles for value in (math.sin(angle), math.cos(angle))][:width]
 
 
 @pytest.mark.parametrize("width", [6, 7, 64])
-def test_sinusoids_are_the_formula(width: int) -> None:
+def test_sinusoids_match_the_formula(width: int) -> None:
     places = [0, 1, 2, 511, 5_000_000]
     wanted = torch.tensor([sinusoid(place, width) for place in places], dtype=torch.float64)
     for kind, tolerance in ((torch.float64, 1e-8), (torch.float32, 2e-7)):
@@ -160,7 +160,7 @@ def test_sinusoids_are_the_formula(width: int) -> None:
         torch.testing.assert_close(table, wanted.to(kind), rtol=0, atol=tolerance)
 
 
-def test_a_step_turns_every_sinusoid_alike() -> None:
+def test_shifted_sinusoids_are_a_linear_map() -> None:
     """PE(p + k) = M_k PE(p), for one matrix M_k."""
     table = Sinusoidal().embed(torch.zeros(600, 16, dtype=torch.float64), torch.arange(600))
     for step in (1, 37):
@@ -170,7 +170,7 @@ def test_a_step_turns_every_sinusoid_alike() -> None:
 
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 20), (10, 17)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_buckets_are_the_published_ones(causal: bool, buckets: int, furthest: int) -> None:
+def test_t5_buckets_match_transformers(causal: bool, buckets: int, furthest: int) -> None:
     distances = torch.arange(-512, 513)
     wanted = T5Attention._relative_position_bucket(distances, not causal, buckets, furthest)
     position = T5Buckets(buckets, furthest, HEADS, causal)
@@ -180,7 +180,7 @@ def test_buckets_are_the_published_ones(causal: bool, buckets: int, furthest: in
     assert torch.equal(score[0, 2, 3, 11], position.weight[position.bucket(torch.tensor(8)), 2])
 
 
-def test_slopes_and_penalty() -> None:
+def test_alibi_slopes_and_scores() -> None:
     assert Alibi(8).slopes == tuple(2.0**-power for power in range(1, 9))
     assert Alibi(12).slopes == tuple(2.0 ** (-8 * head / 12) for head in range(1, 13))
     q, places = torch.zeros(1, 4, 10, SIZE), torch.arange(10)[None]
@@ -189,7 +189,7 @@ def test_slopes_and_penalty() -> None:
     assert not list(Alibi(4).parameters())
 
 
-def test_halves_and_pairs_turn_as_published() -> None:
+def test_rotary_layouts_match_transformers() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 30, HEADS, SIZE).unbind()
     angles = torch.outer(torch.arange(30).float(), 10000.0 ** (-torch.arange(0, SIZE, 2).float() / SIZE))
@@ -205,14 +205,14 @@ def test_halves_and_pairs_turn_as_published() -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
-def test_rotary_needs_pairs() -> None:
+def test_rotary_with_odd_head_size_is_refused() -> None:
     with pytest.raises(ValueError, match="a head has 5"):
         Rotary(5)
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])
-def test_shaw_is_the_formula(scale: float | None) -> None:
-    """Shaw et al. 2018, equations 3 and 4, one pair of tokens after the other."""
+def test_shaw_attention_matches_the_formula(scale: float | None) -> None:
+    """Shaw et al. 2018, equations 3 and 4, one pair of tokens at a time."""
     shaw, length = position_of("shaw"), 9
     q, k, v = torch.randn(3, length, HEADS, SIZE, dtype=torch.float64).unbind()
     layout = Layout.of(packed_of(length), Full())
@@ -230,8 +230,8 @@ def test_shaw_is_the_formula(scale: float | None) -> None:
             torch.testing.assert_close(attended[query, head], torch.stack(values).sum(0), rtol=0, atol=1e-12)
 
 
-def test_shaw_has_a_row_a_distance_and_no_more() -> None:
-    """2k + 1 rows, of which a text of two tokens meets three. With k = 2, 4 to 1 is -2."""
+def test_shaw_has_one_row_per_clipped_distance() -> None:
+    """There are 2k + 1 rows, of which a text of two tokens uses three. With k = 2, the distance from 4 to 1 is -2."""
     shaw = Shaw(2, SIZE)
     assert shaw.keys.shape == shaw.values.shape == (5, SIZE)
     q = torch.ones(1, 1, 5, SIZE)
@@ -245,7 +245,7 @@ def test_shaw_has_a_row_a_distance_and_no_more() -> None:
         assert int(shaw.values.grad.any(1).sum()) == met
 
 
-def test_rows_before_the_first_position_are_never_read() -> None:
+def test_rows_before_the_offset_are_unused() -> None:
     table = Learned(8, 6, offset=2)
     assert table.weight.shape == (10, 6)
     out = table.embed(torch.zeros(3, 6), torch.tensor([0, 1, 7]))

@@ -1,4 +1,4 @@
-"""The recurrent layer equals torch's, and with clips a plain cell; states are carried; texts do not see each other."""
+"""Recurrent layers against torch's and, with clipping, a plain cell; carried states; independence of packed texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drawn(projection: int | None, clips: tuple[float | None, float | None] = (No
 
 
 def plain(layer: LstmCell, x_TI: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """One text, step by step, by the definition: what is given at each, and the last states."""
+    """One text, step by step, by the definition: the output of each step, and the last states."""
     (given, cell), outputs = state, []
     for x_I in x_TI:
         gates = layer.weight_ih @ x_I + layer.weight_hh @ given + layer.bias
@@ -48,7 +48,7 @@ def gradients(outputs: Tensor, layer: nn.Module, *inputs: Tensor) -> list[Tensor
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("projection", "clips"), [(None, (None, None)), (2, (None, None)), (4, (0.4, 0.25))])
-def test_packed_texts_equal_the_definition_text_by_text(projection, clips, reverse):
+def test_packed_texts_match_a_plain_cell(projection, clips, reverse):
     layer, torch_generator = drawn(projection, clips), torch.Generator().manual_seed(2)
     x_TI = torch.randn(sum(LENGTHS), 3, dtype=torch.float64, generator=torch_generator).requires_grad_()
     given = torch.randn(
@@ -78,7 +78,7 @@ def test_packed_texts_equal_the_definition_text_by_text(projection, clips, rever
 
 
 @pytest.mark.parametrize("projection", [None, 2])
-def test_equals_torchs_layer(projection):
+def test_lstm_matches_torch(projection):
     layer, lengths = drawn(projection), tuple(length for length in LENGTHS if length)
     theirs = nn.LSTM(3, 5, proj_size=projection or 0).double()
     named = {"weight_ih_l0": layer.weight_ih, "weight_hh_l0": layer.weight_hh, "bias_ih_l0": layer.bias}
@@ -91,7 +91,7 @@ def test_equals_torchs_layer(projection):
     torch.testing.assert_close(out_TP, torch.cat(nn.utils.rnn.unpack_sequence(theirs(packed)[0])))
 
 
-def test_a_text_in_two_parts_with_its_state_equals_the_whole_and_no_text_sees_another():
+def test_carried_state_continues_a_text_and_texts_are_independent():
     layer, x_TI = drawn(2, (0.5, 0.3)), torch.randn(14, 3, dtype=torch.float64)
     whole, after = layer(x_TI, Lockstep.of(Segments.packed((6, 8))))
     first, carried = layer(torch.cat([x_TI[:4], x_TI[6:9]]), Lockstep.of(Segments.packed((4, 3))))
@@ -103,13 +103,13 @@ def test_a_text_in_two_parts_with_its_state_equals_the_whole_and_no_text_sees_an
     torch.testing.assert_close(alone, whole[6:])
 
 
-def test_nothing_to_read_gives_nothing():
+def test_empty_text_has_empty_output_and_zero_state():
     layer = drawn(2)
     out_TP, after = layer(torch.zeros(0, 3, dtype=torch.float64), Lockstep.of(Segments.packed((0,))))
     assert out_TP.shape == (0, 2) and not after.cell_NC.any()
 
 
-def test_products_in_half_precision_keep_the_states_in_full():
+def test_bf16_autocast_keeps_states_in_fp32():
     layer, x_TI = drawn(2, (3.0, 3.0)).float(), torch.randn(14, 3)
     steps = Lockstep.of(Segments.packed(LENGTHS))
     full, _ = layer(x_TI, steps)
@@ -121,19 +121,19 @@ def test_products_in_half_precision_keep_the_states_in_full():
     assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
 
 
-def test_forget_gates_begin_open():
+def test_open_forget_gates_sets_the_forget_bias_to_one():
     layer = drawn(None)
     layer.open_forget_gates()
     assert layer.bias.tolist() == [0.0] * 5 + [1.0] * 5 + [0.0] * 10
 
 
-def test_a_clip_needs_a_projection():
+def test_projection_clip_without_projection_is_refused():
     with pytest.raises(ValueError, match="no projection"):
         LstmCell(3, 5, projection_clip=3.0)
 
 
-def test_a_gru_computes_in_the_type_of_its_weights() -> None:
-    """Whatever autocast asks for: cuDNN's would be given fp16."""
+def test_gru_computes_in_the_dtype_of_the_weights() -> None:
+    """Autocast does not change it; cuDNN would otherwise run in fp16."""
     layer, read = BidirectionalGru(6, 5, 0.0), []
     layer.cell.register_forward_pre_hook(
         lambda cell, inputs: read.append((inputs[0].data.dtype, torch.is_autocast_enabled("cpu")))

@@ -1,4 +1,4 @@
-"""A stack whose layers differ in what they see and in how they know positions."""
+"""A stack whose layers have different masks and positions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = (30, 1, 17)
 
 @dataclass(frozen=True)
 class Near:
-    """A token sees itself and some before it."""
+    """A causal window: a token attends to itself and `count` tokens before it."""
 
     count: int
 
@@ -36,7 +36,7 @@ class Near:
 
 
 class LocalAndGlobal(Stack):
-    """Every second layer sees all that is before a token, and turns by another base."""
+    """Every second layer is causal without a window, with another rotary base."""
 
     def __init__(self, layers):
         super().__init__(layers, causal=True, final_norm=torch.nn.LayerNorm(WIDTH))
@@ -61,7 +61,7 @@ def embeddings_and_stack():
 
 
 def turned(x_ALD, base):
-    """By the formula: dimensions i and i + D/2 of position p by the angle p base^(-2i/D)."""
+    """Rotates by the formula: dimensions i and i + D/2 of position p by the angle p base^(-2i/D)."""
     half = x_ALD.shape[-1] // 2
     steps = torch.arange(half, dtype=torch.float64)
     angles = torch.arange(x_ALD.shape[1]).double()[:, None] * base ** (-2 * steps / x_ALD.shape[-1])
@@ -72,7 +72,7 @@ def turned(x_ALD, base):
 
 
 def by_hand(embed, stack, tokens):
-    """One document, dense, layer after layer."""
+    """The states of one document, with dense attention, layer by layer."""
     x_LH, steps = embed.token.weight[tokens], torch.arange(len(tokens))
     behind = steps[:, None] - steps
     for number, layer in enumerate(stack.layers):
@@ -91,7 +91,7 @@ def by_hand(embed, stack, tokens):
 
 
 @torch.no_grad()
-def test_local_and_global_layers_with_two_bases():
+def test_local_and_global_layers_match_dense_attention():
     embed, stack = embeddings_and_stack()
     tokens = torch.arange(sum(LENGTHS)) * 7 % 50
     packed = Packed(tokens, LENGTHS)
@@ -101,7 +101,7 @@ def test_local_and_global_layers_with_two_bases():
 
 
 @torch.no_grad()
-def test_they_read_on_from_a_cache():
+def test_cached_chunks_match_the_whole_text():
     embed, stack = embeddings_and_stack()
     tokens = torch.arange(sum(LENGTHS)) * 7 % 50
     whole = stack.run(enter(embed, embed.tokens(tokens), Packed(tokens, LENGTHS))).split(LENGTHS)

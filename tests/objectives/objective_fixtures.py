@@ -23,7 +23,7 @@ SIZES = {
 
 
 def sentences(documents=40, seed=0):
-    """Documents as lists of sentences."""
+    """Random documents as lists of sentences."""
     draws = np.random.default_rng(seed)
     return [
         [" ".join(draws.choice(WORDS, draws.integers(3, 14))) + "." for _ in range(draws.integers(1, 9))]
@@ -42,7 +42,7 @@ def tokenizer(kind="wordpiece"):
 
 
 def tokenizers():
-    """Of each family that the tests of objectives train."""
+    """The tokenizer of each family that the tests of objectives train."""
     words = tokenizer()
     return {
         "bert": words, "deberta": words, "xlnet": words, "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"),
@@ -51,7 +51,7 @@ def tokenizers():
 
 
 def store(tokens, documents=None):
-    """A token store in memory, of sentences by document."""
+    """A token store in memory. documents: lists of sentences."""
     documents = sentences() if documents is None else documents
     ids = [[tokens.encode(text) for text in document] for document in documents]
     flat = [ids for document in ids for ids in document]
@@ -84,7 +84,7 @@ def rows_of(examples, count, epoch=0):
 
 
 def gradients(learner, batches):
-    """Losses by term and gradients by parameter of one step whose batches are computed one after the other."""
+    """Losses by term and gradients by parameter of one step over several micro-batches."""
     learner.zero_grad()
     counts = {name: sum(learner.counts(batch).get(name, 0) for batch in batches) for name in learner.loss_weights}
     losses = dict.fromkeys(counts, 0.0)

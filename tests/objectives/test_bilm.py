@@ -1,4 +1,4 @@
-"""Bidirectional language modeling: what is predicted, its loss, and the sampled softmax."""
+"""Bidirectional language modeling: targets, loss, and the sampled softmax."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def learner_of(tokenizer, negatives=None) -> BidirectionalLanguageModel:
 
 
 def words_of(tokenizer, ids) -> list[str]:
-    """The words of ids, spelled ones joined."""
+    """The words of ids, with the pieces of spelled words joined."""
     return tokenizer.decode(ids, skip_special=False).split()
 
 
 @pytest.mark.parametrize("documents", ["separate", "joined"])
 @pytest.mark.parametrize("max_length", [12, 64])
-def test_every_word_is_predicted_once_in_each_direction(tokenizer, documents, max_length):
+def test_every_word_is_predicted_once_per_direction(tokenizer, documents, max_length):
     tokens = store(tokenizer, [[text] for text in TEXTS])
     examples = WordWindows(tokenizer, tokens, max_length, documents, "train")
     rows = examples.plan(0).rows
@@ -65,8 +65,8 @@ def test_every_word_is_predicted_once_in_each_direction(tokenizer, documents, ma
     assert {tokenizer.readable([n])[0]: c for n, c in enumerate(counts) if c} == {w: flat.count(w) for w in set(flat)}
 
 
-def test_words_that_are_cut_are_counted(tokenizer):
-    learner = learner_of(tokenizer)  # which reads ten bytes
+def test_truncated_words_are_counted_in_a_warning(tokenizer):
+    learner = learner_of(tokenizer)  # reads at most ten bytes per word
     text = [["the cat and zyzzyvas sat"], ["zyzzyvasses"], ["é" * 40 + " ran"]]
     examples = learner.examples(split(store(tokenizer, text)), 64)
     (warning,) = examples.metadata()["warnings"]
@@ -74,18 +74,18 @@ def test_words_that_are_cut_are_counted(tokenizer):
     assert "warnings" not in learner.examples(split(store(tokenizer, text[:1])), 64).metadata()
 
 
-def test_what_a_forward_keeps_is_planned(tokenizer):
+def test_planned_activations_match_saved_bytes(tokenizer):
     learner = learner_of(tokenizer).float().train()
     examples = learner.examples(split(store(tokenizer, [[text] for text in TEXTS] * 30)), 32)
     batch = examples.batch(examples.plan(0).rows, np.arange(len(examples.plan(0))), 0)
     kept = saved_activations(learner, Formats(), batch.tokens / len(batch.examples)).activations
-    # Texts that say the same again have hardly any words of their own.
+    # Repeated texts have few distinct words, which the reader processes once.
     kept -= VALUE_BYTES * learner.backbone.reader.saved_activations
     saved = saved_bytes(learner, lambda: learner.backbone(batch.inputs))
     assert batch.tokens * kept == pytest.approx(saved, rel=0.25)
 
 
-def test_windows_hold_whole_words_but_of_words_that_are_longer():
+def test_windows_split_only_words_longer_than_max_length():
     begins_V = np.array([True, False])
     tokens = np.array([0, 1, 1, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0])
     stream = Stream(tokens, np.array([0, 6, 16]), None)
@@ -94,10 +94,10 @@ def test_windows_hold_whole_words_but_of_words_that_are_longer():
     ends = joined["start"] + joined["length"]
     assert ends[-1] == 16 and (joined["start"][1:] <= ends[:-1]).all() and (np.diff(joined["start"]) > 0).all()
     cut = [start for start in joined["start"].tolist() if not begins_V[tokens[start]]]
-    assert cut == [11], "only the word of seven tokens is cut"
+    assert cut == [11], "only the word of seven tokens is split"
 
 
-def test_loss_is_the_mean_of_two_cross_entropies_over_halves_of_the_states(tokenizer):
+def test_loss_is_the_mean_of_forward_and_backward_cross_entropy(tokenizer):
     learner = learner_of(tokenizer)
     examples = WordWindows(tokenizer, store(tokenizer, [[text] for text in TEXTS]), 64, "separate", "train")
     batch = examples.batch(examples.plan(0).rows, np.arange(3), 0)
@@ -113,7 +113,7 @@ def test_loss_is_the_mean_of_two_cross_entropies_over_halves_of_the_states(token
     assert output.loss_weights == {FORWARD: 0.5, BACKWARD: 0.5}
 
 
-def test_training_samples_and_evaluation_does_not(tokenizer):
+def test_sampled_softmax_is_used_in_training_only(tokenizer):
     learner = learner_of(tokenizer, negatives=5)
     examples = WordWindows(tokenizer, store(tokenizer, [[text] for text in TEXTS]), 64, "separate", "train")
     batch = examples.batch(examples.plan(0).rows, np.arange(3), 0)
@@ -124,7 +124,7 @@ def test_training_samples_and_evaluation_does_not(tokenizer):
     torch.testing.assert_close(whole.float(), learner.score(batch)[FORWARD].losses.sum().float())
 
 
-def test_sampled_loss_and_gradients_equal_the_definition():
+def test_sampled_loss_and_gradients_match_a_plain_loop():
     torch.manual_seed(0)
     head = SampledLMHead(4, 30, 7).double()
     for parameter in head.parameters():
@@ -144,12 +144,12 @@ def test_sampled_loss_and_gradients_equal_the_definition():
     torch.testing.assert_close(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs))
 
 
-def test_the_sample_is_log_uniform_without_replacement():
+def test_samples_are_log_uniform_without_replacement():
     words, size, draws = 50, 5, 3000
     samples = [log_uniform(words, size, 0, step) for step in range(draws)]
     assert all(len(set(sample.ids_K.tolist())) == size for sample in samples)
     counts = np.bincount(np.concatenate([sample.ids_K.numpy() for sample in samples]), minlength=words)
-    # The expectation knows how many draws it took; its mean over samples is how often a word is in one.
+    # The expectation depends on the number of draws; its mean over samples is the frequency of a word.
     expected = sum(sample.log_expected(torch.arange(words)).exp().numpy() for sample in samples)
     assert np.abs(counts - expected).max() < 6 * np.sqrt(expected.max()) and counts[0] > 5 * counts[-1] > 0
     assert torch.equal(log_uniform(words, size, 3, 4).ids_K, log_uniform(words, size, 3, 4).ids_K)

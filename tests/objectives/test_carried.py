@@ -1,4 +1,4 @@
-"""State carried by lanes: a pass in segments is one long pass, whatever is evaluated, cut or resumed in between."""
+"""State carried along lanes: segments equal one long pass, also with evaluations, micro-batches and resuming."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunningConfig(GptConfig):
 
 
 class Running(Decoder):
-    """A recurrent decoder: what is carried is the last hidden state of each document."""
+    """A recurrent decoder; the carried state is the last hidden state of each document."""
 
     def __init__(self, config: RunningConfig):
         super().__init__(config, Embeddings(config.vocab_size, config.hidden_size, Position(), config.dropout), [])
@@ -70,7 +70,7 @@ def loader(built: CausalLanguageModel, **sizes: int) -> PackedLoader:
     return PackedLoader(built.examples(split(STORE), 16), 3, **{"batch_examples": 4, **sizes})
 
 
-def test_segments_with_state_are_one_long_pass_and_micro_batches_change_nothing() -> None:
+def test_segments_and_micro_batches_match_one_long_pass() -> None:
     built = learner()
     steps = loader(built).steps_in_epoch(0)
     assert steps > 3
@@ -89,14 +89,14 @@ def test_segments_with_state_are_one_long_pass_and_micro_batches_change_nothing(
     assert sum(rows["length"]) == len(whole.stream) - 1  # every token but the first
 
 
-def test_without_lanes_nothing_is_carried() -> None:
+def test_separate_documents_carry_no_state() -> None:
     built = learner()
     windows = PackedLoader(built.examples(split(STORE, "separate"), 16), 3, batch_examples=4)
     built(next(iter(windows.steps())).batches[0], 1)
     assert windows.metadata().get("lanes") is None and carried_tensors(built) == {}
 
 
-def test_state_takes_no_gradient_and_a_lane_under_way_needs_one() -> None:
+def test_carried_state_is_detached_and_required_in_a_started_lane() -> None:
     state, lanes = CarriedState(), Lanes((0, 1), (4, 4), 2)
     with pytest.raises(ValueError, match="under way"):
         state.begin(lanes, lambda count: {"x": torch.zeros(count, 3)})
@@ -130,7 +130,7 @@ def trained(folder: Path, built: CausalLanguageModel, steps: int, every: int, ev
         )  # fmt: skip
 
 
-def test_resumed_with_its_state_and_evaluation_leaves_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_and_evaluation_keep_the_carried_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, often, resumed = learner(), learner(), learner()
     trained(tmp_path / "whole", whole, 12, 12)
     trained(tmp_path / "often", often, 12, 3)
@@ -157,6 +157,6 @@ def test_resumed_with_its_state_and_evaluation_leaves_it_alone(tmp_path: Path, m
     assert evaluated(whole) == evaluated(whole) == evaluated(again)
 
 
-def test_what_a_forward_leaves_behind_is_required() -> None:
+def test_forward_that_sets_no_state_is_refused() -> None:
     with pytest.raises(RuntimeError, match="left none"):
         CarriedState().keep(Lanes((0,), (0,), 1), Carried({}, (0,)), lambda count: {})

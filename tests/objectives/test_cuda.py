@@ -1,4 +1,4 @@
-"""Every objective on a CUDA device: the losses of a CPU, and steps that do not wait. Run by `make gpu`."""
+"""Every objective on a CUDA device: losses equal those of a CPU, and steps do not synchronize. Run by `make gpu`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def learner_and_batch(name, tokenizers, **sizes):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_losses_and_gradients_are_those_of_a_cpu(name, precision, tokenizers):
-    """Without dropout, whose draws differ; in bf16 by the variable-length kernels."""
+def test_losses_and_gradients_match_cpu(name, precision, tokenizers):
+    """Without dropout, which differs between devices; in bf16 with the variable-length kernels."""
     losses, norms = [], []
     for device, kind in ((torch.device("cpu"), "fp32"), (DEVICE, precision)):
         learner, batch = learner_and_batch(name, tokenizers)
@@ -54,7 +54,7 @@ def test_losses_and_gradients_are_those_of_a_cpu(name, precision, tokenizers):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_step_does_not_wait_for_the_device(name, dropout, tokenizers):
+def test_training_step_does_not_synchronize(name, dropout, tokenizers):
     learner, batch = learner_and_batch(name, tokenizers, attention_dropout=dropout)
     learner.to(DEVICE).train()
     optimizer = build(AdamWConfig(), learner.parameter_groups())
@@ -67,7 +67,7 @@ def test_a_step_does_not_wait_for_the_device(name, dropout, tokenizers):
         health.watch(number, None, outcome.loss, norm, scaled=False)
         return outcome.loss
 
-    first = step(1)  # kernels are loaded, pinned memory is taken
+    first = step(1)  # loads kernels and allocates pinned memory
     torch.cuda.set_sync_debug_mode("error")
     try:
         for number in (2, 3, 4):

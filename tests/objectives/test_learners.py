@@ -1,4 +1,4 @@
-"""Masked and causal language models over tiny backbones."""
+"""The learner of every objective over tiny backbones: losses, gradients, scores, samples and refusals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def gradients(learner):
 
 
 def run(learner, batches):
-    """Sums, counts and the gradient of one step over micro-batches, each term divided by its global count."""
+    """Mean losses and gradients of one step over micro-batches, each term divided by its count over the step."""
     learner.zero_grad()
     counts = {name: sum(learner.counts(batch)[name] for batch in batches) for name in learner.loss_weights}
     losses = dict.fromkeys(counts, 0.0)
@@ -102,8 +102,8 @@ def run(learner, batches):
 
 @pytest.mark.parametrize("built", OBJECTIVES, indirect=True)
 @pytest.mark.parametrize("training", [True, False])
-def test_packed_equals_single(built, training):
-    """One batch of eight and eight of one: the same losses and gradients, with dropout too."""
+def test_packed_batch_matches_single_examples(built, training):
+    """A batch of eight and eight batches of one have the same losses and gradients, with dropout too."""
     learner, examples, _ = built
     learner.train(training)
     rows = examples.plan(0).rows
@@ -117,7 +117,7 @@ def test_packed_equals_single(built, training):
 
 
 @pytest.mark.parametrize("built", OBJECTIVES, indirect=True)
-def test_every_parameter_learns_and_the_first_loss_is_that_of_a_guess(built):
+def test_all_parameters_have_gradients_and_initial_loss_is_uniform(built):
     learner, examples, _ = built
     learner.train()
     losses, grads = run(learner, [rows_of(examples, 8)])
@@ -126,24 +126,24 @@ def test_every_parameter_learns_and_the_first_loss_is_that_of_a_guess(built):
         rows = learner.backbone.config.vocab_size
         guess = math.log(2) if name in ("nsp", "sop", "rtd") else math.log(rows)
         if name == "all_tokens_mlm":
-            # The gate is half open: 85% of the tokens can be copied.
+            # The initial copy gate is 0.5, and 85% of the tokens can be copied.
             guess = 0.85 * math.log(2) + 0.15 * math.log(2 * rows)
-        # T5's token table is drawn so wide that its first guesses are none.
+        # T5's initial token table has a large scale, so that the first predictions are not uniform.
         assert loss == pytest.approx(guess, abs=1.5 if learner.backbone.config.name == "t5" else 0.4)
 
 
 @pytest.mark.parametrize("built", OBJECTIVES, indirect=True)
-def test_scores_are_the_loss_and_join_to_examples(built):
+def test_scores_sum_to_the_loss_and_name_their_examples(built):
     learner, examples, _ = built
     learner.eval()
     batch = rows_of(examples, 6)
-    output, scores = learner(batch, 0), learner.score(batch)  # evaluation samples as in step 0
+    output, scores = learner(batch, 0), learner.score(batch)  # evaluation uses the samples of step 0
     assert set(scores) == set(output.sums) == set(learner.loss_weights)
     for name, term in scores.items():
         assert set(term.documents.tolist()) == set(range(6))
         assert len(term.losses) == len(term.predictions) == len(term.labels)
         if isinstance(learner, SequenceToSequence):
-            # Text alone is scored; that its losses are the model's is tested by themselves.
+            # Only text tokens are scored; another test compares their losses with the model's.
             text = ~np.isin(batch.targets[name].labels.numpy(), list(learner.tokenizer.special_ids))
             assert len(term.losses) == text.sum() < learner.counts(batch)[name]
             assert term.losses.sum() < output.sums[name]
@@ -153,7 +153,7 @@ def test_scores_are_the_loss_and_join_to_examples(built):
 
 
 @pytest.mark.parametrize("built", ["nsp", "sop", "span", "prefix_lm gpt", "denoising", "clm"], indirect=True)
-def test_evaluation_adds_up_and_stands_beside_its_baseline(built):
+def test_evaluation_matches_one_batch_and_has_baselines(built):
     learner, examples, data = built
     learner.train()
     loader = PackedLoader(examples, seed=1, batch_tokens=100, shuffle=False)
@@ -167,13 +167,13 @@ def test_evaluation_adds_up_and_stands_beside_its_baseline(built):
         assert term.count == again.terms[name].count
         assert len(term.sums_E) == len(examples.plan(0))
         assert term.standard_error > 0
-        # A new model guesses evenly; counted shares do better.
+        # An untrained model predicts uniformly; unigram frequencies are better.
         assert term.baseline < term.loss + 0.05
     metrics = evaluation.metrics()
     assert metrics["loss"] == evaluation.loss and all(np.isfinite(list(metrics.values())))
 
 
-def test_unigram_baseline_is_counted_and_never_bets_on_special_tokens(tokenizers):
+def test_unigram_baseline_counts_tokens_without_special_ones(tokenizers):
     tokens = tokenizers["bert"]
     learner = build(MlmConfig(), backbone(), tokens, 0)
     data = store(tokens)
@@ -198,7 +198,7 @@ def test_clm_predicts_every_token_once(tokenizers):
     assert (batch.targets["clm"].labels == end).sum() == len(data)
 
 
-def test_pairs_are_laid_out_with_segments_and_change_with_the_epoch(tokenizers):
+def test_nsp_pairs_have_segments_and_change_per_epoch(tokenizers):
     tokens = tokenizers["bert"]
     learner = build(MlmConfig(pairs="nsp"), backbone(), tokens, 0)
     examples = learner.examples(split(store(tokens), "joined", "train"), 32)
@@ -218,7 +218,7 @@ def test_pairs_are_laid_out_with_segments_and_change_with_the_epoch(tokenizers):
     assert not torch.equal(first.inputs.tokens, rows_of(static, 8, epoch=1).inputs.tokens[: len(first.inputs.tokens)])
 
 
-def test_samples_are_plain_data_of_the_text_and_the_guesses(tokenizers):
+def test_samples_contain_pieces_truths_and_guesses(tokenizers):
     tokens = tokenizers["bert"]
     learner = build(MlmConfig(), backbone(), tokens, 0).eval()
     data = store(tokens)
@@ -230,11 +230,11 @@ def test_samples_are_plain_data_of_the_text_and_the_guesses(tokenizers):
         assert sample["pieces"] == ["[CLS]", *tokens.pieces(text), "[SEP]"]
         for place in sample["masked"]:
             assert sample["pieces"][place["position"]] == place["truth"]
-            fractions = [share for _, share in place["guesses"]]
+            fractions = [probability for _, probability in place["guesses"]]
             assert len(fractions) == 5 and fractions == sorted(fractions, reverse=True) and 0 < fractions[0] <= 1
 
 
-def test_a_tiny_model_learns(tokenizers):
+def test_training_lowers_the_mlm_loss(tokenizers):
     learner = build(MlmConfig(), backbone(), tokenizers["bert"], 0).train()
     examples = learner.examples(split(store(tokenizers["bert"]), "joined", "train"), 32)
     batch = rows_of(examples, 16)
@@ -250,7 +250,7 @@ def test_a_tiny_model_learns(tokenizers):
     assert losses[-1] < losses[0] - 1.5
 
 
-def test_refusals(tokenizers):
+def test_too_little_text_or_missing_mask_token_is_refused(tokenizers):
     tokens = tokenizers["bert"]
     learner = build(MlmConfig(pairs="nsp"), backbone(), tokens, 0)
     with pytest.raises(UserError, match="two documents"):
@@ -262,14 +262,14 @@ def test_refusals(tokenizers):
 
 
 @pytest.mark.parametrize("built", ["prefix_lm t5", "span_corruption", "denoising"], indirect=True)
-def test_outputs_are_shifted_and_planned_lengths_hold(built):
+def test_outputs_are_shifted_labels_within_planned_lengths(built):
     learner, examples, _ = built
     plan = examples.plan(0)
     batch = rows_of(examples, len(plan))
     both = np.array(batch.inputs.lengths) + np.array(batch.outputs.lengths)
     exact = learner.term != "denoising"
     assert (both == plan.lengths).all() if exact else (both <= plan.lengths).all()
-    # A split leaves something on both sides.
+    # A split leaves at least one token on both sides.
     assert max(*batch.inputs.lengths, *batch.outputs.lengths) == (31 if learner.term == "prefix_lm" else 32)
     config, tokens = learner.backbone.config, learner.tokenizer
     labels = batch.targets[learner.term].labels
@@ -280,7 +280,7 @@ def test_outputs_are_shifted_and_planned_lengths_hold(built):
 
 
 @pytest.mark.parametrize("built", ["span_corruption", "denoising"], indirect=True)
-def test_scores_of_outputs_are_those_of_the_text_in_them(built):
+def test_encoder_decoder_scores_cover_text_tokens_only(built):
     learner, examples, _ = built
     learner.eval()
     batch = rows_of(examples, 4)
@@ -298,8 +298,8 @@ def test_scores_of_outputs_are_those_of_the_text_in_them(built):
     assert learner.samples(batch, 2)[0].keys() == {"prompt", "text"}
 
 
-def test_a_prefix_is_seen_as_a_whole_and_nothing_behind_it(tokenizers):
-    """Which hidden states depend on which tokens is the prefix mask, and targets begin where it ends."""
+def test_prefix_lm_attends_to_the_whole_prefix_and_earlier_tokens(tokenizers):
+    """Hidden states depend on tokens as the prefix mask allows, and targets start at the end of the prefix."""
     learner = build(PrefixLmConfig(), backbone("gpt"), tokenizers["gpt"], 0).eval()
     examples = learner.examples(split(store(tokenizers["gpt"]), "joined", "train"), 12)
     batch = rows_of(examples, 3)
@@ -317,7 +317,7 @@ def test_a_prefix_is_seen_as_a_whole_and_nothing_behind_it(tokenizers):
         assert seen == [start + key for key in range(length) if key <= query or key < prefix]
 
 
-def test_span_corruption_needs_sentinels(tokenizers):
+def test_span_corruption_without_enough_sentinels_is_refused(tokenizers):
     learner = build(SpanCorruptionConfig(), backbone("t5"), tokenizers["gpt"], 0)
     with pytest.raises(UserError, match="2 sentinel tokens at max_length=32, but the tokenizer has 0"):
         learner.examples(split(store(tokenizers["gpt"]), "joined", "train"), 32)
@@ -327,9 +327,9 @@ def test_span_corruption_needs_sentinels(tokenizers):
 
 
 @pytest.mark.parametrize(("family", "config"), [("gpt", ClmConfig), ("bart", DenoisingConfig)])
-def test_label_smoothing_is_of_training_alone(tokenizers, family, config):
+def test_label_smoothing_applies_to_training_only(tokenizers, family, config):
     plain, smooth = (
-        build(config(label_smoothing=share), backbone(family), tokenizers[family], 3).eval() for share in (0.0, 0.1)
+        build(config(label_smoothing=rate), backbone(family), tokenizers[family], 3).eval() for rate in (0.0, 0.1)
     )
     batch = rows_of(plain.examples(split(store(tokenizers[family])), 32), 4)
     (term,) = plain.loss_weights
@@ -342,8 +342,8 @@ def test_label_smoothing_is_of_training_alone(tokenizers, family, config):
         torch.testing.assert_close(smooth.score(batch)[term].losses, plain.score(batch)[term].losses)
 
 
-def test_a_vocabulary_without_an_end_goes_on_with_texts():
-    """GPT's of 2018 has <unk> alone."""
+def test_tokenizer_without_eos_continues_non_empty_texts():
+    """The only special token of GPT of 2018 is <unk>."""
     tokens = tokenizer("bytebpe")
     tokens.roles = {}
     learner = build(ClmConfig(), backbone("gpt"), tokens, 0).eval()
@@ -354,8 +354,8 @@ def test_a_vocabulary_without_an_end_goes_on_with_texts():
 
 
 @pytest.mark.parametrize("lone", [0, 190])
-def test_documents_of_one_sentence_are_reported_where_the_next_one_is_predicted(lone):
-    """A paragraph of one sentence has no next one: its second segment can only be random."""
+def test_nsp_warns_about_documents_of_one_sentence(lone):
+    """A document of one sentence has no next sentence, so that its second segment is always random."""
     tokens = tokenizer()
     sizes = [1] * lone + [6] * (200 - lone)
     documents = [[f"{' '.join(WORDS[n % 7 : n % 7 + 6])}." for n in range(size)] for size in sizes]
@@ -371,8 +371,8 @@ def test_documents_of_one_sentence_are_reported_where_the_next_one_is_predicted(
 
 
 @torch.no_grad()
-def test_a_mask_decoder_changes_the_masked_words_alone(tokenizers):
-    """Same weights, same draws: the generator's loss differs, and no other state that anything reads."""
+def test_enhanced_decoder_changes_the_generator_loss_only(tokenizers):
+    """With the same weights and samples, only the generator's loss differs."""
     tokens, fields = tokenizers["bert"], {"generator_size": 1.0, "sharing": "gdes"}
     plain = build(RtdConfig(**fields), backbone("deberta"), tokens, 3)
     enhanced = build(RtdConfig(**fields, enhanced_decoder=True), backbone("deberta"), tokens, 3)
@@ -390,6 +390,6 @@ def test_a_mask_decoder_changes_the_masked_words_alone(tokenizers):
 @pytest.mark.parametrize(
     "config,fields", [(MlmConfig, {"pairs": "nsp"}), (SpanConfig, {"boundary": True}), (SpanConfig, {"pairs": "sop"})]
 )
-def test_a_mask_decoder_serves_no_other_term(config, fields):
+def test_enhanced_decoder_with_second_loss_is_refused(config, fields):
     with pytest.raises(ValueError, match="cannot be combined with a second loss"):
         config(**{"boundary": False} | fields if config is SpanConfig else fields, enhanced_decoder=True)

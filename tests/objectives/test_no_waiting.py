@@ -1,5 +1,5 @@
-"""A training step never makes host and device wait for each other: run on the meta device, which has no values to
-read, and watched for copies that wait. Stands in for CUDA, as far as a CPU can."""
+"""A training step never synchronizes host and device. The tests emulate CUDA with the meta device, which has no values
+to read, and record copies that block."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ META = torch.device("meta")
 
 
 class Watch(TorchDispatchMode):
-    """Counts operations and notes what waits: a copy from pageable memory to the device, and tensors of both sides in
-    one operation. (Reading a value of the meta device is an error of its own.)"""
+    """Counts operations and records those that block: copies from pageable memory to the device, and operations on
+    tensors of both devices. (Reading a value of the meta device raises an error.)"""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Watch(TorchDispatchMode):
         devices = {tensor.device.type for tensor in tensors if tensor.ndim}
         copies = name == "aten::_to_copy" and torch.device(kwargs.get("device") or "cpu") == META and devices == {"cpu"}
         self.seen["copy" if copies else name] += 1
-        # Nested tensors carry their longest length in the shape of a tensor of the host.
+        # Nested tensors store their longest length in the shape of a host tensor.
         if (copies and not kwargs.get("non_blocking")) or (len(devices) > 1 and "nested" not in name):
             self.waits.append(name)
         return function(*args, **kwargs)
@@ -55,7 +55,7 @@ class Watch(TorchDispatchMode):
 
 @pytest.fixture
 def device(monkeypatch):
-    """The meta device, with what CUDA has: pinned memory, autocast (left out) and flash attention."""
+    """The meta device with CUDA's features: pinned memory, autocast (disabled) and flash attention."""
     autocast = torch.autocast
     monkeypatch.setattr(
         torch, "autocast", lambda kind, **rest: autocast(kind, **rest) if kind == "cpu" else nullcontext()
@@ -74,7 +74,7 @@ def tokenizers():
 
 
 def watched_step(learner, batch, device):
-    """The operations of a step up to its optimizer, whose fused kernels know no meta device."""
+    """The operations of a step without the optimizer, whose fused kernels do not support the meta device."""
     learner.bfloat16().to(device).train()
     precision = Precision("bf16", device, "")
     health = Health(precision, 1.0, Progress())
@@ -87,14 +87,14 @@ def watched_step(learner, batch, device):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_step_does_not_wait(name, tokenizers, device):
+def test_step_of_every_objective_does_not_block(name, tokenizers, device):
     family, config, documents = OBJECTIVES[name]
     tokens = tokenizers[family]
     learner = build(config, backbone(family), tokens, 3)
     batch = rows_of(learner.examples(split(store(tokens), documents), 32), 8)
     watch = watched_step(learner, batch, device)
     assert watch.waits == []
-    # Prefixes are no window, DeBERTa and XLNet add to all scores; T5 adds to those within a text alone.
+    # The kernel has no prefix masks; DeBERTa and XLNet add to all scores, T5 to those of self-attention only.
     flash = bool(watch.seen["torch_attn::_varlen_attn"])
     assert flash == (name != "prefix_lm gpt" and family not in ("deberta", "xlnet"))
     words = attention_path(learner, device, torch.bfloat16, {name == "prefix_lm gpt"})
@@ -105,7 +105,7 @@ def test_a_step_does_not_wait(name, tokenizers, device):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
-def test_a_step_on_labels_does_not_wait(family, tokenizers, device):
+def test_classification_step_does_not_block(family, tokenizers, device):
     config = ClassificationConfig(name="labels", path="nowhere", labels=("no", "yes"))
     learner = config.learner(backbone(family), tokenizers[family], 3)
     inputs = Packed(torch.arange(5, 25), (5, 12, 3))
@@ -115,8 +115,8 @@ def test_a_step_on_labels_does_not_wait(family, tokenizers, device):
 
 @pytest.mark.parametrize(("family", "objective"), [("bert", "span"), ("gpt", "clm"), ("bart", "denoising")])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_layers_share_what_is_copied_to_the_device(family, objective, dropout, tokenizers, device):
-    """Cumulative lengths, positions and tiles among it."""
+def test_layers_share_copies_to_the_device(family, objective, dropout, tokenizers, device):
+    """The number of copies (cumulative lengths, positions, tiles) does not depend on the number of layers."""
     _, config, documents = OBJECTIVES[objective]
     copies = []
     for layers in (1, 4):

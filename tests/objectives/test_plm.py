@@ -1,4 +1,4 @@
-"""Permutation language modeling: masks filled by the query stream, and windows in lanes with a memory."""
+"""Permutation language modeling: masks filled by the query stream, and windows along lanes with memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def learner(reuse=0, **fields):
     return build(PlmConfig(reuse=reuse), backbone("xlnet", **fields), WORDS, 3)
 
 
-def remembering():
+def learner_with_memory():
     return learner(6, memory_length=10)
 
 
@@ -34,7 +34,7 @@ def steps_of(built, count, **sizes):
     return [step.batches for step, _ in zip(loader.steps(), range(count), strict=False)]
 
 
-def test_masks_are_filled_and_samples_show_them():
+def test_masks_are_filled_and_shown_in_samples():
     built = learner().eval()
     rows = Rows([0], {"text": ["the old [MASK] sat near a [MASK]"]}, None, [("text", 1)])
     (record,) = built.respond(rows, Inference(4, 64, FP32_CPU))
@@ -46,8 +46,8 @@ def test_masks_are_filled_and_samples_show_them():
     assert {mask["shown"] for sample in samples for mask in sample["masked"]} == {"[MASK]"}
 
 
-def test_windows_of_a_lane_begin_behind_what_is_reused():
-    built = remembering()
+def test_windows_of_a_lane_advance_by_the_reused_tokens():
+    built = learner_with_memory()
     batches = [batch for (batch,) in steps_of(built, 4)]
     stream = built.examples(split(STORE), 16).stream
     texts = [[text[:-2].numpy() for text in batch.inputs.tokens.split(batch.inputs.lengths)] for batch in batches]
@@ -58,9 +58,9 @@ def test_windows_of_a_lane_begin_behind_what_is_reused():
     assert [batch.lanes.read for batch in batches] == [(0,) * 4, (6,) * 4, (12,) * 4, (18,) * 4]
 
 
-def test_what_is_kept_are_the_states_that_layers_read_of_the_reused_tokens():
-    """And the first of them is the token's own vector; the last ten of two windows and a half are held."""
-    built = remembering()
+def test_memory_contains_layer_inputs_of_reused_tokens():
+    """The memory contains the states of the last ten reused tokens; those of the first layer are token vectors."""
+    built = learner_with_memory()
     batches = [batch for (batch,) in steps_of(built, 3)]
     for batch in batches[:2]:
         built(batch, 1)
@@ -77,10 +77,10 @@ def test_what_is_kept_are_the_states_that_layers_read_of_the_reused_tokens():
     assert any(not torch.equal(with_state[name], without[name]) for name in with_state)
 
 
-def test_micro_batches_change_nothing():
+def test_micro_batches_have_the_same_loss():
     sums = []
     for sizes in ({}, {"micro_batch_tokens": 32}):
-        built = remembering()
+        built = learner_with_memory()
         with torch.no_grad():
             sums.append(
                 [sum(float(built(batch, 1).sums["plm"]) for batch in parts) for parts in steps_of(built, 3, **sizes)]
@@ -88,13 +88,13 @@ def test_micro_batches_change_nothing():
     assert sums[0] == pytest.approx(sums[1], rel=1e-5)
 
 
-def test_without_lanes_nothing_is_carried():
-    built = remembering()
+def test_separate_documents_carry_no_state():
+    built = learner_with_memory()
     windows = PackedLoader(built.examples(split(STORE, "separate"), 16), 3, batch_examples=4)
     built(next(iter(windows.steps())).batches[0], 1)
     assert carried_tensors(built) == {}
 
 
-def test_a_window_of_reused_tokens_alone_is_refused():
+def test_reuse_that_covers_the_window_is_refused():
     with pytest.raises(UserError, match="objective.reuse=14 covers all of the 14 tokens"):
         learner(14, memory_length=10).examples(split(STORE), 16).in_lanes(2)

@@ -1,4 +1,4 @@
-"""Replaced-token detection: the generator, its samples, and what the model learns from them."""
+"""Replaced-token detection: the generator, its samples, shared embeddings, and the variants of ELECTRA."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gradients(learner, batch, step=1, terms=None):
     }
 
 
-def test_samples_follow_the_probabilities():
+def test_sample_from_follows_the_probabilities():
     logits = torch.tensor([[0.0, 1.0, -2.0, -torch.inf, 3.0]]).expand(20000, 5)
     uniform = torch.from_numpy(np.random.default_rng(0).random(20000))
     counts = torch.bincount(sample_from(logits, uniform), minlength=5).numpy()
@@ -54,7 +54,7 @@ def test_samples_follow_the_probabilities():
     assert ends.tolist() == [0, 6]
 
 
-def test_samples_are_a_function_of_step_and_example_and_stay_in_the_vocabulary(tokens):
+def test_samples_depend_on_step_and_example_only(tokens):
     learner, examples = built(tokens)
     learner.eval()
     batch = rows_of(examples, 8)
@@ -73,7 +73,7 @@ def test_samples_are_a_function_of_step_and_example_and_stay_in_the_vocabulary(t
         assert filled(1).max() < tokens.vocab_size < learner.backbone.config.vocab_size
 
 
-def test_the_embedding_that_both_share_drops_anew_for_each(tokens):
+def test_shared_embedding_has_separate_dropout_per_model(tokens):
     learner, examples = built(tokens, {"dropout": 0.3}, generator_size=0.5)
     masks = []
     learner.backbone.embed.dropout.register_forward_hook(lambda module, inputs, out: masks.append(out == 0))
@@ -83,7 +83,7 @@ def test_the_embedding_that_both_share_drops_anew_for_each(tokens):
     assert agreement == pytest.approx(0.3**2 + 0.7**2, abs=0.03)
 
 
-def test_a_correct_sample_counts_as_original(tokens, monkeypatch):
+def test_correct_sample_is_labeled_as_original(tokens, monkeypatch):
     learner, examples = built(tokens)
     batch = rows_of(examples, 8)
     at, labels = batch.targets["mlm"].at, batch.targets["mlm"].labels
@@ -99,7 +99,7 @@ def test_a_correct_sample_counts_as_original(tokens, monkeypatch):
     assert torch.equal(learner.eval().score(batch)["rtd"].labels, (~right).long())
 
 
-def test_no_gradient_passes_through_the_samples(tokens):
+def test_samples_pass_no_gradient_to_the_generator(tokens):
     learner, examples = built(tokens)
     batch = rows_of(examples, 8)
     generators = gradients(learner, batch, terms={"mlm"})
@@ -112,7 +112,7 @@ def test_no_gradient_passes_through_the_samples(tokens):
 
 
 @pytest.mark.parametrize("size", [0.25, 1.0])
-def test_embeddings_are_shared_and_written_under_both_names(tokens, size):
+def test_embeddings_are_shared_and_saved_under_both_names(tokens, size):
     learner, _ = built(tokens, generator_size=size)
     ours, theirs = learner.backbone.embed, learner.generator.embed
     assert ours.token.weight is theirs.token.weight and ours.position is theirs.position
@@ -121,14 +121,14 @@ def test_embeddings_are_shared_and_written_under_both_names(tokens, size):
     assert len(aliases) == 1
     assert state[aliases[0]].data_ptr() == state["backbone.embed.token.weight"].data_ptr()
     assert not any(name.endswith("token.weight") and name in aliases for name, _ in learner.named_parameters())
-    # Of the model's size it does not start as the model.
+    # A generator of the model's size has different initial weights.
     if size == 1.0:
         assert not torch.equal(
             learner.generator.layers[0].ffn.fc_in.weight, learner.backbone.layers[0].ffn.fc_in.weight
         )
 
 
-def test_generator_sizes_are_the_published_ones():
+def test_scaled_generator_sizes_match_the_paper():
     base = BertConfig().scaled(1 / 3, 1.0)
     assert (base.hidden_size, base.num_heads, base.feedforward_size, base.num_layers) == (256, 4, 1024, 12)
     large = BertConfig(hidden_size=1024, num_heads=16, feedforward_size=4096, num_layers=24).scaled(0.25, 0.5)
@@ -138,7 +138,7 @@ def test_generator_sizes_are_the_published_ones():
 
 
 @pytest.mark.parametrize("kind", [name for name in names("model/positions")])
-def test_every_kind_of_positions(tokens, kind):
+def test_every_kind_of_positions_has_gradients(tokens, kind):
     model = json.loads(BertConfig(**{"vocab_size": 400}).model_dump_json())
     chosen = BertConfig.model_validate_json(json.dumps({**model, "positions": {"name": kind}})).positions
     learner, examples = built(tokens, {"positions": chosen})
@@ -146,7 +146,7 @@ def test_every_kind_of_positions(tokens, kind):
     assert gradients(learner.eval(), batch) == {name for name, _ in learner.named_parameters()}
 
 
-def test_two_stages(tokens):
+def test_two_stage_training_starts_the_model_from_the_generator(tokens):
     learner, examples = built(tokens, training="two_stage", generator_size=1.0, generator_steps=3)
     learner.train()
     batch = rows_of(examples, 8)
@@ -158,7 +158,7 @@ def test_two_stages(tokens):
     for name, parameter in learner.generator.named_parameters():
         assert torch.equal(parameter, dict(learner.backbone.named_parameters())[name])
     assert not torch.equal(before, learner.backbone.layers[0].ffn.fc_in.weight)
-    # A narrower generator gives what it has in the model's shapes, and leaves the rest.
+    # A smaller generator initializes only the layers that it has.
     learner, _ = built(tokens, training="two_stage", generator_layers=0.5, generator_size=1.0, generator_steps=3)
     last = learner.backbone.layers[1].ffn.fc_in.weight.clone()
     learner.on_step(4)
@@ -166,7 +166,7 @@ def test_two_stages(tokens):
     assert torch.equal(learner.generator.layers[0].norm1.weight, learner.backbone.layers[0].norm1.weight)
 
 
-def test_the_copy_gate_mixes_two_distributions(tokens):
+def test_copy_gate_mixes_copy_and_vocabulary_distributions(tokens):
     learner, examples = built(tokens, variant="all_tokens_mlm")
     learner.eval()
     batch = rows_of(examples, 3)
@@ -186,31 +186,31 @@ def test_the_copy_gate_mixes_two_distributions(tokens):
     assert set(at.tolist()) < set(places.tolist())
 
 
-def test_the_base_rate_is_that_of_what_is_scored(tokens):
+def test_baseline_is_the_entropy_of_the_replaced_rate(tokens):
     learner, examples = built(tokens)
     batches = [rows_of(examples, 6), rows_of(examples, 12)]
     evaluation = evaluate(
         learner, TermScorer(learner, learner.predictors(split(store(tokens)), examples)), batches[1:]
     ).terms["rtd"]
     labels = learner.eval().score(batches[1])["rtd"].labels.double()
-    share = labels.mean().item()
-    assert evaluation.baseline == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
+    rate = labels.mean().item()
+    assert evaluation.baseline == pytest.approx(-rate * np.log(rate) - (1 - rate) * np.log(1 - rate))
     assert BestConstant("base rate", (0.85, 0.15)).expected_loss == pytest.approx(0.4227, abs=1e-4)
     assert BestConstant.least_loss(np.array([7, 0])) == 0
 
 
-def test_samples_tell_what_the_model_suspects(tokens):
+def test_samples_contain_replacement_probabilities(tokens):
     learner, examples = built(tokens)
     batch = rows_of(examples, 4)
     samples = learner.eval().samples(batch, 3)
     assert len(samples) == 3 and all(sample["masked"] for sample in samples)
     assert all(len(sample["replaced"]) == len(sample["pieces"]) for sample in samples)
-    assert all(0 < share < 1 for sample in samples for share in sample["replaced"])
+    assert all(0 < probability < 1 for sample in samples for probability in sample["replaced"])
     for place in (place for sample in samples for place in sample["masked"]):
         assert place["sampled"] and len(place["guesses"]) == 5
 
 
-def test_factorized_embeddings_are_shared_at_their_own_width(tokens):
+def test_factorized_embeddings_are_shared_at_embedding_size(tokens):
     config = ElectraConfig(**{**SIZES, "embedding_size": 12})
     learner = build(RtdConfig(), build(config, 0), tokens, 3)
     ours, theirs = learner.backbone.embed, learner.generator.embed
@@ -220,8 +220,8 @@ def test_factorized_embeddings_are_shared_at_their_own_width(tokens):
     assert gradients(learner, rows_of(examples, 4)) == {name for name, _ in learner.named_parameters()}
 
 
-def test_gradient_disentangled_sharing(tokens):
-    """Each table moves by its own loss; the model reads their sum, and a checkpoint brings both back bit by bit."""
+def test_gdes_separates_gradients_and_restores_both_tables(tokens):
+    """Each table has the gradient of its loss; the model reads their sum; a checkpoint restores both bit for bit."""
     learner, examples = built(tokens, sharing="gdes", generator_size=1.0)
     batch = rows_of(examples, 8)
     generators, models = gradients(learner, batch, terms={"mlm"}), gradients(learner, batch, terms={"rtd"})
@@ -241,7 +241,7 @@ def test_gradient_disentangled_sharing(tokens):
     again, _ = built(tokens, sharing="gdes", generator_size=1.0)
     again.load_state_dict(state)
     assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
-    # One without these parts is where both begin.
+    # Both start from the table of a checkpoint without the generator.
     plain = {name: tensor for name, tensor in state.items() if not name.startswith("objective.")}
     fresh, _ = built(tokens, sharing="gdes", generator_size=1.0)
     fresh.load_state_dict(plain, strict=False)
@@ -249,7 +249,7 @@ def test_gradient_disentangled_sharing(tokens):
     assert not dict(fresh.named_parameters())[DELTA].any()
 
 
-def test_the_model_begins_as_with_tied_tables(tokens):
+def test_initial_model_does_not_depend_on_sharing(tokens):
     batch = rows_of(built(tokens)[1], 8)
     with torch.no_grad():
         states = [
@@ -261,7 +261,7 @@ def test_the_model_begins_as_with_tied_tables(tokens):
     assert not set(map(id, apart.backbone.parameters())) & set(map(id, apart.generator.parameters()))
 
 
-def test_sharing_of_tables_of_two_widths_is_refused(tokens):
+def test_gdes_with_other_width_or_two_stages_is_refused(tokens):
     with pytest.raises(UserError, match="width 8"):
         built(tokens, sharing="gdes", generator_size=0.25)
     with pytest.raises(ValueError, match="two_stage"):

@@ -1,4 +1,4 @@
-"""Skip-gram with negative sampling: against a plain loop over the words, and its statistics at a million tokens."""
+"""Skip-gram with negative sampling: against a plain loop over words, and statistics over a million tokens."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def learner_of(words, **fields):
     ).double()
 
 
-def of_tokens(documents):
-    """A store of documents of ids."""
+def store_of_ids(documents):
+    """A token store of documents that are lists of ids."""
     offsets = np.cumsum([0, *map(len, documents)])
     return TokenStore(
         np.concatenate(documents).astype(np.uint16), offsets, offsets, np.arange(len(documents) + 1), {}, None
     )
 
 
-def translated_errors(learner, documents, examples, epoch, counts):
-    """The pairs (document, center, context, negatives) of whole documents, word by word. counts: by word."""
+def plain_pairs(learner, documents, examples, epoch, counts):
+    """The triples (center, context, negatives) of whole documents, word by word. counts: occurrences by word."""
     config, total = learner.config, sum(counts.values())
     noise = {word: count**config.power for word, count in sorted(counts.items())}
     drawn_to = dict(zip(noise, np.cumsum(list(noise.values())) / sum(noise.values()), strict=True))
@@ -52,8 +52,8 @@ def translated_errors(learner, documents, examples, epoch, counts):
         draws = uniform(learner.seed, "sample", epoch, np.array([example]), stride * len(document))[0]
         kept = []
         for place, word in enumerate(document):
-            share = counts.get(word, 0) / total
-            if word in counts and draws[stride * place] < min(1.0, math.sqrt(config.subsample / share)):
+            frequency = counts.get(word, 0) / total
+            if word in counts and draws[stride * place] < min(1.0, math.sqrt(config.subsample / frequency)):
                 kept.append(place)
         for center, place in enumerate(kept):
             reach = 1 + int(draws[stride * place + 1] * config.window)
@@ -70,19 +70,19 @@ def translated_errors(learner, documents, examples, epoch, counts):
 
 
 @pytest.mark.parametrize("fields", [{"subsample": 0.02}, {"window": 2, "negatives": 3, "subsample": 1.0, "power": 1.0}])
-def test_loss_and_gradients_are_those_of_a_plain_loop(words, fields):
+def test_loss_and_gradients_match_a_plain_loop(words, fields):
     draws = np.random.default_rng(2)
     unknown = words.role("unk")
     documents = [draws.integers(5, 21, size).tolist() for size in (9, 1, 17, 3)]
-    documents[2][4] = unknown  # no word: it is left out of the text
+    documents[2][4] = unknown  # unknown words are removed from the text
     learner = learner_of(words, **fields)
     torch.nn.init.normal_(learner.heads["skip_gram"].output.token.weight)
     torch.nn.init.normal_(learner.backbone.embed.token.weight)
-    batch = rows_of(learner.examples(split(of_tokens(documents)), 32), 4, epoch=3)
+    batch = rows_of(learner.examples(split(store_of_ids(documents)), 32), 4, epoch=3)
     counts: dict[int, int] = {}
     for word in (word for document in documents for word in document if word != unknown):
         counts[word] = counts.get(word, 0) + 1
-    pairs = list(translated_errors(learner, documents, range(4), 3, counts))
+    pairs = list(plain_pairs(learner, documents, range(4), 3, counts))
     vectors, outputs = learner.backbone.embed.token.weight, learner.heads["skip_gram"].output.token.weight
     plain = torch.zeros((), dtype=torch.float64)
     for word, context, negatives in pairs:
@@ -105,12 +105,12 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(words, fields):
     torch.testing.assert_close(mean.double(), loss.detach(), rtol=1e-5, atol=0)
 
 
-def test_statistics_at_a_million_tokens(words):
+def test_statistics_over_a_million_tokens_match_the_definition(words):
     draws = np.random.default_rng(4)
     fractions = 1 / np.arange(1, 17)
     documents = np.split(draws.choice(np.arange(4, 20), 60_000, p=fractions / fractions.sum()), range(37, 60_000, 53))
     learner = learner_of(words, window=2, negatives=1, subsample=0.01)
-    examples = learner.examples(split(of_tokens(documents)), 64)
+    examples = learner.examples(split(store_of_ids(documents)), 64)
     stats = learner.inspector(examples, 64).measure(1_000_000)
     assert not stats.broken()
     kept = stats.statistics["retained words"]
@@ -127,21 +127,21 @@ def test_statistics_at_a_million_tokens(words):
     assert stats.statistics["negatives of rank 2 to 10"].count > 1e6
 
 
-def test_held_out_text_is_read_by_the_counts_of_training(words):
+def test_held_out_text_uses_training_counts(words):
     train, held_out = [[5, 6, 7, 5, 5, 6] * 4], [[8, 9, 5] * 8]
     learner = learner_of(words)
-    examples = learner.examples(split(of_tokens(held_out), name="validation"), 32)
-    assert set(np.flatnonzero(examples.counts.noise)) == {5, 8, 9}  # nothing else is known
-    learner.examples(split(of_tokens(train)), 32)
+    examples = learner.examples(split(store_of_ids(held_out), name="validation"), 32)
+    assert set(np.flatnonzero(examples.counts.noise)) == {5, 8, 9}  # no other words are counted
+    learner.examples(split(store_of_ids(train)), 32)
     again = learner_of(words)
     again.load_state_dict(learner.state_dict())
     for known in (learner, again):
-        examples = known.examples(split(of_tokens(held_out), name="validation"), 32)
+        examples = known.examples(split(store_of_ids(held_out), name="validation"), 32)
         assert set(np.flatnonzero(examples.counts.noise)) == {5, 6, 7}
 
 
-def test_a_batch_may_have_no_pairs(words):
-    """Of words that stand alone in their texts."""
+def test_batch_without_pairs_has_zero_loss(words):
+    """A text of a single word has no pairs."""
     learner = learner_of(words)
     none = torch.zeros(0, dtype=torch.int64)
     targets = {term: Target(none, none) for term in ("skip_gram", "negatives")}
@@ -150,12 +150,12 @@ def test_a_batch_may_have_no_pairs(words):
     assert all(float(total) == 0 for total in learner(batch, 1).sums.values())
 
 
-def test_text_without_a_word(words):
+def test_text_without_known_words_is_refused(words):
     with pytest.raises(UserError, match="no word of the vocabulary"):
-        learner_of(words).examples(split(of_tokens([[words.role("unk")] * 9])), 32)
+        learner_of(words).examples(split(store_of_ids([[words.role("unk")] * 9])), 32)
 
 
-def test_neighbours_of_a_word(words):
+def test_neighbors_are_ranked_by_cosine_similarity(words):
     learner = learner_of(words).float()
     with torch.no_grad():
         table = learner.backbone.embed.token.weight.normal_()

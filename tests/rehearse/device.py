@@ -1,15 +1,15 @@
-"""A CUDA device that is played on a CPU, with values: what a GPU refuses is an error here, and what it makes the host
-wait for is counted, with the line of lmtool that asked for it.
+"""A CUDA device simulated on a CPU, with values: operations that a GPU refuses raise errors, and operations that the
+host waits for are counted, with the calling line of lmtool.
 
-`CudaTensor` is a tensor whose device is cuda:0 for everybody, autocast and autograd among them; its numbers lie in a
-tensor of the CPU. A dispatch mode sees every operation before it is computed there:
-- one that reads tensors of both devices is refused, as are types that CUDA has no kernel for, and what flash attention
-  relies on without checking it (types, strides, sizes, offsets);
-- one that hands the host a value (`item`, `nonzero`, a mask as an index, a copy in either direction that is not both
-  pinned and non-blocking) is a wait; a copy to the host that does not wait has no values before somebody waited;
-- kernels that only CUDA has (flash, a fused recurrent cell) are computed by plain formulas.
-A function mode sees the few calls that never reach the dispatcher. Processes add up over gloo. What is not played:
-time, streams beside each other, the numerics of a GPU's kernels, compilers, FSDP, NCCL.
+`CudaTensor` is a tensor whose device is cuda:0, also for autocast and autograd; its values are in a CPU tensor. A
+dispatch mode intercepts every operation before it is computed there:
+- an operation on tensors of both devices is refused, as are types without a CUDA kernel, and violations of the
+  unchecked preconditions of flash attention (types, strides, sizes, offsets);
+- an operation that returns a value to the host (`item`, `nonzero`, a mask as an index, a copy in either direction that
+  is not both pinned and non-blocking) is a wait; a non-blocking copy to the host has no values until a synchronization;
+- kernels of CUDA only (flash, fused recurrent cells) are computed by plain formulas.
+A function mode intercepts the few calls that never reach the dispatcher. Processes communicate over gloo. Not
+simulated: time, parallel streams, the numerics of GPU kernels, compilers, FSDP, NCCL.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CUDA = torch.device("cuda", 0)
 LMTOOL = str(Path(lmtool.__file__).parent) + "/"
 MEMORY = 80 * 10**9
 
-# Whose frames say what a run is doing.
+# Functions whose frames determine the phase of a run.
 PHASES = {
     ("training/step.py", "gradients"): "step",
     ("training/step.py", "apply_gradients"): "step",
@@ -58,14 +58,14 @@ PHASES = {
 
 
 class Place(NamedTuple):
-    """phase: of a run. line: of lmtool, behind its caller's."""
+    """phase: of a run. line: of lmtool, followed by its caller's line."""
 
     phase: str
     line: str
 
 
 def place() -> Place:
-    """Where lmtool is now. The backward has a thread of its own, without the frames of the step."""
+    """The current phase and line of lmtool. The backward pass has another thread, without the frames of the step."""
     lines: list[str] = []
     phase, otherwise = ("around", "elsewhere") if _is_main() else ("step", "backward")
     for frame in callers():
@@ -93,8 +93,8 @@ def _is_main() -> bool:
 
 
 class Device:
-    """What the device was asked for. waits: what the host waited for, where. products: matrix products by type, where.
-    kernels: of attention and of recurrent cells. debug: as `torch.cuda.set_sync_debug_mode` has it."""
+    """Counts of operations. waits: operations that the host waited for, by place. products: matrix products by type and
+    place. kernels: of attention and recurrent cells. debug: the mode of `torch.cuda.set_sync_debug_mode`."""
 
     def __init__(self) -> None:
         self.waits: Counter[tuple[str, Place]] = Counter()
@@ -106,32 +106,32 @@ class Device:
         self._holders: Counter[int] = Counter()
 
     def wait(self, what: str) -> None:
-        """The host waits for all that was asked for, without having said so."""
+        """Records an implicit synchronization, and synchronizes."""
         self.waits[what, place()] += 1
         self.synchronize()
         if self.debug == "error":
             raise RuntimeError(f"called a synchronizing CUDA operation: {what} at {place().line}")
         if self.debug == "warn":
-            ours = (__file__, os.path.dirname(torch.__file__))  # between the call and this, on a GPU there is C++
+            ours = (__file__, os.path.dirname(torch.__file__))  # on a GPU, the frames between are C++
             caller = next(frame for frame in callers() if not frame.f_code.co_filename.startswith(ours))
             warnings.warn_explicit(
                 "called a synchronizing CUDA operation", UserWarning, caller.f_code.co_filename, caller.f_lineno
             )
 
     def synchronize(self, *_: Any) -> None:
-        """All that was asked for is done."""
+        """Completes all pending copies to the host."""
         for target, value in self._coming:
             target.copy_(value)
         self._coming.clear()
 
     def fetch(self, value: Tensor) -> Tensor:
-        """A copy on the host whose values come when the device is waited for."""
+        """A copy on the host whose values arrive at the next synchronization."""
         target = torch.full_like(value, torch.nan if value.is_floating_point() else -1 if value.is_signed() else 0)
         self._coming.append((target, value.clone()))
         return target
 
     def hold(self, value: Tensor, times: int) -> None:
-        """A tensor of the device begins (1) or ceases (-1) to hold memory."""
+        """Counts the memory of a new (1) or deleted (-1) tensor of the device."""
         if value.layout != torch.strided:
             return
         storage = value.untyped_storage()
@@ -146,7 +146,7 @@ device = Device()
 
 
 class WaitRow(NamedTuple):
-    """phase, line: as in `Place`. operation: that the host waited for."""
+    """phase, line: see `Place`. operation: the operation that the host waited for."""
 
     phase: str
     line: str
@@ -154,12 +154,12 @@ class WaitRow(NamedTuple):
 
 
 def wait_rows(of: Device) -> list[tuple[str, str, str, int]]:
-    """A device's waits as plain data: a `WaitRow` and how often."""
+    """A device's waits as plain data: the fields of a `WaitRow`, and a count."""
     return [(*where, what, count) for (what, where), count in of.waits.items()]
 
 
 def wait_lines(rows: Counter[WaitRow], tests: Counter[WaitRow] | None = None) -> Iterator[str]:
-    """Waits as a table, those of steps first. tests: in how many each occurred."""
+    """Waits as a table, those of steps first. tests: the number of tests with each wait."""
     phases = ("step", "row", "evaluation", "checkpoint", "around")
     for row in sorted(rows, key=lambda row: (phases.index(row.phase), -rows[row])):
         within = f" in {tests[row]:>3} tests" if tests else ""
@@ -167,7 +167,7 @@ def wait_lines(rows: Counter[WaitRow], tests: Counter[WaitRow] | None = None) ->
 
 
 class CudaTensor(torch.Tensor):
-    """A tensor of the device. value: its numbers."""
+    """A tensor of the device. value: the CPU tensor with its values."""
 
     value: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -191,7 +191,7 @@ class CudaTensor(torch.Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatched(function, types, args, kwargs or {})
 
-    # With these two, modules that move to the device keep their parameters, as they do on CUDA.
+    # With these two methods, modules keep their parameters when they move to the device, as on CUDA.
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["value"], None
 
@@ -212,10 +212,10 @@ class CudaTensor(torch.Tensor):
         return f"CudaTensor({self.value!r})"
 
 
-# --- what is refused, and what is waited for -----------------------------------------------------------------------
+# --- refused operations, and waits ---------------------------------------------------------------------------------
 
 PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")}
-# Without kernels for integers.
+# Operations without kernels for integers.
 FLOATING = PRODUCTS | {"aten::_softmax", "aten::_log_softmax"}
 READS = {
     f"aten::{name}"
@@ -225,7 +225,7 @@ READS = {
     )
 }  # fmt: skip
 INDEXES = {f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_")}
-# Whose tensors without dimensions must be of the device, too.
+# Operations whose tensors without dimensions must be on the device, too.
 STRICT = PRODUCTS | {
     f"aten::{name}" for name in ("embedding", "index_select", "gather", "cat", "stack", "_fused_adamw_", "_fused_adam_")
 }
@@ -234,8 +234,8 @@ FLASH_BACKWARD = {"torch_attn::_varlen_attn_backward", "aten::_flash_attention_b
 
 
 class Operation(NamedTuple):
-    """name: of the operation, with that of its overload. base: without. aliases: whether it gives a tensor that it
-    was given, or a view of one."""
+    """name: of the operation with its overload. base: the name without the overload. aliases: whether it returns an
+    argument or a view of one."""
 
     name: str
     base: str
@@ -254,7 +254,7 @@ def refuse(message: str) -> RuntimeError:
 
 
 def require_one_device(of: Operation, ours: list[CudaTensor], others: list[Tensor]) -> None:
-    """A tensor of the host may stand beside those of the device as a number alone, or as an index."""
+    """Beside tensors of the device, a tensor of the host must be a scalar or an index."""
     if not ours or of.base in INDEXES or "nested" in of.base:
         return
     if any(tensor.ndim or of.base in STRICT for tensor in others):
@@ -262,7 +262,7 @@ def require_one_device(of: Operation, ours: list[CudaTensor], others: list[Tenso
 
 
 def require_types(of: Operation, ours: list[CudaTensor]) -> None:
-    """CUDA multiplies floats of one type."""
+    """Matrix products on CUDA need floating-point tensors of one type."""
     if of.base not in FLOATING:
         return
     kinds = {tensor.dtype for tensor in ours}
@@ -275,8 +275,7 @@ def require_types(of: Operation, ours: list[CudaTensor]) -> None:
 
 
 def require_flash(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, *longest: int) -> None:
-    """What the kernel reads without looking: 16 bytes at a time, by int32 offsets of the device, with room behind the
-    last document at most."""
+    """Preconditions that the kernel does not check: rows aligned to 16 bytes, and int32 offsets on the device."""
     for tensor in (q, k, v):
         steps = (*tensor.stride()[:-1], tensor.storage_offset(), tensor.shape[-1])
         good = tensor.dtype in (torch.float16, torch.bfloat16) and tensor.ndim == 3 and tensor.shape[-1] <= 256
@@ -290,7 +289,7 @@ def require_flash(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, *
 
 
 def note_reads(of: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What the host must know before it can go on."""
+    """Records operations whose result the host needs before it continues."""
     sized = kwargs.get("output_size") is not None
     if of.base in READS or (of.name == "aten::repeat_interleave.Tensor" and not sized):
         device.wait(of.name)
@@ -301,7 +300,7 @@ def note_reads(of: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             device.wait(f"{of.name} by indices of the host")
 
 
-# --- how it is computed --------------------------------------------------------------------------------------------
+# --- computation ---------------------------------------------------------------------------------------------------
 
 
 def value_of(tree: Any) -> Any:
@@ -342,7 +341,7 @@ def dispatched(function: Any, types: Iterable[type], args: tuple[Any, ...], kwar
 
 
 def computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: torch.device | None = None) -> Any:
-    """What an operation gives, on the values."""
+    """The result of an operation, computed on the values."""
     plain_args, plain_kwargs = pytree.tree_map(value_of, (args, kwargs))
     plain_kwargs |= {} if wanted is None else {"device": torch.device("cpu")}
     result = function(*plain_args, **plain_kwargs)
@@ -372,7 +371,7 @@ PINNED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def enter(source: Tensor, blocks: bool) -> None:
-    """A tensor of the host is copied to the device."""
+    """Records the wait for a copy from the host to the device, if any."""
     if source not in PINNED:
         device.wait("copy to the device from memory that is not pinned")
     elif blocks:
@@ -391,14 +390,14 @@ def copy_(function: Any, target: Tensor, source: Tensor, blocking: bool = False,
 
 
 def exchanged(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What processes send each other, over gloo, into the tensors that were given."""
+    """A collective operation over gloo, into the given tensors."""
     plain_args, plain_kwargs = pytree.tree_map(value_of, (args, kwargs))
     _, work = function(*plain_args, **plain_kwargs)
     return args[0], work
 
 
 def require_wide(cell: str, inputs: Tensor) -> None:
-    """Autocast hands cuDNN's recurrent layers fp16, whatever it was asked for: they are to be called outside of it."""
+    """Autocast always runs cuDNN's recurrent layers in fp16, so they must be called outside of it."""
     device.kernels[cell] += 1
     if inputs.dtype != torch.float32:
         raise refuse(f"a {cell} in {inputs.dtype} under autocast")
@@ -407,7 +406,7 @@ def require_wide(cell: str, inputs: Tensor) -> None:
 def gru_cell(
     function: Any, inputs: Tensor, states: Tensor, before: Tensor, input_bias: Tensor, state_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`aten::_thnn_fused_gru_cell`: (R, C) states, and what its backward wants."""
+    """`aten::_thnn_fused_gru_cell`: (R, C) states, and the workspace for its backward."""
     require_wide("gru_cell", inputs)
     inputs, states, before, input_bias, state_bias = map(value_of, (inputs, states, before, input_bias, state_bias))
     (reset, update, new), (own_reset, own_update, own_new) = (
@@ -420,7 +419,7 @@ def gru_cell(
 
 
 def gru_cell_backward(function: Any, gradient: Tensor, kept: Tensor, has_bias: bool) -> tuple[Tensor, ...]:
-    """`aten::_thnn_fused_gru_cell_backward`: of inputs, states, the state before, and both biases."""
+    """`aten::_thnn_fused_gru_cell_backward`: gradients of inputs, states, the previous state, and both biases."""
     gradient, (reset, update, new, before, own_new) = value_of(gradient), value_of(kept).chunk(5, 1)
     for_new = gradient * (1 - update) * (1 - new * new)
     for_update = gradient * (before - new) * update * (1 - update)
@@ -452,7 +451,7 @@ def lstm_cell_backward(
     gates: Tensor,
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    """`aten::_thnn_fused_lstm_cell_backward_impl`: of the gates, the cell before, and the bias."""
+    """`aten::_thnn_fused_lstm_cell_backward_impl`: gradients of the gates, the previous cell, and the bias."""
     before, cell, (write, forget, new, read) = value_of(before), value_of(cell), value_of(gates).chunk(4, 1)
     outer, inner = (torch.zeros_like(cell) if each is None else value_of(each) for each in (for_output, for_cell))
     inner = inner + outer * read * (1 - cell.tanh() ** 2)
@@ -476,7 +475,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
 
 
 class Operations(TorchDispatchMode):
-    """All that is computed."""
+    """Intercepts every operation."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatched(function, types, args, kwargs or {})
@@ -486,7 +485,7 @@ class Operations(TorchDispatchMode):
 
 
 def made(real: Any, data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
-    """`torch.tensor` and `torch.as_tensor`: made on the host, then copied."""
+    """`torch.tensor` and `torch.as_tensor`: created on the host, then copied."""
     if device is None or torch.device(device).type != "cuda":
         more = {"requires_grad": True} if requires_grad else {}
         return real(data, *args, device=device, **more, **kwargs)
@@ -502,7 +501,7 @@ def pinned(real: Any, tensor: Tensor, *_: Any) -> Tensor:
 
 
 def indexed(real: Any, tensor: Tensor, index: Any, *value: Any) -> Any:
-    """With numbers of the host as an index, which are copied to the device first."""
+    """Indexing; an index of host numbers is copied to the device first."""
     return real(tensor, sent(index) if isinstance(tensor, CudaTensor) else index, *value)
 
 
@@ -542,7 +541,7 @@ CALLS: dict[Any, Callable[..., Any]] = {
 
 
 class Calls(TorchFunctionMode):
-    """All that is called."""
+    """Intercepts the calls of `CALLS`."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = CALLS.get(function)
@@ -550,7 +549,7 @@ class Calls(TorchFunctionMode):
 
 
 class Stream:
-    """The one stream that there is."""
+    """The only stream of the device."""
 
     def synchronize(self) -> None:
         device.synchronize()
@@ -558,11 +557,11 @@ class Stream:
 
 def properties(_: Any = None) -> SimpleNamespace:
     return SimpleNamespace(
-        name="a played CUDA device", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132
+        name="a simulated CUDA device", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132
     )
 
 
-def told(mode: str | int) -> None:
+def set_debug_mode(mode: str | int) -> None:
     device.debug = {0: "default", 1: "warn", 2: "error"}.get(mode, mode)  # type: ignore[call-overload]
 
 
@@ -570,25 +569,25 @@ def reset_peak(_: Any = None) -> None:
     device.peak = device.allocated
 
 
-def is_there(real: Callable[..., bool], path: Any) -> bool:
-    """The node of its driver, too."""
+def path_exists(real: Callable[..., bool], path: Any) -> bool:
+    """`os.path.exists`, true for the device node of the driver too."""
     return path == "/dev/nvidiactl" or real(path)
 
 
 def profile_of_host(activities: Any, **options: Any) -> profile:
-    """There are no kernels to be timed: asked for them, torch's profiler warns of every operation."""
+    """A CPU-only profiler: without kernels to time, torch's CUDA profiler would warn at every operation."""
     return profile(activities=[ProfilerActivity.CPU], **options)
 
 
 def summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """As `engine._summed`; the future of gloo holds tensors of the host."""
+    """Like `engine._summed`; gloo's future would contain tensors of the host."""
     torch.distributed.all_reduce(gradients)
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(gradients)
     return future
 
 
-# What `torch.cuda` says of it.
+# Replacements of functions of `torch.cuda`.
 ANSWERS: dict[str, Callable[..., Any]] = {
     "_lazy_init": lambda: None,
     "is_initialized": lambda: True,
@@ -608,7 +607,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "max_memory_allocated": lambda _=None: device.peak,
     "reset_peak_memory_stats": reset_peak,
     "empty_cache": lambda: None,
-    "set_sync_debug_mode": told,
+    "set_sync_debug_mode": set_debug_mode,
     "get_sync_debug_mode": lambda: ["default", "warn", "error"].index(device.debug),
     "manual_seed_all": lambda _: None,  # the CPU's generator was seeded
     "get_rng_state": lambda _=None: torch.get_rng_state(),
@@ -616,27 +615,27 @@ ANSWERS: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def played() -> Iterator[Device]:
-    """While it lasts, torch has a CUDA device. guard.py must have been loaded."""
+def simulated_device() -> Iterator[Device]:
+    """A context in which torch has a CUDA device. guard.py must have been loaded."""
     device.__init__()  # type: ignore[misc]
     torch._C._ensureCUDADeviceGuardSet()
-    torch.utils._device._device_constructors()  # looks through torch once, which is no call to be seen
+    torch.utils._device._device_constructors()  # scans torch once, before calls are intercepted
     with ExitStack() as stack:
         for name, answer in ANSWERS.items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
         stack.enter_context(patch.object(torch.cuda, "default_generators", (torch.default_generator,)))
         stack.callback(kernels.has_flash.cache_clear)
         kernels.has_flash.cache_clear()
-        # Compilers refuse modes: what they would be given is called as it is.
+        # Compilers do not support modes: compiled functions are called directly.
         stack.enter_context(patch.object(torch, "compile", lambda function, **_: function))
         stack.enter_context(patch.object(compiling, "missing_requirement", lambda _: None))
         stack.enter_context(patch.object(profiling, "profile", profile_of_host))
         stack.enter_context(patch.object(group, "backend_of", lambda _: "gloo"))
         stack.enter_context(patch.object(engine, "_summed", summed))
-        # DDP's statistics read timers of CUDA's events.
+        # DDP's statistics read timers of CUDA events.
         logger = torch._C._distributed_c10d.Logger
         stack.enter_context(patch.object(logger, "set_runtime_stats_and_log", lambda _: None))
-        stack.enter_context(patch.object(os.path, "exists", partial(is_there, os.path.exists)))
+        stack.enter_context(patch.object(os.path, "exists", partial(path_exists, os.path.exists)))
         stack.enter_context(flash_on_cpu())
         stack.enter_context(Calls())
         stack.enter_context(Operations())

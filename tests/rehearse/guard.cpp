@@ -1,5 +1,5 @@
-// What a torch without CUDA needs to hold tensors whose device is cuda:0: a guard of that device, which does nothing, and
-// the hooks that torch asks about it. Built and loaded by guard.py, before torch is imported.
+// A torch without CUDA needs two things for tensors whose device is cuda:0: a guard of the device, which does nothing, and
+// the hooks that torch calls. Built and loaded by guard.py, before torch is imported.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -10,7 +10,7 @@ namespace {
 
 const c10::Device device(c10::DeviceType::CUDA, 0);
 
-// Work is done when it is called: there is one stream, and every event has happened.
+// Work is synchronous: there is one stream, and every event has completed.
 struct Guard final : public c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
   c10::Device exchangeDevice(c10::Device) const override { return device; }
   c10::Device getDevice() const override { return device; }
@@ -48,9 +48,9 @@ struct CUDAHooks final : public CUDAHooksInterface {
   void setCurrentDevice(DeviceIndex) const override {}
   DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
   DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
-  // Which memory is pinned, device.py knows; torch's own code is believed that it pins what it says.
+  // device.py records pinned memory; torch's own code may treat all memory as pinned.
   bool isPinnedPtr(const void*) const override { return true; }
-  // It draws what a CPU draws.
+  // It has the random numbers of a CPU.
   const Generator& getDefaultGenerator(DeviceIndex) const override { return detail::getDefaultCPUGenerator(); }
   Generator getNewGenerator(DeviceIndex) const override { return detail::createCPUGenerator(); }
 };
@@ -59,5 +59,5 @@ REGISTER_CUDA_HOOKS(CUDAHooks)
 
 }  // namespace at
 
-// To be called once: torch asks about pinned memory only of a device that it has initialized.
+// To be called once: torch asks about pinned memory only if the device is initialized.
 extern "C" void initialize() { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); }

@@ -1,5 +1,5 @@
-"""Builds guard.cpp with the C++ compiler of this machine, once for each torch, and loads it. Imports no torch, which
-must be imported after it."""
+"""Builds guard.cpp with the C++ compiler of this machine, once per torch version, and loads it. Imports no torch, which
+must be imported afterwards."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SOURCE = Path(__file__).with_name("guard.cpp")
 
 
 class NotBuilt(Exception):
-    """Why there is no guard here, in a sentence."""
+    """The reason why the guard cannot be built, in a sentence."""
 
 
 def built() -> Path:
-    """The library. NotBuilt where there is no compiler, or where it refuses torch's headers."""
+    """The path of the library. Raises NotBuilt without a compiler, or if it refuses torch's headers."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
     spec = importlib.util.find_spec("torch")
     if compiler is None or spec is None or not spec.submodule_search_locations:
-        raise NotBuilt("a CUDA device is played with a C++ compiler's help, and there is none here: install g++")
+        raise NotBuilt("simulating a CUDA device needs a C++ compiler, and none was found: install g++")
     torch = Path(spec.submodule_search_locations[0])
     key = hashlib.sha256(SOURCE.read_bytes() + f"{torch} {importlib.metadata.version('torch')}".encode()).hexdigest()
     folder = Path(tempfile.gettempdir()) / f"lmtool-rehearse-{os.getuid()}"
@@ -45,5 +45,5 @@ def built() -> Path:
 
 
 def load() -> None:
-    """Make this process's torch one that has a CUDA device. NotBuilt as `built`."""
+    """Gives torch in this process a CUDA device. Raises NotBuilt like `built`."""
     ctypes.CDLL(str(built())).initialize()

@@ -1,8 +1,8 @@
-"""A plugin of pytest by which tests marked `gpu` or `rehearse` run on the CUDA device that device.py plays:
+"""A pytest plugin that runs tests marked `gpu` or `rehearse` on the CUDA device that device.py simulates:
 
     python -m pytest -p tests.rehearse.plugin -m 'gpu or rehearse' FILES
 
-At the end it prints what was run, by test and by family, and where steps, evaluations and the rest made the host wait.
+At the end it prints outcomes by test and by family, and the waits of the host by phase: steps, evaluations, the rest.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ try:
 except guard.NotBuilt as reason:
     pytest.exit(str(reason), returncode=5)
 
-from tests.rehearse.device import Device, WaitRow, played, wait_lines, wait_rows  # noqa: E402
+from tests.rehearse.device import Device, WaitRow, simulated_device, wait_lines, wait_rows  # noqa: E402
 
 WAITS = "waits"
-# Of a test whose first parameter is a model family.
-BY_FAMILY = re.compile(r"test_walk\.py::test_a_family_(\w+)\[(\w+)(?:-(.+))?\]$")
+# Tests whose first parameter is a model family.
+BY_FAMILY = re.compile(r"test_walk\.py::test_family_(\w+)\[(\w+)(?:-(.+))?\]$")
 
 
 @pytest.fixture(autouse=True)
 def cuda(request: pytest.FixtureRequest, record_property: Any) -> Iterator[Device | None]:
-    """The device, for tests that want one."""
+    """The device, for tests marked `gpu` or `rehearse`; None for others."""
     if not any(request.node.get_closest_marker(name) for name in ("gpu", "rehearse")):
         yield None
         return
-    with played() as device:
+    with simulated_device() as device:
         yield device
     record_property(WAITS, wait_rows(device))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Tables of what was run, and the waits of all tests by phase and line."""
+    """Tables of outcomes, and of the waits of all tests by phase and line."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     reports = [report for report in reports if isinstance(report, pytest.TestReport)]
-    terminalreporter.section("what was run on the device")
+    terminalreporter.section("tests that ran on the device")
     for line in (*outcome_lines(reports), "", *family_lines(reports)):
         terminalreporter.line(line)
-    terminalreporter.section("what the host waited for")
+    terminalreporter.section("operations that the host waited for")
     rows: Counter[WaitRow] = Counter()
     tests: Counter[WaitRow] = Counter()
     for report in reports:
@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def outcome_lines(reports: list[pytest.TestReport]) -> Iterator[str]:
-    """A line a test function: how many of its cases passed and did not, and their seconds."""
+    """One line per test function: its numbers of passed, failed and skipped cases, and their seconds."""
     outcomes: dict[str, Counter[str]] = {}
     seconds: Counter[str] = Counter()
     failed: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ def outcome_lines(reports: list[pytest.TestReport]) -> Iterator[str]:
 
 
 def family_lines(reports: list[pytest.TestReport]) -> Iterator[str]:
-    """A line a model family: the outcome of each test that all families have."""
+    """One line per model family: the outcomes of the tests of all families."""
     cells: dict[str, dict[str, str]] = {}
     for report in reports:
         found = BY_FAMILY.search(report.nodeid)
@@ -90,7 +90,7 @@ def family_lines(reports: list[pytest.TestReport]) -> Iterator[str]:
             cells.setdefault(family, {})[title.replace("_", " ")] = report.outcome
     titles = sorted({title for row in cells.values() for title in row})
     for number, title in enumerate(titles, 1):
-        yield f"({number}) a family {title}"
+        yield f"({number}) family {title}"
     if cells:
         yield f"{'':<16}" + "".join(f"{f'({number})':<9}" for number in range(1, len(titles) + 1))
     for family, row in sorted(cells.items()):

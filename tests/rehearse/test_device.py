@@ -1,4 +1,4 @@
-"""What the played device refuses, and what it counts as a wait."""
+"""The simulated CUDA device: operations that it refuses, and operations that count as waits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFUSED = {
     "a GRU in half precision": (lambda: half_gru(on_device(4, 3)), "gru_cell in torch.bfloat16"),
     "flash of heads of 12": (lambda: flash(on_device(4, 2, 12, dtype=torch.bfloat16)), "flash attention of"),
     "flash in fp32": (lambda: flash(on_device(4, 2, 16)), "flash attention of torch.float32"),
-    "flash of heads that lie apart": (lambda: flash(on_device(4, 2, 17, dtype=torch.bfloat16)[:, :, :16]), "strides"),
+    "flash of strided heads": (lambda: flash(on_device(4, 2, 17, dtype=torch.bfloat16)[:, :, :16]), "strides"),
     "flash by offsets of the host": (
         lambda: flash(on_device(4, 2, 16, dtype=torch.bfloat16), torch.device("cpu")),
         "same device|offsets of",
@@ -48,7 +48,7 @@ def flash(x, device=CUDA):
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_it_refuses(case, cuda):
+def test_invalid_operation_is_refused(case, cuda):
     call, message = REFUSED[case]
     with pytest.raises((RuntimeError, TypeError), match=message):
         call()
@@ -79,14 +79,14 @@ NO_WAITS = {
     "an index": lambda x: x[torch.arange(2, device=CUDA)],
     "pinned memory": lambda x: torch.ones(3).pin_memory().to(CUDA, non_blocking=True),
     "sent": lambda x: send(torch.ones(3), CUDA),
-    "what was sent": lambda x: on_host(send(torch.ones(3), CUDA)),
+    "sent and read on the host": lambda x: on_host(send(torch.ones(3), CUDA)),
     "received": lambda x: receive(x, x.long()),
     "repeats of a known number": lambda x: x.repeat_interleave(x.long(), output_size=3),
 }
 
 
 @pytest.mark.parametrize("case", WAITS)
-def test_what_it_waits_for(case, cuda):
+def test_synchronizing_operation_is_counted_as_a_wait(case, cuda):
     x = on_device(3)
     assert not cuda.waits
     WAITS[case](x)
@@ -97,13 +97,13 @@ def test_what_it_waits_for(case, cuda):
 
 
 @pytest.mark.parametrize("case", NO_WAITS)
-def test_what_it_does_not_wait_for(case, cuda):
+def test_asynchronous_operation_is_no_wait(case, cuda):
     NO_WAITS[case](on_device(3))
     assert not cuda.waits
 
 
-def test_what_is_on_its_way_has_no_values(cuda):
-    """A copy that nobody waits for."""
+def test_pending_copy_has_no_values_before_synchronization(cuda):
+    """A non-blocking copy to the host, read before and after a synchronization."""
     x = torch.arange(3.0).to(CUDA)
     copy = x.to("cpu", non_blocking=True)
     x += 1
@@ -113,8 +113,8 @@ def test_what_is_on_its_way_has_no_values(cuda):
     assert receive(x)[0].tolist() == [1.0, 2.0, 3.0]
 
 
-def test_modules_keep_their_parameters(cuda):
-    """Those of tied tables stay one."""
+def test_modules_keep_their_parameters_on_the_device(cuda):
+    """Tied tables stay tied."""
     first, second = nn.Linear(3, 4), nn.Linear(3, 4)
     second.weight = first.weight
     parameter = first.weight
@@ -123,7 +123,7 @@ def test_modules_keep_their_parameters(cuda):
     assert len(list(model.parameters())) == 3
 
 
-def test_memory_is_counted(cuda):
+def test_allocated_memory_is_counted(cuda):
     x = on_device(1000)
     view = x.view(10, 100)
     assert torch.cuda.memory_allocated() == 4000
@@ -134,7 +134,7 @@ def test_memory_is_counted(cuda):
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_a_recurrent_layer_is_that_of_a_cpu(kind, cuda):
+def test_recurrent_layer_matches_cpu(kind, cuda):
     plain, ours = kind(3, 5, bidirectional=True), kind(3, 5, bidirectional=True)
     ours.load_state_dict(plain.state_dict())
     x = torch.randn(4, 2, 3)

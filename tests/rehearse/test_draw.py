@@ -1,4 +1,4 @@
-"""A draw of what `make rehearse` runs, in a process of its own, whose torch has a CUDA device."""
+"""A sample of the tests of `make rehearse`, in a separate process whose torch has a CUDA device."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tests.rehearse import guard
 
 ROOT = Path(__file__).resolve().parents[2]
 WALK = "tests/rehearse/test_walk.py::test_"
-# Of the device itself all; of the walk what plans on the host, reads by a kernel of its own, or watches; of each file
-# for a GPU one test, since no other run would notice that the code under it has changed.
-DRAW = (
-    "tests/objectives/test_cuda.py::test_losses_and_gradients_are_those_of_a_cpu[mlm-bf16]",
-    "tests/objectives/test_cuda.py::test_a_step_does_not_wait_for_the_device[mlm-0.1]",
+# All tests of the device; of the walk, tests that plan on the host, use separate kernels, or report waits; one test of
+# each GPU file, because no other run notices changes of the code that it tests.
+SAMPLE = (
+    "tests/objectives/test_cuda.py::test_losses_and_gradients_match_cpu[mlm-bf16]",
+    "tests/objectives/test_cuda.py::test_training_step_does_not_synchronize[mlm-0.1]",
     "tests/training/test_cuda.py::test_half_precision_learns_as_single_precision_does[fp16]",
     "tests/commands/test_cuda.py::test_a_tiny_experiment_pretrains[bert_tiny]",
     "tests/rehearse/test_device.py",
-    f"{WALK}a_family_drops[elmo-precision=bf16]",
-    f"{WALK}an_adaptive_softmax",
-    f"{WALK}a_family_drops[rnn_attention-precision=bf16]",
-    f"{WALK}a_family_drops_weights_of_attention[bert]",
-    f"{WALK}a_wait_in_a_step_is_told_once",
+    f"{WALK}family_trains_with_dropout[elmo-precision=bf16]",
+    f"{WALK}adaptive_softmax_does_not_wait",
+    f"{WALK}family_trains_with_dropout[rnn_attention-precision=bf16]",
+    f"{WALK}family_trains_with_attention_dropout[bert]",
+    f"{WALK}wait_in_a_step_is_reported_once",
 )
 
 
-def test_a_draw() -> None:
+def test_sample_of_device_tests_passes() -> None:
     try:
         guard.built()
     except guard.NotBuilt as reason:
@@ -44,9 +44,9 @@ def test_a_draw() -> None:
         "tests.rehearse.plugin",
         "-m",
         "gpu or rehearse",
-        *DRAW,
+        *SAMPLE,
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    command = [sys.executable, *words, *DRAW]
+    command = [sys.executable, *words, *SAMPLE]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

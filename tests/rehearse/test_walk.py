@@ -1,6 +1,6 @@
-"""Whole commands on the played device, in a table: every family by number format, dropout and compile=, every
-objective, tuning method, optimizer, way to distill, kind of task and command, and two ranks. No step makes the host
-wait, nothing is of two devices, and products have the type that the precision names."""
+"""Whole commands on the simulated device: every family by precision, dropout and compile=, every objective, tuning
+method, optimizer, distillation mode, task kind and command, and two ranks. No step makes the host wait, no operation
+mixes devices, and matrix products have the type of the precision."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXT = [*SHORT, "data.document=block", "data.validation_fraction=0.2", "batch_to
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text, rows of every kind of task, and the runs of all tests."""
+    """The folder with text, rows of every task kind, and the runs of all tests."""
     place = tmp_path_factory.mktemp("walk")
     (place / "text.txt").write_text("\n\n".join(text().split("\n\n")[:30]))
     write_rows(place / "rows")
@@ -50,8 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     skip_reports(monkeypatch)
-    monkeypatch.setattr("lmtool.session.companions.SAMPLES", 1)  # texts that are written at the end
-    # Products of 8,192 rows, which take a CPU minutes.
+    monkeypatch.setattr("lmtool.session.companions.SAMPLES", 1)  # number of texts generated at the end
+    # It measures products of 8,192 rows, which take minutes on a CPU.
     monkeypatch.setattr("lmtool.commands.profile.product_rate", lambda *_: 1e12)
 
 
@@ -61,7 +61,7 @@ def losses(run: Path) -> list[float]:
 
 
 def require_no_wait(device, *permitted: str, phases: tuple[str, ...] = ("step",)) -> None:
-    """permitted: lines of lmtool whose waits in a step cannot be helped."""
+    """Asserts that the host did not wait. permitted: lines of lmtool with unavoidable waits."""
     waits = [(what, where.line) for what, where in device.waits if where.phase in phases]
     assert not [wait for wait in waits if not wait[1].startswith(permitted)], waits
 
@@ -81,25 +81,25 @@ def trained(name: str, family: str, *words: str) -> Path:
     return pretrain(name, *TEXT, *words, model=f"{family}_tiny")
 
 
-# Torch's plain attention, which a GPU has better kernels for, takes halves to fp32; so does a GRU's layer itself.
+# Tiled attention, which a GPU replaces by kernels, computes in fp32, as do recurrent layers.
 WIDE = ("nn/tiled.py", "nn/recurrent.py")
 
 
 def losses_on_cpu(family: str) -> list[float]:
-    """Of a run without dropout in fp32, trained once."""
+    """The losses of an fp32 run on the CPU without dropout, trained once per session."""
     name = f"{family}_cpu"
     if not Path("runs", name).exists():
         trained(name, family, *words_of(family), "device=cpu")
     return losses(Path("runs", name))
 
 
-# To the rounding of fp32, and of bf16. Compilers are not played, but what is handed to them is.
+# Rounding of fp32 and bf16. Compilers are not simulated, but the functions to be compiled run.
 TOLERANCES = {"precision=fp32": 1e-5, "precision=bf16": 1e-2, "compile=true": 1e-5}
 
 
 @pytest.mark.parametrize("words", TOLERANCES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_what_it_computes_on_a_cpu(family, words, cuda):
+def test_family_matches_cpu(family, words, cuda):
     on_cpu = losses_on_cpu(family)
     assert all(map(math.isfinite, on_cpu))
     cuda.products.clear()
@@ -113,8 +113,8 @@ def test_a_family_computes_what_it_computes_on_a_cpu(family, words, cuda):
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "dropout" in fields_of(family)])
-def test_a_family_drops_in_compiled_regions(family, cuda):
-    """Which read their generators from tensors."""
+def test_family_trains_with_dropout_in_compiled_regions(family, cuda):
+    """Compiled regions read the generator state from tensors."""
     words = [*words_of(family, 0.1), "precision=bf16", "compile=true"]
     assert all(map(math.isfinite, losses(trained(f"{family}_compiled", family, *words))))
     require_no_wait(cuda)
@@ -122,23 +122,23 @@ def test_a_family_drops_in_compiled_regions(family, cuda):
 
 @pytest.mark.parametrize("words", ["precision=bf16", "precision=fp16"])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "dropout" in fields_of(family)])
-def test_a_family_drops(family, words, cuda):
+def test_family_trains_with_dropout(family, words, cuda):
     run = trained(f"{family}_{words[-4:]}_drops", family, *words_of(family, 0.1), words)
     assert all(map(math.isfinite, losses(run)))
-    # Torch's scaler asks whether gradients are finite, but for its own fused optimizers, which ask on the device.
+    # Torch's scaler reads whether gradients are finite, except for fused optimizers, which check on the device.
     fused = yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["name"] in ("adam", "adamw")
     require_no_wait(cuda, *(["training/step.py"] if words == "precision=fp16" and not fused else []))
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "attention_dropout" in fields_of(family)])
-def test_a_family_drops_weights_of_attention(family, cuda):
+def test_family_trains_with_attention_dropout(family, cuda):
     words = words_of(family, 0.1, 0.1)
     assert all(map(math.isfinite, losses(trained(f"{family}_weights", family, *words, "precision=bf16"))))
     require_no_wait(cuda)
 
 
-def test_an_adaptive_softmax(cuda):
-    """Whose tokens are of several clusters."""
+def test_adaptive_softmax_does_not_wait(cuda):
+    """With tokens of several clusters."""
     words = ["model.cutoffs=[20,40]", *words_of("transformer_xl"), "precision=bf16"]
     trained("adaptive", "transformer_xl", *words)
     require_no_wait(cuda, phases=("step", "evaluation"))
@@ -150,7 +150,7 @@ OF_FAMILIES = {
     "bilm": "elmo", "clm": "gpt", "denoising": "bart", "plm": "xlnet", "prefix_lm": "gpt", "rtd": "electra",
     "skip_gram": "word_vectors", "span_corruption": "t5",
 }  # fmt: skip
-"""By how the name of an objective begins, a family that it trains; bert where there is none."""
+"""The family for each prefix of objective names; bert for others."""
 
 
 def presets(group: str, *without: str) -> list[str]:
@@ -159,7 +159,7 @@ def presets(group: str, *without: str) -> list[str]:
 
 
 @pytest.mark.parametrize("objective", presets("objective", "auto", "mixture", "task"))
-def test_an_objective(objective, cuda):
+def test_objective_does_not_wait(objective, cuda):
     family = next((of for name, of in OF_FAMILIES.items() if objective.startswith(name)), "bert")
     trained(f"objective_{objective}", family, f"objective={objective}", "precision=bf16")
     require_no_wait(cuda)
@@ -167,7 +167,7 @@ def test_an_objective(objective, cuda):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("optimizer", presets("optimizer", "auto"))
-def test_an_optimizer(optimizer, precision, cuda):
+def test_optimizer_does_not_wait(optimizer, precision, cuda):
     trained(f"optimizer_{optimizer}_{precision}", "bert", f"optimizer={optimizer}", f"precision={precision}")
     require_no_wait(cuda)
 
@@ -176,7 +176,7 @@ def test_an_optimizer(optimizer, precision, cuda):
 
 
 def start(family: str) -> str:
-    """The word that starts from a checkpoint of the family, trained on the CPU."""
+    """The override `checkpoint=` with a checkpoint of the family, trained on the CPU."""
     name = f"start_{family}"
     if not Path("runs", name).exists():
         trained(name, family, "device=cpu", "model.num_layers=4")
@@ -184,7 +184,7 @@ def start(family: str) -> str:
 
 
 def teacher() -> str:
-    """A classifier's name, trained on the CPU."""
+    """The run folder of a classifier, trained on the CPU."""
     if not Path("runs/teacher").exists():
         finetune("teacher", start("bert"), *SHORT, "device=cpu")
     return "runs/teacher"
@@ -201,37 +201,37 @@ WITHOUT_BIASES = ("t5", "modernbert")
         if not (method == "bitfit" and family in WITHOUT_BIASES)
     ],
 )
-def test_a_tuning_method(method, family, cuda):
+def test_tuning_method_does_not_wait(method, family, cuda):
     name = f"{family}_{''.join(filter(str.isalnum, method))}"
     finetune(name, start(family), *SHORT, "precision=bf16", *matrix.METHODS[method])
     require_no_wait(cuda)
 
 
-WAYS = {
+MODES = {
     "standard": ["distill.terms.hard.weight=1"],
     "sequence": ["task=seq2seq", "task.path=seq2seq", *matrix.COLUMNS["seq2seq"]],
 }
-"""What a way to distill needs beside a teacher."""
+"""Further overrides of a distillation mode."""
 
 
-@pytest.mark.parametrize("way", presets("distill", "none"))
-def test_a_way_to_distill(way, cuda):
-    words = [*SHORT, "precision=bf16", f"distill={way}", *WAYS.get(way, [])]
-    if way == "sequence":
+@pytest.mark.parametrize("mode", presets("distill", "none"))
+def test_distillation_mode_does_not_wait(mode, cuda):
+    words = [*SHORT, "precision=bf16", f"distill={mode}", *MODES.get(mode, [])]
+    if mode == "sequence":
         if not Path("runs/writer").exists():
-            finetune("writer", start("t5"), *SHORT, "device=cpu", *WAYS[way])
+            finetune("writer", start("t5"), *SHORT, "device=cpu", *MODES[mode])
         finetune("by_sequence", start("t5"), *words, "distill.teacher=runs/writer")
     else:
-        own = [] if way in ("self", "codistillation") else [f"distill.teacher={teacher()}"]
+        own = [] if mode in ("self", "codistillation") else [f"distill.teacher={teacher()}"]
         begin = ["checkpoint=none", "model=bert_tiny", "model.num_layers=2", "model.hidden_size=32"]
         sizes = ["model.num_heads=2", "model.feedforward_size=64", "model.vocab_size=400"]
-        finetune(f"by_{way}", *begin, *sizes, *words, *own)
+        finetune(f"by_{mode}", *begin, *sizes, *words, *own)
     require_no_wait(cuda)
 
 
 @pytest.mark.parametrize("kind", matrix.KINDS)
-def test_a_kind_of_task(kind, cuda):
-    """Trained, scored, and asked."""
+def test_task_kind_finetunes_evaluates_and_predicts(kind, cuda):
+    """Finetuned, evaluated, and used for predictions."""
     words = [f"task={kind}", f"task.path={kind}", *matrix.COLUMNS[kind], "max_length=48"]
     family = "t5" if kind == "seq2seq" else "bert"
     run = finetune(f"of_{kind}", start(family), *SHORT, "precision=bf16", *words)
@@ -264,7 +264,7 @@ WITHOUT_DEVICE = ("inspect", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command(command, cuda):
+def test_command_does_not_wait(command, cuda):
     for family in ("bert", "gpt", "t5"):
         if f"start_{family}" in COMMANDS[command]:
             start(family)
@@ -275,15 +275,15 @@ def test_a_command(command, cuda):
     require_no_wait(cuda)
 
 
-def test_a_run_is_resumed(cuda):
+def test_run_resumes_without_waits(cuda):
     for steps in (1, 3):
         run = trained("resumed", "bert", "precision=bf16", f"max_steps={steps}")
     assert json.loads((run / "result.json").read_text())["steps"] == 3
     require_no_wait(cuda)
 
 
-def test_two_ranks_train_as_one(cuda):
-    """Of two machines with one device each, which add up their gradients by DDP."""
+def test_two_ranks_match_one(cuda):
+    """Two machines with one device each sum their gradients with DDP."""
     more = [*TEXT, *words_of("bert"), "log_every=1"]
     alone = losses(trained("alone", "bert", *more))
     words = ["pretrain", "model=bert_tiny", *tiny("bert_tiny"), "data=text", "data.path=text.txt", "cache_dir=cache"]
@@ -301,12 +301,12 @@ def test_two_ranks_train_as_one(cuda):
     ]  # fmt: skip
     printed = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], printed  # 1 where a step waits
-    assert "what the host waited for" in printed[0]
+    assert "operations that the host waited for" in printed[0]
     assert losses(Path("runs/together")) == pytest.approx(alone, rel=1e-5)
 
 
-def watching(monkeypatch, change):
-    """Give `Health` another loss. change: (step, loss) to loss."""
+def replace_watched_loss(monkeypatch, change):
+    """Replaces the loss that `Health` watches. change: (step, loss) to loss."""
     real = Health.watch
 
     def watch(self, step, cursor, loss, norm, scaled):
@@ -315,9 +315,9 @@ def watching(monkeypatch, change):
     monkeypatch.setattr(Health, "watch", watch)
 
 
-def test_a_late_verdict_names_the_step_that_went_wrong(cuda, monkeypatch, capsys):
-    """On CUDA losses are looked at where a row is written: the batch of an earlier step is given again."""
-    watching(monkeypatch, lambda step, loss: loss * math.nan if step == 3 else loss)
+def test_late_check_names_the_step_with_the_non_finite_loss(cuda, monkeypatch, capsys):
+    """On CUDA, losses are checked when a row is logged; the report names the batch of the earlier step."""
+    replace_watched_loss(monkeypatch, lambda step, loss: loss * math.nan if step == 3 else loss)
     pretrain("late", *TEXT, "max_steps=400", "log_every=8", "evaluate_every=8", "precision=bf16", status=4)
     error = capsys.readouterr().err
     assert "the loss or gradient of step 3 is not finite" in error and "precision=fp32" in error
@@ -325,28 +325,28 @@ def test_a_late_verdict_names_the_step_that_went_wrong(cuda, monkeypatch, capsys
     assert saved.name == "step_00000003.json" and json.loads(saved.read_text())["lengths"]
 
 
-def test_bandwidth_is_measured_beyond_caches(cuda):
+def test_bandwidth_buffers_exceed_the_cache(cuda):
     measure_bandwidth.cache_clear()
     assert measure_bandwidth("cuda:0", 1) > 0
     assert cuda.peak > 2 * 126e6  # a B200's second level
 
 
-def test_a_wait_in_a_step_is_told_once(cuda, monkeypatch, capsys):
-    """After the first steps, by its line, on the screen and in the log."""
+def test_wait_in_a_step_is_reported_once(cuda, monkeypatch, capsys):
+    """After the first steps, with its line, on the screen and in the log."""
 
-    def looked_at(step, loss):
-        assert float(loss) > 0  # told
+    def read_loss(step, loss):
+        assert float(loss) > 0  # waits
         return loss
 
-    watching(monkeypatch, looked_at)
-    run = trained("told", "bert", "precision=bf16", "max_steps=6", "evaluate_every=3")
-    line = Path(__file__).read_text().splitlines().index("        assert float(loss) > 0  # told") + 1
-    told = f"warning: {__file__}:{line} makes the host wait for the device in a step, which leaves the device idle"
-    assert [text for text in capsys.readouterr().err.splitlines() if "host wait" in text] == [told]
+    replace_watched_loss(monkeypatch, read_loss)
+    run = trained("waiting", "bert", "precision=bf16", "max_steps=6", "evaluate_every=3")
+    line = Path(__file__).read_text().splitlines().index("        assert float(loss) > 0  # waits") + 1
+    warning = f"warning: {__file__}:{line} makes the host wait for the device in a step, which leaves the device idle"
+    assert [text for text in capsys.readouterr().err.splitlines() if "host wait" in text] == [warning]
     assert (run / "log.txt").read_text().count("host wait") == 1
 
 
-def test_steps_that_do_not_wait_have_nothing_to_tell(cuda, capsys):
+def test_steps_without_waits_report_nothing(cuda, capsys):
     trained("quiet", "bert", "precision=bf16", "max_steps=6", "evaluate_every=3")
     assert "wait" not in capsys.readouterr().err
     assert torch.cuda.get_sync_debug_mode() == 0

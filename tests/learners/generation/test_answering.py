@@ -1,4 +1,4 @@
-"""Encoder-decoders: cached decoding is the full forward, whatever the positions, and answers are what they say."""
+"""Generation by encoder-decoders: cached decoding equals the full forward pass for every kind of positions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FAMILIES = {
 START = 0
 
 
-def made(config):
+def build_model(config):
     model = build(config, 0).eval()
     head = lm_head(model)
     model.initialize(head, 0, "heads.lm.")
     return model, head
 
 
-def drawn(lengths: tuple[int, ...], seed: int) -> Packed:
+def random_tokens(lengths: tuple[int, ...], seed: int) -> Packed:
     return Packed(torch.randint(97, (sum(lengths),), generator=torch.Generator().manual_seed(seed)), lengths)
 
 
@@ -42,9 +42,9 @@ def with_positions(config, kind: str):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["t5", "learned", "sinusoidal", "shaw", "rotary", "alibi", "none"])
 @pytest.mark.parametrize("family", ["t5", "bart"])
-def test_cached_chunks_equal_the_full_forward(family, kind):
-    model, _ = made(with_positions(FAMILIES[family], kind))
-    inputs, outputs = drawn((7, 33, 18), 0), drawn((30, 17, 24), 1)
+def test_cached_chunks_match_the_full_forward_pass(family, kind):
+    model, _ = build_model(with_positions(FAMILIES[family], kind))
+    inputs, outputs = random_tokens((7, 33, 18), 0), random_tokens((30, 17, 24), 1)
     wanted = model(inputs, None, outputs).split(outputs.lengths)
     tokens = outputs.tokens.split(outputs.lengths)
     state, cache, at = model.encode(inputs), model.new_cache(3, 40), [0, 0, 0]
@@ -64,10 +64,10 @@ def answers(model, head, inputs, count, seed=0, ends=(), **settings):
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_the_plain_loop(family):
-    """Without a token twice, since an untrained model's best token is the last one again."""
-    model, head = made(FAMILIES[family])
-    inputs, ids = drawn((12,), 2), [START]
+def test_greedy_matches_a_plain_loop(family):
+    """Without repeated tokens, because the best token of an untrained model is the previous one."""
+    model, head = build_model(FAMILIES[family])
+    inputs, ids = random_tokens((12,), 2), [START]
     for _ in range(20):
         hidden = model(inputs, None, Packed(torch.tensor(ids), (len(ids),)))
         logits = head(hidden[-1:], model.embed.token.weight)[0]
@@ -76,8 +76,8 @@ def test_answers_are_those_of_the_plain_loop(family):
     assert answers(model, head, [inputs.tokens.tolist(), [4, 5]], 20, no_repeat_ngram=1)[0] == ids[1:]
 
 
-def test_the_encoder_runs_once():
-    model, head = made(FAMILIES["bart"])
+def test_encoder_runs_once_per_generation():
+    model, head = build_model(FAMILIES["bart"])
     calls = []
     model.encoder.layers[0].register_forward_hook(lambda *_: calls.append("encoder"))
     model.decoder.layers[0].cross_attn.k_proj.register_forward_hook(lambda *_: calls.append("keys"))
@@ -85,8 +85,8 @@ def test_the_encoder_runs_once():
     assert sorted(calls) == ["encoder", "keys"]
 
 
-def test_it_ends_where_the_model_is_full_and_mode_is_restored():
-    model, head = made(FAMILIES["bart"])
+def test_generation_stops_at_max_positions_and_restores_the_mode():
+    model, head = build_model(FAMILIES["bart"])
     model.train()
     assert len(answers(model, head, [[3, 4]], 100)[0]) == 40
     assert model.training

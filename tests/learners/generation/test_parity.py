@@ -1,5 +1,5 @@
-"""Greedy and beam search against transformers' `generate` on the same random weights, fp32, token for token; batched
-and alone, cached and not."""
+"""Greedy and beam search against transformers' `generate` with the same random weights, fp32, token for token; batched
+and single, with and without cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = {
     "beam_forced": {"beams": 4, "forced_eos": True, "max_new_tokens": 7, "min_new_tokens": 7, "length_penalty": 0.5},
 }
 ROWS = 60
-"""Of the 97 rows of a table, those that stand for tokens in the test of a smaller vocabulary."""
+"""Size of the vocabulary in the test of an embedding table with more rows (97) than tokens."""
 
 
 @cache
@@ -47,7 +47,7 @@ def pair(family):
 
 @cache
 def end(family):
-    """The token that ends a text here: one that greedy search comes to after some others."""
+    """The end token: one that greedy search generates after at least five others."""
     model, start = pair(family).ours, None if family == "gpt" else START
     config = GenerationConfig(max_new_tokens=NEW, no_repeat_ngram=2)
     texts = GenerativeModel(model.backbone, model.heads["lm"], start=start).generate(PROMPTS, config)
@@ -83,7 +83,7 @@ def theirs(family, prompt, forced_eos=False, **settings):
         itertools.product(FAMILIES, SETTINGS),
     ),
 )
-def test_tokens_are_those_of_transformers(family, setting):
+def test_generated_tokens_match_transformers(family, setting):
     settings = SETTINGS[setting]
     got = ours(family, **settings)
     assert got == [theirs(family, prompt, **settings) for prompt in PROMPTS]
@@ -91,9 +91,9 @@ def test_tokens_are_those_of_transformers(family, setting):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_without_a_token_have_probability_and_are_not_chosen(family):
-    """A table may have more rows than the vocabulary has tokens: the model learned the probabilities of all of them, of
-    which beams are sums."""
+def test_unused_vocabulary_rows_are_never_generated(family):
+    """An embedding table may have more rows than the vocabulary has tokens. The unused rows keep their probability,
+    which the scores of beams depend on."""
     settings = {"beams": 4, "length_penalty": 2.0, "max_new_tokens": 14}
     unused = list(range(ROWS, 97))
     got = ours(family, vocabulary=ROWS, **settings)
@@ -101,8 +101,8 @@ def test_rows_without_a_token_have_probability_and_are_not_chosen(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_settings_matter(family):
-    """What the parity above compares is not all the same, and does meet the end."""
+def test_settings_change_the_generated_texts(family):
+    """The texts compared above differ between settings, and some reach the end token."""
     texts = {name: ours(family, **settings) for name, settings in SETTINGS.items()}
     assert len({str(text) for text in texts.values()}) >= 5
     assert any(len(text) < NEW for name in SETTINGS for text in texts[name] if name != "beam_short")
@@ -110,7 +110,7 @@ def test_the_settings_matter(family):
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cached_tokens_are_those_without_a_cache(family):
+def test_cached_greedy_matches_greedy_without_cache(family):
     model = pair(family).ours
     for prompt, text in zip(PROMPTS, ours(family), strict=True):
         written: list[int] = []
@@ -127,7 +127,7 @@ def test_cached_tokens_are_those_without_a_cache(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_draws_depend_on_the_prompt_alone(family):
+def test_samples_depend_on_the_prompt_and_not_on_the_batch(family):
     drawn = {"temperature": 1.5, "top_k": 30, "top_p": 0.9}
     together = ours(family, **drawn)
     assert together == [ours(family, [prompt], **drawn)[0] for prompt in PROMPTS]
@@ -136,7 +136,7 @@ def test_draws_depend_on_the_prompt_alone(family):
     assert twice[0] == together[0] and twice[0] != twice[1]
 
 
-def test_small_batches_change_nothing():
+def test_batch_tokens_does_not_change_beam_search():
     model = pair("gpt").ours
     config = GenerationConfig(max_new_tokens=NEW, beams=3)
     small = GenerativeModel(model.backbone, model.heads["lm"], [end("gpt")]).generate(PROMPTS, config, batch_tokens=1)

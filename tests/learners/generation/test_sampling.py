@@ -1,4 +1,4 @@
-"""Cached decoding is the full forward, and sampling is what it says."""
+"""Generation by decoders: cached decoding equals the full forward pass, and samples follow the distribution."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain_greedy(model, ids, count):
 
 
 @torch.no_grad()
-def test_cached_chunks_equal_the_full_forward(model):
+def test_cached_chunks_match_the_full_forward_pass(model):
     tokens = torch.randint(97, (3, 30), generator=torch.Generator().manual_seed(0))
     lengths = (30, 17, 24)
     full = model(Packed(torch.cat([row[:n] for row, n in zip(tokens, lengths, strict=True)]), lengths))
@@ -51,63 +51,63 @@ def text(model, prompt, count, seed=0, ends=(), **settings):
     return GenerativeModel(model, LMHead(), ends).generate([prompt], config, seed)[0]
 
 
-def test_greedy_equals_the_plain_loop(model):
+def test_greedy_matches_a_plain_loop(model):
     prompt = [3, 50, 7]
     assert text(model, prompt, 20) == plain_greedy(model, prompt, 20)
 
 
-def test_the_best_of_one_is_greedy_and_the_seed_counts(model):
+def test_single_candidate_is_greedy_and_seed_changes_samples(model):
     assert text(model, [5], 15, temperature=2.0, top_k=1) == text(model, [5], 15)
     assert text(model, [5], 15, temperature=2.0, top_p=1e-9) == text(model, [5], 15)
     drawn = [text(model, [5], 15, seed, temperature=2.0) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.parametrize("kept", [{"top_k": 3}, {"top_p": 0.2}, {"top_k": 4, "top_p": 0.7}])
-def test_draws_follow_the_distribution(model, kept):
-    """Worked out token by token: the best few, then the fewest of these that reach the share."""
+@pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.2}, {"top_k": 4, "top_p": 0.7}])
+def test_samples_follow_the_truncated_distribution(model, settings):
+    """The expected distribution: the top_k best tokens, then the fewest of these that reach top_p."""
     logits = model(Packed(torch.tensor([5]), (1,)))[0] @ model.embed.token.weight.T / 4.0
-    best = logits.topk(kept.get("top_k", 97))
+    best = logits.topk(settings.get("top_k", 97))
     fractions = best.values.softmax(-1).tolist()
     wanted, reached = {}, 0.0
-    for token, share in zip(best.indices.tolist(), fractions, strict=True):
-        if reached < kept.get("top_p", 1.0):
-            wanted[token] = share
-        reached += share
+    for token, fraction in zip(best.indices.tolist(), fractions, strict=True):
+        if reached < settings.get("top_p", 1.0):
+            wanted[token] = fraction
+        reached += fraction
     assert 1 < len(wanted) < 97
-    drawn = [text(model, [5], 1, seed, temperature=4.0, **kept)[0] for seed in range(300)]
+    drawn = [text(model, [5], 1, seed, temperature=4.0, **settings)[0] for seed in range(300)]
     for token in {*wanted, *drawn}:
         assert abs(drawn.count(token) / 300 - wanted[token] / sum(wanted.values())) < 4 * 0.5 / 300**0.5
 
 
-def test_it_stops_at_an_end_and_not_before_the_minimum(model):
+def test_generation_stops_at_eos_after_min_new_tokens(model):
     tokens = text(model, [3, 4], 12)
     end = tokens[4]
     assert text(model, [3, 4], 12, ends={end}) == tokens[: tokens.index(end)]
     assert len(text(model, [3, 4], 12, ends={end}, min_new_tokens=9)) >= 9
 
 
-def test_no_ngram_comes_twice(model):
+def test_no_repeat_ngram_prevents_repeated_pairs(model):
     tokens = [3, 4, *text(model, [3, 4], 30, no_repeat_ngram=2)]
     pairs = list(zip(tokens, tokens[1:], strict=False))
     assert len(set(pairs)) == len(pairs)
 
 
-def test_it_ends_where_the_model_is_full(model):
+def test_generation_stops_at_max_positions(model):
     assert len(text(model, list(range(30)), 70)) == 10
     assert len(text(model, list(range(30)), 70, beams=2)) == 10
     with pytest.raises(UserError, match="40 tokens, more than the maximum of 39"):
         text(model, list(range(40)), 1)
 
 
-def test_mode_is_restored_and_dropout_stays_out(model):
+def test_generation_restores_training_mode(model):
     model.train()
     text(model, [1], 2)
     assert model.training
     model.eval()
 
 
-def test_each_token_is_reported_when_it_is_there(model):
+def test_watch_reports_each_token_in_order(model):
     seen = []
     config = GenerationConfig(max_new_tokens=3)
     texts = GenerativeModel(model, LMHead()).generate(
@@ -116,7 +116,7 @@ def test_each_token_is_reported_when_it_is_there(model):
     assert seen == [(number, texts[number][step]) for step in range(3) for number in (1, 0)]
 
 
-def test_an_empty_prompt_is_refused(model):
+def test_empty_prompt_is_refused(model):
     with pytest.raises(UserError, match="no tokens"):
         text(model, [], 5)
 
@@ -124,6 +124,6 @@ def test_an_empty_prompt_is_refused(model):
 @pytest.mark.parametrize(
     "settings", [{"top_k": 3}, {"beams": 2, "temperature": 1.0}, {"length_penalty": 2.0}, {"min_new_tokens": 99}]
 )
-def test_settings_of_two_methods_are_refused(settings):
+def test_conflicting_generation_settings_are_refused(settings):
     with pytest.raises(ValidationError, match="set |more than"):
         GenerationConfig(**settings)

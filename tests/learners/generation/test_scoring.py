@@ -1,4 +1,4 @@
-"""Candidates behind prompts: scored in batches over a shared beginning as each alone, by a plain forward."""
+"""Scores of candidates after prompts: batches over a shared prefix equal plain forward passes of each candidate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def built(family):
 
 @torch.no_grad()
 def plain(model, head, prompt, text, prefix=False):
-    """The log-probability of one text behind one prompt."""
+    """The log-probability of one text after one prompt."""
     if hasattr(model, "decoder"):
         outputs = Packed(torch.tensor([START, *text[:-1]]), (len(text),))
         hidden = model(Packed(torch.tensor(prompt), (len(prompt),)), None, outputs)
@@ -48,7 +48,7 @@ def plain(model, head, prompt, text, prefix=False):
 
 @pytest.mark.parametrize(("family", "prefix"), [("gpt", False), ("gpt", True), ("bart", False), ("t5", False)])
 @pytest.mark.parametrize("batch_tokens", [1, 40, 8192])
-def test_batches_and_shared_beginnings_change_nothing(family, prefix, batch_tokens):
+def test_batched_scores_match_plain_forward_passes(family, prefix, batch_tokens):
     model, head = built(family)
     start = None if family == "gpt" else START
     scorer = CandidateScorer(model, head, start, prefix, batch_tokens)

@@ -1,4 +1,4 @@
-"""Entities in tags, against their definition: worked by hand, by a plain loop, and by seqeval where it is installed."""
+"""Entity scores of tags: computed by hand, by a plain loop, and by seqeval where it is installed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def scored(gold, predicted, labels=None):
     return EntityTags(labels).score(*sides, np.array([len(tags) for tags in gold]))
 
 
-def test_worked_by_hand():
-    """Gold: PER 0-1, LOC 3, PER 4 (B ends the entity before it), LOC 6 (I after O begins one), ORG 7 (I after another
-    type), PER 8 (a new sentence). Predicted: PER 0-1 right; LOC 3-4 too long; ORG 6-7 of one type; PER 8 right.
-    2 right, 6 gold, 4 predicted: precision 1/2, recall 1/3, F1 2*2/(6+4) = 2/5."""
+def test_entity_scores_match_hand_computed_values():
+    """Gold: PER 0-1, LOC 3, PER 4 (B ends the previous entity), LOC 6 (I after O begins one), ORG 7 (I after another
+    type), PER 8 (a new sentence). Predicted: PER 0-1 correct; LOC 3-4 too long; ORG 6-7 of one type; PER 8 correct.
+    2 correct, 6 gold, 4 predicted: precision 1/2, recall 1/3, F1 2*2/(6+4) = 2/5."""
     gold = [["B-PER", "I-PER", "O", "B-LOC", "B-PER", "O", "I-LOC", "I-ORG"], ["I-PER"]]
     predicted = [["B-PER", "I-PER", "O", "B-LOC", "I-LOC", "O", "B-ORG", "I-ORG"], ["B-PER"]]
     scores = scored(gold, predicted)
@@ -31,13 +31,13 @@ def test_worked_by_hand():
     assert scores["PER"].recall == pytest.approx(2 / 3) and scores["LOC"].f1 == 0.0
 
 
-def test_nothing_is_zero():
+def test_scores_without_entities_are_zero():
     assert total(scored([["O", "O"]], [["O", "O"]])).f1 == 0.0
     assert total(scored([["B-X"], []], [["O"], []])).recall == 0.0
 
 
-def plain(sentences):
-    """The definition, word by word."""
+def entities_of(sentences):
+    """The entities of sentences, by a loop over the tags."""
     entities, at = set(), 0
     for tags in sentences:
         current, previous = None, "O"
@@ -56,7 +56,7 @@ def plain(sentences):
     return entities
 
 
-def awkward(seed):
+def irregular_tags(seed):
     chance = random.Random(seed)
     kinds = ["PER", "LOC", "x-y"][: chance.randint(1, 3)]
     labels = ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in ("BI" if seed % 2 else "BIES"))]
@@ -67,20 +67,21 @@ def awkward(seed):
     return labels, gold, guess
 
 
-def test_awkward_files_by_the_definition():
+def test_irregular_tags_match_a_plain_loop():
     for seed in range(60):
-        labels, gold, guess = awkward(seed)
+        labels, gold, guess = irregular_tags(seed)
         scores = scored(gold, guess, labels)
-        every, both = total(scores), plain(gold) & plain(guess)
-        assert (every.gold, every.predicted, every.right) == (len(plain(gold)), len(plain(guess)), len(both))
+        every, gold_entities, predicted_entities = total(scores), entities_of(gold), entities_of(guess)
+        both = gold_entities & predicted_entities
+        assert (every.gold, every.predicted, every.right) == (len(gold_entities), len(predicted_entities), len(both))
         for kind, score in scores.items():
             assert score.right == sum(entity[2] == kind for entity in both)
 
 
-def test_awkward_files_by_seqeval():
+def test_irregular_tags_match_seqeval():
     reference = pytest.importorskip("seqeval.metrics.sequence_labeling")
     for seed in range(60):
-        labels, gold, guess = awkward(seed)
+        labels, gold, guess = irregular_tags(seed)
         ours = total(scored(gold, guess, labels))
         theirs = reference.precision_recall_fscore_support(gold, guess, average="micro", zero_division=0)[:3]
         assert (ours.precision, ours.recall, ours.f1) == pytest.approx(theirs, abs=1e-9)

@@ -1,4 +1,4 @@
-"""Scores of several classes a row equal scikit-learn's; a threshold is the best there is."""
+"""Multi-label scores against scikit-learn's, and the best threshold of each class."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lmtool.learners.metrics.scores import MULTI_LABEL, best_thresholds, compute
 random = np.random.default_rng(3)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_scores_are_scikit_learns(share: float) -> None:
-    gold = random.random((40, 5)) < share
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 1.0])
+def test_multi_label_scores_match_scikit_learn(fraction: float) -> None:
+    gold = random.random((40, 5)) < fraction
     predicted = random.random((40, 5)) < 0.4
     predicted[:20], predicted[:, 4] = gold[:20], False
     with warnings.catch_warnings():
@@ -28,7 +28,7 @@ def test_scores_are_scikit_learns(share: float) -> None:
     assert compute_multi_label(tuple(MULTI_LABEL), gold, predicted) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_thresholds_are_the_best() -> None:
+def test_thresholds_maximize_f1() -> None:
     probabilities = np.round(random.random((30, 4)), 1).astype(np.float32)  # with ties
     gold = (random.random((30, 4)) < probabilities).astype(float)
     gold[:, 3] = 0
@@ -41,7 +41,7 @@ def test_thresholds_are_the_best() -> None:
         assert reached == pytest.approx(best) and 0 < best < 1
 
 
-def test_of_equal_thresholds_the_middle_one() -> None:
+def test_threshold_is_the_middle_of_equal_ones() -> None:
     assert best_thresholds(np.array([[1], [0]]), np.array([[0.9], [0.2]])) == pytest.approx([0.55])
     assert best_thresholds(np.array([[1], [0], [1], [0]]), np.array([[0.9], [0.8], [0.7], [0.1]])) == pytest.approx(
         [0.4]

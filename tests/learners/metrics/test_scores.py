@@ -1,4 +1,4 @@
-"""Scores equal scikit-learn's and scipy's, on awkward inputs too."""
+"""Scores against scikit-learn's and scipy's, on degenerate inputs too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VALUES = {
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("side", ["gold", "predicted"])
-def test_what_is_no_number_scores_no_number(side: str, wrong: float) -> None:
+def test_non_finite_values_score_nan(side: str, wrong: float) -> None:
     values = {"gold": np.arange(6.0), "predicted": np.arange(6.0) + 0.1}
     values[side][2] = wrong
     for name, value in compute(list(METRICS), **values).items():
@@ -47,7 +47,7 @@ def test_what_is_no_number_scores_no_number(side: str, wrong: float) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_class_scores_equal_scikit_learn(name):
+def test_class_scores_match_scikit_learn(name):
     from sklearn import metrics as reference
 
     gold, predicted = CLASSES[name]
@@ -68,7 +68,7 @@ def test_class_scores_equal_scikit_learn(name):
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_value_scores_equal_scipy(name):
+def test_value_scores_match_scipy(name):
     from scipy import stats
     from sklearn.metrics import mean_squared_error
 
@@ -86,19 +86,19 @@ def test_value_scores_equal_scipy(name):
     )
 
 
-def test_a_constant_correlates_with_nothing():
+def test_correlation_with_a_constant_is_zero():
     assert compute(["pearson", "spearman"], [1.0, 2.0], [3.0, 3.0]) == {"pearson": 0.0, "spearman": 0.0}
 
 
-def test_refusals():
+def test_unknown_metric_and_empty_inputs_are_refused():
     with pytest.raises(UserError, match="the metric acuracy does not exist"):
         compute(["acuracy"], [1], [1])
     with pytest.raises(UserError, match="cannot score 0"):
         compute(["accuracy"], [], [])
 
 
-def test_ratio_standard_error_equals_simulation():
-    """Examples of different size whose losses lean on each other: the spread of the ratio over fresh draws."""
+def test_ratio_standard_error_matches_simulation():
+    """Examples of different size with correlated losses: the spread of the ratio over simulated samples."""
     draws, ratios, errors = np.random.default_rng(0), [], []
     for _ in range(600):
         counts = draws.integers(1, 30, 200)

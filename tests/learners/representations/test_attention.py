@@ -1,4 +1,4 @@
-"""Attention weights of a text, and what a head is mostly on."""
+"""Attention weights of a text, and the patterns of heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmtool.training.precision import select_device, select_precision
 from lmtool.types import Packed
 from tests.models.test_read import config_of
 
-# What a score is the sum of, where positions add to it.
+# The summands of an attention score in families whose positions add to it.
 TERMS = {
     "deberta": {"content", "content to place", "place to content"},
     **{family: {"content", "places"} for family in ("t5", "xlnet", "transformer_xl")},
@@ -22,7 +22,7 @@ PRECISION = select_precision("fp32", select_device("cpu"))
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5", "modernbert", "deberta", "xlnet", "transformer_xl"])
-def test_weights_are_those_of_a_softmax_over_what_a_token_sees(family: str) -> None:
+def test_attention_weights_are_masked_softmax_of_the_scores(family: str) -> None:
     config = config_of(family)
     backbone = build(config, 0).eval()
     tokens = torch.arange(3, 12)
@@ -39,8 +39,9 @@ def test_weights_are_those_of_a_softmax_over_what_a_token_sees(family: str) -> N
         np.testing.assert_allclose(torch.from_numpy(scores_WALL).softmax(-1), weights_WALL, atol=1e-6)
 
 
-def test_equal_words_ask_alike_at_equal_distances() -> None:
-    """Of disentangled attention in its first layer: words meet whatever their places; places are met by distance."""
+def test_disentangled_terms_depend_on_content_or_distance_only() -> None:
+    """In the first layer of disentangled attention, content scores ignore positions and the other terms depend on
+    distance only."""
     backbone = build(config_of("deberta"), 0).eval()
     tokens = torch.tensor([3, 5, 7, 9, 5, 7])
     terms = attention_of(backbone, Packed(tokens, (6,), {"segment": torch.zeros(6)}), PRECISION).terms
@@ -51,14 +52,14 @@ def test_equal_words_ask_alike_at_equal_distances() -> None:
     assert np.abs(asking[:, 1] - asking[:, 4]).max() > 1e-4
 
 
-def test_what_has_no_attention_is_refused() -> None:
+def test_model_without_attention_is_refused() -> None:
     backbone = build(config_of("lstm"), 0).eval()
     with pytest.raises(UserError, match="model=lstm has no self-attention"):
         attention_of(backbone, Packed(torch.arange(3, 8), (5,)), PRECISION)
 
 
-def test_a_head_is_on_what_has_half_of_its_weight() -> None:
-    """Tokens [CLS] a b c [SEP]: heads that look back, ahead, at the first, at the separator, and evenly."""
+def test_head_pattern_is_the_target_of_half_the_weight() -> None:
+    """Tokens [CLS] a b c [SEP]: heads on the previous, next and first token, on the separator, and uniform."""
     eye = np.eye(5)
     back, ahead = np.roll(eye, -1, 1), np.roll(eye, 1, 1)
     first, last, even = (np.zeros((5, 5)) for _ in range(3))

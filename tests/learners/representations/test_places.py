@@ -1,4 +1,4 @@
-"""What positions do to the scores of equal words."""
+"""The effect of each kind of positions on the attention scores of equal words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ L, H, A = 12, 32, 4
 DISTANCES = np.arange(L)[:, None] - np.arange(L)[None]
 
 
-def test_what_each_kind_does() -> None:
+def test_position_scores_match_their_formulas() -> None:
     assert position_scores(Position(), L, H, A) is None
     rotary = position_scores(Rotary(H // A), L, H, A)
     steps = 10000.0 ** (-np.arange(0, H // A, 2) / (H // A))
@@ -30,7 +30,7 @@ def test_what_each_kind_does() -> None:
 
 
 @pytest.mark.parametrize("position, maps", [(T5Buckets(8, 16, A, False), A), (Shaw(3, H // A), 1)])
-def test_learned_distances_are_alike_along_the_diagonals(position: Position, maps: int) -> None:
+def test_relative_position_scores_are_constant_along_diagonals(position: Position, maps: int) -> None:
     torch.manual_seed(0)
     scores = position_scores(position, L, H, A)
     assert scores.shape == (maps, L, L) and scores.std() > 0

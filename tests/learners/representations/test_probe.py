@@ -1,4 +1,4 @@
-"""Linear probes: scikit-learn's logistic regression, targets of tokens, and what each layer must score."""
+"""Linear probes: against scikit-learn's logistic regression, targets of tokens, and scores of layers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from lmtool.training.precision import FP32_CPU
 from lmtool.types import Batch, Packed, Target
 
 
-def test_it_is_ridge_logistic_regression():
-    """The same minimum as scikit-learn, whose C is the inverse of the ridge."""
+def test_fit_matches_scikit_learn_logistic_regression():
+    """The minimum of scikit-learn, whose C is the inverse of the ridge."""
     draw = np.random.default_rng(0)
     x = draw.normal(2.0, 3.0, (120, 5)).astype(np.float32)
-    x[:, 3] = 1.5  # says nothing
+    x[:, 3] = 1.5  # a constant feature
     labels = (x[:, 0] + x[:, 1] + draw.normal(0, 2.0, 120) > 4).astype(int) + (x[:, 2] > 3)
     probe = fit(torch.from_numpy(x), torch.from_numpy(labels), 3, iterations=500)
     standard = (x - x.mean(0)) * np.where(x.std(0) > 1e-6, 1 / np.maximum(x.std(0), 1e-6), 0)
@@ -59,10 +59,10 @@ WINDOWS = np.array([(0, 4), (4, 2), (6, 1)], dtype=[("start", "i8"), ("length", 
 
 @pytest.mark.parametrize(
     ("offset", "at", "labels"),
-    # Of [CLS] 5 6 7 5 [SEP] | [CLS] 5 8 [SEP] | [CLS] 9 [SEP]; 5, 6 and 7 are the classes 0, 1 and 2.
+    # Tokens [CLS] 5 6 7 5 [SEP] | [CLS] 5 8 [SEP] | [CLS] 9 [SEP]; 5, 6 and 7 are the classes 0, 1 and 2.
     [(0, [1, 2, 3, 4, 7], [0, 1, 2, 0, 0]), (-1, [2, 3, 4, 8], [0, 1, 2, 0]), (1, [1, 2, 3], [1, 2, 0])],
 )
-def test_targets_stand_in_the_same_window(offset, at, labels):
+def test_token_targets_stay_within_their_window(offset, at, labels):
     classes = frequency_classes(STORE, WINDOWS, Words(), 3)
     assert classes.tolist() == [-1] * 5 + [0, 1, 2, -1, -1]
     template = FormatTemplate.of(text_format("bert", Words()), 1)
@@ -72,7 +72,7 @@ def test_targets_stand_in_the_same_window(offset, at, labels):
 
 
 class Planted:
-    """States of two layers: noise, and the label."""
+    """Hidden states of two layers: noise, and the label."""
 
     precision = FP32_CPU
 
@@ -82,7 +82,7 @@ class Planted:
 
 
 class Texts:
-    """Forty texts of five tokens, each with one class, or one of each token."""
+    """Forty texts of five tokens, with one class per text or per token."""
 
     def __init__(self, whole):
         self.whole = whole
@@ -100,7 +100,7 @@ class Texts:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_layers_are_scored(whole):
+def test_layer_with_labels_scores_full_and_noise_does_not(whole):
     train = collect_states(Planted(), Texts(whole), "x", "mean", 30, 0, 20)
     held_out = collect_states(Planted(), Texts(whole), "x", "mean", 10_000, 1, 20)
     assert len(train) == 30 and len(held_out) == (40 if whole else 200)
@@ -113,7 +113,7 @@ def test_layers_are_scored(whole):
     assert constant["accuracy"] == pytest.approx(float((held_out.labels_N == best).float().mean()))
 
 
-def test_errors_count_texts_not_tokens():
+def test_standard_error_groups_tokens_by_text():
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     groups = np.array([4, 4, 4, 9, 9, 9])
     constant = majority(
@@ -122,7 +122,7 @@ def test_errors_count_texts_not_tokens():
     assert constant == {"accuracy": 0.5, "standard_error": ratio_standard_error(np.array([3, 0]), np.array([3, 3]))}
 
 
-def test_values_are_no_classes():
+def test_target_without_classes_is_refused():
     texts = Texts(True)
     values = {"x": Target(torch.ones(40))}
     of_classes = texts.batch

@@ -1,4 +1,4 @@
-"""Vectors of texts: transformers' hidden states, whatever stands around a text in its batch."""
+"""Embeddings of texts: against transformers' hidden states, and independent of the batch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def embedded(folder, layers, pooling, texts=TEXTS, batch_tokens=1000, warn=no_wa
 
 @pytest.fixture(scope="module", params=["bert", "gpt", "t5", "bart"])
 def folder(request, tmp_path_factory):
-    """A published folder, and its model."""
+    """A published folder and its transformers model."""
     place = tmp_path_factory.mktemp(request.param)
     return place, make(request.param, place)
 
 
-def test_layers_are_those_of_transformers(folder):
+def test_layer_vectors_match_transformers_hidden_states(folder):
     place, theirs = folder
     for text in embedded(place, "all", "none")[0]:
         ids = torch.from_numpy(text.tokens)[None]
@@ -46,7 +46,7 @@ def test_layers_are_those_of_transformers(folder):
         np.testing.assert_allclose(text.vectors, torch.cat(expected).numpy(), rtol=0, atol=2e-5)
 
 
-def test_a_text_is_the_same_in_any_batch_and_any_layer_alone(folder):
+def test_vectors_do_not_depend_on_batch_or_selected_layers(folder):
     place, _ = folder
     tokens, _ = embedded(place, "all", "none")
     pooled = {how: embedded(place, "all", how)[0] for how in ("first", "mean", "max", "last")}
@@ -64,7 +64,7 @@ def test_a_text_is_the_same_in_any_batch_and_any_layer_alone(folder):
         np.testing.assert_allclose(pooled["max"][number].vectors, text.vectors.max(1), rtol=0, atol=1e-5)
 
 
-def test_what_auto_takes(tmp_path):
+def test_auto_pooling_follows_the_checkpoint(tmp_path):
     make("bert", tmp_path)
     assert "pooling=mean (the checkpoint names none)" in embedded(tmp_path, "last", "auto")[1]
     (tmp_path / "1_Pooling").mkdir()
@@ -74,24 +74,24 @@ def test_what_auto_takes(tmp_path):
     np.testing.assert_array_equal(vectors[0].vectors, embedded(tmp_path, "last", "max")[0][0].vectors)
 
 
-def test_long_texts_are_cut_and_counted(tmp_path):
+def test_long_texts_are_truncated_with_a_warning(tmp_path):
     make("bert", tmp_path)
-    said = []
-    vectors, _ = embedded(tmp_path, "last", "none", ["dog " * 100, "dog"], warn=said.append)
-    assert len(vectors[0].tokens) == 40 and said == ["1 of 2 texts are truncated to 40 tokens"]
+    warnings = []
+    vectors, _ = embedded(tmp_path, "last", "none", ["dog " * 100, "dog"], warn=warnings.append)
+    assert len(vectors[0].tokens) == 40 and warnings == ["1 of 2 texts are truncated to 40 tokens"]
 
 
 @pytest.mark.parametrize("layers", [3, -1, "first"])
-def test_layers_that_are_not_there(tmp_path, layers):
+def test_missing_layers_are_refused(tmp_path, layers):
     make("bert", tmp_path)
     with pytest.raises(UserError, match=f"layers={layers} is not a layer: the model has layers 1 to 2"):
         embedded(tmp_path, layers, "mean")
 
 
-def test_layers_of_other_widths_are_not_read_together():
+def test_layers_of_different_widths_are_refused():
     backbone = build(LstmConfig(vocab_size=30, embedding_size=8, hidden_size=12, num_layers=2), 0)
     texts = Packed(torch.arange(9), (4, 5))
-    assert HiddenStates(backbone, FP32_CPU).layers == (1, 2)  # all that are as wide as the last one
+    assert HiddenStates(backbone, FP32_CPU).layers == (1, 2)  # all layers as wide as the last one
     for layers, width in (((1, 2), 12), ((0,), 8)):
         states = HiddenStates(backbone, FP32_CPU, layers)
         assert states.read(texts).shape == (len(layers), 9, width) and states.width == width

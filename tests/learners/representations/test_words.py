@@ -1,4 +1,4 @@
-"""One word in several sentences: its vectors layer by layer."""
+"""The vectors of one word in several sentences, layer by layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRECISION = select_precision("fp32", select_device("cpu"))
 SENTENCES = ["the cat sat near two dogs", "some dogs ran and the Cat saw"]
 
 
-def test_static_vectors_are_the_same_everywhere_and_contextual_ones_are_not() -> None:
+def test_static_vectors_are_equal_and_contextual_ones_differ() -> None:
     tokens = tokenizer()
     section = {"name": "word_vectors", "vocab_size": tokens.vocab_size, "hidden_size": 16}
     static = HiddenStates(build(Choice("model").validate(section), 0).eval(), PRECISION)
@@ -29,6 +29,6 @@ def test_static_vectors_are_the_same_everywhere_and_contextual_ones_are_not() ->
     np.testing.assert_allclose(vectors.similarity_WSS, vectors.similarity_WSS.transpose(0, 2, 1), rtol=1e-6)
 
 
-def test_a_sentence_without_the_word_is_named() -> None:
+def test_sentence_without_the_word_is_refused() -> None:
     with pytest.raises(UserError, match="no 'two' in 'some dogs ran"):
         compare_word(HiddenStates(backbone().eval(), PRECISION), tokenizer(), "bert", SENTENCES, "two")

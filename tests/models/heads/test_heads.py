@@ -1,4 +1,4 @@
-"""Heads, the summary of a document, and the base of learners."""
+"""Token heads, and the summary of a document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def batch_of(lengths=(3, 6), examples=(4, 9)) -> Batch:
     return Batch(packed, {}, torch.tensor(examples), torch.zeros(len(lengths), dtype=torch.int32))
 
 
-def test_summary_of_each_document():
+def test_summary_of_each_kind():
     packed = batch_of().inputs
     hidden = torch.randn(9, 4)
     assert torch.equal(summary(hidden, packed, "first"), hidden[[0, 3]])
@@ -26,7 +26,7 @@ def test_summary_of_each_document():
     assert torch.equal(summary(hidden, packed, "max"), torch.stack([hidden[:3].amax(0), hidden[3:].amax(0)]))
 
 
-def test_masked_head_is_dense_norm_table_and_bias():
+def test_masked_lm_head_is_dense_norm_table_and_bias():
     head, table, hidden = MaskedLMHead(16, 60), torch.randn(60, 16), torch.randn(5, 16)
     wanted = head.norm(torch.nn.functional.gelu(head.dense(hidden))) @ table.T + head.bias
     torch.testing.assert_close(head(hidden, table), wanted)
@@ -41,7 +41,7 @@ def test_masked_head_is_dense_norm_table_and_bias():
 
 
 @pytest.mark.parametrize("head", [MaskedLMHead(16, 60), LMHead()])
-def test_head_loss_and_scores_agree_with_its_logits(head):
+def test_loss_and_scores_match_the_logits(head):
     table, hidden, labels = torch.randn(60, 16), torch.randn(5, 16), torch.randint(60, (5,))
     each = torch.nn.functional.cross_entropy(head(hidden, table), labels, reduction="none")
     torch.testing.assert_close(head.loss_sum(hidden, table, labels), each.sum())

@@ -1,4 +1,4 @@
-"""The chunked cross entropy is the plain one."""
+"""The chunked cross entropy against torch's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inputs(targets=20, dtype=torch.float64):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_loss_and_gradients(chunks, with_bias, smoothing):
+def test_chunked_loss_and_gradients_match_torch(chunks, with_bias, smoothing):
     hidden, table, bias, labels = inputs()
     leaves = (hidden, table, bias) if with_bias else (hidden, table)
     logits = F.linear(hidden, table, bias if with_bias else None)
@@ -36,7 +36,7 @@ def test_loss_and_gradients(chunks, with_bias, smoothing):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_under_autocast_it_is_as_near_as_the_plain_way(chunks):
+def test_autocast_gradients_are_close_to_fp32(chunks):
     hidden, table, bias, labels = inputs(dtype=torch.float32)
     plain = F.cross_entropy(F.linear(hidden, table, bias), labels, reduction="sum")
     wanted = torch.autograd.grad(plain, (hidden, table))
@@ -48,20 +48,20 @@ def test_under_autocast_it_is_as_near_as_the_plain_way(chunks):
 
 
 @pytest.mark.parametrize("scale", [1.0, 60.0])
-def test_a_share_that_is_no_number_of_fp32_has_a_loss(scale):
+def test_loss_of_underflowing_probabilities_is_exact(scale):
     hidden, table, bias, labels = inputs(dtype=torch.float32)
     wanted = F.cross_entropy(F.linear(hidden.double() * scale, table.double(), bias.double()), labels, reduction="sum")
     assert (float(wanted) > 87 * len(labels)) == (scale > 1)
     torch.testing.assert_close(linear_loss_sum(hidden * scale, table, bias, labels).double(), wanted, rtol=1e-6, atol=0)
 
 
-def test_frozen_table_gets_no_gradient():
+def test_frozen_table_has_no_gradient():
     hidden, table, bias, labels = inputs()
     linear_loss_sum(hidden, table.detach(), bias.detach(), labels).backward()
     assert hidden.grad is not None and table.grad is None
 
 
-def test_no_targets_give_zero():
+def test_loss_without_targets_is_zero():
     hidden, table, bias, labels = inputs(targets=0)
     loss = linear_loss_sum(hidden, table, bias, labels)
     loss.backward()
@@ -69,7 +69,7 @@ def test_no_targets_give_zero():
     assert linear_scores(hidden, table, bias, labels)[0].shape == (0,)
 
 
-def test_a_second_backward_is_refused():
+def test_second_backward_is_refused():
     hidden, table, bias, labels = inputs()
     loss = linear_loss_sum(hidden, table, bias, labels)
     loss.backward(retain_graph=True)
@@ -77,7 +77,7 @@ def test_a_second_backward_is_refused():
         loss.backward()
 
 
-def test_scores(chunks):
+def test_chunked_scores_match_torch(chunks):
     hidden, table, bias, labels = inputs()
     each, best = linear_scores(hidden, table, bias, labels)
     logits = F.linear(hidden, table, bias)
@@ -85,7 +85,7 @@ def test_scores(chunks):
     assert torch.equal(best, logits.argmax(-1))
 
 
-def test_loss_sum_is_torchs_with_smoothing_and_weights():
+def test_loss_sum_matches_torch_with_smoothing_and_weights():
     logits, labels, weights = torch.randn(9, 3), torch.randint(3, (9,)), torch.tensor([0.5, 1.0, 2.0])
     torch.testing.assert_close(
         loss_sum(logits, labels, 0.1, weights),

@@ -1,4 +1,4 @@
-"""What a model predicts, as another learns from it: divergences, their gradients, hard labels."""
+"""Predictions as targets of another model: divergences, their gradients, hard labels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_student_that_equals_its_teacher_has_nothing_to_learn(kind):
+def test_divergence_of_equal_predictions_is_zero(kind):
     x = logits(6, 4, seed=0).requires_grad_()
     lost = KINDS[kind](x).divergence_sum(KINDS[kind](x.detach().clone()), 2.0)
     lost.backward()
@@ -40,7 +40,7 @@ def test_a_student_that_equals_its_teacher_has_nothing_to_learn(kind):
     assert apart.item() > 0.1
 
 
-def test_the_divergence_is_that_of_torch():
+def test_divergence_matches_torch_kl():
     student, teacher, temperature = logits(6, 4, seed=0), logits(6, 4, seed=1), 3.0
     expected = (
         F.kl_div((student / temperature).log_softmax(-1), (teacher / temperature).softmax(-1), reduction="sum")
@@ -55,7 +55,7 @@ def test_the_divergence_is_that_of_torch():
     assert alone.item() == pytest.approx(both.item(), rel=1e-4)
 
 
-def test_over_a_vocabulary_it_is_the_same_in_chunks():
+def test_chunked_divergence_matches_the_full_one():
     student, teacher = words(0), words(10)
     parts = [student.hidden_MW.requires_grad_(), student.table_VW.requires_grad_(), student.bias_V.requires_grad_()]
     plain = Classes(student.of()).divergence_sum(Classes(teacher.of()), 2.0)
@@ -67,7 +67,7 @@ def test_over_a_vocabulary_it_is_the_same_in_chunks():
     assert torch.equal(PredictedWords(teacher).best(), teacher.of().argmax(-1))
 
 
-def test_the_gradient_hardly_depends_on_the_temperature():
+def test_gradient_scale_does_not_depend_on_temperature():
     norms = []
     for temperature in (1.0, 2.0, 4.0, 8.0):
         student = (0.5 * logits(50, 10, seed=0)).requires_grad_()
@@ -76,7 +76,7 @@ def test_the_gradient_hardly_depends_on_the_temperature():
     assert max(norms) < 2 * min(norms)
 
 
-def test_hard_labels():
+def test_hard_labels_of_each_kind():
     x = torch.tensor([[2.0, -1.0], [0.5, 0.7]])
     assert Classes(x).best().tolist() == [0, 1]
     assert Binary(x.flatten()).best().tolist() == [1.0, 0.0, 1.0, 1.0]
@@ -86,12 +86,12 @@ def test_hard_labels():
     )
 
 
-def test_a_cut_teacher_is_one_of_fewer_classes():
+def test_top_words_divergence_matches_merged_classes():
     student, teacher = words(0), words(10)
     top = TopWords.of(PredictedWords(teacher), 4, (1.0, 2.0))
     parts = [student.hidden_MW.requires_grad_(), student.table_VW.requires_grad_()]
     lost = PredictedWords(student).divergence_sum(top, 2.0)
-    # As classes: the words that are kept, and all others as one.
+    # As classes: the retained words, and a class of all others.
     kept = top.words_MK
     probabilities, own = ((logits.of() / 2.0).softmax(-1) for logits in (teacher, student))
     joined = [

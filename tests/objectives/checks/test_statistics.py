@@ -1,4 +1,4 @@
-"""The tally: its intervals hold together, and what is off is found."""
+"""Measured statistics of every objective: joint confidence intervals hold, and deviations are found."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = {
     "rtd": ("bert", "wordpiece", RtdConfig(short_window_probability=0.5)),
     "clm": ("gpt", "bytebpe", ClmConfig()),
     "prefix": ("gpt", "bytebpe", PrefixLmConfig()),
-    "prefix of two sides": ("t5", "t5", PrefixLmConfig()),
+    "prefix encoder-decoder": ("t5", "t5", PrefixLmConfig()),
     "span corruption": ("t5", "t5", SpanCorruptionConfig()),
     "denoising": (
         "bart", "roberta",
@@ -52,7 +52,7 @@ def inspector_of(family, kind, config, documents="joined", **fields):
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 @pytest.mark.parametrize("case", CASES)
-def test_every_objective_is_as_defined(case, documents):
+def test_statistics_of_every_objective_match_the_definition(case, documents):
     stats = inspector_of(*CASES[case], documents).measure(12000)
     assert not stats.broken()
     assert sum(statistic.expected is not None for statistic in stats.statistics.values()) >= 4
@@ -63,7 +63,7 @@ def test_every_objective_is_as_defined(case, documents):
     )
 
 
-def test_permutations_are_drawn_and_lanes_measured():
+def test_plm_inspection_shows_streams_and_measures_lanes():
     inspector = inspector_of("xlnet", "wordpiece", PlmConfig(reuse=13), memory_length=20)
     (entry,) = inspector.describe(1)
     lines = entry["drawing"]
@@ -91,17 +91,17 @@ def test_permutations_are_drawn_and_lanes_measured():
         (SpanConfig(), SpanConfig(replace="token"), "spans partly replaced by [MASK]"),
     ],
 )
-def test_what_is_off_is_found(claimed, done, broken):
+def test_deviation_from_the_config_is_found(claimed, done, broken):
     inspector = inspector_of("bert", "wordpiece", done)
     inspector.config = claimed
     assert broken in {statistic.name for statistic in inspector.measure(20000).broken()}
 
 
 @pytest.mark.parametrize("config", [RtdConfig(), RtdConfig(variant="replace_mlm", generator_size=1.0)])
-def test_the_generator_is_measured_against_its_own_probabilities(config, monkeypatch):
+def test_generator_samples_are_measured_against_probabilities(config, monkeypatch):
     tokens = tokenizer("wordpiece")
     learner = build(config, backbone("bert"), tokens, 3).eval()
-    # Far from the uniform distribution of initial weights.
+    # Large weights, so that the distribution is far from uniform.
     torch.nn.init.normal_(learner.backbone.embed.token.weight, std=1.0, generator=torch.Generator().manual_seed(0))
     inspector = learner.inspector(learner.examples(split(store(tokens), "joined", "train"), 32), 32)
     stats = inspector.measure(12000)
@@ -121,13 +121,13 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     }
 
 
-def test_static_masks_are_measured_once():
+def test_static_masks_are_measured_once_per_duplicate():
     inspector = inspector_of("bert", "wordpiece", MlmConfig(masking="static", duplicates=2))
     assert {sampled.epoch for sampled in inspector.sampled_batches(10**9)} == {0, 1}
 
 
-def test_what_no_example_holds_is_counted():
-    """A last token alone has nothing to predict where it stands by itself."""
+def test_text_in_no_example_is_counted():
+    """A window of one token has nothing to predict and is in no example."""
     tokens = tokenizer("t5")
     learner = build(SpanCorruptionConfig(), backbone("t5"), tokens, 3)
     size = learner.examples(split(store(tokens), "separate", "train"), 32).text_length
@@ -139,19 +139,19 @@ def test_what_no_example_holds_is_counted():
 
 
 class Encoded:
-    """A tokenizer of texts that are ids already."""
+    """A tokenizer for texts that are lists of ids."""
 
     def encode(self, text):
         return text
 
 
-def test_intervals_hold_as_often_as_they_say_and_are_not_far_too_wide():
+def test_intervals_have_their_level_and_are_not_too_wide():
     draws = np.random.default_rng(0)
     missed = 0
     for _ in range(400):
         stats = RunningStatistics()
-        for number, share in enumerate((0.8, 0.1, 0.03, 0.5)):
-            stats.fraction(str(number), draws.binomial(2000, share), 2000, share)
+        for number, fraction in enumerate((0.8, 0.1, 0.03, 0.5)):
+            stats.fraction(str(number), draws.binomial(2000, fraction), 2000, fraction)
         missed += bool(stats.broken())
     assert missed <= 3
     stats = RunningStatistics()
@@ -159,7 +159,7 @@ def test_intervals_hold_as_often_as_they_say_and_are_not_far_too_wide():
     assert stats.broken(), "five and a half standard deviations are found"
 
 
-def test_chances_of_their_own_add_up():
+def test_varying_probabilities_add_up():
     stats = RunningStatistics()
     stats.fraction("a", 3, 10, np.linspace(0.1, 0.4, 10))
     statistic = stats.statistics["a"]

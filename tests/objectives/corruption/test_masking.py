@@ -1,4 +1,4 @@
-"""Measured statistics of masking against its definition. Intervals hold together with 99.9%."""
+"""Measured statistics of masking against its definition, with joint confidence of 99.9%."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCABULARY = Vocabulary(MASK, SPECIAL, STARTS)
 
 
 def corpus(examples=2500, seed=0, longest=80):
-    """Packed [CLS] text [SEP] of natural lengths."""
+    """Packed [CLS] text [SEP] of random lengths."""
     draws = np.random.default_rng(seed)
     lengths = draws.integers(3, longest, examples)
     tokens = draws.integers(5, ENTRIES, lengths.sum())
@@ -32,22 +32,22 @@ def masked(tokens, lengths, seed=11, epoch=0, examples=None, **fields):
     return mask_tokens(MlmConfig(**fields), VOCABULARY, PackedTexts(tokens, lengths, examples, seed, epoch))
 
 
-def holds(count, total, share, intervals=4, level=0.999):
-    """Whether `count` of `total` lies inside its interval, `intervals` of which hold together with `level`."""
+def holds(count, total, fraction, intervals=4, level=0.999):
+    """Whether `count` of `total` is in its confidence interval, at a joint `level` of `intervals` intervals."""
     tail = (1 - level) / intervals / 2
-    low, high = stats.binom.ppf([tail, 1 - tail], total, share)
+    low, high = stats.binom.ppf([tail, 1 - tail], total, fraction)
     return low <= count <= high
 
 
 @pytest.mark.parametrize("select", ["exact", "bernoulli"])
-def test_fractions_are_the_definition(select):
+def test_masked_random_and_unchanged_fractions_match_the_config(select):
     tokens, lengths = corpus()
     result = masked(tokens, lengths, select=select)
     total = len(result.at)
     replaced = result.tokens[result.at]
     regular = ENTRIES - SPECIAL.sum()
     assert holds((replaced == MASK).sum(), total, 0.8)
-    # The random branch may draw the token itself: it then looks unchanged.
+    # The random branch may sample the original token, which then looks unchanged.
     assert holds((replaced == result.labels).sum(), total, 0.1 + 0.1 / regular)
     assert holds(((replaced != MASK) & (replaced != result.labels)).sum(), total, 0.1 * (1 - 1 / regular))
     if select == "bernoulli":
@@ -58,7 +58,7 @@ def test_fractions_are_the_definition(select):
     assert not SPECIAL[result.labels].any()
 
 
-def test_random_branch_is_uniform_over_regular_tokens():
+def test_random_tokens_are_uniform_over_regular_tokens():
     tokens, lengths = corpus(examples=4000)
     drawn = masked(tokens, lengths, mask=0.0, random=1.0).tokens
     drawn = drawn[masked(tokens, lengths, mask=0.0, random=1.0).at]
@@ -67,7 +67,7 @@ def test_random_branch_is_uniform_over_regular_tokens():
     assert stats.chisquare(counts[~SPECIAL]).pvalue > 1e-3
 
 
-def test_exact_count_of_every_example():
+def test_exact_selection_has_the_count_of_every_example():
     tokens, lengths = corpus()
     result = masked(tokens, lengths)
     documents = np.repeat(np.arange(len(lengths)), lengths)
@@ -76,7 +76,7 @@ def test_exact_count_of_every_example():
     assert counts.tolist() == expected
 
 
-def test_places_are_equally_likely():
+def test_positions_are_equally_likely():
     lengths = np.full(6000, 22)
     tokens = np.tile(np.r_[CLS, np.full(20, 100), SEP], 6000)
     places = masked(tokens, lengths).at % 22
@@ -84,7 +84,7 @@ def test_places_are_equally_likely():
 
 
 @pytest.mark.parametrize("select", ["exact", "bernoulli"])
-def test_whole_words_are_never_split(select):
+def test_whole_word_masking_never_splits_words(select):
     tokens, lengths = corpus(examples=800)
     result = masked(tokens, lengths, whole_word=True, select=select)
     selected = np.zeros(len(tokens), dtype=bool)
@@ -113,7 +113,7 @@ def test_masks_do_not_depend_on_the_batch():
         assert np.array_equal(alone.tokens, together.tokens[part])
 
 
-def test_dynamic_masks_overlap_as_chance_does_and_static_ones_repeat():
+def test_dynamic_masks_overlap_by_chance_and_static_ones_repeat():
     tokens, lengths = corpus(examples=1500)
 
     def overlap(first, second):
@@ -129,7 +129,7 @@ def test_dynamic_masks_overlap_as_chance_does_and_static_ones_repeat():
     assert overlap(static[0], static[1]) == pytest.approx(chance, abs=0.012)
 
 
-def test_nothing_to_select():
+def test_text_without_regular_tokens_is_unchanged():
     for fields in ({}, {"whole_word": True}, {"select": "bernoulli"}):
         result = masked(np.array([CLS, SEP]), np.array([2]), **fields)
         assert len(result.at) == 0 and result.tokens.tolist() == [CLS, SEP]

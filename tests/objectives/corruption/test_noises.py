@@ -1,4 +1,4 @@
-"""BART's noises against their definitions. Intervals of a test hold together with 99.9%."""
+"""BART's noises against their definitions. The intervals of a test have a joint confidence of 99.9%."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ def apart(some):
 
 
 def words_of(text):
-    """Borders of words as lists of tokens."""
+    """The words of a text, as arrays of tokens."""
     starts = STARTS[text] | (np.arange(len(text)) == 0)
     return np.split(text, np.flatnonzero(starts)[1:])
 
 
-def test_poisson_lengths():
+def test_span_lengths_are_poisson():
     whole = texts(4000)
     infilled = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200)
     fractions = poisson_probabilities(3.0)
     assert fractions[:11] == pytest.approx(stats.poisson.pmf(np.arange(11), 3.0)) and fractions.sum() == pytest.approx(
         1
     )
-    # The draw that ends a text is longer than others: all but the last of each are not as drawn either, so the
-    # shares are held against texts that need many draws.
+    # The last span of a text is biased, because it ends the text; long texts with many spans make the bias small.
     long = PackedTexts(np.full(60000, 8), np.full(6, 10000), np.arange(6), 1, 0)
     drawn = infill(long, VOCABULARY, 0.3, 3.0, 0.0, 20000).sampled_lengths
     counts = np.bincount(drawn, minlength=12)
@@ -53,7 +52,7 @@ def test_poisson_lengths():
     assert (infilled.texts.tokens == MASK).any()
 
 
-def test_infilling_masks_its_words_and_nothing_else():
+def test_infilling_masks_the_expected_number_of_whole_words():
     whole = texts()
     infilled = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200)
     counts = [len(words_of(text)) for text in apart(whole)]
@@ -61,8 +60,8 @@ def test_infilling_masks_its_words_and_nothing_else():
     for text, noisy, masked, count in zip(apart(whole), apart(infilled.texts), infilled.masked, counts, strict=True):
         kept = noisy[noisy != MASK]
         rest = iter(text.tolist())
-        assert all(token in rest for token in kept.tolist()), "what is left stands in its order"
-        # Words are kept whole; only a text's first may begin with a piece that continues one.
+        assert all(token in rest for token in kept.tolist()), "the remaining tokens keep their order"
+        # Remaining words are whole; only the first word of a text may begin with a continuation piece.
         begun = STARTS[kept].sum()
         assert begun == count - masked - (not STARTS[text[0]] and kept[:1].tolist() == text[:1].tolist())
         assert len(kept) <= len(text) - masked
@@ -71,19 +70,19 @@ def test_infilling_masks_its_words_and_nothing_else():
             assert not len(kept)
 
 
-def test_infilling_places_are_equally_likely():
-    """One span of one word in five places."""
+def test_infilling_positions_are_equally_likely():
+    """One span of one word at five positions."""
     tokens = np.tile(np.array([6, 7, 9, 10, 12]), 5000)
     whole = PackedTexts(tokens, np.full(5000, 5), np.arange(5000), 2, 0)
     plain = VOCABULARY.__class__(MASK, SPECIAL, np.ones(ENTRIES, dtype=bool))
     infilled = infill(whole, plain, 0.2, 3.0, 0.0, 5)
-    # Without room to grow no mask is put in between: each text has its one mask in one of five places.
+    # Without room for insertions, each text has one mask at one of five positions.
     assert (infilled.texts.lengths == 5).all()
     places = (infilled.texts.tokens.reshape(-1, 5) == MASK).argmax(1)
     assert stats.chisquare(np.bincount(places, minlength=5)).pvalue > 1e-3
 
 
-def test_a_share_of_the_masks_is_random():
+def test_random_replaces_a_fraction_of_the_masks():
     whole = texts(3000)
     plain = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200).texts
     mixed = infill(whole, VOCABULARY, 0.3, 3.0, 0.1, 200).texts
@@ -95,7 +94,7 @@ def test_a_share_of_the_masks_is_random():
     )
 
 
-def test_sentences_change_places_as_wholes():
+def test_permutation_moves_whole_sentences():
     draws = np.random.default_rng(1)
     sizes = [draws.integers(1, 6, draws.integers(1, 8)) for _ in range(300)]
     lengths = np.array([counts.sum() for counts in sizes])
@@ -114,14 +113,14 @@ def test_sentences_change_places_as_wholes():
     assert np.array_equal(permute_sentences(whole, sentences, 0.0).tokens, tokens)
 
 
-def test_every_order_of_sentences_is_equally_likely():
+def test_sentence_orders_are_equally_likely():
     whole = PackedTexts(np.tile(np.arange(3), 6000), np.full(6000, 3), np.arange(6000), 3, 0)
     moved = permute_sentences(whole, np.arange(18000), 1.0).tokens.reshape(-1, 3)
     _, counts = np.unique(moved, axis=0, return_counts=True)
     assert len(counts) == 6 and stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_masking_and_deletion_take_their_share():
+def test_masking_and_deletion_have_their_counts():
     whole = texts()
     masked = mask_each(whole, VOCABULARY, 0.3, 0.0)
     changed = np.add.reduceat(masked.tokens == MASK, whole.starts)
@@ -135,7 +134,7 @@ def test_masking_and_deletion_take_their_share():
         assert all(token in rest for token in after.tolist())
 
 
-def test_rotation_begins_anywhere():
+def test_rotation_start_is_uniform():
     whole = PackedTexts(np.tile(np.arange(7), 7000), np.full(7000, 7), np.arange(7000), 5, 0)
     turned = rotate(whole, 1.0).tokens.reshape(-1, 7)
     assert ((np.diff(turned, axis=1) % 7) == 1).all()
@@ -144,7 +143,7 @@ def test_rotation_begins_anywhere():
     assert holds((half[:, 0] == 0).sum(), 7000, 0.5 + 0.5 / 7, intervals=1)
 
 
-def test_noise_belongs_to_the_example():
+def test_noise_does_not_depend_on_the_batch():
     def noisy(some):
         filled = infill(some, VOCABULARY, 0.3, 3.0, 0.1, 200).texts
         return rotate(delete(mask_each(filled, VOCABULARY, 0.2, 0.1), 0.1), 1.0)

@@ -1,4 +1,4 @@
-"""Permutations and their targets against the definition. Intervals of a test hold together with 99.9%."""
+"""Permutations and their targets against the definition. The intervals of a test have a joint confidence of 99.9%."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def permuted(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
     return permute(PlmConfig(**fields), VOCABULARY, PackedTexts(tokens, sizes, examples, seed, epoch))
 
 
-def test_a_share_of_one_in_k_is_predicted_in_ngrams_of_harmonic_lengths():
+def test_one_in_context_tokens_is_predicted_in_harmonic_ngrams():
     tokens, lengths = corpus(longest=160)
     result = permuted(tokens, lengths)
     documents = np.repeat(np.arange(len(lengths)), lengths)
@@ -33,21 +33,21 @@ def test_a_share_of_one_in_k_is_predicted_in_ngrams_of_harmonic_lengths():
     assert opens[result.starts].all() and np.isin(result.starts, result.at).all()
 
 
-def test_contexts_hold_their_ngrams():
-    """Of a text of words of one token, without a rest: between two n-grams there is never more than both contexts
-    leave, and single tokens are few."""
+def test_ngrams_stay_within_their_contexts():
+    """In a text of one-token words, the distance of two n-grams never exceeds both contexts, and single tokens are
+    few."""
     tokens, lengths = np.full(6000, np.flatnonzero(STARTS & ~SPECIAL)[0]), np.array([6000])
     result = permuted(tokens, lengths)
     assert np.diff(result.starts).min() >= 1 and np.diff(result.starts).max() <= 2 * 6 * 5
     assert result.single.sum() <= 5 and len(result.at) == 1000
 
 
-def test_orders_are_uniform():
+def test_permutation_orders_are_uniform():
     tokens, lengths = np.full(4 * 4000, np.flatnonzero(~SPECIAL)[0]), np.full(4000, 4)
     tokens[3::4] = np.flatnonzero(SPECIAL)[0]
     tokens[2::4] = np.flatnonzero(SPECIAL)[0]
     ranks = permuted(tokens, lengths, context=2).ranks.reshape(-1, 4)
-    # Two of the tokens are special, and one of the others is predicted.
+    # Two tokens are special, and one of the others is predicted.
     assert (np.sort(ranks, 1) == [0, 1, 2, 3]).all()
     for first in (1, 2, 3):
         for second in {1, 2, 3} - {first}:
@@ -55,7 +55,7 @@ def test_orders_are_uniform():
             assert holds(times, 4000, 1 / 6, intervals=6)
 
 
-def test_the_reused_part_sees_nothing_of_the_rest():
+def test_reused_tokens_have_lower_ranks_than_the_rest():
     tokens, lengths = corpus(examples=50)
     result = permuted(tokens, lengths, reuse=7)
     first = np.cumsum(lengths) - lengths
@@ -69,7 +69,7 @@ def test_the_reused_part_sees_nothing_of_the_rest():
             assert len(np.unique(others)) <= 1 and (ranks[7:][ordered] > max(others, default=0)).all()
 
 
-def test_examples_do_not_depend_on_their_batch():
+def test_permutations_do_not_depend_on_the_batch():
     tokens, lengths = corpus(examples=40)
     together = permuted(tokens, lengths, reuse=9)
     start = int(lengths[:13].sum())
@@ -81,8 +81,8 @@ def test_examples_do_not_depend_on_their_batch():
 
 
 @pytest.mark.parametrize("reuse", [0, 1])
-def test_a_permutation_over_one_token(reuse):
-    """It is predicted, from what comes before it in the order."""
+def test_single_regular_token_is_predicted(reuse):
+    """The only regular token is predicted."""
     word, special = np.flatnonzero(~SPECIAL)[0], np.flatnonzero(SPECIAL)[0]
     result = permuted(np.array([word, special]), np.array([2]), reuse=reuse)
     assert result.at.tolist() == [0] and sorted(result.ranks.tolist()) == [1, 2 + reuse]
@@ -90,6 +90,6 @@ def test_a_permutation_over_one_token(reuse):
     assert len(empty.at) == 0
 
 
-def test_reuse_needs_running_text():
+def test_reuse_with_pairs_is_refused():
     with pytest.raises(ValueError, match="reuse=4 needs running text"):
         PlmConfig(reuse=4, pairs="unscored")

@@ -1,4 +1,4 @@
-"""T5's span corruption against its definition. Intervals of a test hold together with 99.9%."""
+"""T5's span corruption and prefixes against their definitions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def parts(flat, lengths):
 
 
 @pytest.mark.parametrize(("inputs", "raw", "targets"), [(512, 568, 114), (128, 141, 29), (1024, 1137, 229)])
-def test_lengths_are_the_published_ones(inputs, raw, targets):
+def test_lengths_match_the_published_ones(inputs, raw, targets):
     assert text_length(inputs, 1, CONFIG) == raw
     noise, spans = noise_counts(np.array([raw]), CONFIG)
     assert raw - noise[0] + spans[0] + 1 == inputs
     assert noise[0] + spans[0] + 1 == targets
 
 
-def test_neither_side_is_longer_than_asked_for_and_one_token_more_would_be():
+def test_text_length_is_the_longest_that_fits_both_sides():
     for density in (0.05, 0.15, 0.5, 0.8):
         config = SpanCorruptionConfig(density=density)
         for limit in range(8, 200, 7):
@@ -53,7 +53,7 @@ def test_neither_side_is_longer_than_asked_for_and_one_token_more_would_be():
         text_length(2, 1, CONFIG)
 
 
-def test_both_sides_together_are_the_text_and_sentinels_descend():
+def test_inputs_and_targets_restore_the_text():
     tokens, lengths = corpus()
     whole = corrupted(tokens, lengths)
     noise, spans = noise_counts(lengths, CONFIG)
@@ -63,7 +63,7 @@ def test_both_sides_together_are_the_text_and_sentinels_descend():
     for text, inputs, targets, count in zip(*(parts(*side) for side in sides), spans, strict=True):
         for side in (inputs, targets):
             assert side[np.isin(side, SENTINELS)].tolist() == SENTINELS[:count].tolist()
-        assert not np.isin(inputs[0], SENTINELS), "a text begins with what is left"
+        assert not np.isin(inputs[0], SENTINELS), "inputs begin with text"
         assert targets[0] == SENTINELS[0] and np.isin(inputs[-1], SENTINELS)
         single = corrupted(text, np.array([len(text)]))
         assert np.array_equal(restore(single, SENTINELS), text)
@@ -72,8 +72,8 @@ def test_both_sides_together_are_the_text_and_sentinels_descend():
     assert not np.array_equal(corrupted(tokens, lengths, epoch=1).noise, whole.noise)
 
 
-def test_every_cut_is_equally_likely():
-    """Of 12 tokens 4 are noise in 2 spans: 3 ways to cut the noise times 7 to cut the rest."""
+def test_segmentations_are_equally_likely():
+    """4 of 12 tokens are noise in 2 spans: 3 segmentations of the noise times 7 of the rest."""
     config, lengths = SpanCorruptionConfig(density=1 / 3, mean_length=2.0), np.full(6300, 12)
     drawn = corrupted(np.arange(lengths.sum()) % 30000, lengths, config=config)
     patterns, counts = np.unique(drawn.noise.reshape(-1, 12), axis=0, return_counts=True)
@@ -81,7 +81,7 @@ def test_every_cut_is_equally_likely():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_prefixes_are_uniform_and_leave_something_to_predict():
+def test_prefix_lengths_are_uniform_and_leave_targets():
     prefixes = prefix_lengths(np.full(9000, 10), np.arange(9000), 1, 0)
     counts = np.bincount(prefixes, minlength=11)
     assert counts[0] == counts[10] == 0

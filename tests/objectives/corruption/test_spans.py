@@ -1,4 +1,4 @@
-"""Span masking against its definition. Intervals of a test hold together with 99.9%."""
+"""Span masking against its definition. The intervals of a test have a joint confidence of 99.9%."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def masked(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
     return mask_spans(SpanConfig(**fields), VOCABULARY, PackedTexts(tokens, sizes, examples, seed, epoch))
 
 
-def test_geometric_lengths_are_renormalised():
+def test_truncated_length_distributions_are_normalized():
     fractions = length_probabilities(SpanConfig())
     assert fractions.sum() == pytest.approx(1) and len(fractions) == 10
     assert fractions @ np.arange(1, 11) == pytest.approx(3.797, abs=5e-4)
@@ -26,7 +26,7 @@ def test_geometric_lengths_are_renormalised():
 
 
 @pytest.mark.parametrize("fields", [{}, {"lengths": "harmonic", "longest": 3}])
-def test_drawn_lengths_have_their_shares(fields):
+def test_sampled_lengths_follow_their_distribution(fields):
     tokens, lengths = corpus(longest=160)
     drawn = masked(tokens, lengths, **fields).sampled_lengths
     fractions = length_probabilities(SpanConfig(**fields))
@@ -36,7 +36,7 @@ def test_drawn_lengths_have_their_shares(fields):
         assert holds(count, len(drawn), share, intervals=len(fractions))
 
 
-def test_every_example_spends_its_budget_and_nothing_else_changes():
+def test_every_example_masks_the_budget_and_nothing_else():
     tokens, lengths = corpus()
     result = masked(tokens, lengths)
     documents = np.repeat(np.arange(len(lengths)), lengths)
@@ -46,7 +46,7 @@ def test_every_example_spends_its_budget_and_nothing_else_changes():
     assert np.isin(np.flatnonzero(result.tokens != tokens), result.at).all()
 
 
-def test_spans_are_whole_words_but_for_the_last_one():
+def test_spans_are_whole_words_except_where_the_budget_ends():
     tokens, lengths = corpus(examples=600)
     result = masked(tokens, lengths)
     documents = np.repeat(np.arange(len(lengths)), lengths)
@@ -56,16 +56,16 @@ def test_spans_are_whole_words_but_for_the_last_one():
     assert opens[first].all()
     ends_word = opens[last + 1] | ~text[last + 1]
     cut = np.bincount(documents[first[~ends_word]], minlength=len(lengths))
-    assert cut.max() == 1, "the budget ends in one span of an example at most"
+    assert cut.max() == 1, "the budget cuts at most one span of an example"
     assert np.array_equal(documents[first], documents[last])
-    # Spans that touch are one.
+    # Adjacent spans are merged.
     assert (first[1:] > last[:-1] + 1).all()
     inside = np.concatenate([np.arange(start, end + 1) for start, end in result.spans])
     assert np.array_equal(inside, result.at)
     assert np.array_equal(result.span_of, np.repeat(np.arange(len(first)), last - first + 1))
 
 
-def test_one_decision_a_span():
+def test_replacement_is_decided_per_span():
     tokens, lengths = corpus(examples=2500)
     result = masked(tokens, lengths)
     hidden = result.tokens[result.at] == MASK
@@ -74,13 +74,13 @@ def test_one_decision_a_span():
     assert np.isin(share, [0.0, 1.0]).all()
     assert holds(share.sum(), spans, 0.8, intervals=2)
     same = np.bincount(result.span_of, result.tokens[result.at] != result.labels, spans) == 0
-    # A span of n random tokens looks unchanged with a share of 1/(V-5)^n.
+    # A span of n random tokens looks unchanged with probability 1/(V-5)^n.
     assert holds(same.sum(), spans, 0.1 + 0.1 * 0.5 / (ENTRIES - 5), intervals=2)
     each = masked(tokens, lengths, replace="token")
     assert holds((each.tokens[each.at] == MASK).sum(), len(each.at), 0.8, intervals=1)
 
 
-def test_spans_do_not_depend_on_the_batch_and_change_with_the_epoch():
+def test_spans_depend_on_the_epoch_and_not_on_the_batch():
     tokens, lengths = corpus(examples=60)
     together = masked(tokens, lengths)
     starts = np.cumsum(lengths) - lengths
@@ -93,7 +93,7 @@ def test_spans_do_not_depend_on_the_batch_and_change_with_the_epoch():
     assert np.array_equal(masked(tokens, lengths, epoch=2, **static).at, masked(tokens, lengths, **static).at)
 
 
-def test_a_border_is_text_on_both_sides():
+def test_bordered_spans_have_text_on_both_sides():
     tokens = np.array([CLS, 10, 11, 13, SEP, 14, 16, 17, SEP])
     seen = set()
     for epoch in range(60):
@@ -105,13 +105,13 @@ def test_a_border_is_text_on_both_sides():
     assert seen == {True, False}
 
 
-def test_nothing_to_mask():
+def test_text_without_regular_tokens_is_unchanged():
     result = masked(np.array([CLS, SEP]), np.array([2]))
     assert len(result.at) == len(result.spans) == len(result.span_of) == 0
     assert result.tokens.tolist() == [CLS, SEP]
 
 
-def test_the_boundary_head_reads_two_neighbours_and_the_place():
+def test_boundary_head_reads_both_neighbors_and_the_position():
     torch.manual_seed(0)
     head = SpanBoundaryHead(8, 30, 4, 5)
     hidden = torch.randn(9, 8, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The vectorised pair builder against the definition in BERT's data script."""
+"""The vectorized sentence-pair builder against the definition in BERT's data script."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def corpus(documents=3000, sentences=9, seed=0, longest=40):
 
 
 def owners(offsets, boundaries, starts):
-    """The document each flat place lies in."""
+    """The document of each token index."""
     return np.searchsorted(offsets[boundaries], starts, side="right") - 1
 
 
-def test_a_random_segment_is_of_another_document_and_a_next_one_follows():
+def test_random_segments_are_from_other_documents():
     offsets, boundaries = corpus()
     pairs = sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0)
     a, b = owners(offsets, boundaries, pairs["a_start"]), owners(offsets, boundaries, pairs["b_start"])
@@ -37,8 +37,8 @@ def test_a_random_segment_is_of_another_document_and_a_next_one_follows():
 
 
 @pytest.mark.parametrize("kind", ["nsp", "sop"])
-def test_pairs_of_sentences(kind):
-    """One whole sentence in each place, whatever its length, and every sentence in exactly one A or following B."""
+def test_sentence_segments_are_single_whole_sentences(kind):
+    """Each segment is one whole sentence of any length, and every sentence is in exactly one A or next B."""
     offsets, boundaries = corpus(documents=400)
     pairs = sentence_pairs(offsets, boundaries, 200, 0.5, 3, 0, kind, sentences=True)
     two = (
@@ -60,10 +60,10 @@ def test_pairs_of_sentences(kind):
         assert low <= choice.sum() <= high
 
 
-def test_balance_given_that_there_was_a_choice():
-    """Half are random where the chunk had two sentences; all are where it had one; so more than half overall."""
+def test_labels_are_balanced_where_both_are_possible():
+    """B is random for half of the chunks of several sentences and for all of one; for more than half overall."""
     offsets, boundaries = corpus(documents=6000, sentences=6, longest=30)
-    pairs = sentence_pairs(offsets, boundaries, 4000, 0.0, 5, 0)  # so long that the first chunk is the whole document
+    pairs = sentence_pairs(offsets, boundaries, 4000, 0.0, 5, 0)  # the first chunk is the whole document
     first = np.r_[True, np.diff(pairs["document"]) > 0]
     several = np.diff(boundaries)[pairs["document"]] >= 2
     choice = pairs["label"][first & several]
@@ -73,8 +73,8 @@ def test_balance_given_that_there_was_a_choice():
     assert pairs["label"].mean() > 0.5
 
 
-def test_unused_sentences_are_put_back():
-    """Every sentence stands in exactly one A or one following B: nothing is lost and nothing read twice."""
+def test_every_sentence_is_used_once():
+    """Every sentence is in exactly one A or one next B: none is lost or read twice."""
     offsets, boundaries = corpus(documents=300)
     pairs = sentence_pairs(offsets, boundaries, 10**6, 0.1, 3, 0)
     seen = np.zeros(offsets[-1], dtype=int)
@@ -85,27 +85,27 @@ def test_unused_sentences_are_put_back():
     assert (seen == 1).all()
 
 
-def test_other_documents_and_cut_ends_are_fair():
+def test_random_documents_are_uniform_and_both_ends_are_truncated():
     offsets, boundaries = corpus(documents=40, sentences=60)
     pairs = np.concatenate([sentence_pairs(offsets, boundaries, 33, 0.0, 7, epoch) for epoch in range(30)])
     random = pairs[pairs["label"] == 1]
     assert stats.chisquare(np.bincount(owners(offsets, boundaries, random["b_start"]), minlength=40)).pvalue > 1e-3
-    # A starts with a sentence unless tokens were cut off its front, each by a fair coin.
+    # A starts with a sentence unless tokens were removed from its front, each with probability 1/2.
     starts = np.isin(pairs["a_start"], offsets[:-1])
     assert 0.2 < np.mean(~starts) < 0.8
 
 
-def test_short_targets_have_their_share():
+def test_short_targets_have_their_probability():
     offsets, boundaries = corpus(documents=40, sentences=6000, longest=3)
     pairs = sentence_pairs(offsets, boundaries, 120, 0.1, 3, 0)
     last = np.r_[np.diff(pairs["document"]) > 0, True]
-    # A random B may end with its document: only pairs of text that follows.
+    # A random B may end with its document, so only pairs with the next text count.
     lengths = (pairs["a_length"] + pairs["b_length"])[~last & (pairs["label"] == 0)]
-    # A uniform target of 2..120 falls short of 110 in 91% of the tenth that is short.
+    # A tenth of the targets is uniform in 2..120, of which 91% are below 110.
     assert np.mean(lengths < 110) == pytest.approx(0.1 * 108 / 119, abs=0.02)
 
 
-def test_a_pure_function_of_seed_and_epoch():
+def test_pairs_depend_on_seed_and_epoch_only():
     offsets, boundaries = corpus(documents=200)
     first = sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0)
     assert np.array_equal(first, sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0))
@@ -114,7 +114,7 @@ def test_a_pure_function_of_seed_and_epoch():
 
 
 @pytest.mark.parametrize("kind", ["nsp", "sop"])
-def test_blocks_of_documents_change_nothing(monkeypatch, kind):
+def test_block_size_does_not_change_the_pairs(monkeypatch, kind):
     offsets, boundaries = corpus(documents=200)
     boundaries = np.sort(np.append(boundaries, boundaries[[7, 90]]))  # some without sentences
     whole = sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0, kind)
@@ -122,14 +122,14 @@ def test_blocks_of_documents_change_nothing(monkeypatch, kind):
     assert np.array_equal(sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0, kind), whole)
 
 
-def test_documents_without_sentences_and_single_documents():
+def test_empty_documents_are_skipped_and_single_ones_refused():
     pairs = sentence_pairs(np.array([0, 4, 9, 12]), np.array([0, 0, 2, 2, 3]), 20, 0.1, 1, 0)
     assert set(pairs["document"]) == {1, 3}
     with pytest.raises(ValueError, match="two documents with text; there are 1"):
         sentence_pairs(np.array([0, 4, 9]), np.array([0, 2, 2]), 20, 0.1, 1, 0)
 
 
-def test_sentence_order_is_balanced_and_of_consecutive_segments():
+def test_sop_labels_are_balanced_and_segments_consecutive():
     offsets, boundaries = corpus()
     pairs = sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0, "sop")
     a, b = owners(offsets, boundaries, pairs["a_start"]), owners(offsets, boundaries, pairs["b_start"])
@@ -147,7 +147,7 @@ def test_sentence_order_is_balanced_and_of_consecutive_segments():
     assert (pairs["a_length"] + pairs["b_length"]).max() == 61
 
 
-def test_sentence_order_loses_no_sentence_but_single_tokens():
+def test_sop_uses_every_sentence_except_single_tokens():
     offsets, boundaries = corpus(documents=300)
     pairs = sentence_pairs(offsets, boundaries, 10**6, 0.1, 3, 0, "sop")
     seen = np.zeros(offsets[-1], dtype=int)
@@ -157,11 +157,11 @@ def test_sentence_order_loses_no_sentence_but_single_tokens():
     alone = np.flatnonzero((np.diff(boundaries) == 1) & (np.diff(offsets[boundaries]) == 1))
     expected = np.ones(offsets[-1], dtype=int)
     expected[offsets[boundaries[alone]]] = 0
-    # A short target may leave one sentence of one token for the end of a document.
+    # A short target may leave a sentence of one token at the end of a document.
     assert ((seen == expected) | (seen == 0)).all() and (seen != expected).sum() <= 10
 
 
-def test_a_lone_sentence_is_cut_in_two_and_one_document_is_enough():
+def test_sop_splits_a_single_sentence_in_two():
     pairs = sentence_pairs(np.array([0, 7, 8]), np.array([0, 1, 2]), 20, 0.0, 1, 0, "sop")
     assert len(pairs) == 1 and pairs["a_length"] + pairs["b_length"] == 7
     assert len(sentence_pairs(np.array([0, 4, 9]), np.array([0, 2]), 20, 0.0, 1, 0, "sop")) == 1

@@ -1,4 +1,4 @@
-"""Windows of text: what they cover, with and without separators."""
+"""Windows of text: coverage with and without separators, overlaps, and sampled lengths."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def texts(stream, rows):
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
-def test_separate_windows_stay_in_their_document_and_lose_nothing():
+def test_separate_windows_cover_each_document():
     stream = Stream(TOKENS, OFFSETS, None)
     pieces = texts(stream, windows(stream, 5, joined=False))
     assert [len(piece) for piece in pieces] == [5, 2, 1, 5, 5, 2, 5, 5]
     assert sum(pieces, []) == TOKENS.tolist()
 
 
-def test_joined_windows_run_through_with_separators():
+def test_joined_windows_cover_the_text_with_separators():
     stream = Stream(TOKENS, OFFSETS, 3)
     pieces = texts(stream, windows(stream, 8, joined=True))
     assert [len(piece) for piece in pieces] == [8, 8, 8, 8, 2]
@@ -43,7 +43,7 @@ def test_overlapping_windows_predict_every_token_once(joined):
         assert sum(predicted, []) == sum((window[1:] for window in whole), [])
 
 
-def test_random_windows_read_the_stream():
+def test_stream_reads_any_windows():
     stream = Stream(TOKENS, OFFSETS, 3)
     run = stream.read(np.array([0]), np.array([len(stream)]))
     starts, lengths = np.array([5, 0, 11]), np.array([6, 0, 20])
@@ -53,7 +53,7 @@ def test_random_windows_read_the_stream():
 
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("short", [0.1, 1.0])
-def test_drawn_windows_lose_nothing_and_have_the_lengths_they_aim_at(joined, short):
+def test_sampled_windows_cover_the_text_with_target_lengths(joined, short):
     tokens, boundaries = np.arange(60_000, dtype=np.uint32), np.array([0, 7, 7, 40_000, 40_001, 60_000])
     stream = Stream(tokens, boundaries, None)
     rows = sampled_windows(stream, 32, joined, short, 3, 0)
