@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+PYTHONS ?= 3.12 3.13
 .DEFAULT_GOAL := help
-.PHONY: help install demo course test conf faults matrix lint types bench docs gpu rehearse bundle clean
+.PHONY: help install demo course test versions conf faults matrix lint types bench docs gpu rehearse bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -37,6 +38,16 @@ course: $(VENV)/test  ## Run docs/course.md, about half an hour on two cores, an
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
 	$(BIN)/python -m pytest -q -n 2
+
+versions:  ## Run some two thousand tests with each of Python 3.12 and 3.13 that is installed.
+	@for version in $(PYTHONS); do \
+		if python$$version --version >/dev/null 2>&1; \
+		then $(MAKE) VENV=.venv-$$version PYTHON=python$$version some || exit 1; \
+		else echo "python$$version is not installed"; fi \
+	done
+
+some: $(VENV)/test
+	$(BIN)/python -m pytest -q -n 2 tests/cli tests/config tests/data tests/learners tests/nn tests/runs tests/system
 
 faults: $(VENV)/test  ## Plant faults and see that nothing goes wrong silently, at most 20 minutes on two cores.
 	$(BIN)/python scripts/faults.py
