@@ -1,4 +1,4 @@
-"""Secrets planted wherever a user may have put one: none stands in a file of lmtool's or on the screen."""
+"""Secrets in every place where a user may have put them appear in no file of lmtool and not on the screen."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ CONTROL = "\x1b[31mred\r"
 
 
 @pytest.fixture
-def planted(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Path]:
-    """A working folder whose data lie where secrets are in their paths; afterwards nothing of them is found."""
+def folder_with_secrets(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Path]:
+    """A working folder with secrets in its paths and data; afterwards, checks that no output contains them."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     for folder in (Path(ADDRESS), Path(QUOTED)):
@@ -54,16 +56,18 @@ WORDS = [*TINY, "log_every=1", "max_steps=2", "cache_dir=cache"]
 
 
 def typed(text: str) -> str:
-    """A value as it is typed in an override."""
+    """A value, quoted for an override."""
     return '"' + text.replace('"', '\\"') + '"'
 
 
 @pytest.mark.usefixtures("reports")
-def test_no_secret_is_written_or_shown(planted: Path) -> None:
+def test_commands_write_and_print_no_secret(folder_with_secrets: Path) -> None:
     learn = ["pretrain", "model=bert_tiny", *WORDS, "data=text", f"data.path={typed(ADDRESS + '/text.txt')}"]
     learn += ["batch_tokens=256"]
     assert cli.main([*learn, "name=a"]) == 0
-    assert cli.main([*learn, "name=a", f"data.validation={typed(QUOTED + '/text.txt')}"]) == 2  # both are told
+    assert (
+        cli.main([*learn, "name=a", f"data.validation={typed(QUOTED + '/text.txt')}"]) == 2
+    )  # the message names both values
     assert cli.main(["resume", "runs/a"]) == 0
     rows = f"task.path={typed(QUOTED + '/rows')}"
     task = ["finetune", "task=sst2", rows, "checkpoint=runs/a", *WORDS[len(TINY) :], "max_length=32", "device=cpu"]
@@ -84,7 +88,7 @@ def test_no_secret_is_written_or_shown(planted: Path) -> None:
         assert Path(path).is_file()
 
 
-def test_no_secret_of_a_sweep_is_written_or_shown(planted: Path) -> None:
+def test_sweep_writes_and_prints_no_secret(folder_with_secrets: Path) -> None:
     words = ["pretrain", "-m", "model=bert_tiny", *WORDS[:-2], "max_steps=1", "data=text", "batch_tokens=256"]
     words += ["cache_dir=cache"]
     path = f"data.path={typed(QUOTED + '/text.txt')},{typed(ADDRESS + '/nowhere.txt')}"
@@ -96,8 +100,8 @@ def test_no_secret_of_a_sweep_is_written_or_shown(planted: Path) -> None:
 
 
 @pytest.mark.parametrize("secret", [ADDRESS, QUOTED, SECRETS["SERVICE_AUTH"]])
-def test_no_secret_is_in_an_error(planted: Path, secret: str) -> None:
-    (planted / "written").write_text("")
+def test_errors_contain_no_secret(folder_with_secrets: Path, secret: str) -> None:
+    (folder_with_secrets / "written").write_text("")
     for words in (
         ["pretrain", f"seed={secret}"], ["pretrain", f"data.path={secret}"], ["pretrain", f"modle={secret}"],
         ["pretrain", secret], [secret], ["finetune", f"checkpoint={secret}", "task=sst2"], ["--debug", "list", secret],
@@ -106,12 +110,12 @@ def test_no_secret_is_in_an_error(planted: Path, secret: str) -> None:
         ["predict", f"checkpoint={secret}", "text=a"], ["report", secret], ["resume", secret], ["show", secret],
         ["pretrain", "seed=" + "x" * 70 + secret], ["pretrain", f"model={secret}"],
     ):  # fmt: skip
-        more = ["max_steps=no"] if words[0] == "pretrain" else []  # where it is no error, no training either
+        more = ["max_steps=no"] if words[0] == "pretrain" else []  # prevents training if the secret is accepted
         assert cli.main([*words, *more]) == 2, words
 
 
-def test_no_text_from_outside_commands_the_terminal(planted: Path) -> None:
-    (planted / "written").write_text("")
+def test_control_characters_are_escaped(folder_with_secrets: Path) -> None:
+    (folder_with_secrets / "written").write_text("")
     folder = Path(f"rows{CONTROL}")
     folder.mkdir()
     lines = [

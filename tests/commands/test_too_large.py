@@ -1,4 +1,4 @@
-"""A model that does not fit into memory is refused before anything of it, or of the text, is made."""
+"""A model that does not fit in memory is refused before the model or the text is processed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = ["task=sst2", "task.path=rows", "checkpoint=none", "cache_dir=cache", "ma
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with 2 GB: bert's 110 million parameters need 1.76 GB."""
+    """A machine with 2 GB; bert's 110 million parameters need 1.76 GB."""
     monkeypatch.setattr(planning, "available_bytes", lambda device: 2 * 10**9)
 
 
@@ -34,7 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         (["model=gpt_xl", "optimizer=adafactor"], "model.hidden_size=768"),
     ],
 )
-def test_it_is_refused_with_what_fits(
+def test_too_large_model_hints_at_one_that_fits(
     words: list[str], hint: str, place: Path, machine: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["pretrain", *TEXT, *words]) == 2
@@ -42,7 +42,7 @@ def test_it_is_refused_with_what_fits(
     assert "is too large for cpu: weights, gradients and optimizer need " in error and "2 GB are available" in error
     assert advice.startswith("hint: set ") and hint in advice
     assert not Path("runs").exists() and not Path("cache").exists()
-    # What the hint says does fit.
+    # The model of the hint fits.
     overrides = shlex.split(advice.removeprefix("hint: set ").partition(",")[0])
     config = cli.configuration("pretrain", cli.parse(but_for([*TEXT, *words], overrides)), running=True)
     planning.require_memory(config, planning_precision())
@@ -54,7 +54,7 @@ def planning_precision() -> planning.Precision:
     return select_precision("fp32", select_device("cpu"))
 
 
-def test_frozen_weights_need_less(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_frozen_weights_need_less_memory(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ROWS, "model=bert", "model.num_layers=30", "device=cpu"]
     for tuning, fits in (("head", True), ("full", False)):
         config = cli.configuration("finetune", cli.parse([*words, f"tuning={tuning}"]), running=True)
@@ -63,15 +63,15 @@ def test_frozen_weights_need_less(place: Path, machine: None, capsys: pytest.Cap
     assert "is too large for cpu" in capsys.readouterr().err and not Path("runs").exists()
 
 
-def test_a_plan_says_so_and_ends_well(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_too_large_model(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "pretrain", "model=bert", "model.num_layers=30"]) == 0
     assert "model=bert is too large for cpu" in capsys.readouterr().out
     assert cli.main(but_for(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"])) == 0
     assert "set model.hidden_size=768" in capsys.readouterr().out
 
 
-def test_several_processes_share_a_machine_or_the_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """bert of 30 layers: 0.96 GB of weights, four times as much in training."""
+def test_memory_check_counts_processes_and_shards(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bert with 30 layers has 0.96 GB of weights, and four times as much in training."""
     import torch
 
     from lmtool.training.precision import Precision
@@ -96,7 +96,7 @@ def test_several_processes_share_a_machine_or_the_weights(place: Path, monkeypat
     assert "too large for cpu: weights in 4 processes need" in said("cuda", "parallel=fsdp")
 
 
-def test_onednn_without_memory_is_out_of_memory() -> None:
+def test_onednn_error_is_reported_as_out_of_memory() -> None:
     memory = out_of_memory(RuntimeError("could not create a primitive"))
     assert memory is not None and "micro_batch_tokens" in str(memory.hint)
     assert out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution")) is None
