@@ -13,7 +13,7 @@ import lmtool
 from lmtool.config import registry
 
 # Libraries that compute, read data, draw or connect; Hydra's plugins; and modules that run commands.
-NEVER = (
+UNUSED_LIBRARIES = (
     "torch",
     "numpy",
     "datasets",
@@ -30,7 +30,7 @@ NEVER = (
     "lmtool.resolver.files",
 )
 # Configuration modules of components that pretraining of BERT on docstrings does not use.
-OTHERS = (
+UNUSED_CONFIGS = (
     "lmtool.models.encoder_configs",
     "lmtool.models.decoder_configs",
     "lmtool.models.encoder_decoder_configs",
@@ -67,12 +67,12 @@ def modules_after(*words: str) -> tuple[int, set[str]]:
 def test_commands_that_do_not_run_import_few_modules(words: list[str], status: int) -> None:
     ended, modules = modules_after(*words)
     assert ended == status
-    assert not modules.intersection(NEVER) and not modules.intersection(OTHERS)
+    assert not modules.intersection(UNUSED_LIBRARIES) and not modules.intersection(UNUSED_CONFIGS)
 
 
 def test_unknown_command_imports_no_config_library() -> None:
     status, modules = modules_after("pretran")
-    assert status == 2 and not modules.intersection((*NEVER, "hydra", "omegaconf", "pydantic", "yaml"))
+    assert status == 2 and not modules.intersection((*UNUSED_LIBRARIES, "hydra", "omegaconf", "pydantic", "yaml"))
 
 
 def test_shipped_components_are_in_listed_modules() -> None:

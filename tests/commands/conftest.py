@@ -68,13 +68,13 @@ def reports() -> None:
 
 
 @pytest.fixture(autouse=True)
-def reports_that_are_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def reports_on_request(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs write no reports, except in tests that use the fixture `reports`."""
     if "reports" not in request.fixturenames:
         skip_reports(monkeypatch)
 
 
-def copied(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
+def work_in_copy(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
     """Copies a folder and makes the copy the working folder."""
     shutil.copytree(folder, place, symlinks=True, dirs_exist_ok=True)
     patch.chdir(place)
@@ -128,7 +128,7 @@ def write_rows(folder: Path) -> None:
         (folder / f"{split}.tsv").write_text(lines)
 
 
-def but_for(words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+def merge_overrides(words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """All words, with only the last value of each key."""
     everything = [*words, *more]
     last = {word.partition("=")[0]: number for number, word in enumerate(everything) if "=" in word}
@@ -147,12 +147,14 @@ def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -
         f"name={name}",
     ]
     budget = [] if any(word.startswith("max_") for word in more) else ["max_steps=6"]
-    assert cli.main(but_for([*words, f"name={name}", "batch_tokens=256", "log_every=1", *budget], more)) == status
+    assert (
+        cli.main(merge_overrides([*words, f"name={name}", "batch_tokens=256", "log_every=1", *budget], more)) == status
+    )
     return Path("runs") / name
 
 
 def finetune(name: str, *more: str, status: int = 0) -> Path:
     """Run `lmtool finetune` on the rows and return the run folder."""
     words = ["finetune", "task=sst2", "task.path=rows", "cache_dir=cache", "batch_examples=16", "max_length=32"]
-    assert cli.main(but_for([*words, "device=cpu", "precision=fp32", f"name={name}"], more)) == status
+    assert cli.main(merge_overrides([*words, "device=cpu", "precision=fp32", f"name={name}"], more)) == status
     return Path("runs") / name

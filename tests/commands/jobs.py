@@ -14,7 +14,7 @@ import torch
 from lmtool.cli import main as cli
 from lmtool.commands import finetune, pretrain  # noqa: F401 imported here, not in each victim
 from lmtool.config.registry import entries
-from tests.commands.conftest import TINY, but_for, skip_reports, tiny, write_rows, write_text
+from tests.commands.conftest import TINY, merge_overrides, skip_reports, tiny, write_rows, write_text
 
 torch.set_num_threads(1)
 
@@ -33,7 +33,7 @@ def _shared(folder: Path) -> Path:
 
 def _quietly(*words: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
-        status = cli.main(but_for(words))
+        status = cli.main(merge_overrides(words))
     if status:
         raise SystemExit(status)
 

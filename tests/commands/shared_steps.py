@@ -19,14 +19,14 @@ from lmtool.training.group import ProcessGroup
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import FP32_CPU
 from lmtool.training.step import apply_gradients, gradients
-from tests.commands.conftest import but_for
+from tests.commands.conftest import merge_overrides
 
 
 class Caught(BaseException):
     """A BaseException, which no error handler of the command catches."""
 
 
-def caught(words: Sequence[str]) -> bytes:
+def capture_work(words: Sequence[str]) -> bytes:
     """The pickled learner, loader and settings of a command line when training starts."""
 
     def train(*arguments: Any, **more: Any) -> None:
@@ -36,11 +36,11 @@ def caught(words: Sequence[str]) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmtool.session.fit.train", train)
         with pytest.raises(Caught) as catch:
-            cli.main(but_for(words))
+            cli.main(merge_overrides(words))
     return catch.value.args[0]
 
 
-def stepped(group: ProcessGroup, work: bytes, steps: int, double: bool = False) -> dict[str, Any]:
+def train_steps(group: ProcessGroup, work: bytes, steps: int, double: bool = False) -> dict[str, Any]:
     """Trains captured work; returns losses, terms, tokens and read examples by step, the gradients of the first step,
     and the weights after the last. double: computes in fp64."""
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import transformers
 import lmtool
 from lmtool.cli import main as cli
 from lmtool.errors import UserError
-from tests.commands.conftest import TINY, finetune, place, pretrain, reports_that_are_read  # noqa: F401 fixtures
+from tests.commands.conftest import TINY, finetune, place, pretrain, reports_on_request  # noqa: F401 fixtures
 
 TEXTS = ["The happy cat saw the river.", "A stone.", "Near the ship, the queen saw the dark and bitter road."]
 PAIRS = ["A bird.", "The kind child saw the house near the tree.", "The king."]

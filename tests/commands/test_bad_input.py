@@ -12,7 +12,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from tests.breadth import slow_but
-from tests.commands.conftest import TINY, but_for, finetune
+from tests.commands.conftest import TINY, finetune, merge_overrides
 from tests.weights.published_folders import make
 
 MODELS = {
@@ -27,14 +27,14 @@ def pretrain_on(content: bytes, objective: str, *more: str) -> int:
     Path("bad.txt").write_bytes(content)
     words = ["pretrain", f"model={MODELS[objective]}", f"objective={objective}", *TINY, "data=text"]
     words += ["data.path=bad.txt", "cache_dir=cache", "batch_tokens=256", "max_steps=1", "name=bad"]
-    return cli.main(but_for(words, more))
+    return cli.main(merge_overrides(words, more))
 
 
 def inspect_on(content: bytes, objective: str, *more: str) -> int:
     """Runs `lmtool inspect pretrain` on a file of this content."""
     Path("bad.txt").write_bytes(content)
     words = ["inspect", "pretrain", f"model={MODELS[objective]}", f"objective={objective}", *TINY, "data=text"]
-    return cli.main(but_for([*words, "data.path=bad.txt", "cache_dir=cache", "n=1", "tokens=2000"], more))
+    return cli.main(merge_overrides([*words, "data.path=bad.txt", "cache_dir=cache", "n=1", "tokens=2000"], more))
 
 
 @pytest.mark.parametrize(

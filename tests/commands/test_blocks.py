@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
-from tests.commands.conftest import but_for, pretrain, tiny
+from tests.commands.conftest import merge_overrides, pretrain, tiny
 
 MODEL = "bigbird_tiny"
 # Texts of 15 tokens or more use blocks; dropout is random per token.
@@ -39,7 +39,7 @@ def test_block_sparse_run_resumes_bit_for_bit(capsys: pytest.CaptureFixture[str]
 def test_inspect_draws_attention_blocks(length: int, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["inspect", "pretrain", f"model={MODEL}", *tiny(MODEL), *BLOCKS, "data=text", "data.path=text.txt"]
     words += ["cache_dir=cache", f"max_length={length}", "n=1", "tokens=100", "output=seen.jsonl"]
-    assert cli.main(but_for(words)) == 0
+    assert cli.main(merge_overrides(words)) == 0
     printed = " ".join(capsys.readouterr().out.split())
     (_, title), *lines = json.loads(Path("seen.jsonl").read_text())["drawing"]
     rows = [text for _, text in lines]

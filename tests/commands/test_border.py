@@ -27,7 +27,7 @@ from lmtool.cli import main as cli
 from lmtool.config.registry import build
 from lmtool.tokenizers.configs import ByteBpeConfig
 from tests.breadth import slow_but
-from tests.commands.conftest import BAD, GOOD, TINY, but_for, finetune, follow_card, pretrain, sentence
+from tests.commands.conftest import BAD, GOOD, TINY, finetune, follow_card, merge_overrides, pretrain, sentence
 from tests.weights.published_folders import CLASSIFIERS, make_classifier
 
 # Texts that contain special tokens or unusual characters.
@@ -35,7 +35,7 @@ UNUSUAL_TEXTS = ["", "[SEP] no [MASK] </s>", "<s> is a tag <|endoftext|>", "Ång
 
 
 def run(*words: str, status: int = 0) -> None:
-    assert cli.main(but_for(words)) == status
+    assert cli.main(merge_overrides(words)) == status
 
 
 def text_pairs(strange: bool = True) -> list[tuple[str, str]]:
@@ -196,11 +196,11 @@ def test_published_classifier_predicts_like_transformers(
     assert (config["problem_type"] == "regression") == (count == 1)
 
 
-def scored(*words: str, status: int = 0) -> None:
+def evaluate(*words: str, status: int = 0) -> None:
     run("evaluate", "device=cpu", "precision=fp32", "cache_dir=cache", *words, status=status)
 
 
-def write_three(folder: Path, names: list[Any]) -> None:
+def write_three_classes(folder: Path, names: list[Any]) -> None:
     """Writes single texts of three classes, in columns text and label."""
     folder.mkdir()
     chance = random.Random(2)
@@ -209,7 +209,7 @@ def write_three(folder: Path, names: list[Any]) -> None:
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
 
 
-def agreement(folder: str, data: str, numbers: dict[Any, int]) -> float:
+def accuracy_in_transformers(folder: str, data: str, numbers: dict[Any, int]) -> float:
     """The accuracy of transformers' model, with label numbers from its id2label."""
     rows = [json.loads(line) for line in Path(data, "dev.jsonl").read_text().splitlines()]
     model, tokenizer = (
@@ -226,13 +226,15 @@ def test_evaluate_matches_classes_by_name(place: Path, capsys: pytest.CaptureFix
     """The task has another order of classes than the checkpoint; data contain names or numbers of the task."""
     make_classifier("bert", place / "published", 3, ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
     names = ["entailment", "neutral", "contradiction"]
-    write_three(place / "named", names)
-    write_three(place / "numbered", [0, 1, 2])
+    write_three_classes(place / "named", names)
+    write_three_classes(place / "numbered", [0, 1, 2])
     task = ["task=custom", "task.kind=classification"]
     labels = f"task.labels=[{','.join(names)}]"
-    by_name = agreement("published", "named", {"contradiction": 0, "neutral": 1, "entailment": 2})
-    by_number = agreement("published", "numbered", {0: 2, 1: 1, 2: 0})
-    assert by_name != agreement("published", "named", {"contradiction": 2, "neutral": 1, "entailment": 0})
+    by_name = accuracy_in_transformers("published", "named", {"contradiction": 0, "neutral": 1, "entailment": 2})
+    by_number = accuracy_in_transformers("published", "numbered", {0: 2, 1: 1, 2: 0})
+    assert by_name != accuracy_in_transformers(
+        "published", "named", {"contradiction": 2, "neutral": 1, "entailment": 0}
+    )
     for words, accuracy in (
         ([*task, "task.path=named", labels], by_name),
         ([*task, "task.path=named"], by_name),
@@ -240,7 +242,7 @@ def test_evaluate_matches_classes_by_name(place: Path, capsys: pytest.CaptureFix
         ([*task, "task.path=numbered", labels], by_number),
     ):
         capsys.readouterr()
-        scored("checkpoint=published", *words)
+        evaluate("checkpoint=published", *words)
         out = capsys.readouterr().out
         assert re.search(rf"^accuracy +{accuracy:.4f} ", out, re.MULTILINE)
         assert "ENTAILMENT = entailment" in out and "by number" not in out
@@ -249,24 +251,24 @@ def test_evaluate_matches_classes_by_name(place: Path, capsys: pytest.CaptureFix
         [*task, "task.path=numbered"],
         [*task, "task.path=named", "task.labels=[a,b,c]"],
     ):
-        scored("checkpoint=published", *words, status=2)
+        evaluate("checkpoint=published", *words, status=2)
         error = capsys.readouterr().err
         assert (
             "predicts the classes CONTRADICTION, NEUTRAL, ENTAILMENT, but task=" in error
             or "label 'entailment'" in error
         )
-    scored("checkpoint=published", status=2)
+    evaluate("checkpoint=published", status=2)
     assert "whose configuration names no data to score it on" in capsys.readouterr().err
-    scored("checkpoint=published", "task=regression", "task.path=numbered", status=2)
+    evaluate("checkpoint=published", "task=regression", "task.path=numbered", status=2)
     assert "task=regression has a number" in capsys.readouterr().err
 
 
 def test_evaluate_matches_unnamed_classes_by_number(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_classifier("distilbert", place / "published", 3)
-    write_three(place / "named", ["b", "c", "a"])
-    scored("checkpoint=published", "task=custom", "task.kind=classification", "task.path=named", "output=said.jsonl")
+    write_three_classes(place / "named", ["b", "c", "a"])
+    evaluate("checkpoint=published", "task=custom", "task.kind=classification", "task.path=named", "output=said.jsonl")
     out = capsys.readouterr().out
-    accuracy = agreement("published", "named", {"a": 0, "b": 1, "c": 2})
+    accuracy = accuracy_in_transformers("published", "named", {"a": 0, "b": 1, "c": 2})
     assert re.search(rf"^accuracy +{accuracy:.4f} ", out, re.MULTILINE)
     assert "LABEL_0 = a, LABEL_1 = b, LABEL_2 = c (by number: the checkpoint does not name its classes)" in out
     assert {json.loads(line)["prediction"] for line in Path("said.jsonl").read_text().splitlines()} <= {"a", "b", "c"}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from lmtool.cli import main as cli
 from lmtool.runs.files import read_rows
 from lmtool.runs.finding import saved_steps
-from tests.commands.conftest import TINY, copied, finetune, pretrain, working_in
+from tests.commands.conftest import TINY, finetune, pretrain, work_in_copy, working_in
 
 KEPT = ["max_steps=6", "checkpoint_every=1", "evaluate_every=2", "keep=all"]
 WSD = ["schedule=wsd", "schedule.warmup_steps=2", "schedule.decay_steps=2"]
@@ -32,7 +32,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def trunk(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copied(workplace, tmp_path / "place", monkeypatch)
+    work_in_copy(workplace, tmp_path / "place", monkeypatch)
     return Path("runs/trunk")
 
 

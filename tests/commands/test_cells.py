@@ -36,7 +36,7 @@ from lmtool.training.engine import Plain
 from lmtool.training.precision import select_precision
 from lmtool.training.step import apply_gradients, gradients
 from tests.breadth import slow_but
-from tests.commands.conftest import but_for, write_rows, write_text
+from tests.commands.conftest import merge_overrides, write_rows, write_text
 
 CPU = torch.device("cpu")
 OBJECTIVES = [name for name in groups.options("objective") if name != "auto"]
@@ -68,7 +68,7 @@ def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, 
         elif word.startswith("objective="):
             objective = (word,)
         elif word.startswith("objective."):
-            objective = tuple(but_for(objective, (word,)))
+            objective = tuple(merge_overrides(objective, (word,)))
         else:
             assert word == "tokenizer=auto", word
     sections = {name: section(name) for name in ("tokenizer", "data", "optimizer", "schedule")}
@@ -79,7 +79,7 @@ def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, 
     )
 
 
-def small(config: PretrainConfig) -> PretrainConfig:
+def with_smallest_sizes(config: PretrainConfig) -> PretrainConfig:
     """The configuration with the smallest sizes of the family."""
     fields = type(config.model).model_fields
     sizes = {name: size for name, size in (SIZES | NARROW).items() if name in fields}
@@ -156,7 +156,7 @@ def test_every_pair_trains_or_is_refused_with_hint(place: Path, model: str, obje
     except ConfigError as error:
         assert_refused(error, MODELS[model], words)
     else:
-        assert_trains(small(config), place)
+        assert_trains(with_smallest_sizes(config), place)
 
 
 TOKENIZERS = {
@@ -189,9 +189,9 @@ def test_tokenizer_without_required_tokens_is_refused(place: Path, case: str) ->
             except ConfigError as error:
                 assert_refused(error, *pair)
                 with pytest.raises(UserError, match="has no .* token|needs .* sentinel tokens"):
-                    make_examples(small(given), tokenizer, both["train"])
+                    make_examples(with_smallest_sizes(given), tokenizer, both["train"])
             else:
-                make_examples(small(checked), tokenizer, both["train"])
+                make_examples(with_smallest_sizes(checked), tokenizer, both["train"])
 
 
 def make_examples(config: PretrainConfig, tokenizer: Tokenizer, store: TokenStore) -> None:

@@ -16,7 +16,7 @@ from lmtool.errors import UserError
 from lmtool.session import fit as training
 from lmtool.training.loop import train
 from tests.breadth import slow_but
-from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import finetune, pretrain, skip_reports, work_in_copy, write_rows, write_text
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "config.json", "data.json", *TOKENIZER)
@@ -67,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to damage."""
-    copied(trained, tmp_path, monkeypatch)
+    work_in_copy(trained, tmp_path, monkeypatch)
     return Path("runs/run")
 
 

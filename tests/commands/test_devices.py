@@ -47,7 +47,7 @@ def start(place, *words, fault=None, by=(sys.executable, "-m", "lmtool")):
     return subprocess.Popen([*by, *words], cwd=place, env=environment(fault), **files)
 
 
-def ended(place, process):
+def wait_for_end(place, process):
     """Exit status, standard output, and the lines of standard error."""
     status = process.wait(SECONDS)
     assert not (place / PLANTED).exists()
@@ -55,7 +55,7 @@ def ended(place, process):
 
 
 def run(place, *words, **how):
-    return ended(place, start(place, *words, **how))
+    return wait_for_end(place, start(place, *words, **how))
 
 
 def torchrun(processes=2):
@@ -145,7 +145,7 @@ def test_killed_rank_ends_run_and_is_named(place, victim):
     ranks = wait_for_step(place, process)
     time.sleep(1)
     os.kill(ranks[victim], signal.SIGKILL)
-    status, _, errors = ended(place, process)
+    status, _, errors = wait_for_end(place, process)
     assert wait_until_gone(ranks) and status == 1
     assert errors[0].startswith(f"error: rank {victim} was killed (SIGKILL)")
     assert f"lmtool resume runs/{name}" in errors[1] and "micro_batch_tokens" in errors[1] and len(errors) == 2
@@ -180,7 +180,7 @@ def test_signal_before_training_ends_run_cleanly(place, number, status):
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.01)
     process.send_signal(number)
-    code, _, errors = ended(place, process)
+    code, _, errors = wait_for_end(place, process)
     assert code == status and wait_until_gone(ranks)
     assert errors[0].startswith(f"error: stopped by {number.name}") and len(errors) <= 2
     assert not (place / "runs" / name / "LOCK").exists()
@@ -199,7 +199,7 @@ def test_signal_before_training_ends_run_cleanly(place, number, status):
 def test_fault_of_one_rank_is_reported_once(place, fault, message):
     words = [PLUGIN, *TEXT, "max_steps=9", f"name={fault}", "devices=2", "checkpoint_every=1", "log_every=1"]
     process = start(place, *words, fault=fault)
-    status, _, errors = ended(place, process)
+    status, _, errors = wait_for_end(place, process)
     shown = [line for line in errors if line.startswith("error:")]
     assert len(shown) == 1 and shown[0].startswith(message), errors
     assert status == (2 if fault in ("code", "data") else 1)

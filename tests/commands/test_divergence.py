@@ -12,7 +12,7 @@ from lmtool.cli import main as cli
 from lmtool.runs.checkpoints import MODEL, save_tensors
 from lmtool.runs.finding import find
 from lmtool.system.files import MANIFEST, write_manifest
-from tests.commands.conftest import copied, pretrain, working_in
+from tests.commands.conftest import pretrain, work_in_copy, working_in
 
 CLASSES = ("task=sst2",)
 VALUES = ("task=custom", "task.kind=regression", "task.text=[sentence]", "task.label=label")
@@ -36,11 +36,11 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def learned(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return copied(pretrained, tmp_path, monkeypatch)
+def pretrained_copy(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return work_in_copy(pretrained, tmp_path, monkeypatch)
 
 
-def poison(run: str, part: str) -> None:
+def write_nan(run: str, part: str) -> None:
     """Writes NaN into a part of a run's checkpoint and updates its manifest."""
     folder = find(f"runs/{run}")
     tensors = load_file(folder / MODEL)
@@ -55,7 +55,7 @@ def poison(run: str, part: str) -> None:
 @pytest.mark.parametrize("more", [("log_every=1",), ("log_every=1000", "evaluate_every=1000"), ("tuning=head",)])
 @pytest.mark.parametrize("task", [CLASSES, pytest.param(VALUES, marks=pytest.mark.slow)], ids=["classes", "values"])
 def test_too_high_learning_rate_ends_as_divergence(
-    learned: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...], more: tuple[str, ...]
+    pretrained_copy: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
     run = finetune("labels", task, "max_steps=40", "optimizer.lr=50", *more, status=4)
     error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
@@ -65,17 +65,17 @@ def test_too_high_learning_rate_ends_as_divergence(
 
 
 @pytest.mark.parametrize("lr", ["1e-1", pytest.param("1e-3", marks=pytest.mark.slow)])
-def test_noisy_finetuning_is_not_divergence(learned: Path, lr: str) -> None:
+def test_noisy_finetuning_is_not_divergence(pretrained_copy: Path, lr: str) -> None:
     for name, task in (("classes", CLASSES), ("values", VALUES)):
         finetune(name, task, "max_steps=60", f"optimizer.lr={lr}")
 
 
 @pytest.mark.parametrize("task", [CLASSES, pytest.param(VALUES, marks=pytest.mark.slow)], ids=["classes", "values"])
 def test_task_with_nan_predictions_exits_with_4(
-    learned: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...]
+    pretrained_copy: Path, capsys: pytest.CaptureFixture[str], task: tuple[str, ...]
 ) -> None:
     finetune("labels", task, "max_steps=2")
-    poison("labels", "heads.")
+    write_nan("labels", "heads.")
     for words in (["evaluate", "checkpoint=runs/labels"], ["predict", "checkpoint=runs/labels", "text=A cat."]):
         capsys.readouterr()
         assert cli.main(words) == 4
@@ -91,7 +91,7 @@ def test_language_model_with_nan_outputs_exits_with_4(
     place: Path, capsys: pytest.CaptureFixture[str], model: str, objective: str, text: str
 ) -> None:
     pretrain("words", f"objective={objective}", "max_steps=2", model=model)
-    poison("words", "backbone.")
+    write_nan("words", "backbone.")
     capsys.readouterr()
     for words, outcome in ((["evaluate"], "losses"), (["predict", f"text={text}"], "predictions")):
         assert cli.main([words[0], "checkpoint=runs/words", *words[1:]]) == 4

@@ -63,14 +63,14 @@ def test_objective_mixtures_run(place: Path, model: str, members: str) -> None:
     assert steps(pretrain("run", *words, model=model)) == 2
 
 
-def sizes_alone(model: str) -> bool:
+def changes_only_sizes(model: str) -> bool:
     """Whether a preset only changes the sizes of another one; at TINY's sizes both run alike."""
     keys = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
     return "name" not in keys
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=[pytest.mark.slow] * sizes_alone(name)) for name in names("model")]
+    "model", [pytest.param(name, marks=[pytest.mark.slow] * changes_only_sizes(name)) for name in names("model")]
 )
 def test_every_model_preset_runs(place: Path, model: str) -> None:
     """Every preset is its family's class with other numbers, so all run at the family's tiny size."""

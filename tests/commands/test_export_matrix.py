@@ -81,7 +81,7 @@ def train(family: str, kind: str, capsys: pytest.CaptureFixture[str], *start: st
         pytest.skip(error)
 
 
-def opened(name: str, folder: str) -> nn.Module:
+def load_exported(name: str, folder: str) -> nn.Module:
     """The exported folder loaded with a class of transformers."""
     model, report = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     missing = report["missing_keys"]
@@ -111,7 +111,7 @@ def test_exported_run_equals_transformers_or_is_refused(
     shown = capsys.readouterr().err.splitlines()
     if status == 0:
         (name,) = json.loads(Path("out/config.json").read_text())["architectures"]
-        require_equal(opened(name, "out"), "out")
+        require_equal(load_exported(name, "out"), "out")
         return
     assert status == 2 and [line.partition(":")[0] for line in shown] == ["error", "hint"], shown
     assert not Path("out").exists() and not list(Path().glob(".tmp-*"))

@@ -19,7 +19,7 @@ from tests.commands.conftest import TINY, finetune, pretrain
 
 
 @contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
+def limited_file_size(size: int) -> Iterator[None]:
     """Limits the size of every file that the process writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -29,7 +29,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def require_one_line(error: str) -> None:
+def assert_one_error_and_hint(error: str) -> None:
     assert "Traceback" not in error and error.startswith("error: cannot write "), error
     assert [line.partition(": ")[0] for line in error.splitlines()] == ["error", "hint"], error
 
@@ -41,9 +41,9 @@ def test_full_disk_gives_one_error_and_hint(place: Path, capsys: pytest.CaptureF
     limits = [0, 300, 700, sizes["facts.json"] - 1, 20_000, sizes["model.safetensors"] - 1]
     for number, limit in enumerate(limits):
         capsys.readouterr()
-        with no_file_larger_than(limit):
+        with limited_file_size(limit):
             pretrain(f"cut{number}", "max_steps=2", status=2)
-        require_one_line(capsys.readouterr().err)
+        assert_one_error_and_hint(capsys.readouterr().err)
         # A run that fails before training leaves no folder.
         assert Path(f"runs/cut{number}").exists() == (Path(f"runs/cut{number}/metrics.jsonl").exists()), limit
 
@@ -54,12 +54,12 @@ def test_report_is_written_after_disk_recovers(place: Path, capsys: pytest.Captu
     folder = finetune("whole", *words)
     assert (folder / "report.html").stat().st_size > 10_000
     (folder / "report.html").unlink()
-    with no_file_larger_than(1000):
+    with limited_file_size(1000):
         capsys.readouterr()
         assert cli.main(["report", str(folder)]) == 2
-        require_one_line(capsys.readouterr().err)
+        assert_one_error_and_hint(capsys.readouterr().err)
         finetune("whole", *words, status=2)
-        require_one_line(capsys.readouterr().err)
+        assert_one_error_and_hint(capsys.readouterr().err)
     finetune("whole", *words)
     assert (folder / "report.html").read_text().endswith("</html>\n")
 
@@ -100,7 +100,7 @@ def test_report_on_read_only_disk_is_refused(
     capsys.readouterr()
     assert cli.main(["report", *runs]) == 2
     error = capsys.readouterr().err
-    require_one_line(error)
+    assert_one_error_and_hint(error)
     assert "read-only file system" in error and "hint: free space there, or copy the folder to a writable disk" in error
 
 

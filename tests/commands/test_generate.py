@@ -10,12 +10,12 @@ import pytest
 import lmtool
 from lmtool.cli import main as cli
 from lmtool.system.terminal import visible
-from tests.commands.conftest import but_for, pretrain
+from tests.commands.conftest import merge_overrides, pretrain
 from tests.weights.published_folders import make
 
 
 def generate(*words: str, status: int = 0) -> None:
-    assert cli.main(but_for(["generate", "device=cpu", "precision=fp32", "max_new_tokens=6"], words)) == status
+    assert cli.main(merge_overrides(["generate", "device=cpu", "precision=fp32", "max_new_tokens=6"], words)) == status
 
 
 def test_decoder_generates_same_text_from_all_inputs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
-def done(answer: Answer) -> Answer:
+def assert_succeeded(answer: Answer) -> Answer:
     assert answer.status == 0, answer.out + answer.err
     return answer
 
@@ -37,7 +37,7 @@ def assert_refused(answer: Answer) -> str:
 
 
 def test_shortest_finetune_runs_and_then_works_offline(hub: Hub, machine: Machine) -> None:
-    answer = done(machine.run(*SST2, "name=first", terminal=True))
+    answer = assert_succeeded(machine.run(*SST2, "name=first", terminal=True))
     assert f"started from hf://{BERT}, the default for task=sst2: checkpoint= or model= changes it" in answer.out
     assert "loaded: backbone" in answer.out and "new: heads.sst2" in answer.out
     assert "model.safetensors: 100%" in answer.err, "the progress bar of the download"
@@ -45,7 +45,7 @@ def test_shortest_finetune_runs_and_then_works_offline(hub: Hub, machine: Machin
     asked = [f"{request.method} {request.path}" for request in hub.asked(BERT)]
     assert len(asked) == len(set(asked))
     hub.stop()
-    again = done(machine.run(*SST2, "name=second"))
+    again = assert_succeeded(machine.run(*SST2, "name=second"))
     assert not again.err
     first, second = (read(machine.place / f"runs/{name}/result.json") for name in ("first", "second"))
     assert first["metrics"] == second["metrics"]
@@ -53,7 +53,7 @@ def test_shortest_finetune_runs_and_then_works_offline(hub: Hub, machine: Machin
 
 
 def test_text_to_text_task_starts_from_t5(machine: Machine) -> None:
-    answer = done(machine.run(*SST2, "task.head=text_to_text", "tuning=adapter"))
+    answer = assert_succeeded(machine.run(*SST2, "task.head=text_to_text", "tuning=adapter"))
     assert "model=t5 task=sst2 tuning=adapter" in answer.out and f"started from hf://{T5}, the default" in answer.out
 
 
@@ -61,7 +61,7 @@ def test_text_to_text_task_starts_from_t5(machine: Machine) -> None:
     "words", slow_but(["task=squad"], ["task=squad", "task=conll2003", "task=glue task.members=[sst2]"])
 )
 def test_other_tasks_run_with_defaults(words: str, machine: Machine) -> None:
-    answer = done(machine.run("finetune", *words.split(), *SIZES))
+    answer = assert_succeeded(machine.run("finetune", *words.split(), *SIZES))
     assert f"started from hf://{BERT}, the default for task=" in answer.out
 
 
@@ -86,7 +86,7 @@ def test_sweep_jobs_use_one_revision_of_a_moving_branch(
 
     # The weights are the last request of the first job.
     hub.faults.append(Fault(rf"HEAD /{BERT}/resolve/.*/model.safetensors", then=move))
-    done(machine.run("-m", *SST2, "tuning=prompt", "tuning.length=4", "seed=1,2", "name=sweep"))
+    assert_succeeded(machine.run("-m", *SST2, "tuning=prompt", "tuning.length=4", "seed=1,2", "name=sweep"))
     assert model.branches["main"] != commit
     jobs = [read(path) for path in machine.place.glob("runs/sweep/*/facts.json")]
     assert [job["lineage"][0]["revision"] for job in jobs] == 2 * [f"hf://{BERT}@{commit}"]
@@ -97,7 +97,7 @@ def test_pinned_revision_is_downloaded(hub: Hub, machine: Machine, published: di
     model = hub.repository("models", BERT)
     pinned = model.push(published["bert"] | {"README.md": b"tagged"}, branch="v1")
     for revision in ("v1", pinned):
-        done(machine.run(*FETCH, f"checkpoint=hf://{BERT}@{revision}"))
+        assert_succeeded(machine.run(*FETCH, f"checkpoint=hf://{BERT}@{revision}"))
     assert {request.path.split("/")[4] for request in hub.asked(BERT)} == {"v1", pinned}
     assert "a@b" not in assert_refused(machine.run(*FETCH, f"checkpoint=hf://{BERT}@v2"))
 
@@ -106,7 +106,7 @@ def test_gated_repository_needs_token_that_stays_secret(hub: Hub, machine: Machi
     hub.repository("models", BERT).gated = True
     error = assert_refused(machine.run(*SST2))
     assert "gated" in error and "HF_TOKEN" in error
-    answer = done(machine.run(*SST2, "name=run", HF_TOKEN=hub.token))
+    answer = assert_succeeded(machine.run(*SST2, "name=run", HF_TOKEN=hub.token))
     files = [path for path in machine.place.parent.rglob("*") if path.is_file()]
     assert len(files) > 20 and not [path for path in files if hub.token.encode() in path.read_bytes()]
     assert hub.token not in answer.out + answer.err
@@ -128,13 +128,13 @@ def test_missing_repository_or_revision_is_named(words: list[str], answer: str, 
 def test_server_error_is_retried(hub: Hub, machine: Machine) -> None:
     faults = [Fault(pattern, status=500) for pattern in ("HEAD .*/config.json", WEIGHTS, "HEAD .*/README.md")]
     hub.faults += faults
-    done(machine.run(*FETCH))
+    assert_succeeded(machine.run(*FETCH))
     assert not any(fault.times for fault in faults)
 
 
 def test_interrupted_download_continues(hub: Hub, machine: Machine) -> None:
     hub.faults.append(Fault(WEIGHTS, cut=100_000))
-    done(machine.run(*FETCH))
+    assert_succeeded(machine.run(*FETCH))
     first, second = hub.asked(f"{WEIGHTS}.*safetensors")
     # The library continues where its file on disk ends; it starts over if the connection ended in the first chunk.
     assert first.status == 200 and second.status == (206 if "range" in second.headers else 200)
@@ -146,11 +146,11 @@ def test_repeatedly_interrupted_download_is_refused(hub: Hub, machine: Machine) 
     error = assert_refused(machine.run(*FETCH))
     assert f"checkpoint=hf://{BERT}: model.safetensors: " in error and "run the command again" in error
     cut.times = 0
-    done(machine.run(*FETCH))
+    assert_succeeded(machine.run(*FETCH))
 
 
 def test_slow_server_is_retried(hub: Hub, machine: Machine) -> None:
     faults = [Fault(pattern, seconds=3) for pattern in ("HEAD .*/config.json", WEIGHTS, "HEAD .*/README.md")]
     hub.faults += faults
-    done(machine.run(*FETCH))
+    assert_succeeded(machine.run(*FETCH))
     assert not any(fault.times for fault in faults)

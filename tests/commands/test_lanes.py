@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
 from lmtool.runs.finding import CARRIED, saved_steps
-from tests.commands.conftest import but_for, pretrain, tiny
+from tests.commands.conftest import merge_overrides, pretrain, tiny
 
 MODEL = "transformer_xl_tiny"
 WORDS = ["pretrain", f"model={MODEL}", *tiny(MODEL), "data=text", "data.path=text.txt", "max_steps=2", "--cfg", "job"]
@@ -28,7 +28,7 @@ REFUSED = {
 def test_options_that_conflict_with_lanes_are_refused(
     place: Path, capsys: pytest.CaptureFixture[str], word: str
 ) -> None:
-    assert cli.main(but_for(WORDS, [word])) == 2
+    assert cli.main(merge_overrides(WORDS, [word])) == 2
     printed = " ".join(capsys.readouterr().err.split())
     assert REFUSED[word] in printed and "hint: " in printed
     if word.startswith(("devices", "phases")):

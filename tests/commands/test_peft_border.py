@@ -89,7 +89,7 @@ def logits_of(model: nn.Module, given: Mapping[str, torch.Tensor]) -> torch.Tens
     )
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor, share: float = 2e-5) -> bool:
+def are_close(ours: torch.Tensor, theirs: torch.Tensor, share: float = 2e-5) -> bool:
     """Whether logits differ by at most a fraction of the largest; without theirs at virtual tokens."""
     theirs = theirs[:, -ours.shape[1] :]
     return bool((ours - theirs).abs().max() <= share * theirs.abs().max())
@@ -211,8 +211,8 @@ def test_peft_adapter_is_imported_or_refused(case, folders, capsys):
         assert refused in error and error.startswith("error: ") and error.count("\n") == 2, error
         return
     theirs = logits_of(peft.PeftModel.from_pretrained(opened(folder), "adapter").eval(), given)
-    assert close(lmtool.load("ours").model(**given).logits, theirs)
-    assert not close(logits_of(opened(folder), given), theirs, 1e-3), "it does something"
+    assert are_close(lmtool.load("ours").model(**given).logits, theirs)
+    assert not are_close(logits_of(opened(folder), given), theirs, 1e-3), "the adapter has an effect"
 
 
 def test_adapter_of_model_without_head_is_imported(folders):
@@ -225,7 +225,7 @@ def test_adapter_of_model_without_head_is_imported(folders):
     tuned = randomized(peft.get_peft_model(base, settings))
     tuned.save_pretrained("adapter")
     run("import", "checkpoint=adapter", "output=ours")
-    assert close(lmtool.load("ours").model(**given).hidden, logits_of(tuned, given))
+    assert are_close(lmtool.load("ours").model(**given).hidden, logits_of(tuned, given))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_adapter_with_token_head_is_imported(kind, head, folders):
     tuned = randomized(peft.get_peft_model(base, peft.LoraConfig(task_type=head, **LORA)))
     tuned.save_pretrained("adapter")
     run("import", "checkpoint=adapter", "output=ours")
-    assert close(lmtool.load("ours").model(**given).logits, logits_of(tuned, given))
+    assert are_close(lmtool.load("ours").model(**given).logits, logits_of(tuned, given))
 
 
 @pytest.mark.parametrize("with_config", [False, True])
@@ -347,17 +347,17 @@ def test_exported_adapter_gives_same_logits_in_peft(family, kind, name, folders,
     code = Path("adapter/README.md").read_text().split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
     exec(code, names)
-    assert close(ours, logits_of(names["model"], given))
-    assert not close(ours, logits_of(opened(folder), given), 1e-3), "it does something"
+    assert are_close(ours, logits_of(names["model"], given))
+    assert not are_close(ours, logits_of(opened(folder), given), 1e-3), "the adapter has an effect"
     if kind == "labels":
         assert list(names["model"].config.id2label.values()) == LABELS
         labels = json.loads(Path("adapter/labels.json").read_text())
         theirs = transformers.AutoModelForSequenceClassification.from_pretrained("adapter", **labels).eval()
         # Without PEFT's class, transformers 5.23 ignores the magnitudes of DoRA in any adapter.
-        assert close(ours, logits_of(theirs, given)) or TUNINGS[name].get("dora")
+        assert are_close(ours, logits_of(theirs, given)) or TUNINGS[name].get("dora")
     run("import", "checkpoint=adapter", "output=back")
     again = lmtool.load("back")
-    assert close(again.model(**given).logits, ours)
+    assert are_close(again.model(**given).logits, ours)
     assert kind == "text" or list(again.task["labels"]) == LABELS
 
 
@@ -372,9 +372,9 @@ def test_base_that_is_a_run_is_exported_by_readme_command(folders, capsys):
     run(*code.partition("# before: lmtool ")[2].partition("\n")[0].split())
     names: dict[str, Any] = {}
     exec(code, names)
-    assert close(lmtool.load("tuned").model(**given).logits, logits_of(names["model"], given))
+    assert are_close(lmtool.load("tuned").model(**given).logits, logits_of(names["model"], given))
     run("import", "checkpoint=adapter", "output=back")
-    assert close(lmtool.load("back").model(**given).logits, logits_of(names["model"], given))
+    assert are_close(lmtool.load("back").model(**given).logits, logits_of(names["model"], given))
 
 
 def test_export_without_peft_reports_missing_comparison(folders, capsys, monkeypatch):

@@ -21,7 +21,7 @@ from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.shorthands import with_sections
 from lmtool.runs.finding import checkpoint_folder
 from lmtool.training import loop
-from tests.commands.conftest import TINY, but_for, pretrain, working_in, write_text
+from tests.commands.conftest import TINY, merge_overrides, pretrain, working_in, write_text
 
 PHASES = "phases=[{share: .6}, {max_length: 24, batch_examples: 6, objective.probability: .4, optimizer.lr: .0005}]"
 RUN = ["objective=mlm", "max_length=16", "max_steps=10", "checkpoint_every=1", "evaluate_every=4"]
@@ -81,7 +81,9 @@ def test_report_marks_phase_boundaries(whole: Path) -> None:
 def test_inspect_shows_each_phase(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "objective=mlm"]
     words += ["max_length=16", "phases=[{share: .5}, {max_length: 24, objective.probability: .4}]"]
-    assert cli.main(["inspect", "pretrain", *but_for(words), "n=1", "tokens=3000", "output=examples.jsonl"]) == 0
+    assert (
+        cli.main(["inspect", "pretrain", *merge_overrides(words), "n=1", "tokens=3000", "output=examples.jsonl"]) == 0
+    )
     printed = " ".join(capsys.readouterr().out.split())
     assert "phase 2 · max_length=24 objective.probability=0.4" in printed
     shown = [json.loads(line) for line in (place / "examples.jsonl").read_text().splitlines()]

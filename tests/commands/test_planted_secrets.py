@@ -55,21 +55,21 @@ def folder_with_secrets(
 WORDS = [*TINY, "log_every=1", "max_steps=2", "cache_dir=cache"]
 
 
-def typed(text: str) -> str:
+def quoted(text: str) -> str:
     """A value, quoted for an override."""
     return '"' + text.replace('"', '\\"') + '"'
 
 
 @pytest.mark.usefixtures("reports")
 def test_commands_write_and_print_no_secret(folder_with_secrets: Path) -> None:
-    learn = ["pretrain", "model=bert_tiny", *WORDS, "data=text", f"data.path={typed(ADDRESS + '/text.txt')}"]
+    learn = ["pretrain", "model=bert_tiny", *WORDS, "data=text", f"data.path={quoted(ADDRESS + '/text.txt')}"]
     learn += ["batch_tokens=256"]
     assert cli.main([*learn, "name=a"]) == 0
     assert (
-        cli.main([*learn, "name=a", f"data.validation={typed(QUOTED + '/text.txt')}"]) == 2
+        cli.main([*learn, "name=a", f"data.validation={quoted(QUOTED + '/text.txt')}"]) == 2
     )  # the message names both values
     assert cli.main(["resume", "runs/a"]) == 0
-    rows = f"task.path={typed(QUOTED + '/rows')}"
+    rows = f"task.path={quoted(QUOTED + '/rows')}"
     task = ["finetune", "task=sst2", rows, "checkpoint=runs/a", *WORDS[len(TINY) :], "max_length=32", "device=cpu"]
     task += ["precision=fp32", "batch_examples=16"]
     assert cli.main([*task, "name=b"]) == 0
@@ -81,9 +81,9 @@ def test_commands_write_and_print_no_secret(folder_with_secrets: Path) -> None:
     assert cli.main(["predict", "checkpoint=runs/a", f"text={asked} [MASK]"]) == 0
     assert cli.main(["report", "runs/a", "runs/b"]) == 0
     Path("runs/b").rename(Path(ADDRESS) / "b")
-    assert cli.main(["export", f"checkpoint={typed(str(Path(ADDRESS) / 'b'))}", "output=exported"]) == 0
+    assert cli.main(["export", f"checkpoint={quoted(str(Path(ADDRESS) / 'b'))}", "output=exported"]) == 0
     Path("exported").rename(Path(QUOTED) / "exported")
-    assert cli.main(["import", f"checkpoint={typed(QUOTED + '/exported')}", "output=imported"]) == 0
+    assert cli.main(["import", f"checkpoint={quoted(QUOTED + '/exported')}", "output=imported"]) == 0
     for path in (Path(QUOTED) / "exported/README.md", "imported/config.json", "predicted.jsonl", "evaluated.jsonl"):
         assert Path(path).is_file()
 
@@ -91,7 +91,7 @@ def test_commands_write_and_print_no_secret(folder_with_secrets: Path) -> None:
 def test_sweep_writes_and_prints_no_secret(folder_with_secrets: Path) -> None:
     words = ["pretrain", "-m", "model=bert_tiny", *WORDS[:-2], "max_steps=1", "data=text", "batch_tokens=256"]
     words += ["cache_dir=cache"]
-    path = f"data.path={typed(QUOTED + '/text.txt')},{typed(ADDRESS + '/nowhere.txt')}"
+    path = f"data.path={quoted(QUOTED + '/text.txt')},{quoted(ADDRESS + '/nowhere.txt')}"
     assert cli.main([*words, path, "name=a"]) == 2
     (first,), (second,) = (list(Path("runs/a").glob(f"{number}_*/job.json")) for number in (0, 1))
     assert json.loads(first.read_text())["exit_status"] == 0

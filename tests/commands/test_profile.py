@@ -16,7 +16,7 @@ from lmtool.commands import profile as command
 from lmtool.config.groups import options
 from lmtool.reporting.costs import StepProfile, remarks
 from lmtool.runs.run_folder import RunFolder
-from tests.commands.conftest import TINY, but_for, finetune, pretrain, tiny
+from tests.commands.conftest import TINY, finetune, merge_overrides, pretrain, tiny
 
 TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "batch_tokens=128"]
 TASK = ["task=sst2", "task.path=rows", "cache_dir=cache", "batch_examples=8", "checkpoint=none", "model=bert_tiny"]
@@ -28,7 +28,7 @@ EVERYWHERE = LAYERS | {"embedding", "head", "loss", "optimizer: clip", "optimize
 def profiled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
     """The table of a profile in the folder `seen`, and the printed output."""
     (model,) = [word.partition("=")[2] for word in words if word.startswith("model=")]
-    assert cli.main(but_for(["profile", words[0], *tiny(model), "steps=1", "output=seen", *words[1:]])) == 0
+    assert cli.main(merge_overrides(["profile", words[0], *tiny(model), "steps=1", "output=seen", *words[1:]])) == 0
     table = json.loads(Path("seen/profile.json").read_text())
     spent = sum(row["forward"] + row["backward"] for row in table["parts"].values())
     assert spent == pytest.approx(table["milliseconds"], rel=1e-6)

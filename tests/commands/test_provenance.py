@@ -15,7 +15,7 @@ import yaml
 from lmtool.cli import main as cli
 from lmtool.runs.finding import find, read_state
 from lmtool.system.terminal import counted
-from tests.commands.conftest import TINY, copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import TINY, finetune, pretrain, skip_reports, work_in_copy, write_rows, write_text
 
 MIXTURE = "objective.members=[mlm,{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence]}}]"
 
@@ -42,10 +42,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def place(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the folder, for changes to its data."""
-    return copied(stopped, tmp_path, monkeypatch)
+    return work_in_copy(stopped, tmp_path, monkeypatch)
 
 
-def replaced(name: str, old: str, new: str, count: int = 1) -> Callable[[], None]:
+def replace_text(name: str, old: str, new: str, count: int = 1) -> Callable[[], None]:
     def change() -> None:
         path = Path(name)
         text = path.read_text()
@@ -55,7 +55,7 @@ def replaced(name: str, old: str, new: str, count: int = 1) -> Callable[[], None
     return change
 
 
-def appended(name: str, text: str) -> Callable[[], None]:
+def append_text(name: str, text: str) -> Callable[[], None]:
     def change() -> None:
         with Path(name).open("a") as file:
             file.write(text)
@@ -63,7 +63,7 @@ def appended(name: str, text: str) -> Callable[[], None]:
     return change
 
 
-def swapped() -> None:
+def swap_labels() -> None:
     lines = Path("rows/train.tsv").read_text().splitlines()
     other = {"0": "1", "1": "0"}
     rows = [f"{line[:-1]}{other[line[-1]]}" for line in lines[1:]]
@@ -73,15 +73,19 @@ def swapped() -> None:
 @pytest.mark.parametrize(
     ("run", "change", "named"),
     [
-        ("text", replaced("text.txt", "cat", "dog"), "data=text: other text"),
-        ("text", replaced("held_out.txt", "dog", "fox"), "data=text: other text"),
-        ("text", appended("text.txt", "\n\nOne more paragraph."), "documents 120 -> 121"),
-        ("rows", replaced("rows/train.tsv", "cat", "dog"), "task=sst2: other train texts"),
-        ("rows", swapped, "task=sst2: other train labels"),
-        ("rows", appended("rows/train.tsv", "A kind road.\t1\n"), "task=sst2: train rows 96 -> 97, other train texts"),
-        ("rows", replaced("rows/dev.tsv", "\t0\n", "\t1\n"), "task=sst2: other dev labels"),
-        ("both", replaced("text.txt", "cat", "dog"), "data=text: other text"),
-        ("both", swapped, "task=mood: other train labels"),
+        ("text", replace_text("text.txt", "cat", "dog"), "data=text: other text"),
+        ("text", replace_text("held_out.txt", "dog", "fox"), "data=text: other text"),
+        ("text", append_text("text.txt", "\n\nOne more paragraph."), "documents 120 -> 121"),
+        ("rows", replace_text("rows/train.tsv", "cat", "dog"), "task=sst2: other train texts"),
+        ("rows", swap_labels, "task=sst2: other train labels"),
+        (
+            "rows",
+            append_text("rows/train.tsv", "A kind road.\t1\n"),
+            "task=sst2: train rows 96 -> 97, other train texts",
+        ),
+        ("rows", replace_text("rows/dev.tsv", "\t0\n", "\t1\n"), "task=sst2: other dev labels"),
+        ("both", replace_text("text.txt", "cat", "dog"), "data=text: other text"),
+        ("both", swap_labels, "task=mood: other train labels"),
     ],
 )
 def test_resume_on_changed_data_is_refused(
@@ -100,7 +104,7 @@ def test_resume_on_changed_data_is_refused(
 def test_resume_with_changed_config_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path("runs/text/config.yaml")
     before = path.read_text()
-    replaced(str(path), "max_length: 32", "max_length: 31")()
+    replace_text(str(path), "max_length: 32", "max_length: 31")()
     assert cli.main(["resume", "runs/text"]) == 2
     error = capsys.readouterr().err
     assert "step_00000001 holds a run of another configuration: max_length 32 -> 31" in error
@@ -115,10 +119,10 @@ def test_resume_with_changed_config_is_refused(place: Path, capsys: pytest.Captu
 
 
 def test_new_run_from_checkpoint_accepts_changed_data(place: Path) -> None:
-    replaced("rows/train.tsv", "cat", "dog")()
+    replace_text("rows/train.tsv", "cat", "dog")()
     finetune("rows", "checkpoint=runs/text", "max_steps=1", status=2)
     finetune("new", "checkpoint=runs/rows", "max_steps=1")
-    replaced("text.txt", "cat", "dog")()
+    replace_text("text.txt", "cat", "dog")()
     pretrain("new_text", "objective=mlm", "max_steps=1", "checkpoint=runs/text")
 
 

@@ -13,7 +13,7 @@ from lmtool.runs.checkpoints import read_tensors, read_weights
 from lmtool.training import loop
 from lmtool.training.step import apply_gradients
 from tests.breadth import slow_but
-from tests.commands.conftest import copied, finetune, pretrain, working_in
+from tests.commands.conftest import finetune, pretrain, work_in_copy, working_in
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return copied(pretrained, tmp_path, monkeypatch)
+    return work_in_copy(pretrained, tmp_path, monkeypatch)
 
 
 FEW = ["checkpoint=runs/first", "schedule=constant", "max_epochs=null", "batch_examples=32", "checkpoint_every=1"]

@@ -13,8 +13,8 @@ import pytest
 
 from lmtool.cli import main as cli
 from tests.breadth import slow_but
-from tests.commands.conftest import TINY, but_for, working_in
-from tests.commands.shared_steps import caught, stepped
+from tests.commands.conftest import TINY, merge_overrides, working_in
+from tests.commands.shared_steps import capture_work, train_steps
 from tests.training.ranks import Ranks, alone, started
 
 DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0.1"]
@@ -87,7 +87,7 @@ def three() -> Iterator[Ranks]:
 
 def run_before(name: str, words: list[str]) -> None:
     if not Path("runs", name).exists():
-        assert cli.main(but_for(words, [f"name={name}", "max_steps=2"])) == 0
+        assert cli.main(merge_overrides(words, [f"name={name}", "max_steps=2"])) == 0
 
 
 def assert_same(one: dict[str, Any], several: list[dict[str, Any]], weights: float = 1e-5) -> None:
@@ -121,8 +121,8 @@ def test_two_processes_match_one(two: Ranks, case: str) -> None:
         run_before("start", PRETRAIN)
     if WITH_TEACHER[0] in words:
         run_before("taught", [*FINETUNE, "model.num_layers=2"])
-    work, steps = caught(words), 6 if case in QUICK else 20
-    assert_same(alone(stepped, work, steps), two.run(stepped, work, steps))
+    work, steps = capture_work(words), 6 if case in QUICK else 20
+    assert_same(alone(train_steps, work, steps), two.run(train_steps, work, steps))
 
 
 @pytest.mark.slow
@@ -130,8 +130,8 @@ def test_two_processes_match_one(two: Ranks, case: str) -> None:
 def test_two_sharded_processes_match_one(two: Ranks, case: str) -> None:
     if WITH_TEACHER[0] in SHARDED[case]:
         run_before("taught", [*FINETUNE, "model.num_layers=2"])
-    work = caught(SHARDED[case])
-    assert_same(alone(stepped, work, 8), two.run(stepped, work, 8))
+    work = capture_work(SHARDED[case])
+    assert_same(alone(train_steps, work, 8), two.run(train_steps, work, 8))
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_two_sharded_processes_match_one(two: Ranks, case: str) -> None:
 )
 def test_three_processes_match_one(three: Ranks, case: str, parallel: str) -> None:
     """Also for steps with fewer examples than processes."""
-    work = caught([*CASES[case], f"parallel={parallel}"])
-    one, several = alone(stepped, work, 20), three.run(stepped, work, 20)
+    work = capture_work([*CASES[case], f"parallel={parallel}"])
+    one, several = alone(train_steps, work, 20), three.run(train_steps, work, 20)
     assert_same(one, several)
     if case == "two examples":
         assert all([] in [rank["read"][number] for rank in several] for number in range(20))
@@ -151,8 +151,8 @@ def test_three_processes_match_one(three: Ranks, case: str, parallel: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["mlm", "task"])
 def test_double_precision_gradients_match_to_rounding(two: Ranks, case: str) -> None:
-    work = caught([*CASES[case]])
-    one, several = alone(stepped, work, 1, True), two.run(stepped, work, 1, True)
+    work = capture_work([*CASES[case]])
+    one, several = alone(train_steps, work, 1, True), two.run(train_steps, work, 1, True)
     largest = max(float(np.abs(gradient).max()) for gradient in one["gradients"].values())
     for name, gradient in one["gradients"].items():
         assert gradient.dtype == np.float64

@@ -37,7 +37,9 @@ def default_handlers() -> Iterator[None]:
     pop_late_signals()
 
 
-def signalling(patch: pytest.MonkeyPatch, owner: Any, name: str, *numbers: signal.Signals, call: int = 1) -> list[int]:
+def send_signals(
+    patch: pytest.MonkeyPatch, owner: Any, name: str, *numbers: signal.Signals, call: int = 1
+) -> list[int]:
     """Makes a function send signals to this process on the given call; returns the list of calls."""
     real: Callable[..., Any] = getattr(owner, name)
     calls: list[int] = []
@@ -64,7 +66,7 @@ def test_signal_during_tokenization_stops_run(
     place: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        signalling(patch, store.StoreDraft, "_add", number)
+        send_signals(patch, store.StoreDraft, "_add", number)
         run = pretrain("a", "max_steps=2", status=NUMBERS[number])
     assert is_stop_message(capsys.readouterr().err, number, run)
     assert not (run / "LOCK").exists() and (run / "config.yaml").exists() and not (run / "checkpoints").exists()
@@ -121,7 +123,7 @@ def test_signal_before_run_folder_leaves_none(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a run folder there is nothing to resume."""
-    signalling(monkeypatch, open_run, "RunFolder", signal.SIGTERM)
+    send_signals(monkeypatch, open_run, "RunFolder", signal.SIGTERM)
     run = pretrain("a", "max_steps=2", status=143)
     assert capsys.readouterr().err == "error: stopped by SIGTERM while the run was prepared\n" and not run.exists()
 
@@ -135,7 +137,7 @@ def test_signal_during_teacher_storage_stops_run(
     words += ["distill=soft", f"distill.teacher={teacher}", "distill.store=true"]
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        signalling(patch, TermWriter, "add", number)
+        send_signals(patch, TermWriter, "add", number)
         run = finetune("a", *words, status=NUMBERS[number])
     assert is_stop_message(capsys.readouterr().err, number, run) and not (run / "LOCK").exists()
     assert not [path for path in Path("cache/teachers").iterdir() if path.is_dir()]
@@ -148,7 +150,7 @@ def test_signal_after_last_step_is_reported_as_late(
 ) -> None:
     """A late signal is reported; a second one ends the run, which writes its results when it is resumed."""
     with monkeypatch.context() as patch:
-        signalling(patch, PredictionsFile, "after", *numbers)
+        send_signals(patch, PredictionsFile, "after", *numbers)
         run = pretrain("a", "max_steps=2", status=status)
     lines = capfd.readouterr().err.splitlines()
     came = (
@@ -163,7 +165,7 @@ def test_signal_after_last_step_is_reported_as_late(
 def test_signal_in_last_step_is_reported_as_late(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     from lmtool.training import loop
 
-    signalling(monkeypatch, loop, "apply_gradients", signal.SIGUSR1, call=2)
+    send_signals(monkeypatch, loop, "apply_gradients", signal.SIGUSR1, call=2)
     run = pretrain("a", "max_steps=2")
     assert "warning: SIGUSR1 came after the last step, too late to stop" in capfd.readouterr().err
     assert (run / "result.json").exists()
@@ -174,7 +176,7 @@ def test_signal_stops_command_without_run(
 ) -> None:
     run = pretrain("a", "max_steps=2")
     capsys.readouterr()
-    signalling(monkeypatch, cli, "run", signal.SIGTERM)
+    send_signals(monkeypatch, cli, "run", signal.SIGTERM)
     assert cli.main(["evaluate", f"checkpoint={run}", "cache_dir=cache"]) == 143
     assert capsys.readouterr().err == "error: stopped by SIGTERM\n"
 
@@ -190,7 +192,7 @@ def test_signal_ends_sweep_after_its_job(
     words = ["pretrain", "model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=2"]
     words += ["-m", "seed=1,2", "name=s"]
     with monkeypatch.context() as patch:
-        signalling(patch, owner, name, signal.SIGTERM)
+        send_signals(patch, owner, name, signal.SIGTERM)
         assert cli.main(words) == status
     finished = name == "after"
     jobs = {path.parent.name: json.loads(path.read_text()) for path in Path("runs/s").glob("*/job.json")}
@@ -230,13 +232,13 @@ def test_missing_rows_are_reported_on_resume(
     from lmtool.training import loop
 
     with monkeypatch.context() as patch:
-        signalling(patch, loop, "apply_gradients", signal.SIGTERM, call=4)
+        send_signals(patch, loop, "apply_gradients", signal.SIGTERM, call=4)
         run = pretrain("a", *ROWS, status=143)
     if damage is not None:
         damage(run / "metrics.jsonl")
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        signalling(patch, loop, "apply_gradients", signal.SIGTERM, call=1)
+        send_signals(patch, loop, "apply_gradients", signal.SIGTERM, call=1)
         pretrain("a", *ROWS, status=143)
     shown = capsys.readouterr().out
     warning = f"warning: runs/a/metrics.jsonl lacks {lacks} up to step 4: it was deleted or changed"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import main as cli
-from tests.commands.conftest import but_for, finetune, pretrain, working_in
+from tests.commands.conftest import finetune, merge_overrides, pretrain, working_in
 from tests.weights.published_folders import make, make_classifier
 
 SMALL = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.feedforward_size=16"]
@@ -109,14 +109,16 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
 )  # fmt: skip
 def test_unsuitable_teacher_is_refused(teachers, monkeypatch, capsys, words, message, hint):
     monkeypatch.chdir(teachers)
-    error = error_of(capsys, *but_for(words))
+    error = error_of(capsys, *merge_overrides(words))
     assert message in error and hint in error, error
     assert sorted(path.name for path in Path("runs").iterdir() if not path.is_symlink()) == ["mlm", "sst2"]
 
 
 def test_teacher_and_other_errors_are_reported_together(teachers, monkeypatch, capsys):
     monkeypatch.chdir(teachers)
-    error = error_of(capsys, *but_for(STUDENT, ["distill.teacher=runs/nobody", "model.num_heads=3", "optimizer.lr=-1"]))
+    error = error_of(
+        capsys, *merge_overrides(STUDENT, ["distill.teacher=runs/nobody", "model.num_heads=3", "optimizer.lr=-1"])
+    )
     assert "runs/nobody: no such folder" in error and "optimizer.lr" in error and "heads" in error
 
 
@@ -146,7 +148,7 @@ def test_student_uses_tokenizer_of_teacher(teachers, monkeypatch, capsys):
         lines = [f"{'zwei' if number % 2 else 'drei'} Worte {number}\t{number % 2}" for number in range(20)]
         Path(f"others/{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
     words = [*STUDENT, "distill.teacher=runs/sst2", "task.path=others", "batch_examples=8", "cache_dir=cache"]
-    assert cli.main(but_for([*words, "name=student", "precision=fp32", "device=cpu"])) == 0
+    assert cli.main(merge_overrides([*words, "name=student", "precision=fp32", "device=cpu"])) == 0
     (ours,), (theirs,) = (Path(f"runs/{name}/checkpoints").glob("step_*") for name in ("student", "sst2"))
     assert (ours / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
     shutil.rmtree("runs/student")

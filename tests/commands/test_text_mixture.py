@@ -23,7 +23,7 @@ WORDS = [
 RUN = ["data.weights=[1,3]", "objective=mlm", "max_steps=10", "evaluate_every=5", "checkpoint_every=1"]
 
 
-def mixed(name: str, *more: str, status: int = 0) -> Path:
+def pretrain_mixture(name: str, *more: str, status: int = 0) -> Path:
     """Runs `lmtool pretrain` on both texts and returns the run folder."""
     words = ["pretrain", "model=bert_tiny", *TINY, *WORDS, "cache_dir=cache", "batch_tokens=256", "log_every=1"]
     assert cli.main([*words, f"name={name}", *more]) == status
@@ -46,7 +46,7 @@ def test_text_mixture_samples_by_weight_and_resumes(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_books(place / "books.jsonl")
-    run = mixed("whole", *RUN)
+    run = pretrain_mixture("whole", *RUN)
     result = json.loads((run / "result.json").read_text())
     read = result["mixture"]
     assert [read[name]["planned"] for name in ("text", "books")] == [0.25, 0.75]
@@ -71,8 +71,8 @@ def test_text_mixture_samples_by_weight_and_resumes(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save", killed)
-        mixed("killed", *RUN, status=130)
-    again = mixed("killed", *RUN)
+        pretrain_mixture("killed", *RUN, status=130)
+    again = pretrain_mixture("killed", *RUN)
     assert "resumes from step 7" in capsys.readouterr().out and rows(again) == rows(run)
     ours, theirs = (load_file(checkpoint_folder(folder) / "model.safetensors") for folder in (again, run))
     assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
@@ -82,7 +82,7 @@ def test_text_mixture_samples_by_weight_and_resumes(
 def test_mixtures_of_texts_and_objectives_combine(place: Path) -> None:
     write_books(place / "books.jsonl")
     objective = ["objective=mixture", "objective.members=[mlm,{name: span, pairs: none}]"]
-    metrics = json.loads((mixed("run", *objective, "max_steps=2") / "result.json").read_text())["metrics"]
+    metrics = json.loads((pretrain_mixture("run", *objective, "max_steps=2") / "result.json").read_text())["metrics"]
     assert {"mlm_text_loss", "mlm_books_loss", "span_text_loss", "span_books_loss"} <= metrics.keys()
 
 

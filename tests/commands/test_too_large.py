@@ -10,7 +10,7 @@ import pytest
 from lmtool.cli import main as cli
 from lmtool.costs import memory_of_run as planning
 from lmtool.errors import out_of_memory
-from tests.commands.conftest import TINY, but_for
+from tests.commands.conftest import TINY, merge_overrides
 
 TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=1", "device=cpu"]
 ROWS = ["task=sst2", "task.path=rows", "checkpoint=none", "cache_dir=cache", "max_epochs=null", "max_steps=1"]
@@ -44,7 +44,7 @@ def test_too_large_model_hints_at_one_that_fits(
     assert not Path("runs").exists() and not Path("cache").exists()
     # The model of the hint fits.
     overrides = shlex.split(advice.removeprefix("hint: set ").partition(",")[0])
-    config = cli.configuration("pretrain", cli.parse(but_for([*TEXT, *words], overrides)), running=True)
+    config = cli.configuration("pretrain", cli.parse(merge_overrides([*TEXT, *words], overrides)), running=True)
     planning.require_memory(config, planning_precision())
 
 
@@ -66,7 +66,7 @@ def test_frozen_weights_need_less_memory(place: Path, machine: None, capsys: pyt
 def test_plan_reports_too_large_model(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "pretrain", "model=bert", "model.num_layers=30"]) == 0
     assert "model=bert is too large for cpu" in capsys.readouterr().out
-    assert cli.main(but_for(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"])) == 0
+    assert cli.main(merge_overrides(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"])) == 0
     assert "set model.hidden_size=768" in capsys.readouterr().out
 
 
@@ -82,18 +82,18 @@ def test_memory_check_counts_processes_and_shards(place: Path, monkeypatch: pyte
         monkeypatch.setenv(name, str(value))
     words = [*TEXT, "model=bert", "model.num_layers=30"]
 
-    def said(device: str, *typed: str) -> str:
+    def message_for(device: str, *typed: str) -> str:
         config = cli.configuration("pretrain", cli.parse([*words, *typed]), running=True)
         problem = planning.too_large(config, Precision("fp32", torch.device(device), ""))
         return "" if problem is None else problem.message
 
-    assert "too large for cuda: weights, gradients and optimizer need" in said("cuda")
-    assert said("cuda", "parallel=fsdp") == ""
-    assert "too large for cpu: weights, gradients and optimizer in 4 processes need" in said("cpu")
+    assert "too large for cuda: weights, gradients and optimizer need" in message_for("cuda")
+    assert message_for("cuda", "parallel=fsdp") == ""
+    assert "too large for cpu: weights, gradients and optimizer in 4 processes need" in message_for("cpu")
     room["cuda"] = 5 * 10**8
-    assert "too large for cuda: shards of weights, gradients and optimizer need" in said("cuda", "parallel=fsdp")
+    assert "too large for cuda: shards of weights, gradients and optimizer need" in message_for("cuda", "parallel=fsdp")
     room["cpu"] = 3 * 10**9
-    assert "too large for cpu: weights in 4 processes need" in said("cuda", "parallel=fsdp")
+    assert "too large for cpu: weights in 4 processes need" in message_for("cuda", "parallel=fsdp")
 
 
 def test_onednn_error_is_reported_as_out_of_memory() -> None:

@@ -14,7 +14,7 @@ import yaml
 from lmtool.cli import main as cli
 from lmtool.system.files import MANIFEST, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
-from tests.commands.conftest import TINY, but_for, finetune, pretrain
+from tests.commands.conftest import TINY, finetune, merge_overrides, pretrain
 
 
 def rows(folder: Path) -> list[dict]:
@@ -132,7 +132,7 @@ def test_finetuned_run_is_evaluated_and_predicts(place: Path, capsys: pytest.Cap
     assert cli.main([*words, "output=out.csv"]) == 0
     said = capsys.readouterr().out
     assert "2 rows: out.csv; accuracy 0.500 on 2 labeled rows" in said and "has learned" not in said
-    assert cli.main([*but_for(words, ["input=rows/train.tsv"]), "output=known.csv"]) == 0
+    assert cli.main([*merge_overrides(words, ["input=rows/train.tsv"]), "output=known.csv"]) == 0
     assert "warning: the model was trained on rows of rows/train.tsv; lmtool evaluate" in capsys.readouterr().out
     with Path("out.csv").open() as file:
         table = list(csv.DictReader(file))
@@ -156,7 +156,7 @@ def test_class_probabilities_are_written_or_warned_about(place: Path, capsys: py
         (row,) = csv.DictReader(file)
     assert all(0 < float(row[f"probability_{name}"]) < 1 for name in "abc")
     folder = finetune("value", "task=regression", "task.label=value", *words)
-    assert cli.main([*but_for(asked, [f"checkpoint={folder}"]), "output=value.csv"]) == 0
+    assert cli.main([*merge_overrides(asked, [f"checkpoint={folder}"]), "output=value.csv"]) == 0
     assert "warning: probabilities=true: regression has no class probabilities" in capsys.readouterr().out
 
 
@@ -294,7 +294,7 @@ def test_trained_tokenizer_is_used_by_a_run(place: Path, capsys: pytest.CaptureF
     assert "vocabulary · 134 tokens of tokenizer.vocab_size=300: the text has no more" in shown
     assert "bytes a token · 0.00% of the tokens unknown" in shown
     assert cli.main([*words, "cache_dir=cache"]) == 2
-    other = ["tokenizer", *but_for(words[1:], ["output=few", "tokenizer=character", "tokenizer.vocab_size=20"])]
+    other = ["tokenizer", *merge_overrides(words[1:], ["output=few", "tokenizer=character", "tokenizer.vocab_size=20"])]
     assert cli.main([*other, "cache_dir=cache"]) == 0
     shown = capsys.readouterr().out
     assert "few · 20 tokens\n" in shown and "T h e ␣ [UNK] i n d" in shown

@@ -29,7 +29,7 @@ def run(*words: str, status: int = 0) -> None:
     assert cli.main([*words]) == status
 
 
-def same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+def equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     return left is not None and right is not None and torch.equal(left, right)
 
 
@@ -50,7 +50,9 @@ def test_import_and_export_preserve_weights_and_logits(
     again = type(theirs).from_pretrained(place / "back").eval()
     ids, mask, decoder = sample(lmtool.load("ours").config.architecture == "encoder_decoder")
     weights, published = again.state_dict(), theirs.state_dict()
-    differing = {name for name in weights.keys() | published.keys() if not same(weights.get(name), published.get(name))}
+    differing = {
+        name for name in weights.keys() | published.keys() if not equal(weights.get(name), published.get(name))
+    }
     assert all(pooler and ".pooler." in name for name in differing), differing
     # The last bit of a product depends on the address of the mapped file. The pair heads of BERT and ALBERT, whose
     # logits are not compared, are transferred too.

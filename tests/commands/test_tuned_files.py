@@ -20,7 +20,7 @@ from lmtool.models.configs import BertConfig
 from lmtool.session import preparation
 from lmtool.system.files import write_manifest
 from lmtool.weights.reading import read
-from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import finetune, pretrain, skip_reports, work_in_copy, write_rows, write_text
 from tests.weights.published_folders import make
 
 RUN = ("checkpoint=runs/words", "max_steps=4", "checkpoint_every=2", "evaluate_every=4", "optimizer.lr=0.05")
@@ -46,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the folder that cannot read the original."""
-    place = copied(trained, tmp_path / "copy", monkeypatch)
+    place = work_in_copy(trained, tmp_path / "copy", monkeypatch)
     for file in (place / "runs/low/checkpoints").glob("*/base.json"):
         assert str(trained) in file.read_text()
     monkeypatch.setattr("lmtool.weights.base.Base.addresses", property(lambda base: [base.checkpoint]))

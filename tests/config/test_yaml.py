@@ -197,7 +197,7 @@ def test_every_yaml_is_covered_by_a_case() -> None:
     assert primaries == {path for path in YAMLS if "/" not in path}
 
 
-def plain(entry: registry.Entry) -> dict[str, Any]:
+def default_values_of(entry: registry.Entry) -> dict[str, Any]:
     from lmtool.config.registry import default_values
 
     return OmegaConf.to_container(OmegaConf.create(default_values(entry)))  # type: ignore[return-value]
@@ -208,15 +208,15 @@ def test_yaml_equals_class_defaults(group: str, name: str) -> None:
     entry = registry.lookup(group, name)
     path = groups.yaml_file(group, name)
     assert entry is not None and path is not None, "each component has a YAML"
-    assert whole(path) == plain(entry)
+    assert with_nested_choices(path) == default_values_of(entry)
 
 
-def whole(path: Path) -> dict[str, Any]:
+def with_nested_choices(path: Path) -> dict[str, Any]:
     """The content of a YAML, with the nested choices of its defaults list."""
     written: Any = OmegaConf.to_container(OmegaConf.load(path))
     for item in written.pop("defaults", []):
         for group, name in item.items() if isinstance(item, dict) else ():
-            written[group] = whole(path.parent / group / f"{name}.yaml")
+            written[group] = with_nested_choices(path.parent / group / f"{name}.yaml")
     return written
 
 

@@ -42,7 +42,7 @@ def source(offline: bool = False, progress: Any = None, **keys: Any) -> HubSourc
     return build(HubConfig(**{"hub": "org/corpus", **keys}), "cache", progress, offline=offline)
 
 
-def everything(opened: HubSource) -> list[str]:
+def all_texts(opened: HubSource) -> list[str]:
     return list(texts(opened.complete(), "validation"))
 
 
@@ -59,14 +59,14 @@ def test_rows_are_cached_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [complete_shards(folder) for folder in folders] == [None, None]
     opened = source(validation="validation")
     assert all(complete_shards(folder) for folder in folders)
-    assert everything(opened) == TEXTS and list(texts(opened, "validation")) == ["one held out", "two"]
+    assert all_texts(opened) == TEXTS and list(texts(opened, "validation")) == ["one held out", "two"]
     metadata = opened.metadata()
     assert metadata["source"] == "hub org/corpus" and metadata["rows_without_text"] == 9 and not metadata["held_out"]
     assert metadata["kept"] == "all of train, all of validation"
     with monkeypatch.context() as patched:
         patched.setattr(hub_source, "hub_access", lambda *_: pytest.fail("read again"))
         again = source(offline=True)
-    assert everything(again) == TEXTS and len(list(texts(again, "validation"))) == 1
+    assert all_texts(again) == TEXTS and len(list(texts(again, "validation"))) == 1
     joined = HubConfig(hub="org/corpus", text=("title", "text"))
     assert next(texts(open_source(joined, "cache").complete(), "validation")) == "a title"  # type: ignore[attr-defined]
 
@@ -75,14 +75,14 @@ def test_nested_column_is_read() -> None:
     Path("org/nested").mkdir()
     table = pyarrow.table({"meta": [{"text": "one", "n": 1}, {"text": "two", "n": 2}], "id": [1, 2]})
     pyarrow.parquet.write_table(table, "org/nested/train.parquet")
-    assert everything(source(hub="org/nested", text="meta.text")) == ["one", "two"]
+    assert all_texts(source(hub="org/nested", text="meta.text")) == ["one", "two"]
     assert_refused("no column mata.text; there are meta, id", hub="org/nested", text="mata.text")
 
 
 def test_changed_data_set_changes_cache_folder() -> None:
     opened = source(max_bytes=10_000)
     Path("org/corpus/data/more.txt").write_text("not a part of it")
-    kept = everything(opened)
+    kept = all_texts(opened)
     assert kept == TEXTS
     folder = folder_of(HubConfig(hub="org/corpus", max_bytes=10_000), "train", "cache")
     assert not folder.exists()  # the data set's files changed, and so did the cache key
@@ -91,7 +91,7 @@ def test_changed_data_set_changes_cache_folder() -> None:
 def test_max_bytes_limits_cached_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     config = HubConfig.model_construct(**{**HubConfig(hub="org/corpus").model_dump(), "max_bytes": 900})
     opened = HubSource(config, "cache")
-    kept = everything(opened)
+    kept = all_texts(opened)
     assert kept == TEXTS[: len(kept)] and 5 < len(kept) < 20
     assert opened.metadata()["kept"] == "the beginning of train"
     assert sum(path.stat().st_size for path in folder_of(config, "train", "cache").glob("*.jsonl")) <= 900
@@ -113,7 +113,7 @@ def test_interrupted_reading_resumes(monkeypatch: pytest.MonkeyPatch, shard: int
     assert complete_shards(folder_of(HubConfig(hub="org/corpus"), "train", "cache")) is None
     before = len(seen)
     opened = source(progress=lambda stage, done, total: seen.append(done) if stage.startswith("reading data") else None)
-    assert everything(opened) == TEXTS and opened.metadata()["rows_without_text"] == 9
+    assert all_texts(opened) == TEXTS and opened.metadata()["rows_without_text"] == 9
     assert len(seen) - before == len(ROWS) - at  # each row is read once
 
 
@@ -125,13 +125,13 @@ def test_killed_reading_resumes_after_last_shard(monkeypatch: pytest.MonkeyPatch
     assert len(progress["shards"]) > 5
     (folder / "manifest.json").unlink()
     (folder / "draft").write_bytes(b'{"text": "half a li')
-    assert everything(source()) == TEXTS and not (folder / "draft").exists()
+    assert all_texts(source()) == TEXTS and not (folder / "draft").exists()
     with (folder / "000001.jsonl").open("r+b") as file:
         file.seek(12)
         file.write(b"#")
     said: list[str] = []
     opened = source(progress=lambda stage, *_: said.append(stage))
-    assert everything(opened) == TEXTS and any("building it again" in stage for stage in said)
+    assert all_texts(opened) == TEXTS and any("building it again" in stage for stage in said)
 
 
 def test_missing_network_is_refused_with_hint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def write(folder: Path, name: str, content: bytes | str) -> Path:
     return path
 
 
-def everything(opened: FileSource[Any]) -> list[str]:
+def all_texts(opened: FileSource[Any]) -> list[str]:
     return list(texts(opened.complete(), "validation"))
 
 
@@ -121,7 +121,7 @@ def assert_refused(path: Path, match: str, **keys: Any) -> UserError:
 def test_rows_are_read_as_written(tmp_path: Path, name: str) -> None:
     rows = TEXTS + (LINES if kind(name) != "tsv" else [])
     opened = source(write(tmp_path, name, WRITERS[name](rows)), validation_fraction=0.1)
-    assert everything(opened) == rows
+    assert all_texts(opened) == rows
     train, held_out = list(texts(opened, "train")), list(texts(opened, "validation"))
     assert sorted(train + held_out) == sorted(rows) and len(held_out) == opened.count("validation") > 1
     assert opened.metadata()["document"] == "row" and opened.metadata()["text"] == "text"
@@ -143,7 +143,7 @@ def test_folder_is_read_as_files_of_one_format(tmp_path: Path) -> None:
     entry = lookup("data", "jsonl")
     assert entry is not None
     opened = build(entry.config(path=str(tmp_path), validation=None))
-    assert sorted(everything(opened)) == [f"text {number}" for number in range(4)]
+    assert sorted(all_texts(opened)) == [f"text {number}" for number in range(4)]
     write(tmp_path, "0.jsonl.gz", gzip.compress(jsonl(["text 0"])))
     with pytest.raises(UserError, match=r"contains both 0.jsonl and 0.jsonl.gz, perhaps the same text"):
         build(entry.config(path=str(tmp_path)))
@@ -155,22 +155,22 @@ def test_folder_is_read_as_files_of_one_format(tmp_path: Path) -> None:
 def test_text_columns_are_selected_by_name(tmp_path: Path) -> None:
     table = "title,body\nA,first\n,second\nC,\n,\n"
     path = write(tmp_path, "a.csv", table)
-    assert everything(source(path, text=("title", "body"))) == ["A\nfirst", "second", "C"]
+    assert all_texts(source(path, text=("title", "body"))) == ["A\nfirst", "second", "C"]
     opened = source(path, text="body")
-    assert everything(opened) == ["first", "second"] and opened.metadata()["rows_without_text"] == 2
+    assert all_texts(opened) == ["first", "second"] and opened.metadata()["rows_without_text"] == 2
     assert (
         assert_refused(path, r"a.csv:1: no column text; there are title, body").hint
         == "name the column: data.text=COLUMN"
     )
     assert assert_refused(path, "no column titel", text="titel").hint == "did you mean data.text=title?"
     lines = '{"title": "A", "body": "first"}\n{"title": null, "body": "second"}\n'
-    assert everything(source(write(tmp_path, "a.jsonl", lines), text=("title", "body"))) == ["A\nfirst", "second"]
+    assert all_texts(source(write(tmp_path, "a.jsonl", lines), text=("title", "body"))) == ["A\nfirst", "second"]
     sink = pyarrow.BufferOutputStream()
     columns = {"text": ["a", None, "b"], "n": [1, 2, 3], "raw": [b"x", b"y", b"z"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), sink)
     path = write(tmp_path, "a.parquet", sink.getvalue().to_pybytes())
     opened = source(path)
-    assert everything(opened) == ["a", "b"] and opened.metadata()["rows_without_text"] == 1
+    assert all_texts(opened) == ["a", "b"] and opened.metadata()["rows_without_text"] == 1
     assert assert_refused(path, "the column n contains int64", text="n").hint == "name a column of text: data.text=text"
     assert_refused(path, "the column raw contains binary, not text", text="raw")
     assert (
@@ -182,8 +182,8 @@ def test_text_columns_are_selected_by_name(tmp_path: Path) -> None:
 def test_nested_keys_are_selected_by_dotted_name(tmp_path: Path) -> None:
     lines = ['{"meta": {"text": "a", "by": {"name": "x"}}}', '{"meta": {"text": "b", "by": null}}', '{"meta": null}']
     path = write(tmp_path, "a.jsonl", "\n".join([*lines, '{"meta.text": "c", "meta": {"text": "d", "by": null}}']))
-    assert everything(source(path, text="meta.text")) == ["a", "b", "c"]  # a key that contains the dot has precedence
-    assert everything(source(path, text=("meta.text", "meta.by.name"))) == ["a\nx", "b", "c"]
+    assert all_texts(source(path, text="meta.text")) == ["a", "b", "c"]  # a key that contains the dot has precedence
+    assert all_texts(source(path, text=("meta.text", "meta.by.name"))) == ["a\nx", "b", "c"]
     error = assert_refused(path, r"a.jsonl:1: no column meta.txt; there are meta.text, meta.by.name", text="meta.txt")
     assert error.hint == "did you mean data.text=meta.text?"
     assert_refused(path, r"a.jsonl:1: no column meta.text.a", text="meta.text.a")
@@ -192,16 +192,16 @@ def test_nested_keys_are_selected_by_dotted_name(tmp_path: Path) -> None:
 
 def test_delimiters_and_encodings_are_read(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "id;text\n1;a, b\n2;c\n")
-    assert everything(source(path)) == ["a, b", "c"] and source(path).metadata()["delimiter"] == "semicolon"
+    assert all_texts(source(path)) == ["a, b", "c"] and source(path).metadata()["delimiter"] == "semicolon"
     assert_refused(path, "no column text; there are id;text", delimiter="comma")
     quoted = write(tmp_path, "a.tsv", 'id\ttext\n1\t"a\tb"\n2\tc\n')
     assert_refused(quoted, r"a.tsv:2: 3 columns, 2 expected")  # TSV has no quotes
-    assert everything(source(quoted, delimiter="tab")) == ["a\tb", "c"]
+    assert all_texts(source(quoted, delimiter="tab")) == ["a\tb", "c"]
     latin = write(tmp_path, "l.csv", "text\nnaïve\nÖl\n".encode("latin-1"))
     assert "data.encoding=latin-1" in assert_refused(latin, r"l.csv:2:3: byte 0xef is not utf-8").hint
-    assert everything(source(latin, encoding="latin-1")) == ["naïve", "Öl"]
+    assert all_texts(source(latin, encoding="latin-1")) == ["naïve", "Öl"]
     wide = write(tmp_path, "w.csv", "text;n\nnaïve;1\nÖl;2\n".encode("utf-16"))
-    assert everything(source(wide, encoding="utf-16")) == ["naïve", "Öl"]
+    assert all_texts(source(wide, encoding="utf-16")) == ["naïve", "Öl"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
@@ -280,10 +280,9 @@ def test_damaged_compressed_files_are_refused(tmp_path: Path, pack: Callable[[by
     assert_refused(write(tmp_path, f"a.jsonl.{end}", content + b"junk"), r"a.jsonl.\w+:\d+: not readable as")
     assert_refused(write(tmp_path, f"a.jsonl.{end}", jsonl(rows[:3])), r"a.jsonl.\w+:1: not readable as .* Not|Unknown")
     assert (
-        everything(source(write(tmp_path, f"a.jsonl.{end}", pack(jsonl(rows[:2])) + pack(jsonl(rows[2:4])))))
-        == rows[:4]
+        all_texts(source(write(tmp_path, f"a.jsonl.{end}", pack(jsonl(rows[:2])) + pack(jsonl(rows[2:4]))))) == rows[:4]
     )
-    assert everything(source(write(tmp_path, f"a.txt.{end}", pack(b"one\r\n\r\ntwo\n")))) == ["one", "two"]
+    assert all_texts(source(write(tmp_path, f"a.txt.{end}", pack(b"one\r\n\r\ntwo\n")))) == ["one", "two"]
 
 
 def test_unchanged_large_files_are_not_rescanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +408,7 @@ def test_fuzzed_files_are_read_or_refused_with_line(tmp_path: Path, count: int) 
     for name, content, line in fuzzed(random.Random(17), count):
         path = write(tmp_path, name, content)
         try:
-            everything(source(path))
+            all_texts(source(path))
             assert line is None, f"read silently: {name}:{line}"
         except UserError as error:
             refusals += 1

@@ -38,12 +38,12 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def cache_in(folder: Path, processes: int = 2, heard: list[str] | None = None) -> ArrayCache:
-    def hear(message: str, *_: Any) -> None:
-        if heard is not None:
-            heard.append(message)
+def cache_in(folder: Path, processes: int = 2, messages: list[str] | None = None) -> ArrayCache:
+    def report(message: str, *_: Any) -> None:
+        if messages is not None:
+            messages.append(message)
 
-    return ArrayCache(folder / "plans", "0" * 64, processes, hear)
+    return ArrayCache(folder / "plans", "0" * 64, processes, report)
 
 
 class Answer(NamedTuple):
@@ -52,21 +52,21 @@ class Answer(NamedTuple):
     computed: bool
     mapped: bool
     correct: bool
-    heard: list[str]
+    messages: list[str]
 
 
 def load_and_wait(folder: Path, processes: int, most_bytes: int, pipe: Any) -> None:
     """Loads the arrays in a process and keeps them until a message arrives; most_bytes limits the size of its files."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    computed, heard = [], list[str]()
+    computed, messages = [], list[str]()
 
     def compute() -> dict[str, np.ndarray]:
         computed.append(True)
         return arrays()
 
-    loaded = cache_in(folder, processes, heard).load(compute)
+    loaded = cache_in(folder, processes, messages).load(compute)
     correct = all(np.array_equal(loaded[name], array) for name, array in arrays().items())
-    pipe.send(Answer(bool(computed), not loaded["rows"].flags.owndata, correct, heard))
+    pipe.send(Answer(bool(computed), not loaded["rows"].flags.owndata, correct, messages))
     pipe.recv()
 
 
@@ -98,7 +98,7 @@ def test_processes_compute_once_and_leave_no_file(tmp_path: Path) -> None:
     siblings = Siblings(tmp_path, 4)
     answers = siblings.load(4)
     assert sorted(answer.computed for answer in answers) == [False, False, False, True]
-    assert all(answer.mapped and answer.correct and not answer.heard for answer in answers)
+    assert all(answer.mapped and answer.correct and not answer.messages for answer in answers)
     assert not list((tmp_path / "plans").iterdir()), "the file is removed once all have mapped it"
     siblings.end()
 
@@ -140,17 +140,17 @@ def test_full_disk_keeps_arrays_in_memory_and_reports(tmp_path: Path) -> None:
     siblings = Siblings(tmp_path, 3)
     answers = siblings.load(1, most_bytes=8192) + siblings.load(1)
     assert all(answer.computed and not answer.mapped and answer.correct for answer in answers)
-    assert all(len(answer.heard) == 1 and "each of 3 processes" in answer.heard[0] for answer in answers)
-    assert "File too large" in answers[0].heard[0] and [file.stat().st_size for file in files(tmp_path)] == [0]
+    assert all(len(answer.messages) == 1 and "each of 3 processes" in answer.messages[0] for answer in answers)
+    assert "File too large" in answers[0].messages[0] and [file.stat().st_size for file in files(tmp_path)] == [0]
     siblings.end()
     assert not files(tmp_path)
 
 
 def test_unwritable_folder_keeps_arrays_in_memory(tmp_path: Path) -> None:
-    heard: list[str] = []
+    messages: list[str] = []
     (tmp_path / "plans").write_text("a file")
-    assert_equal(cache_in(tmp_path, heard=heard).load(arrays), arrays())
-    assert len(heard) == 1
+    assert_equal(cache_in(tmp_path, messages=messages).load(arrays), arrays())
+    assert len(messages) == 1
 
 
 def test_files_of_killed_runs_are_removed(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from lmtool.data.phases import PhasedLoader, PhaseFractions
 from .data_fixtures import DrawnExamples
 
 
-def shared(
+def steps_of_ranks(
     loader: types.Loader, ranks: int, count: int, cursor: dict[str, int] | None = None
 ) -> list[list[types.Step]]:
     """The first steps of each rank."""
     return [list(itertools.islice(loader.steps(cursor, rank, ranks), count)) for rank in range(ranks)]
 
 
-def read(step: types.Step) -> list[int]:
+def example_numbers(step: types.Step) -> list[int]:
     return [number for batch in step.batches for number in batch.examples.tolist()]
 
 
@@ -31,14 +31,14 @@ def test_ranks_together_read_the_step_of_one_process(ranks: int, micro: int | No
     """Each example is read once, in order and with the step's cursor. All ranks run the same number of forwards, even
     if a step has fewer examples than ranks."""
     loader = PackedLoader(DrawnExamples(60), 1, batch_examples=13, micro_batch_tokens=micro)
-    ((*alone,),) = shared(loader, 1, 12)
+    ((*alone,),) = steps_of_ranks(loader, 1, 12)
     assert not any(step.idle for step in alone)
     idle = 0
-    for whole, *parts in zip(alone, *shared(loader, ranks, 12), strict=True):
-        order = read(whole)
-        assert sorted(number for part in parts for number in read(part)) == sorted(order)
+    for whole, *parts in zip(alone, *steps_of_ranks(loader, ranks, 12), strict=True):
+        order = example_numbers(whole)
+        assert sorted(number for part in parts for number in example_numbers(part)) == sorted(order)
         for part in parts:
-            assert read(part) == [number for number in order if number in read(part)]
+            assert example_numbers(part) == [number for number in order if number in example_numbers(part)]
             assert (part.cursor, part.epoch) == (whole.cursor, whole.epoch)
         assert len({len(part.batches) + len(part.idle) for part in parts}) == 1
         of_idle = [batch for part in parts for batch in part.idle]
@@ -70,14 +70,14 @@ def test_ranks_share_the_steps_of_phases() -> None:
     loaders = [PackedLoader(DrawnExamples(40), 1, batch_examples=size) for size in (6, 4)]
     loader = PhasedLoader(loaders, PhaseFractions((0.5, 0.5), (1.0, 1.0), (1.0, 1.0), (1.0, 0.5)), (True, True))
     loader.fix(8, "max_steps")
-    ((*alone,),) = shared(loader, 1, 8)
-    for whole, *parts in zip(alone, *shared(loader, 2, 8), strict=True):
-        assert sorted(read(parts[0]) + read(parts[1])) == sorted(read(whole))
+    ((*alone,),) = steps_of_ranks(loader, 1, 8)
+    for whole, *parts in zip(alone, *steps_of_ranks(loader, 2, 8), strict=True):
+        assert sorted(example_numbers(parts[0]) + example_numbers(parts[1])) == sorted(example_numbers(whole))
         assert {(part.phase, part.rate_scale, str(part.cursor)) for part in parts} == {
             (whole.phase, whole.rate_scale, str(whole.cursor))
         }
     assert {step.phase for step in alone} == {1, 2}
     later = alone[5].cursor
-    assert [read(step) for step in shared(loader, 2, 2, later)[1]] == [
-        read(step) for step in shared(loader, 2, 8)[1][6:]
+    assert [example_numbers(step) for step in steps_of_ranks(loader, 2, 2, later)[1]] == [
+        example_numbers(step) for step in steps_of_ranks(loader, 2, 8)[1][6:]
     ]

@@ -29,7 +29,7 @@ def write(path, content) -> str:
     return str(path)
 
 
-def everything(given: Source) -> list[str]:
+def all_texts(given: Source) -> list[str]:
     return [*texts(given, "train"), *texts(given, "validation")]
 
 
@@ -44,9 +44,9 @@ def test_documents_are_blocks_files_or_lines(tmp_path):
     text = "one\ntwo\n\n\n  \nthree\n\nfour\n"
     write(tmp_path / "a.txt", text)
     write(tmp_path / "b.txt", "five\n")
-    assert sorted(everything(source(tmp_path))) == ["five", "four", "one\ntwo", "three"]
-    assert sorted(everything(source(tmp_path, document="line"))) == ["five", "four", "one", "three", "two"]
-    assert sorted(everything(source(tmp_path, document="file"))) == ["five", "one\ntwo\n\n\n  \nthree\n\nfour"]
+    assert sorted(all_texts(source(tmp_path))) == ["five", "four", "one\ntwo", "three"]
+    assert sorted(all_texts(source(tmp_path, document="line"))) == ["five", "four", "one", "three", "two"]
+    assert sorted(all_texts(source(tmp_path, document="file"))) == ["five", "one\ntwo\n\n\n  \nthree\n\nfour"]
 
 
 def test_files_folders_patterns_and_lists_are_read(tmp_path):
@@ -55,11 +55,11 @@ def test_files_folders_patterns_and_lists_are_read(tmp_path):
     write(tmp_path / ".hidden" / "x.txt", "x")
     write(tmp_path / "c.md", "c")
     both = {"a", "b"}
-    assert set(everything(source(tmp_path))) == both
-    assert set(everything(source(tmp_path / "*.*"))) == {"b", "c"}
-    assert set(everything(source(tmp_path / "**" / "*.txt"))) >= both
+    assert set(all_texts(source(tmp_path))) == both
+    assert set(all_texts(source(tmp_path / "*.*"))) == {"b", "c"}
+    assert set(all_texts(source(tmp_path / "**" / "*.txt"))) >= both
     listed = (str(tmp_path), str(tmp_path / "c.md"), str(tmp_path / "b.txt"))
-    assert sorted(everything(source(listed))) == ["a", "b", "c"]
+    assert sorted(all_texts(source(listed))) == ["a", "b", "c"]
 
 
 def test_missing_path_is_refused_with_hint(tmp_path):
@@ -83,7 +83,7 @@ def test_irregular_files_of_a_pattern_are_refused(tmp_path):
             assert_refused(path, "b.txt is not a regular file")
         (tmp_path / "b.txt").unlink()
     (tmp_path / "b.txt").mkdir()
-    assert sorted(everything(source(tmp_path / "*.txt"))) == ["one", "two"]
+    assert sorted(all_texts(source(tmp_path / "*.txt"))) == ["one", "two"]
 
 
 def test_unreadable_file_is_refused(tmp_path):
@@ -181,7 +181,7 @@ def test_byte_order_mark_and_line_ends_keep_fingerprint(tmp_path):
     }.items():
         write(tmp_path / f"{name}.txt", content)
         opened = source(tmp_path / f"{name}.txt")
-        assert everything(opened) == everything(plain) and opened.fingerprint == plain.fingerprint, name
+        assert all_texts(opened) == all_texts(plain) and opened.fingerprint == plain.fingerprint, name
 
 
 def test_encodings_are_read_or_refused(tmp_path):
@@ -349,7 +349,7 @@ def test_mutated_files_give_text_or_errors_with_line(tmp_path):
         normal = bytes(content).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         bad = [number for number, line in enumerate(normal, 1) if not readable(line)]
         try:
-            everything(source(path, document=drawn.choice(["block", "line", "file"])))
+            all_texts(source(path, document=drawn.choice(["block", "line", "file"])))
             assert not bad
         except UserError as error:
             if bad:

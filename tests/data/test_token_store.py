@@ -155,17 +155,17 @@ def test_release_frees_mapped_pages(tmp_path, tokenizers):
     np.tile(small.tokens, 300_000).tofile(tmp_path / "tokens")
     tokens = np.memmap(tmp_path / "tokens", small.tokens.dtype, mode="r").view(np.ndarray)
     assert type(tokens.base) is type(small.tokens.base)
-    before = mapped()
+    before = mapped_kilobytes()
     counts = np.bincount(tokens, minlength=200)
-    assert mapped() - before > 0.8 * tokens.nbytes / 1024
+    assert mapped_kilobytes() - before > 0.8 * tokens.nbytes / 1024
     release(tokens)
-    assert mapped() - before < 0.1 * tokens.nbytes / 1024
+    assert mapped_kilobytes() - before < 0.1 * tokens.nbytes / 1024
     assert np.array_equal(token_counts(tokens, 200), counts)
-    assert mapped() - before < 0.1 * tokens.nbytes / 1024
+    assert mapped_kilobytes() - before < 0.1 * tokens.nbytes / 1024
     release(np.arange(3))  # an array without a file is accepted
 
 
-def mapped() -> int:
+def mapped_kilobytes() -> int:
     """Resident kilobytes of files that the process has mapped."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))

@@ -292,11 +292,11 @@ def test_link_in_run_folder_is_refused(tmp_path: Path, name: str, target: str) -
     assert [path.name for path in (tmp_path / "run").iterdir()] == [name] and not (tmp_path / "nowhere").exists()
 
 
-def _symbolic(path: Path, target: Path) -> None:
+def _symbolic_link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-def _hard(path: Path, target: Path) -> None:
+def _hard_link(path: Path, target: Path) -> None:
     path.hardlink_to(target)
 
 
@@ -306,7 +306,7 @@ class Interrupted(FakeLearner):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("link", [_symbolic, _hard])
+@pytest.mark.parametrize("link", [_symbolic_link, _hard_link])
 def test_resumed_run_does_not_write_through_links(tmp_path: Path, link: Any) -> None:
     """A downloaded run may link names that a run writes, including guessed drafts, to the user's files. Resuming,
     finishing and reporting that run leave those files unchanged."""
@@ -319,7 +319,7 @@ def test_resumed_run_does_not_write_through_links(tmp_path: Path, link: Any) -> 
         "checkpoints/last", "checkpoints/best", "plots/loss.png", "diverged/step_00000003.json",
         *(f".tmp-{name}-{machine}-{os.getpid()}" for name in ("environment.json", "metrics.jsonl", "report.html")),
     ]  # fmt: skip
-    names += ["LOCK", "log.txt"] if link is _hard else []
+    names += ["LOCK", "log.txt"] if link is _hard_link else []
     own: dict[str, tuple[Path, bytes]] = {}
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(exist_ok=True)

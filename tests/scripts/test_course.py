@@ -184,7 +184,7 @@ def test_shipped_course_composes_and_names_written_files(script, monkeypatch, tm
             for line in part.lines if isinstance(part, text.Commands) else ():
                 written |= text.written_paths(line)
                 if line.startswith("lmtool "):
-                    composed(line, page, capsys)
+                    compose_command(line, page, capsys)
             named = [part.page] if isinstance(part, text.Show) else []
             named += [part.left, part.right] if isinstance(part, text.Claim) else []
             for name in [value.folder if isinstance(value, text.Value) else value for value in named]:
@@ -210,7 +210,7 @@ def test_compared_models_share_compute_and_positions(script):
     assert {trained[name] for name in compared} == {("5e12", "rotary")}
 
 
-def composed(line: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def compose_command(line: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [re.sub(r"^seed=1,.*", "seed=1,2", word) for word in shlex.split(line, comments=True)[1:]]
     if words[0] in ("report", "runs", "list", "show", "resume"):  # these read no configuration
         return

@@ -31,14 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def chosen(matrix: ModuleType, folder: Path) -> list[Any]:
+def covering_cells(matrix: ModuleType, folder: Path) -> list[Any]:
     matrix.write_rows(folder)
     return matrix.covering_cells(matrix.FAMILIES, [*matrix.METHODS], matrix.KINDS, folder)
 
 
 @pytest.mark.parametrize("family", slow_but({"albert"}, shipped("model")))
 def test_every_pair_trains_or_is_refused_with_hint(family: str, matrix: ModuleType, folder: Path) -> None:
-    outcomes = [matrix.trial(cell, folder) for cell in chosen(matrix, folder) if cell.family == family]
+    outcomes = [matrix.trial(cell, folder) for cell in covering_cells(matrix, folder) if cell.family == family]
     assert not [outcome for outcome in outcomes if outcome.failures]
     assert {outcome.cell.method for outcome in outcomes} == {*matrix.METHODS}
     # Most methods edit the layers of a transformer.
