@@ -90,7 +90,7 @@ def completions(line: str) -> set[str]:
         ("pretrain data.path='my", {"data.path=my texts/"}, set()),
     ],
 )  # fmt: skip
-def test_completion_candidates(line: str, expected: set[str], absent: set[str]) -> None:
+def test_completion_offers_matching_candidates(line: str, expected: set[str], absent: set[str]) -> None:
     words = completions(line)
     assert expected <= words and not absent & words
     assert words or not expected
@@ -103,7 +103,7 @@ def test_unknown_words_have_no_candidates(line: str) -> None:
     assert not {word for word in completions(line) if "zzz" in word}
 
 
-def test_completion_after_other_shell_commands() -> None:
+def test_completion_works_after_other_shell_commands() -> None:
     assert "pretrain " in candidates("cd lmtool && OMP_NUM_THREADS=2 /opt/bin/lmtool pre")
 
 

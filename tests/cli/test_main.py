@@ -276,7 +276,7 @@ def test_errors_import_no_torch_and_write_no_files(answers: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("index", range(len(ERRORS)), ids=[line for line, _ in ERRORS])
-def test_error_message_and_hint(index: int, answers: dict[str, Any]) -> None:
+def test_error_has_message_and_hint(index: int, answers: dict[str, Any]) -> None:
     line, status, out, error = answers["answers"][index]
     assert status == 2, error
     assert "Traceback" not in error + out and error.startswith("error: ") and out == ""
@@ -426,7 +426,7 @@ def test_checkpoint_name_too_long_has_short_error(capsys: pytest.CaptureFixture[
         (ValueError("of ours"), 1, "please report it"),
     ],
 )
-def test_exit_status_of_each_error(
+def test_each_error_has_its_exit_status(
     raised: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*_: object) -> None:
@@ -471,7 +471,7 @@ def test_errors_hide_secrets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "verysecretvalue" not in capsys.readouterr().err
 
 
-def test_list_and_show_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_show_print_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     assert "bert_tiny" in capsys.readouterr().out
     assert cli.main(["list", "model"]) == 0

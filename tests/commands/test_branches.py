@@ -108,7 +108,7 @@ def test_branch_of_each_learner_equals_uninterrupted_run(trunk: Path, kind: str)
         lmtool(verb, f"branch={run}@2", "name=longer", "max_steps=8", status=2)
 
 
-def test_branch_with_other_schedule_and_budget(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_branch_accepts_other_schedule_and_budget(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Earlier rows come from the trunk; once started, a branch does not need its trunk."""
     words = ["pretrain", f"branch={trunk}@4", "name=tail", "schedule=linear", "max_steps=8", "evaluate_every=4"]
     with pytest.MonkeyPatch.context() as patch:

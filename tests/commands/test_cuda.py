@@ -31,7 +31,7 @@ def test_pretraining_on_cuda_reduces_loss(place: Path, model: str, capsys: pytes
 @pytest.mark.parametrize(
     ("dropout", "words"), [("0.0", "variable-length flash"), ("0.1", "flash of jagged tensors, which has dropout")]
 )
-def test_finetune_evaluate_and_predict_on_cuda(place: Path, dropout: str, words: str) -> None:
+def test_finetune_evaluate_and_predict_run_on_cuda(place: Path, dropout: str, words: str) -> None:
     start = pretrain("start", *ON_DEVICE)
     folder = finetune("task", f"checkpoint={start}", f"model.attention_dropout={dropout}", *ON_DEVICE)
     assert json.loads((folder / "facts.json").read_text())["model"]["attention"] == words

@@ -14,7 +14,7 @@ def result_of(run: Path) -> dict:
     return json.loads((run / "result.json").read_text())
 
 
-def test_lineage_from_task_texts_to_finetuning(place: Path) -> None:
+def test_lineage_records_chain_from_task_texts(place: Path) -> None:
     texts = ["pretrain", "data=task:sst2", "data.task.path=rows", "objective.pairs=none", "cache_dir=cache"]
     run = Path("runs/adapted")
     words = [*texts, "model=bert_tiny", *TINY, "batch_tokens=256", "max_steps=2", "name=adapted"]

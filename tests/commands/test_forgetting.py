@@ -68,7 +68,7 @@ def test_added_weights_are_merged_or_counted(place: Path) -> None:
     assert adapter["after"]["loss"] != adapter["before"]["loss"]
 
 
-def test_relative_distances_by_layer() -> None:
+def test_distances_are_relative_and_by_layer() -> None:
     """Decoder layers come before encoder layers, whatever their order in the file."""
     own = {
         "backbone.embed.b": torch.ones(4),

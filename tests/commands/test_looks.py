@@ -21,7 +21,7 @@ def test_inspect_tokenizer_compares_tokenizers(place: Path, capsys: pytest.Captu
     assert "kinds" in capsys.readouterr().err
 
 
-def test_inspect_attention_positions_and_word(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_attention_positions_and_word_write_pages(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("run", "objective.pairs=none", "max_steps=1", "model/positions=t5")
     capsys.readouterr()
     assert cli.main(["inspect", "attention", "runs/run", "The cat saw the dog."]) == 0

@@ -126,7 +126,7 @@ def test_text_to_text_mixture_has_one_language_model(place: Path) -> None:
     assert cli.main(["generate", *use, "prompt=the cat"]) == 2, "the task is not set"
 
 
-def test_mixture_sweep_with_domain_loss_of_a_member(place: Path) -> None:
+def test_mixture_sweep_trains_domain_loss_of_member(place: Path) -> None:
     """Members are composed in each job of a sweep, and a member may have domain texts of its own."""
     Path("other.tsv").write_text("sentence\nover there\nup here\n")
     write_tasks()

@@ -120,7 +120,9 @@ def test_profile_of_every_family_has_all_parts(place: Path, capsys: pytest.Captu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["adapter", "bitfit", "head", "ia3", "last_n", "prefix", "prompt", "ptuning"])
-def test_profile_of_every_tuning_method(place: Path, capsys: pytest.CaptureFixture[str], tuning: str) -> None:
+def test_profile_of_tuning_methods_has_added_parts(
+    place: Path, capsys: pytest.CaptureFixture[str], tuning: str
+) -> None:
     table, _ = profiled(capsys, "finetune", *TASK, f"tuning={tuning}")
     assert ("adapters and prefixes" in table["parts"]) == (tuning in ("adapter", "prefix", "prompt", "ptuning"))
 

@@ -268,7 +268,7 @@ def test_run_shorter_than_its_decay_warns(place: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("reports")
-def test_resume_and_report_commands(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_and_report_accept_run_folders(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = pretrain("first"), pretrain("second", "seed=1")
     (first / "result.json").unlink()
     assert cli.main(["resume", str(first)]) == 0

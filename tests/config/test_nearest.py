@@ -101,7 +101,7 @@ def test_nearest_ignores_unrelated_suffix() -> None:
     assert nearest("bert_lagre", models) == "bert_large" and nearest("t5-small", models) == "t5_small"
 
 
-def test_nearest_keys_of_other_tools_names() -> None:
+def test_nearest_keys_recognizes_names_of_other_tools() -> None:
     keys = [
         "max_steps",
         "max_epochs",

@@ -75,7 +75,7 @@ def test_available_memory_of_this_machine_is_plausible() -> None:
     assert available is not None and 10**7 < available < 10**15
 
 
-def test_available_memory_without_proc_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_works_without_proc_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_of_run, "_PROC", tmp_path)
     available = memory_of_run.available_bytes(CPU)
     assert available is not None and available > 10**7

@@ -147,7 +147,7 @@ def test_evaluation_batches_are_sorted_by_length(size):
     assert all(batch.tokens <= 30 for batch in batches)
 
 
-def test_loader_metadata():
+def test_loader_metadata_counts_examples_and_padding():
     examples = DrawnExamples(100)
     metadata = PackedLoader(examples, 0, batch_examples=10).metadata()
     lengths = examples.plan(0).lengths

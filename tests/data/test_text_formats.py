@@ -12,7 +12,7 @@ from lmtool.tokenizers.configs import ByteBpeConfig
 from .data_fixtures import bytebpe, wordpiece
 
 
-def test_bert_format_of_texts_and_pairs():
+def test_bert_format_joins_texts_and_pairs():
     tokenizer = wordpiece()
     laid = text_format("bert", tokenizer)
     cls, sep = tokenizer.role("cls"), tokenizer.role("sep")
@@ -27,7 +27,7 @@ def test_bert_format_of_texts_and_pairs():
         text_format("gpt", tokenizer)
 
 
-def test_roberta_format_of_texts_and_pairs():
+def test_roberta_format_joins_texts_and_pairs():
     """`<s> a </s>` and `<s> a </s></s> b </s>`, with RoBERTa's special tokens."""
     tokenizer = build(ByteBpeConfig(special_tokens="roberta"), ["a small text of some words"] * 3, 300)
     laid = text_format("roberta", tokenizer)
@@ -40,7 +40,7 @@ def test_roberta_format_of_texts_and_pairs():
     assert [len(piece) for piece in template.pieces] == [1, 2, 1] and template.special_count == 4
 
 
-def test_gpt_format_of_texts_and_pairs():
+def test_gpt_format_joins_texts_and_pairs():
     tokenizer = bytebpe()
     laid = text_format("gpt", tokenizer)
     eos = tokenizer.role("eos")
@@ -51,7 +51,7 @@ def test_gpt_format_of_texts_and_pairs():
         text_format("bert", tokenizer)
 
 
-def test_encoder_decoder_formats_of_texts_and_pairs():
+def test_encoder_decoder_formats_join_texts_and_pairs():
     tokenizer = bytebpe()
     eos = tokenizer.role("eos")
     laid = text_format("t5", tokenizer)

@@ -424,7 +424,7 @@ def test_keep_settings_retain_expected_checkpoints(tmp_path: Path, change: dict[
     assert retained_checkpoints(asked, 10) >= len(kept)
 
 
-def test_retained_checkpoints_counts() -> None:
+def test_retained_checkpoints_follows_keep_settings() -> None:
     assert retained_checkpoints(settings(evaluate_every=None), 1000) == retained_checkpoints(settings(), math.inf) == 3
     assert retained_checkpoints(settings(evaluate_every=None, keep="all"), 1000) == 10
     assert retained_checkpoints(settings(evaluate_every=100, checkpoint_every=250, keep="all"), 1000) == 12
