@@ -81,7 +81,7 @@ def test_loader_resumes_from_cursor(size):
         ]
 
 
-def test_cursor_and_epoch_at_epoch_boundary():
+def test_cursor_and_epoch_advance_at_epoch_boundary():
     loader = PackedLoader(DrawnExamples(14), 0, batch_examples=7)
     first, second, third = first_steps(loader, 3)
     assert (first.cursor, first.epoch) == ({"epoch": 0, "batch": 1}, 0.5)
