@@ -20,7 +20,7 @@ import pytest
 from lmtool.cli import main as cli
 from lmtool.config import registry
 from lmtool.data.pydocs import pydocs_rows
-from tests.commands.conftest import but_for, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import merge_overrides, pretrain, skip_reports, write_rows, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -172,7 +172,7 @@ def smaller(words: list[str], printed: bool) -> list[str]:
     looks = words[1] == "inspect" and words[2] in ("attention", "positions", "word")  # commands without a cache
     if verb in CACHED and not looks and not {"--config", "--help"} & set(words):
         more += ["cache_dir=cache"]
-    return but_for(words[1:], more)
+    return merge_overrides(words[1:], more)
 
 
 def run_page(page: str, capsys: pytest.CaptureFixture[str]) -> int:

@@ -1,4 +1,4 @@
-"""What TAB offers: commands, flags, keys, choices, values, runs and files; without torch, and silent in every error."""
+"""Shell completion of commands, flags, keys, choices, values, runs and files: without torch, and silent on errors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder with two runs, a job of a sweep, and files; the table is made once for all tests."""
+def working_folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with two runs, a sweep's job and files; all tests share one completion table."""
     monkeypatch.setattr(keys, "CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
     for run in ("runs/first", "runs/second", "runs/sweep/0"):
@@ -38,7 +38,7 @@ def here(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     yield tmp_path
 
 
-def offered(line: str) -> set[str]:
+def completions(line: str) -> set[str]:
     return set(candidates(f"lmtool {line}"))
 
 
@@ -90,8 +90,8 @@ def offered(line: str) -> set[str]:
         ("pretrain data.path='my", {"data.path=my texts/"}, set()),
     ],
 )  # fmt: skip
-def test_what_is_offered(line: str, expected: set[str], absent: set[str]) -> None:
-    words = offered(line)
+def test_completion_offers_matching_candidates(line: str, expected: set[str], absent: set[str]) -> None:
+    words = completions(line)
     assert expected <= words and not absent & words
     assert words or not expected
 
@@ -99,44 +99,44 @@ def test_what_is_offered(line: str, expected: set[str], absent: set[str]) -> Non
 @pytest.mark.parametrize(
     "line", ["zzz ", "pretrain zzz=", "pretrain model.zzz.", "pretrain zzz.", "list x=", "'", "\\"]
 )
-def test_what_is_unknown_offers_nothing(line: str) -> None:
-    assert not {word for word in offered(line) if "zzz" in word}
+def test_unknown_words_have_no_candidates(line: str) -> None:
+    assert not {word for word in completions(line) if "zzz" in word}
 
 
-def test_other_commands_on_the_line() -> None:
+def test_completion_works_after_other_shell_commands() -> None:
     assert "pretrain " in candidates("cd lmtool && OMP_NUM_THREADS=2 /opt/bin/lmtool pre")
 
 
-def test_folders_and_plugins_of_the_user() -> None:
+def test_config_dir_and_plugin_names_are_completed() -> None:
     Path("mine/experiment").mkdir(parents=True)
     Path("mine/experiment/own.yaml").write_text("# @package _global_\nseed: 3\n")
-    assert "experiment=own " in offered("pretrain --config-dir mine experiment=o")
-    assert "logger=odd " in offered(f"pretrain --plugin {odd.__name__} logger=o")
-    assert "logger.odd.how=" in offered(f"pretrain --plugin {odd.__name__} logger.odd.")
+    assert "experiment=own " in completions("pretrain --config-dir mine experiment=o")
+    assert "logger=odd " in completions(f"pretrain --plugin {odd.__name__} logger=o")
+    assert "logger.odd.how=" in completions(f"pretrain --plugin {odd.__name__} logger.odd.")
 
 
-def test_the_table_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And again where its file is damaged, or lmtool's files or the user's have changed."""
+def test_table_is_cached_until_files_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The table is rebuilt when its file is damaged, or when files of lmtool or of the user change."""
     built: list[int] = []
     empty = {"verbs": {}, "options": {"new": {}}, "components": {}}
     monkeypatch.setattr(keys, "CACHE", str(tmp_path / "own"))
     monkeypatch.setattr(keys, "_build", lambda *arguments: built.append(1) or empty)
-    assert offered("list ") == offered("list n") == {"new "} and len(built) == 1
+    assert completions("list ") == completions("list n") == {"new "} and len(built) == 1
     (file,) = (tmp_path / "own/completion").glob("*.json")
     file.write_text("{")
-    assert offered("list ") == {"new "} and len(built) == 2
+    assert completions("list ") == {"new "} and len(built) == 2
     Path("mine").mkdir()
     for number in (1, 2):
         Path("mine/local.yaml").write_text("seed: 1\n")
         os.utime("mine/local.yaml", (number, number))
-        assert offered("list --config-dir mine ") == {"new "} and len(built) == 2 + number
+        assert completions("list --config-dir mine ") == {"new "} and len(built) == 2 + number
 
 
-def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_completion_works_without_writable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(keys, "CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(keys, "_build", lambda *arguments: {"verbs": {}, "options": {"new": {}}, "components": {}})
-    assert offered("list ") == {"new "}
+    assert completions("list ") == {"new "}
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
         ("fish", ["data.path=my texts/a&b", "data.path=x"]),
     ],
 )
-def test_each_shell_has_its_form(shell: str, expected: list[str]) -> None:
+def test_candidates_are_escaped_for_each_shell(shell: str, expected: list[str]) -> None:
     assert list(format_for_shell(["data.path=my texts/a&b ", "data.path=x", "a\nb"], "data.path=", shell)) == expected
 
 
-def test_errors_are_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_completion_errors_print_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["bash"], ["bash", "lmtool pre", "more"], ["bash", "lmtool pretrain --plugin no.such model="]):
         assert cli.main(["completion", "query", *words]) == 0
     monkeypatch.setattr(completing, "table", lambda *arguments: 1 / 0)
@@ -160,22 +160,24 @@ def test_errors_are_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize(("words", "hint"), [([], "lmtool completion bash"), (["zhs"], "lmtool completion zsh")])
-def test_which_shell(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_or_misspelled_shell_is_refused(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["completion", *words]) == 2
     assert hint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
-def test_scripts_name_what_answers_them(shell: str) -> None:
+def test_scripts_call_completion_query(shell: str) -> None:
     script = SCRIPTS[shell]
     assert f"lmtool completion query {shell}" in script and script.endswith("\n")
     if shutil.which(shell) is not None:
         subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
-def test_in_bash(here: Path, cache: Path) -> None:
-    """The script, in a real bash: words that bash cuts at = are completed behind it."""
-    offered("pretrain ")  # the table is there
+def test_bash_script_completes_words(working_folder: Path, cache: Path) -> None:
+    """The script runs in a real bash, which splits words at `=`; only the part after `=` is completed."""
+    completions("pretrain ")  # builds the table
     prelude = f"""
     lmtool() {{ {sys.executable} -c 'import sys
 from lmtool.cli import completion_keys as keys
@@ -197,8 +199,8 @@ sys.exit(cli.main(sys.argv[1:]))' "$@"; }}
     assert lines[1:] == ['declare -a COMPREPLY=([0]="bert_tiny ")', 'declare -a COMPREPLY=([0]="resume ")']
 
 
-def test_a_tab_imports_no_library() -> None:
-    offered("pretrain ")
+def test_completion_imports_no_third_party_library() -> None:
+    completions("pretrain ")
     code = "import sys\nfrom lmtool.cli import completion, completion_keys\ncompletion_keys.CACHE = sys.argv[1]\n"
     code += "assert completion.candidates('lmtool pretrain model=bert_t')\n"
     code += "print(sorted({'torch', 'hydra', 'omegaconf', 'pydantic', 'numpy', 'yaml'} & sys.modules.keys()))"

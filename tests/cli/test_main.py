@@ -37,7 +37,7 @@ def python(code: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-def test_help_imports_the_standard_library_only(tmp_path: Path) -> None:
+def test_help_imports_only_standard_library(tmp_path: Path) -> None:
     code = (
         "import sys; from lmtool.cli.main import main\n"
         "a, b, c = main([]), main(['--help']), main(['pretrain', '--help'])\n"
@@ -51,12 +51,12 @@ def test_help_imports_the_standard_library_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", list(verbs.VERBS))
-def test_each_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([verb, "--help"]) == 0
     assert verbs.VERBS[verb].example in capsys.readouterr().out
 
 
-# What is typed, and what the answer must hold. All end in exit 2 with an error and, but for a few, a hint.
+# Command lines and the text their errors must contain. All exit with status 2 and, with few exceptions, print a hint.
 ERRORS: list[tuple[str, list[str]]] = [
     ("pretran", ["unknown command pretran", "did you mean lmtool pretrain?"]),
     ("model=bert", ["unknown command model=bert", "write a command first"]),
@@ -263,20 +263,20 @@ print(json.dumps({"answers": answers, "torch": "torch" in sys.modules}))
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every error typed in an empty folder: one process for all, since each would only import the same again."""
+    """The output of every command line in ERRORS, run in an empty folder; one process imports lmtool once for all."""
     folder = tmp_path_factory.mktemp("empty")
     done = python(RUN_ALL, folder, json.dumps([line for line, _ in ERRORS]))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) | {"left": [str(path) for path in folder.rglob("*")]}
 
 
-def test_errors_import_no_torch_and_leave_nothing_behind(answers: dict[str, Any]) -> None:
+def test_errors_import_no_torch_and_write_no_files(answers: dict[str, Any]) -> None:
     assert len(ERRORS) >= 40
     assert answers["torch"] is False and answers["left"] == []
 
 
 @pytest.mark.parametrize("index", range(len(ERRORS)), ids=[line for line, _ in ERRORS])
-def test_error(index: int, answers: dict[str, Any]) -> None:
+def test_error_has_message_and_hint(index: int, answers: dict[str, Any]) -> None:
     line, status, out, error = answers["answers"][index]
     assert status == 2, error
     assert "Traceback" not in error + out and error.startswith("error: ") and out == ""
@@ -285,13 +285,13 @@ def test_error(index: int, answers: dict[str, Any]) -> None:
         assert part in error, error
 
 
-def test_a_misspelt_task_is_not_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelled_task_is_not_reported_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["finetune", "taskk=sst2"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: unknown key taskk\nhint: did you mean task=sst2?\n") and "missing" not in error
 
 
-def test_a_folder_of_configuration_that_is_nearly_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_config_dir_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "my_conf").mkdir()
     assert cli.main(["pretrain", "--config-dir", str(tmp_path / "my_cnof")]) == 2
     assert f"did you mean --config-dir {tmp_path / 'my_conf'}?" in capsys.readouterr().err
@@ -300,7 +300,7 @@ def test_a_folder_of_configuration_that_is_nearly_right(tmp_path: Path, capsys: 
     assert "file: a file, not a folder" in capsys.readouterr().err
 
 
-def test_overlays_are_the_groups_without_a_section() -> None:
+def test_overlays_are_groups_without_config_section() -> None:
     for verb, command in COMMANDS.items():
         primary = verbs.VERBS[verb].primary
         assert primary is not None
@@ -308,13 +308,13 @@ def test_overlays_are_the_groups_without_a_section() -> None:
         assert groups - command.model_fields.keys() == set(command.overlays), verb
 
 
-def test_all_problems_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_errors_are_printed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "modle=bert", "seed=-1", "max_length=x"]) == 2
     error = capsys.readouterr().err
     assert error.count("error: ") == 3 and error.count("hint: ") == 3
 
 
-def test_the_configuration_printed_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_config_can_be_reused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--cfg", "job", "pretrain", "model=bert_tiny", "seed=3"]) == 0
     first = capsys.readouterr().out
     (tmp_path / "c.yaml").write_text(first)
@@ -344,15 +344,13 @@ def test_the_configuration_printed_can_be_read_again(tmp_path: Path, capsys: pyt
         ("finetune task=sst2 max_steps=9 max_epochs=2", {"max_steps": 9, "max_epochs": 2.0}),
     ],
 )
-def test_a_budget_that_is_given_lifts_the_default_one(words: str, budgets: dict[str, float]) -> None:
+def test_budget_override_replaces_default_budget(words: str, budgets: dict[str, float]) -> None:
     verb, *typed = words.split()
     config = cli.configuration(verb, cli.parse([*typed, "model=bert_tiny"]), running=False)
     assert {key: value for key in BUDGETS if (value := getattr(config, key)) is not None} == budgets
 
 
-def test_a_saved_configuration_has_the_budgets_that_it_was_run_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_saved_config_keeps_its_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--cfg", "job", "pretrain", "model=bert_tiny"]) == 0
     (tmp_path / "c.yaml").write_text(capsys.readouterr().out)
     again = cli.parse(["--config", str(tmp_path / "c.yaml"), "max_tokens=9"])
@@ -360,7 +358,7 @@ def test_a_saved_configuration_has_the_budgets_that_it_was_run_with(
     assert (config.max_steps, config.max_tokens) == (10_000, 9)
 
 
-def test_each_job_of_a_sweep_has_its_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_jobs_have_separate_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["finetune", "-m", "model=bert_tiny", "task=sst2", "max_steps=null,100", "--cfg", "job"]
     assert cli.main(words) == 0
     jobs = list(yaml.safe_load_all(capsys.readouterr().out))
@@ -382,7 +380,7 @@ def saved_checkpoint(folder: Path, *typed: str) -> Path:
     return folder
 
 
-def test_model_and_tokenizer_of_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_sets_model_and_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = saved_checkpoint(tmp_path / "run", "model=gpt_tiny", "model.num_layers=3", "tokenizer.minimum_count=5")
     typed = ["finetune", "task=pydocs", f"checkpoint={run}"]
     config = cli.configuration("finetune", cli.parse([*typed[1:], "model.dropout=0.0"]), running=False)
@@ -397,9 +395,7 @@ def test_model_and_tokenizer_of_a_checkpoint(tmp_path: Path, capsys: pytest.Capt
     assert config.task is None and config.data.name == "pydocs" and config.data.max_bytes == 20000
 
 
-def test_none_beside_a_checkpoint_is_its_shape_with_random_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_none_in_sweep_copies_model_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = saved_checkpoint(tmp_path / "run", "model=gpt_tiny", "model.num_layers=3", "tokenizer.minimum_count=5")
     words = ["finetune", "-m", "task=pydocs", "--cfg", "job"]
     assert cli.main([*words, f"checkpoint={run},none"]) == 0
@@ -412,7 +408,7 @@ def test_none_beside_a_checkpoint_is_its_shape_with_random_weights(
     assert "but there are 2 others" in capsys.readouterr().err
 
 
-def test_a_checkpoint_with_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_name_too_long_has_short_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["evaluate", "checkpoint=" + "x" * 5000, "task=sst2"]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("error: checkpoint=xxx")
@@ -430,7 +426,7 @@ def test_a_checkpoint_with_a_name_too_long(capsys: pytest.CaptureFixture[str]) -
         (ValueError("of ours"), 1, "please report it"),
     ],
 )
-def test_exit_statuses(
+def test_each_error_has_its_exit_status(
     raised: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*_: object) -> None:
@@ -442,7 +438,7 @@ def test_exit_statuses(
     assert says in error and ("Traceback" in error) == (status == 1)
 
 
-def test_a_terminal_that_is_gone_changes_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_terminal_keeps_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
 
@@ -460,7 +456,7 @@ def test_a_terminal_that_is_gone_changes_no_status(monkeypatch: pytest.MonkeyPat
         signal.signal(signal.SIGHUP, before)
 
 
-def test_debug_shows_the_traceback_of_a_users_error(
+def test_debug_prints_traceback_without_secrets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
@@ -469,13 +465,13 @@ def test_debug_shows_the_traceback_of_a_users_error(
     assert "Traceback" in error and "error: unknown key run_dr" in error and "verysecretvalue" not in error
 
 
-def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_hide_secrets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
     assert cli.main(["pretrain", "seed=verysecretvalue"]) == 2
     assert "verysecretvalue" not in capsys.readouterr().err
 
 
-def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_show_print_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     assert "bert_tiny" in capsys.readouterr().out
     assert cli.main(["list", "model"]) == 0
@@ -495,23 +491,23 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["show", "model"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^  model.num_layers +number of layers$", shown, re.MULTILINE), (
-        "ALBERT's own meaning is not everyone's"
+        "ALBERT's description is used for all models"
     )
     assert "model.name " not in shown
     assert cli.main(["list", "task"]) == 0
     assert re.search(r"^  mnli +MNLI: .* \(Williams et al\. 2018; GLUE\)\.$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_show_explains_every_key_that_a_hint_may_send_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_explains_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     keys = {key for verb in COMMANDS for key in known_keys(COMMANDS[verb], {})}
     assert all(messages.allowed_values(place.field) for place in show.all_fields())
-    # Of sections within sections, one key each.
+    # One key of each nested section.
     nested = {key.rpartition(".")[0]: key for key in sorted(keys) if key.count(".") > 1}
     assert len(nested) > 8 and cli.main(["show", "task.validation", *nested.values()]) == 0
     assert "  takes:   an empty list" in capsys.readouterr().out
 
 
-def test_own_yaml_comes_from_a_config_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_dir_adds_user_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# Mine.\ndefaults: [bert_tiny, _self_]\nnum_layers: 3\n")
     (tmp_path / "local").mkdir()
@@ -530,10 +526,10 @@ def test_own_yaml_comes_from_a_config_dir(tmp_path: Path, capsys: pytest.Capture
     assert "did you mean model=bert?" in capsys.readouterr().err
 
 
-def test_a_run_to_resume_is_printed_and_not_trained(
+def test_resume_with_cfg_job_prints_config_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "run", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(cli, "run", lambda *_: pytest.fail("the run was trained"))
     assert cli.main(["pretrain", "model=bert_tiny", "seed=3", "--cfg", "job"]) == 0
     (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
     assert cli.main(["resume", str(tmp_path), "--cfg", "job"]) == 0

@@ -1,4 +1,4 @@
-"""What a command imports that ends before it runs: composing and deciding, nothing that computes."""
+"""Modules that a command imports before it runs: configuration only, nothing that computes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import lmtool
 from lmtool.config import registry
 
-# Torch and what reads data, what draws, a tracker's connection, Hydra's plugins, and every module that runs a command.
-NEVER = (
+# Libraries that compute, read data, draw or connect; Hydra's plugins; and modules that run commands.
+UNUSED_LIBRARIES = (
     "torch",
     "numpy",
     "datasets",
@@ -29,8 +29,8 @@ NEVER = (
     "lmtool.session",
     "lmtool.resolver.files",
 )
-# Components that a run of BERT on docstrings does not choose.
-OTHERS = (
+# Configuration modules of components that pretraining of BERT on docstrings does not use.
+UNUSED_CONFIGS = (
     "lmtool.models.encoder_configs",
     "lmtool.models.decoder_configs",
     "lmtool.models.encoder_decoder_configs",
@@ -46,7 +46,7 @@ OTHERS = (
 
 
 def modules_after(*words: str) -> tuple[int, set[str]]:
-    """The exit status of a command line in a process of its own, and what that has imported."""
+    """The exit status of a command line in a new process, and the modules it imported."""
     code = (
         "import json, sys; from lmtool.cli.main import main\n"
         "status = main(sys.argv[1:])\n"
@@ -64,28 +64,28 @@ def modules_after(*words: str) -> tuple[int, set[str]]:
         (["pretrain", "--cfg", "job"], 0),
     ],
 )
-def test_what_a_command_that_does_not_run_never_imports(words: list[str], status: int) -> None:
+def test_commands_that_do_not_run_import_few_modules(words: list[str], status: int) -> None:
     ended, modules = modules_after(*words)
     assert ended == status
-    assert not modules.intersection(NEVER) and not modules.intersection(OTHERS)
+    assert not modules.intersection(UNUSED_LIBRARIES) and not modules.intersection(UNUSED_CONFIGS)
 
 
-def test_an_unknown_command_imports_no_configuration() -> None:
+def test_unknown_command_imports_no_config_library() -> None:
     status, modules = modules_after("pretran")
-    assert status == 2 and not modules.intersection((*NEVER, "hydra", "omegaconf", "pydantic", "yaml"))
+    assert status == 2 and not modules.intersection((*UNUSED_LIBRARIES, "hydra", "omegaconf", "pydantic", "yaml"))
 
 
-def test_every_shipped_component_stands_in_the_module_that_the_table_names() -> None:
+def test_shipped_components_are_in_listed_modules() -> None:
     for group, by_module in registry.SHIPPED.items():
         for module, names in by_module.items():
             for name in names.split():
                 entry = registry.lookup(group, name)
                 assert entry is not None and (entry.config.__module__, entry.name) == (module, name)
-    # Each module is imported by now: what it registers beside these is a name that the table lacks.
+    # All modules are imported by now, so a further registered component is missing from the table.
     assert not [entry for entry in registry.added() if entry.config.__module__.startswith("lmtool.")]
 
 
-def test_the_table_names_every_module_that_registers_a_component() -> None:
+def test_table_lists_every_module_with_components() -> None:
     package = Path(lmtool.__file__).parent
     registering = {
         ".".join(("lmtool", *path.relative_to(package).with_suffix("").parts))

@@ -1,4 +1,4 @@
-"""What people type who know other tools: answered with the words that work here."""
+"""Hints for command lines in the style of other tools: they name the equivalent lmtool command or key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmtool.config import messages
 from lmtool.resolver import verbs
 from lmtool.resolver.shorthands import CommandLine, with_positional_keys
 
-# What is typed, and what the hint (or, of an exit status 0, the output) must hold.
+# Command lines, exit status, and text that the hint (or the output, for exit status 0) must contain.
 ANSWERS = [
     ("train", 2, "did you mean lmtool pretrain or lmtool finetune?"),
     ("train model=bert", 2, "did you mean lmtool pretrain or lmtool finetune?"),
@@ -74,7 +74,7 @@ ANSWERS = [
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder_with_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "reviews.xlsx").write_bytes(b"PK\x03\x04")
@@ -89,8 +89,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("typed", "status", "answer"), ANSWERS, ids=[typed for typed, _, _ in ANSWERS])
-def test_a_guess_is_answered(
-    typed: str, status: int, answer: str, place: Path, capsys: pytest.CaptureFixture[str]
+def test_hint_names_equivalent_command(
+    typed: str, status: int, answer: str, folder_with_runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(typed.split()) == status
     captured = capsys.readouterr()
@@ -98,8 +98,8 @@ def test_a_guess_is_answered(
     assert answer in shown, captured.out + captured.err
 
 
-# What is refused, and the same as its hint has it.
-TYPED_AGAIN = [
+# Refused command lines, and the same lines corrected by the hint.
+CORRECTED = [
     ("pretrain bert", "pretrain model=bert"),
     ("plan bert", "plan model=bert"),
     ("finetune sst2", "finetune task=sst2"),
@@ -134,24 +134,26 @@ TYPED_AGAIN = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "again"), TYPED_AGAIN, ids=[typed for typed, _ in TYPED_AGAIN])
-def test_what_a_hint_says_gets_further(typed: str, again: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("typed", "again"), CORRECTED, ids=[typed for typed, _ in CORRECTED])
+def test_corrected_command_removes_error(
+    typed: str, again: str, folder_with_runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = [] if typed.split()[0] in ("resume", "report") else ["--cfg", "job"]
     assert cli.main([*typed.split(), *job]) == 2
     new = [word for word in again.split() if word not in typed.split()]
     refused, hint = next(
         (message, hint)
-        for message, hint in pairs_of(capsys.readouterr().err)
+        for message, hint in errors_with_hints(capsys.readouterr().err)
         if all(word in hint or word.partition("=")[2] in hint.split("did you mean ")[-1] for word in new)
     )
     assert new and hint
     status = cli.main([*again.replace("...", "folder").split(), *job])
     after = capsys.readouterr().err
-    assert status in (0, 2) and refused not in [message for message, _ in pairs_of(after)], after
+    assert status in (0, 2) and refused not in [message for message, _ in errors_with_hints(after)], after
 
 
-def pairs_of(printed: str) -> list[tuple[str, str]]:
-    """Each error that was printed, and its hint."""
+def errors_with_hints(printed: str) -> list[tuple[str, str]]:
+    """The printed errors with their hints."""
     errors: list[tuple[str, str]] = []
     for line in printed.splitlines():
         if line.startswith("error: "):
@@ -161,13 +163,13 @@ def pairs_of(printed: str) -> list[tuple[str, str]]:
     return errors
 
 
-def test_words_of_other_tools_name_commands_that_there_are() -> None:
+def test_suggested_commands_exist() -> None:
     named = {name for names in main._COMMANDS.values() for name in names if not name.startswith("-")}
     assert {name.split()[0] for name in named} <= verbs.VERBS.keys()
     assert not main._COMMANDS.keys() & verbs.VERBS.keys() and not {*messages.FLAG_FORMS} & {*main.FLAGS}
 
 
-def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:
+def test_positional_words_become_checkpoint_and_text(folder_with_runs: Path) -> None:
     assert with_positional_keys(CommandLine("predict", ("runs/first", "a = b is text", "seed=1"))) == [
         "checkpoint=runs/first", "text=a = b is text", "seed=1",
     ]  # fmt: skip
@@ -177,8 +179,8 @@ def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:
     ]
 
 
-def test_runs_lists_runs_and_sweeps(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, sweep = (place / "runs" / name for name in ("first", "second", "grid"))
+def test_runs_command_lists_runs_and_sweeps(folder_with_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, sweep = (folder_with_runs / "runs" / name for name in ("first", "second", "grid"))
     (first / "config.yaml").write_text(
         "command: finetune\nmodel: {name: bert}\ntask: {name: sst2}\ntuning: {name: lora}\n"
     )
@@ -195,7 +197,7 @@ def test_runs_lists_runs_and_sweeps(place: Path, capsys: pytest.CaptureFixture[s
     ):
         (sweep / str(number)).mkdir(parents=True)
         (sweep / str(number) / "job.json").write_text(json.dumps({"job": number, **ended}))
-    (place / "runs" / "latest").symlink_to("second")
+    (folder_with_runs / "runs" / "latest").symlink_to("second")
     assert cli.main(["runs"]) == 0
     lines = {line.split("  ")[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
     assert "finetune bert on sst2, lora accuracy 0.750 ± 0.062 0.500 done 1 min 1 s" in lines["first"]

@@ -1,4 +1,4 @@
-"""Small text, labeled rows and tiny models, so that whole commands run in a second or two."""
+"""Small text, labeled rows and tiny models, with which whole commands run in a second or two."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ TINY = [
 ]  # fmt: skip
 
 
-OF_SOME = ["model.cell_size=16", "model.filters=[[1,4],[2,4]]", "model.highways=1"]
+FAMILY_SIZES = ["model.cell_size=16", "model.filters=[[1,4],[2,4]]", "model.highways=1"]
 
 
 def tiny(model: str) -> list[str]:
-    """TINY with the sizes that a preset's family has."""
+    """TINY without sizes that the preset's family lacks, and with sizes of its own."""
     values = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
     if "name" not in values:
         return tiny(next(name for name in values["defaults"] if name != "_self_"))
     family = lookup("model", values["name"])
-    if family is None:  # auto: the checkpoint has the sizes
+    if family is None:  # auto: the checkpoint sets the sizes
         return [*TINY]
     fields = family.config.model_fields
-    own = {name for name, field in fields.items() if field.default != 0}  # of no layers there is no other number
-    return [word for word in (*TINY, *OF_SOME) if not word.startswith("model.") or word[6:].partition("=")[0] in own]
+    own = {name for name, field in fields.items() if field.default != 0}  # a family without layers allows only 0
+    return [
+        word for word in (*TINY, *FAMILY_SIZES) if not word.startswith("model.") or word[6:].partition("=")[0] in own
+    ]
 
 
 def sentence(chance: random.Random, adjectives: list[str]) -> str:
@@ -49,31 +51,31 @@ def sentence(chance: random.Random, adjectives: list[str]) -> str:
 
 
 def follow_card(folder: str) -> None:
-    """Do what the README.md of an exported folder says."""
+    """Runs the Python example in the README.md of an exported folder."""
     code = (Path(folder) / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     assert len(code.split("\n\n")) == 2 and code.count("\n") == 4
     exec(code, {})
 
 
 def skip_reports(patch: pytest.MonkeyPatch) -> None:
-    """Runs end without report.html: its plots take longer than all the rest of a tiny run."""
+    """Runs write no report.html: plots take longer than the rest of a tiny run."""
     patch.setattr("lmtool.session.screens.write_report", lambda run: run / "report.html")
 
 
 @pytest.fixture
 def reports() -> None:
-    """They are made: what is in them is looked at."""
+    """Runs write reports, for tests that read them."""
 
 
 @pytest.fixture(autouse=True)
-def reports_that_are_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None are made, but for the tests that use the fixture `reports`."""
+def reports_on_request(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write no reports, except in tests that use the fixture `reports`."""
     if "reports" not in request.fixturenames:
         skip_reports(monkeypatch)
 
 
-def copied(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Work in a copy of a folder."""
+def work_in_copy(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Copies a folder and makes the copy the working folder."""
     shutil.copytree(folder, place, symlinks=True, dirs_exist_ok=True)
     patch.chdir(place)
     return place
@@ -81,7 +83,7 @@ def copied(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def working_in(place: Path) -> Iterator[None]:
-    """Commands that a fixture of a module runs once, in a folder with text.txt and the labeled folder rows/."""
+    """Makes `place` the working folder, with text.txt and the labeled folder rows/, for fixtures of a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         skip_reports(patch)
@@ -126,8 +128,8 @@ def write_rows(folder: Path) -> None:
         (folder / f"{split}.tsv").write_text(lines)
 
 
-def but_for(words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """The words and more, of each key the last one."""
+def merge_overrides(words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """All words, with only the last value of each key."""
     everything = [*words, *more]
     last = {word.partition("=")[0]: number for number, word in enumerate(everything) if "=" in word}
     return [word for number, word in enumerate(everything) if "=" not in word or last[word.partition("=")[0]] == number]
@@ -145,12 +147,14 @@ def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -
         f"name={name}",
     ]
     budget = [] if any(word.startswith("max_") for word in more) else ["max_steps=6"]
-    assert cli.main(but_for([*words, f"name={name}", "batch_tokens=256", "log_every=1", *budget], more)) == status
+    assert (
+        cli.main(merge_overrides([*words, f"name={name}", "batch_tokens=256", "log_every=1", *budget], more)) == status
+    )
     return Path("runs") / name
 
 
 def finetune(name: str, *more: str, status: int = 0) -> Path:
     """Run `lmtool finetune` on the rows and return the run folder."""
     words = ["finetune", "task=sst2", "task.path=rows", "cache_dir=cache", "batch_examples=16", "max_length=32"]
-    assert cli.main(but_for([*words, "device=cpu", "precision=fp32", f"name={name}"], more)) == status
+    assert cli.main(merge_overrides([*words, "device=cpu", "precision=fp32", f"name={name}"], more)) == status
     return Path("runs") / name

@@ -1,4 +1,4 @@
-"""Jobs of real commands for the kill harness. Imported by name in a process of its own."""
+"""Jobs for the kill harness that run real commands; imported by name in a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from lmtool.cli import main as cli
 from lmtool.commands import finetune, pretrain  # noqa: F401 imported here, not in each victim
 from lmtool.config.registry import entries
-from tests.commands.conftest import TINY, but_for, skip_reports, tiny, write_rows, write_text
+from tests.commands.conftest import TINY, merge_overrides, skip_reports, tiny, write_rows, write_text
 
 torch.set_num_threads(1)
 
@@ -22,7 +22,7 @@ BUDGET = ["max_steps=12", "checkpoint_every=1", "evaluate_every=5", "log_every=1
 
 
 def _shared(folder: Path) -> Path:
-    """What all runs of a harness read: text, rows, caches."""
+    """The folder of text, rows and caches that all runs of a harness share."""
     place = folder.parent / "shared"
     if not place.exists():
         place.mkdir()
@@ -33,13 +33,13 @@ def _shared(folder: Path) -> Path:
 
 def _quietly(*words: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
-        status = cli.main(but_for(words))
+        status = cli.main(merge_overrides(words))
     if status:
         raise SystemExit(status)
 
 
 def prepare() -> None:
-    """What composing imports, imported before the harness forks; and no reports, which no outcome holds."""
+    """Imports modules for composing before the harness forks, and turns off reports, which outcomes exclude."""
     skip_reports(pytest.MonkeyPatch())
     _quietly("pretrain", "--cfg", "job")
 
@@ -53,7 +53,7 @@ def pretraining(folder: Path, model: str = "bert_tiny", more: Sequence[str] = ()
 
 
 def multitask(folder: Path) -> None:
-    """Text and two tasks; an epoch, whose rows are drawn anew, ends within the run."""
+    """Text and two tasks; an epoch ends during the run, and the next one has a new order."""
     place = _shared(folder)
     rows = place / "rows"
     tasks = ",".join(
@@ -68,7 +68,7 @@ def multitask(folder: Path) -> None:
 
 
 def two_stages(folder: Path) -> None:
-    """Replaced-token detection: the generator for three steps, then the model from its weights."""
+    """Replaced-token detection in two stages: the generator for three steps, then the model from its weights."""
     place = _shared(folder)
     _quietly(
         "pretrain", "model=electra_tiny", *TINY, *BUDGET, "max_steps=6", "batch_tokens=256", "data=text",
@@ -86,7 +86,7 @@ def finetuning(folder: Path) -> None:
 
 
 def branching(folder: Path) -> None:
-    """A branch in the middle of a run, with another end."""
+    """A branch in the middle of a run, with another budget."""
     trunk = folder.parent / "shared/start"
     if not trunk.exists():
         place = _shared(folder)
@@ -98,7 +98,7 @@ def branching(folder: Path) -> None:
 
 
 def tuning(folder: Path) -> None:
-    """Low-rank updates of a pretrained model, whose layers begin to learn one after the other."""
+    """LoRA on a pretrained model with gradual unfreezing."""
     place, start = _shared(folder), folder.parent / "shared/start"
     if not start.exists():
         pretraining(start)
@@ -110,7 +110,7 @@ def tuning(folder: Path) -> None:
 
 
 def peers(folder: Path) -> None:
-    """Two learners, each from copies of the other that are two steps old at most."""
+    """Codistillation: two learners, each from copies of the other that are at most two steps old."""
     place = _shared(folder)
     _quietly(
         "finetune", "model=bert_tiny", *TINY, *BUDGET, "checkpoint=none", "task=sst2", f"task.path={place / 'rows'}",
@@ -123,12 +123,12 @@ FAMILIES = [
     entry.name for entry in entries("model") if entry.config.__module__.startswith("lmtool.") and entry.name != "auto"
 ]
 OWN = {
-    "bigbird": ["model.block_size=4", "max_length=64"],  # below 44 tokens its pattern is dense
-    "xlnet": ["model.memory_length=24", "objective.reuse=8"],  # of itself it has no memory
+    "bigbird": ["model.block_size=4", "max_length=64"],  # its pattern is dense below 44 tokens
+    "xlnet": ["model.memory_length=24", "objective.reuse=8"],  # no memory by default
 }
-"""By family what it takes for a run of this size to have all that is its own."""
+"""Overrides by family that turn on the family's special features in a run of this size."""
 
-# Each family by its name, over a border of epochs: there the order is drawn anew, and carried states begin anew.
+# One job per family across an epoch boundary, where the order and carried states start anew.
 globals().update(
     {
         name: partial(pretraining, model=f"{name}_tiny", more=["batch_tokens=1024", *OWN.get(name, ())])

@@ -1,4 +1,4 @@
-"""A plugin that breaks one rank of a run: imported by each process, before anything else of the command."""
+"""A plugin that breaks one rank of a run; every process imports it before the rest of the command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULT, RANK = os.environ.get("RANK_FAULT"), os.environ.get("RANK")
 
 
 def at_backward(number, act):
-    """Let the backward of this number do something else."""
+    """Calls `act` before backward number `number`."""
     calls, backward = [0], torch.Tensor.backward
 
     def broken(self, *arguments, **named):

@@ -1,4 +1,4 @@
-"""What a command line trains, caught before its first step, and steps of it in one process or in several."""
+"""Captures the learner of a command before its first step, and trains some steps in one or several processes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lmtool.training.optimizers import named_parameters, set_learning_rate, trai
 from lmtool.training.precision import FP32_CPU
 from lmtool.training.sharding import full_tensor
 from lmtool.training.step import apply_gradients, gradients
-from tests.commands.conftest import but_for
+from tests.commands.conftest import merge_overrides
 
 
 class Caught(BaseException):
-    """Nothing between here and the command takes it for an error."""
+    """A BaseException, which no error handler of the command catches."""
 
 
-def caught(words: Sequence[str]) -> bytes:
-    """Learner, loader and settings of a command line, as its training begins."""
+def capture_work(words: Sequence[str]) -> bytes:
+    """The pickled learner, loader and settings of a command line when training starts."""
 
     def train(*arguments: Any, **more: Any) -> None:
         learner, loader, _, _, settings, *_ = arguments
@@ -36,13 +36,13 @@ def caught(words: Sequence[str]) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmtool.session.fit.train", train)
         with pytest.raises(Caught) as catch:
-            cli.main(but_for(words))
+            cli.main(merge_overrides(words))
     return catch.value.args[0]
 
 
-def stepped(group: ProcessGroup, work: bytes, steps: int, double: bool = False) -> dict[str, Any]:
-    """Steps of it: of each the loss, the terms, the tokens and the examples that this process read; the gradients of
-    the first, and the weights after the last. double: in fp64."""
+def train_steps(group: ProcessGroup, work: bytes, steps: int, double: bool = False) -> dict[str, Any]:
+    """Trains captured work; returns losses, terms, tokens and read examples by step, the gradients of the first step,
+    and the weights after the last. double: computes in fp64."""
     torch.set_num_threads(1)
     learner, loader, settings = pickle.loads(work)
     learner.train()
@@ -50,7 +50,7 @@ def stepped(group: ProcessGroup, work: bytes, steps: int, double: bool = False) 
         learner.double()
     if settings.gradient_checkpointing:
         recompute_layers(learner)
-    with compiled(settings.compiles, "aot_eager"):  # which takes no minutes
+    with compiled(settings.compiles, "aot_eager"):  # a fast backend
         return _steps(group, learner, loader, settings, steps)
 
 

@@ -1,4 +1,4 @@
-"""Adapters through the commands: what is frozen stays, a reload and a resume are exact, trained ones are used again."""
+"""Adapters through the commands: frozen weights stay, reload and resume are exact, and trained adapters are reused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = ["max_epochs=null", "max_steps=4", "checkpoint_every=2", "evaluate_every
 
 
 def weights(run: Path) -> dict[str, Tensor]:
-    """Of the last checkpoint."""
+    """The weights of the last checkpoint."""
     checkpoints = run / "checkpoints"
     return load_file(checkpoints / (checkpoints / "last").read_text().strip() / "model.safetensors")
 
@@ -30,7 +30,7 @@ def result(run: Path) -> dict[str, Any]:
 
 
 def evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """The predictions that `evaluate` writes, whose scores are those of the run."""
+    """The predictions that `evaluate` writes, after checking its score against the run's."""
     capsys.readouterr()
     assert cli.main(["evaluate", f"checkpoint={run}", "precision=fp32", "device=cpu", "output=scored.jsonl"]) == 0
     assert f"{result(run)['value']:.4f}"[:5] in capsys.readouterr().out
@@ -43,13 +43,15 @@ def evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, A
     ("model", "placement"),
     [("bert_tiny", "houlsby"), ("t5_tiny", "parallel"), pytest.param("gpt_tiny", "pfeiffer", marks=pytest.mark.slow)],
 )
-def test_a_run(place: Path, capsys: pytest.CaptureFixture[str], model: str, placement: str) -> None:
+def test_adapter_run_reloads_exports_and_resumes(
+    place: Path, capsys: pytest.CaptureFixture[str], model: str, placement: str
+) -> None:
     start = pretrain("start", "max_steps=2", model=model)
     run = finetune("run", f"checkpoint={start}", "tuning=adapter", f"tuning.placement={placement}", *STEPS)
     before, after = weights(start), weights(run)
     added = {name for name in after if "_adapter." in name}
     assert added and all(after[name].abs().sum() > 0 for name in added)
-    # What is frozen is left to the base.
+    # Frozen weights are not saved; the base has them.
     kept = {name for name in after.keys() - added if not name.startswith("heads.")}
     assert bool(kept) == (placement == "houlsby") and all("norm" in name for name in kept)
     assert all(not torch.equal(after[name], before[name]) for name in kept)
@@ -97,9 +99,9 @@ def test_trained_adapters_are_stacked_and_fused(place: Path, capsys: pytest.Capt
     assert not torch.equal(weights(fused)[f"{slot}value.weight"].fill_diagonal_(0), torch.zeros(32, 32))
     rows = [json.loads(line) for line in (fused / "metrics.jsonl").read_text().splitlines()]
     assert any("value_penalty" in key for row in rows for key in row)
-    # What was taken of the runs is in the checkpoint: they may go.
+    # The checkpoint contains the adapters, so the source runs can be deleted.
     expected = {run: (run / "predictions.jsonl").read_text() for run in (stacked, fused)}
-    refusals(first, second, common, capsys)
+    assert_unsuitable_runs_refused(first, second, common, capsys)
     for folder in (first, second):
         shutil.rmtree(folder)
     for run, predictions in expected.items():
@@ -107,8 +109,10 @@ def test_trained_adapters_are_stacked_and_fused(place: Path, capsys: pytest.Capt
         assert [row["prediction"] for row in evaluated(run, capsys)] == guesses
 
 
-def refusals(first: Path, second: Path, common: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs that cannot be built on, each with one line."""
+def assert_unsuitable_runs_refused(
+    first: Path, second: Path, common: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs whose adapters cannot be fused are refused in one line each."""
     full = finetune("full", *common)
     normed = finetune("normed", *common, "tuning=adapter", "tuning.train_norms=true")
     other = pretrain("other", "max_steps=2", "seed=7")

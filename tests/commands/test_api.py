@@ -1,4 +1,4 @@
-"""A checkpoint in Python: what the commands answer, and transformers' inputs."""
+"""lmtool.load in Python gives the results of the commands and the inputs of transformers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import transformers
 import lmtool
 from lmtool.cli import main as cli
 from lmtool.errors import UserError
-from tests.commands.conftest import TINY, finetune, place, pretrain, reports_that_are_read  # noqa: F401 fixtures
+from tests.commands.conftest import TINY, finetune, place, pretrain, reports_on_request  # noqa: F401 fixtures
 
 TEXTS = ["The happy cat saw the river.", "A stone.", "Near the ship, the queen saw the dark and bitter road."]
 PAIRS = ["A bird.", "The kind child saw the house near the tree.", "The king."]
 
 
-def test_its_types_are_told_to_type_checkers() -> None:
+def test_package_has_py_typed_file() -> None:
     assert resources.files("lmtool").joinpath("py.typed").is_file()
 
 
-def test_predicts_as_the_command_over_the_model_that_is_loaded(place: Path) -> None:  # noqa: F811
+def test_loaded_model_predicts_like_the_command(place: Path) -> None:  # noqa: F811
     pretrain("first")
     finetune("task", "checkpoint=runs/first", "max_steps=4", "max_epochs=null")
     loaded = lmtool.load("runs/task")
@@ -52,7 +52,7 @@ def test_predicts_as_the_command_over_the_model_that_is_loaded(place: Path) -> N
     assert [text.shape for text in tokens] == [(2, length, 32) for length in lengths]
     with pytest.raises(ValueError, match="3 of text and 1 of pair"):
         loaded.embed(TEXTS, "one")
-    # A masked language model reads its mask, and fills it.
+    # A masked language model fills its mask token.
     first = lmtool.load("runs/first")
     mask = first.tokenizer.role("mask")
     assert (
@@ -63,7 +63,7 @@ def test_predicts_as_the_command_over_the_model_that_is_loaded(place: Path) -> N
 
 
 @pytest.mark.parametrize("model", ["bert_tiny", "distilbert_tiny", "roberta_tiny", "gpt_tiny"])
-def test_its_inputs_are_those_of_transformers(place: Path, model: str) -> None:  # noqa: F811
+def test_tokenizer_inputs_equal_transformers(place: Path, model: str) -> None:  # noqa: F811
     pretrain("first", "max_steps=1", model=model)
     assert cli.main(["export", "checkpoint=runs/first", "output=exported"]) == 0
     for checkpoint in ("runs/first", "exported"):

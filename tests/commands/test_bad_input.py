@@ -1,4 +1,4 @@
-"""Text and checkpoints as they should not be, through the command line: a clear error, or a counted, reported skip."""
+"""Invalid texts and checkpoints on the command line give a clear error, or are skipped, counted and reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from tests.breadth import slow_but
-from tests.commands.conftest import TINY, but_for, finetune
+from tests.commands.conftest import TINY, finetune, merge_overrides
 from tests.weights.published_folders import make
 
 MODELS = {
@@ -22,19 +22,19 @@ MODELS = {
 SENTENCE = "The happy cat saw the warm ship near the river."
 
 
-def tried(content: bytes, objective: str, *more: str) -> int:
-    """`lmtool pretrain` on a file of this content."""
+def pretrain_on(content: bytes, objective: str, *more: str) -> int:
+    """Runs `lmtool pretrain` on a file of this content."""
     Path("bad.txt").write_bytes(content)
     words = ["pretrain", f"model={MODELS[objective]}", f"objective={objective}", *TINY, "data=text"]
     words += ["data.path=bad.txt", "cache_dir=cache", "batch_tokens=256", "max_steps=1", "name=bad"]
-    return cli.main(but_for(words, more))
+    return cli.main(merge_overrides(words, more))
 
 
-def inspected(content: bytes, objective: str, *more: str) -> int:
-    """`lmtool inspect` of the same."""
+def inspect_on(content: bytes, objective: str, *more: str) -> int:
+    """Runs `lmtool inspect pretrain` on a file of this content."""
     Path("bad.txt").write_bytes(content)
     words = ["inspect", "pretrain", f"model={MODELS[objective]}", f"objective={objective}", *TINY, "data=text"]
-    return cli.main(but_for([*words, "data.path=bad.txt", "cache_dir=cache", "n=1", "tokens=2000"], more))
+    return cli.main(merge_overrides([*words, "data.path=bad.txt", "cache_dir=cache", "n=1", "tokens=2000"], more))
 
 
 @pytest.mark.parametrize(
@@ -49,21 +49,23 @@ def inspected(content: bytes, objective: str, *more: str) -> int:
     ],
 )
 @pytest.mark.parametrize("objective", ["mlm_nsp", "clm"])
-def test_text_that_cannot_be_read(
+def test_unreadable_text_is_refused(
     content: bytes, message: str, objective: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tried(content, objective) == 2
+    assert pretrain_on(content, objective) == 2
     error = capsys.readouterr().err
     assert f"error: {message}" in error.replace("data.path: ", "").replace("the text is ", "") and "hint: " in error
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("objective", slow_but({"clm", "span_corruption"}, MODELS))
-def test_line_ends_and_a_mark_change_nothing(objective: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_line_ends_and_byte_order_mark_keep_examples(
+    objective: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = Path("text.txt").read_bytes()
     shown = []
     for content in (text, text.replace(b"\n", b"\r\n"), text.replace(b"\n", b"\r"), b"\xef\xbb\xbf" + text):
-        assert inspected(content, objective, "output=seen.jsonl") == 0
+        assert inspect_on(content, objective, "output=seen.jsonl") == 0
         shown.append(Path("seen.jsonl").read_text())
     assert len(set(shown)) == 1
 
@@ -72,53 +74,51 @@ def test_line_ends_and_a_mark_change_nothing(objective: str, place: Path, capsys
     "objective",
     ["clm", "denoising", *(pytest.param(name, marks=pytest.mark.slow) for name in ("span", "span_corruption"))],
 )
-def test_one_enormous_line_is_counted_and_whole(
-    objective: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_very_long_line_is_read_completely(objective: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = (f"{SENTENCE} " * 25_000).encode()
-    assert len(line) > 1_000_000 and inspected(line, objective) == 0
+    assert len(line) > 1_000_000 and inspect_on(line, objective) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(r"all \d+ checks hold: .*zero, as required: .*fraction of text in no example", printed)
 
 
-def test_long_lines_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tried((f"{SENTENCE} " * 25_000).encode(), "clm") == 0
+def test_long_lines_are_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pretrain_on((f"{SENTENCE} " * 25_000).encode(), "clm") == 0
     assert "long lines 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("objective", ["rtd", "span_corruption", "denoising", "clm", "plm"])
 @pytest.mark.parametrize("documents", ["joined", "separate"])
-def test_texts_too_short_to_mask(
+def test_texts_too_short_to_corrupt_are_counted(
     objective: str, documents: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Texts of one or two tokens: masked as far as there is something to mask, left out and counted elsewhere."""
+    """Texts of one or two tokens are corrupted if possible, otherwise dropped and counted."""
     content = "\n\n".join(["A.", "No", "I", "It is."] * 40).encode()
-    assert inspected(content, objective, f"data.documents={documents}") == 0
+    assert inspect_on(content, objective, f"data.documents={documents}") == 0
     out = capsys.readouterr().out
     assert "DOES NOT HOLD" not in out and "fraction of text in no example" in out
 
 
-def test_documents_of_one_sentence(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_of_one_sentence_need_sop_or_no_pairs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lone = "\n\n".join([SENTENCE] * 120)
-    assert tried(lone.encode(), "mlm_nsp") == 2
+    assert pretrain_on(lone.encode(), "mlm_nsp") == 2
     error = capsys.readouterr().err
     assert "no document has two sentences" in error and "objective.pairs=none or sop" in error
-    assert tried(lone.encode(), "mlm_nsp", "objective.pairs=sop") == 0
+    assert pretrain_on(lone.encode(), "mlm_nsp", "objective.pairs=sop") == 0
     capsys.readouterr()
     some = lone + "\n\n" + "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 80)
-    assert tried(some.encode(), "mlm_nsp", "name=some") == 0
+    assert pretrain_on(some.encode(), "mlm_nsp", "name=some") == 0
     assert "documents of one sentence 1" in capsys.readouterr().out
 
 
-def test_documents_too_few_for_pairs_are_told_by_their_split(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_documents_for_pairs_names_the_split(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 20)
-    assert tried(few.encode(), "mlm_nsp") == 2
+    assert pretrain_on(few.encode(), "mlm_nsp") == 2
     error = capsys.readouterr().err
     assert "the validation text has one" in error and "data.validation_fraction=" in error
-    assert tried(few.encode(), "mlm_nsp", "data.validation_fraction=0.2") == 0
+    assert pretrain_on(few.encode(), "mlm_nsp", "data.validation_fraction=0.2") == 0
 
 
-def test_tokenizers_that_lack_what_an_objective_needs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokenizer_without_required_tokens_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("gpt", place / "gpt")
     make("bert", place / "bert")
     text = Path("text.txt").read_bytes()
@@ -127,14 +127,14 @@ def test_tokenizers_that_lack_what_an_objective_needs(place: Path, capsys: pytes
         ("clm", "bert", "has no eos token, which model=gpt adds to its texts"),
         ("span_corruption", "gpt", "has no sentinel token, which objective=span_corruption needs"),
     ):
-        assert tried(text, objective, "tokenizer=folder", f"tokenizer.path={folder}") == 2
+        assert pretrain_on(text, objective, "tokenizer=folder", f"tokenizer.path={folder}") == 2
         assert message in capsys.readouterr().err
 
 
-def test_checkpoints_of_others(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsuitable_or_truncated_checkpoint_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("bert", place / "bert")
     text = Path("text.txt").read_bytes()
-    assert tried(text, "clm", "checkpoint=bert") == 2
+    assert pretrain_on(text, "clm", "checkpoint=bert") == 2
     error = capsys.readouterr().err
     assert "model.name=gpt, but the checkpoint has model.name=bert" in error and "model=auto takes it from" in error
     weights = Path("bert/model.safetensors")
@@ -153,7 +153,7 @@ def test_checkpoints_of_others(place: Path, capsys: pytest.CaptureFixture[str]) 
     assert "config.json: auto_map, foo; files: stranger.py" in capsys.readouterr().out
 
 
-def test_a_line_of_input_is_a_row_whatever_stands_in_it(
+def test_each_line_of_input_is_one_row(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = finetune("tuned", "model=bert_tiny", *TINY, "checkpoint=none", "max_steps=1", "max_epochs=null")

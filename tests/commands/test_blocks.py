@@ -1,4 +1,4 @@
-"""A run whose texts are seen by blocks: drawn, warned of where none is, resumed to the bit."""
+"""Block-sparse attention in a run: exact resume, the drawing of `inspect`, and the warning for short texts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
-from tests.commands.conftest import but_for, pretrain, tiny
+from tests.commands.conftest import merge_overrides, pretrain, tiny
 
 MODEL = "bigbird_tiny"
-# Texts of 15 tokens and more are seen by blocks; draws of dropout by token.
+# Texts of 15 tokens or more use blocks; dropout is random per token.
 BLOCKS = ["model.block_size=2", "model.random_blocks=1", "model.dropout=0.1", "model.attention_dropout=0.1"]
 
 
@@ -21,7 +21,7 @@ def weights(run: Path) -> dict:
 
 
 @pytest.mark.usefixtures("place")
-def test_it_resumes_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_block_sparse_run_resumes_bit_for_bit(capsys: pytest.CaptureFixture[str]) -> None:
     more = [*BLOCKS, "schedule=constant", "checkpoint_every=1"]
     run = pretrain("part", *more, "max_steps=1", model=MODEL)
     path = json.loads((run / "facts.json").read_text())["model"]["attention"]
@@ -36,10 +36,10 @@ def test_it_resumes_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("length", [14, 32])
-def test_inspect_draws_the_blocks(length: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_draws_attention_blocks(length: int, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["inspect", "pretrain", f"model={MODEL}", *tiny(MODEL), *BLOCKS, "data=text", "data.path=text.txt"]
     words += ["cache_dir=cache", f"max_length={length}", "n=1", "tokens=100", "output=seen.jsonl"]
-    assert cli.main(but_for(words)) == 0
+    assert cli.main(merge_overrides(words)) == 0
     printed = " ".join(capsys.readouterr().out.split())
     (_, title), *lines = json.loads(Path("seen.jsonl").read_text())["drawing"]
     rows = [text for _, text in lines]

@@ -1,4 +1,4 @@
-"""Branches take up a run where it stood, bit for bit; budgets grow where the past stays what it was."""
+"""Branches continue a run from a checkpoint bit for bit; a budget can grow if earlier steps stay the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from lmtool.cli import main as cli
 from lmtool.runs.files import read_rows
 from lmtool.runs.finding import saved_steps
-from tests.commands.conftest import TINY, copied, finetune, pretrain, working_in
+from tests.commands.conftest import TINY, finetune, pretrain, work_in_copy, working_in
 
 KEPT = ["max_steps=6", "checkpoint_every=1", "evaluate_every=2", "keep=all"]
 WSD = ["schedule=wsd", "schedule.warmup_steps=2", "schedule.decay_steps=2"]
@@ -32,7 +32,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def trunk(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copied(workplace, tmp_path / "place", monkeypatch)
+    work_in_copy(workplace, tmp_path / "place", monkeypatch)
     return Path("runs/trunk")
 
 
@@ -47,8 +47,8 @@ def bytes_of(run: Path) -> dict[str, str]:
 
 
 def outcome(run: Path, step: int = 6, after: int = 0) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """The rows of steps after `after`, without what a clock measured and without what was the best so far; and the
-    tensors of a checkpoint, the optimizer's too."""
+    """Metric rows after step `after`, without times and the best value so far, and the tensors of a checkpoint, with
+    the optimizer's."""
     own = ("tokens_per_second", "seconds", "best")
     rows = [
         {key: row[key] for key in row if key not in own}
@@ -61,7 +61,7 @@ def outcome(run: Path, step: int = 6, after: int = 0) -> tuple[list[dict[str, An
     }
 
 
-def test_a_branch_with_the_same_keys_is_the_unbroken_run(trunk: Path) -> None:
+def test_branch_with_same_keys_equals_uninterrupted_run(trunk: Path) -> None:
     before = bytes_of(trunk)
     lmtool("pretrain", f"branch={trunk}@3", "name=first", "log_every=1")
     lmtool("pretrain", "branch=runs/first@5", "name=second", "data=text")
@@ -86,7 +86,7 @@ def test_a_branch_with_the_same_keys_is_the_unbroken_run(trunk: Path) -> None:
         pytest.param("phases", marks=pytest.mark.slow),
     ],
 )
-def test_whatever_is_learned(trunk: Path, kind: str) -> None:
+def test_branch_of_each_learner_equals_uninterrupted_run(trunk: Path, kind: str) -> None:
     budget = ["max_steps=4", "checkpoint_every=2", "keep=all"]
     sizes = [word for word in TINY if word.startswith("model.")]
     if kind == "tuned":
@@ -104,15 +104,15 @@ def test_whatever_is_learned(trunk: Path, kind: str) -> None:
     verb = "finetune" if kind in ("tuned", "peers") else "pretrain"
     lmtool(verb, f"branch={run}@2", "name=branch")
     assert outcome(Path("runs/branch"), 4) == outcome(run, 4)
-    if kind == "phases":  # shares of another budget would have ended the first one elsewhere
+    if kind == "phases":  # another budget would end the first phase at another step
         lmtool(verb, f"branch={run}@2", "name=longer", "max_steps=8", status=2)
 
 
-def test_another_schedule_and_another_end(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rows until there are the trunk's; a branch stopped before its first step needs its trunk no more."""
+def test_branch_accepts_other_schedule_and_budget(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Earlier rows come from the trunk; once started, a branch does not need its trunk."""
     words = ["pretrain", f"branch={trunk}@4", "name=tail", "schedule=linear", "max_steps=8", "evaluate_every=4"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmtool.session.fit.train", stop)
+        patch.setattr("lmtool.session.fit.train", raise_killed)
         lmtool(*words, status=1)
     assert [folder.name for folder in saved_steps(Path("runs/tail/checkpoints"))] == ["step_00000004"]
     shutil.rmtree(trunk)
@@ -130,7 +130,7 @@ def test_another_schedule_and_another_end(trunk: Path, capsys: pytest.CaptureFix
     assert result["steps"] == 8 and result["best_step"] in (4, 8)
 
 
-def stop(*arguments: Any, **keywords: Any) -> None:
+def raise_killed(*arguments: Any, **keywords: Any) -> None:
     raise RuntimeError("killed")
 
 
@@ -157,13 +157,13 @@ def stop(*arguments: Any, **keywords: Any) -> None:
         ("-m branch=runs/trunk@2 name=b seed=1,2", "start each branch separately"),
     ],
 )
-def test_wrong_branches_are_refused(trunk: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_branch_is_refused(trunk: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     lmtool("pretrain", *words.split(), status=2)
     assert said in capsys.readouterr().err
     assert not Path("runs/b").exists()
 
 
-def test_a_damaged_checkpoint_and_one_of_another_command(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_branch_refuses_damaged_checkpoint_or_changed_data(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = trunk / "checkpoints/step_00000003/optimizer.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -178,20 +178,22 @@ def test_a_damaged_checkpoint_and_one_of_another_command(trunk: Path, capsys: py
     assert not Path("runs/b").exists()
 
 
-def test_a_budget_grows_before_the_decay(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A level run that is extended is the longer one; wsd is refused once its decay has begun, with what to type."""
+def test_extended_run_equals_longer_run(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An extended run with a constant schedule equals a longer one; wsd is refused once its decay has started."""
     level = ["schedule=constant", "schedule.warmup_steps=2", "evaluate_every=2", "checkpoint_every=1"]
     long = pretrain("long", *level, "max_steps=5")
     short = pretrain("short", *level, "max_steps=3")
     earlier = json.loads((short / "result.json").read_text())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmtool.training.loop.score", stop)
+        patch.setattr("lmtool.training.loop.score", raise_killed)
         pretrain("short", *level, "max_steps=5", status=1)
     kept = json.loads((short / "result.json").read_text())
     assert kept == {**earlier, "status": "extended"}
     assert cli.main(["resume", str(short)]) == 0
     rows, tensors = outcome(short, 5)
-    rows.remove(next(row for row in rows if row["step"] == 3 and row["split"] == "validation"))  # its earlier end
+    rows.remove(
+        next(row for row in rows if row["step"] == 3 and row["split"] == "validation")
+    )  # the validation at its earlier end
     assert (rows, tensors) == outcome(long, 5)
     assert json.loads((short / "result.json").read_text())["steps"] == 5
     capsys.readouterr()

@@ -1,5 +1,5 @@
-"""Every objective on every family: a pair that is legal trains, one that is not is refused before anything is read,
-with an override that makes it legal."""
+"""Every objective with every family: a legal pair trains; an illegal one is refused before any data is read, with an
+override that makes it legal."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from lmtool.training.engine import Plain
 from lmtool.training.precision import select_precision
 from lmtool.training.step import apply_gradients, gradients
 from tests.breadth import slow_but
-from tests.commands.conftest import but_for, write_rows, write_text
+from tests.commands.conftest import merge_overrides, write_rows, write_text
 
 CPU = torch.device("cpu")
 OBJECTIVES = [name for name in groups.options("objective") if name != "auto"]
-# A tiny model of each family; where a family has two versions, of both.
+# A tiny model of each family, or of both versions of a family.
 FAMILIES = {entry.name: (f"model={entry.name}_tiny",) for entry in registry.entries("model")}
 MODELS = FAMILIES | {"t5 1.1": ("model=t5_tiny", "model.feedforward=gated_gelu", "model.tied=false")}
 SIZES = {
     "num_layers": 1, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "vocab_size": 400, "max_positions": 64,
 }  # fmt: skip
-# With smaller weights places move the scores of a network of width 4 by less than its optimizer's epsilon.
+# With smaller weights, positions change the scores of a network of width 4 by less than the optimizer's epsilon.
 NARROW = {"head_size": 8, "embedding_size": 12, "initializer_std": 0.1}
 
 
 @cache
 def section(name: str, *typed: str) -> Any:
-    """One section of what `lmtool pretrain` composes. No YAML of a group touches another section, so that those of a
-    model and of an objective may be put together."""
+    """One section of the configuration that `lmtool pretrain` composes. YAML of one group sets no other section, so
+    sections of models and objectives can be combined."""
     accepted = compose.accepted_overrides("pretrain")
     read = overrides.read([*typed], accepted)
     assert not read.problems
@@ -61,14 +61,14 @@ def section(name: str, *typed: str) -> Any:
 
 
 def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, ...] = ()) -> PretrainConfig:
-    """The configuration of a pair; typed overrides as a hint gives them go over it."""
+    """The configuration of a pair, changed by overrides from a hint."""
     for word in more:
         if word.startswith("model="):
             model = (word,)
         elif word.startswith("objective="):
             objective = (word,)
         elif word.startswith("objective."):
-            objective = tuple(but_for(objective, (word,)))
+            objective = tuple(merge_overrides(objective, (word,)))
         else:
             assert word == "tokenizer=auto", word
     sections = {name: section(name) for name in ("tokenizer", "data", "optimizer", "schedule")}
@@ -79,8 +79,8 @@ def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, 
     )
 
 
-def small(config: PretrainConfig) -> PretrainConfig:
-    """The same with the tiniest sizes the family can have."""
+def with_smallest_sizes(config: PretrainConfig) -> PretrainConfig:
+    """The configuration with the smallest sizes of the family."""
     fields = type(config.model).model_fields
     sizes = {name: size for name, size in (SIZES | NARROW).items() if name in fields}
     return config.model_copy(update={"model": config.model.model_copy(update=sizes)})
@@ -97,15 +97,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @cache
 def stores(place: Path, config: TokenizerConfig) -> tuple[Tokenizer, dict[str, TokenStore]]:
-    """A tokenizer and its stores, made once for all models that name it."""
+    """A tokenizer and its token stores, cached for all models that use the tokenizer."""
     source = build(Choice("data").validate({"name": "text", "path": str(place / "text.txt")}), str(place))
     tokenizer = trained_tokenizer(config, source, SIZES["vocab_size"], str(place))
     return tokenizer, {split: open_store(source, split, tokenizer, str(place)) for split in ("train", "validation")}
 
 
-def learns(config: PretrainConfig, place: Path) -> None:
-    """Two optimizer steps, an evaluation and the report's samples; every parameter has a gradient, but what a query
-    stream begins with where an objective has no use for one."""
+def assert_trains(config: PretrainConfig, place: Path) -> None:
+    """Trains two steps, evaluates and draws samples. Every parameter has a gradient, except the start of a query stream
+    that the objective does not use."""
     tokenizer, both = stores(place, config.tokenizer)
     objective, tasks = read_tasks(config.objective, 0, place, True)
     data = {split: SplitData(split, store, "joined", rows_of(tasks, split)) for split, store in both.items()}
@@ -116,7 +116,7 @@ def learns(config: PretrainConfig, place: Path) -> None:
     asks = getattr(config.objective, "query_stream", False)
     named = {name: each for name, each in learner.named_parameters() if asks or not name.endswith(".query.weight")}
     precision = select_precision("fp32", CPU)
-    # Where a map starts at zero (rnn_attention's scores), what stands before it moves from the second step on.
+    # Parameters before a zero-initialized projection (rnn_attention's scores) move from the second step on.
     untouched, unmoved = set(named), set(named)
     for step in (1, 2):
         before = {name: parameter.detach().clone() for name, parameter in named.items()}
@@ -136,8 +136,8 @@ def learns(config: PretrainConfig, place: Path) -> None:
     assert len(learner.samples(batches[0], 1)) == (type(learner).samples is not BaseLearner.samples)
 
 
-def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ...]) -> None:
-    """One problem, of a key that was chosen; each override of its hint makes the pair legal."""
+def assert_refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ...]) -> None:
+    """Checks that the single problem names a chosen key, and that each override of its hint makes the pair legal."""
     assert len(error.problems) == 1
     problem = error.problems[0]
     assert problem.key.split(".")[0] in ("objective", "tokenizer")
@@ -148,15 +148,15 @@ def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ..
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("model", slow_but({"bert", "t5"}, MODELS))
-def test_every_pair_trains_or_names_one_that_does(place: Path, model: str, objective: str) -> None:
+def test_every_pair_trains_or_is_refused_with_hint(place: Path, model: str, objective: str) -> None:
     task = f"objective.task={{kind: classification, path: {place / 'rows'}, text: [sentence]}}"
     words = (f"objective={objective}", *([task] if objective == "task" else []))
     try:
         config = decode(MODELS[model], words)
     except ConfigError as error:
-        refused(error, MODELS[model], words)
+        assert_refused(error, MODELS[model], words)
     else:
-        learns(small(config), place)
+        assert_trains(with_smallest_sizes(config), place)
 
 
 TOKENIZERS = {
@@ -170,9 +170,9 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("case", slow_but({"bytebpe of roberta", "sentencepiece"}, TOKENIZERS))
-def test_a_tokenizer_is_refused_where_its_special_tokens_would_be_missed(place: Path, case: str) -> None:
-    """What the configuration says of a vocabulary is what the trained one has, and the rules say what is found in
-    building the formats and the examples."""
+def test_tokenizer_without_required_tokens_is_refused(place: Path, case: str) -> None:
+    """The configured special tokens are those of the trained vocabulary. The rules refuse a pair if and only if
+    building formats or examples fails."""
     config: Any = Choice("tokenizer").validate({"name": case.split()[0], **TOKENIZERS[case]})
     tokenizer, both = stores(place, config)
     assert config.roles == {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
@@ -187,11 +187,11 @@ def test_a_tokenizer_is_refused_where_its_special_tokens_would_be_missed(place: 
             try:
                 checked = decode_config("pretrain", {**given.model_dump(), "tokenizer": config.model_dump()})
             except ConfigError as error:
-                refused(error, *pair)
+                assert_refused(error, *pair)
                 with pytest.raises(UserError, match="has no .* token|needs .* sentinel tokens"):
-                    make_examples(small(given), tokenizer, both["train"])
+                    make_examples(with_smallest_sizes(given), tokenizer, both["train"])
             else:
-                make_examples(small(checked), tokenizer, both["train"])
+                make_examples(with_smallest_sizes(checked), tokenizer, both["train"])
 
 
 def make_examples(config: PretrainConfig, tokenizer: Tokenizer, store: TokenStore) -> None:
@@ -200,11 +200,11 @@ def make_examples(config: PretrainConfig, tokenizer: Tokenizer, store: TokenStor
     examples = learner.examples(SplitData("train", store), 32)
     assert examples.batch(examples.plan(0).rows[:2], np.arange(2), 0).tokens
     if config.model.architecture != "encoder":
-        tokenizer.role("eos")  # where an answer ends
+        tokenizer.role("eos")  # the end of an answer
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_need_what_is_said_of_them(place: Path, name: str) -> None:
+def test_formats_need_their_listed_roles(place: Path, name: str) -> None:
     tokenizer, _ = stores(place, Choice("tokenizer").validate({"name": "sentencepiece", "special_tokens": "albert"}))
     layout = text_format(name, tokenizer)
     _, columns = layout.join(np.array([9]), np.array([10, 11]))
@@ -231,20 +231,20 @@ def test_member_that_cannot_train_the_model_is_refused(model: str, members: str,
     with pytest.raises(ConfigError) as caught:
         decode((f"model={model}",), words)
     assert caught.value.problems[0].key == "objective.members" and message in caught.value.message
-    refused(caught.value, (f"model={model}",), words)
+    assert_refused(caught.value, (f"model={model}",), words)
 
 
-def test_pairs_need_a_table_that_the_text_format_fills() -> None:
+def test_pairs_need_format_with_segments() -> None:
     words = ("objective=mlm_nsp",)
     with pytest.raises(ConfigError, match="segment embeddings") as caught:
         decode(("model=roberta_tiny", "model.segments=2"), words)
     assert caught.value.hint == "set objective.pairs=none"
 
 
-def test_a_tokenizer_that_came_as_files_is_refused_before_text_is_read_with_it(
+def test_unsuitable_tokenizer_folder_is_refused_early(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its special tokens are known only when it is loaded."""
+    """Special tokens of a tokenizer folder are known only after loading."""
     monkeypatch.chdir(place)
     tokenizer, _ = stores(place, Choice("tokenizer").validate({"name": "wordpiece"}))
     tokenizer.save(place / "vocabulary")

@@ -1,4 +1,4 @@
-"""`lmtool check`: every planted fault of a data set is found, counted and listed by its line."""
+"""`lmtool check` finds, counts and lists every planted fault of a data set by line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(path: str, *lines: str) -> None:
 
 @pytest.fixture
 def rows(place: Path) -> Path:
-    """Rows of two classes, of which some stand in both splits, some twice, one of these with two labels."""
+    """Rows of two classes: some are in both splits, some are repeated, and one is repeated with another label."""
     folder = place / "mine"
     folder.mkdir()
     long = "a story of a man who walks through the whole of a large city"
@@ -38,7 +38,7 @@ def rows(place: Path) -> Path:
     return folder
 
 
-def test_what_is_there_is_counted_and_listed(rows, capsys):
+def test_check_counts_and_lists_duplicates_and_labels(rows, capsys):
     said = check("task=sst2", f"task.path={rows}", "near=0.6")["splits"]
     assert said["train"]["rows"] == 203 and said["dev"]["empty"] == 1
     assert said["train"]["labels"] == {"0": 103, "1": 100} or said["train"]["labels"] == {
@@ -55,7 +55,7 @@ def test_what_is_there_is_counted_and_listed(rows, capsys):
     assert "dev in train" in screen and "train.csv:204 = " in screen and "median words" in screen
 
 
-def test_a_sample_is_reported_with_the_key_that_draws_another(rows, capsys, monkeypatch):
+def test_sampled_comparison_is_reported_with_seed(rows, capsys, monkeypatch):
     monkeypatch.setattr("lmtool.data.duplicates.MOST_TEXTS", 160)
     said = check("task=sst2", f"task.path={rows}", "near=0.6")["splits"]
     assert said["train"]["near_compared"] == {"texts": 160, "of": 201} and said["train"]["within"]["equal"] == 2
@@ -63,7 +63,7 @@ def test_a_sample_is_reported_with_the_key_that_draws_another(rows, capsys, monk
     assert "a sample of 160 of 201 texts of train; seed= draws another sample" in screen and "of dev," not in screen
 
 
-def test_held_out_rows_that_are_trained_on_fail_the_check(rows, capsys):
+def test_validation_rows_in_training_fail_the_check(rows, capsys):
     with (rows / "dev.csv").open("a") as file:
         file.writelines(f"sentence number {n} of all,{n % 2}\n" for n in range(1))
     assert check("task=sst2", f"task.path={rows}", "near=null")["splits"]["dev"]["in_training"]["equal"] == 1
@@ -73,7 +73,7 @@ def test_held_out_rows_that_are_trained_on_fail_the_check(rows, capsys):
     assert "dev of sst2 also occur in the training rows" in capsys.readouterr().err
 
 
-def test_all_rows_that_fail_are_listed_by_their_lines(rows, capsys):
+def test_invalid_rows_are_listed_by_line(rows, capsys):
     lines = (rows / "train.csv").read_text().splitlines()
     lines[2], lines[9], lines[30] = "one,two,0", "no label", "a text with none of the labels,7"
     (rows / "train.csv").write_text("\n".join(lines) + "\n")
@@ -83,7 +83,7 @@ def test_all_rows_that_fail_are_listed_by_their_lines(rows, capsys):
     assert "3 rows failed" in capsys.readouterr().err
 
 
-def test_labels_of_another_numbering_fail_the_check(place, capsys):
+def test_labels_outside_training_labels_fail_the_check(place, capsys):
     Path("votes").mkdir()
     for name, labels in (("train", (1, 2, 3)), ("dev", (0, 1, 2))):
         write(f"votes/{name}.csv", "text,label", *(f"a {name} text of number {n},{labels[n % 3]}" for n in range(12)))
@@ -91,14 +91,14 @@ def test_labels_of_another_numbering_fail_the_check(place, capsys):
     assert [message.partition(": ")[0] for message in found["failing"]] == [f"votes/dev.csv:{n}" for n in (2, 5, 8, 11)]
 
 
-def test_a_file_alone_is_enough(place, capsys):
+def test_check_accepts_a_single_file(place, capsys):
     lines = ["text,label", *(f"a text of number {n},{n % 2}" for n in range(30)), "x,y,z", "one more,"]
     write("mine.csv", *lines)
     found = check("mine.csv", "near=null", status=3)
     assert [message.partition(": ")[0] for message in found["failing"]] == ["mine.csv:32", "mine.csv:33"]
 
 
-def test_objects_that_fail_are_listed(place, capsys):
+def test_invalid_json_rows_are_listed_by_line(place, capsys):
     good = [json.dumps({"sentence": f"text {n}", "label": n % 2}) for n in range(20)]
     bad = ["{", json.dumps({"sentence": "a"}), json.dumps({"sentence": "b", "label": "1"}), "[1]"]
     write("rows.jsonl", *good[:10], *bad, *good[10:])
@@ -106,7 +106,7 @@ def test_objects_that_fail_are_listed(place, capsys):
     assert [message.split(":")[1] for message in found["failing"]] == ["11", "12", "13", "14"]
 
 
-def test_text_and_lengths_in_tokens(place, capsys):
+def test_check_of_text_counts_tokens_and_duplicates(place, capsys):
     assert cli.main(["tokenizer", "data=text", "data.path=text.txt", "tokenizer.vocab_size=200", "output=words"]) == 0
     with Path("text.txt").open("a") as file:
         file.write("\n" + Path("text.txt").read_text().partition("\n\n")[0] + "\n")
@@ -116,8 +116,8 @@ def test_text_and_lengths_in_tokens(place, capsys):
     assert "truncated" in capsys.readouterr().out
 
 
-def test_text_is_held_out_by_its_words(place, capsys):
-    """Headings and lines of asterisks recur in every novel; a page that does is another matter."""
+def test_repeated_text_is_judged_by_its_words(place, capsys):
+    """Repeated headings and separators are accepted by their number of words; a repeated page is not."""
     bodies = [" ".join(f"{n} tells {word}" for word in range(300)) for n in range(300)]
     chapters = [f"CHAPTER {n % 5}\n\n{body}\n\n* * * *" for n, body in enumerate(bodies)]
     write("novel.txt", "\n\n".join(chapters))
@@ -128,7 +128,7 @@ def test_text_is_held_out_by_its_words(place, capsys):
     check("novel.txt", "near=null", "data.validation=page.txt", status=3)
     said = capsys.readouterr().err
     assert "of the words of validation of text also occur in the training text" in said
-    # What the hint says is enough to find them all.
+    # The hint's overrides list all pairs.
     words = said.partition("; ")[2].split()[:2]
     assert words[0].startswith("listed=") and words[1] == "output=FILE.jsonl"
     pairs = check("novel.txt", "near=null", "data.validation=page.txt", words[0], status=3)["splits"]["validation"]
@@ -145,6 +145,6 @@ def test_text_is_held_out_by_its_words(place, capsys):
         (["task=sst2", "task.path=rows", "checkpoint=runs/none"], "runs/none"),
     ],
 )
-def test_what_cannot_be_checked(place, capsys, words, message):
+def test_invalid_check_is_refused(place, capsys, words, message):
     assert cli.main(["check", *words]) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Runs with compile=true: the losses of those without, by the same names, and resumed by them."""
+"""Runs with compile=true have the losses and weight names of plain runs, and plain runs resume them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def rows(folder: Path) -> list[dict]:
 
 
 @pytest.fixture
-def eagerly(monkeypatch):
-    """By a compiler that takes no minutes, and makes no graph behind the first step."""
+def aot_eager(monkeypatch):
+    """Compiles with a fast backend, and fails if a graph is recompiled after the first step."""
     gradients = loop.gradients
 
     def warmed_up(engine, data, step, *rest):
@@ -33,7 +33,7 @@ def eagerly(monkeypatch):
     counters.clear()
 
 
-def test_a_compiled_run_is_the_same_run(place: Path, eagerly: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compiled_run_matches_plain_run(place: Path, aot_eager: None, capsys: pytest.CaptureFixture[str]) -> None:
     plain = pretrain("plain", "max_steps=3")
     assert not counters["stats"]["unique_graphs"]
     folder = pretrain("compiled", "max_steps=3", "compile=true")
@@ -44,7 +44,7 @@ def test_a_compiled_run_is_the_same_run(place: Path, eagerly: None, capsys: pyte
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
     weights, others = (load_file(run / "checkpoints/step_00000003/model.safetensors") for run in (plain, folder))
     assert weights.keys() == others.keys()
-    pretrain("compiled", "max_steps=3")  # the same run, which is done
+    pretrain("compiled", "max_steps=3")  # the same run, already finished
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_compiled_run_is_the_same_run(place: Path, eagerly: None, capsys: pyte
         "full gradient_checkpointing=true",
     ],
 )
-def test_tuned_runs(place: Path, eagerly: None, tuning: str) -> None:
+def test_compiled_tuning_matches_plain_run(place: Path, aot_eager: None, tuning: str) -> None:
     words = [f"tuning={tuning.split()[0]}", *tuning.split()[1:], "model=bert_tiny", "max_epochs=1", "log_every=1"]
     plain, folder = finetune("plain", *words), finetune("compiled", *words, "compile=true")
     assert counters["stats"]["unique_graphs"] > 0
@@ -76,7 +76,7 @@ def test_tuned_runs(place: Path, eagerly: None, tuning: str) -> None:
         "deberta_v3_tiny", "bert_tiny max_epochs=2", "bert_tiny distill=soft distill.teacher=runs/teacher",
     ],
 )  # fmt: skip
-def test_pretraining_runs(place: Path, eagerly: None, words: str) -> None:
+def test_compiled_pretraining_matches_plain_run(place: Path, aot_eager: None, words: str) -> None:
     model, *more = words.split()
     if "distill" in words:
         pretrain("teacher", "max_steps=2")
@@ -88,7 +88,7 @@ def test_pretraining_runs(place: Path, eagerly: None, words: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny", "t5_tiny"])
-def test_the_compiler_itself(place: Path, model: str) -> None:
+def test_inductor_matches_plain_run(place: Path, model: str) -> None:
     plain = pretrain("plain", "max_steps=3", model=model)
     folder = pretrain("compiled", "max_steps=3", "compile=true", model=model)
     for row, other in zip(rows(plain), rows(folder), strict=True):

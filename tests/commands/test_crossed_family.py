@@ -1,4 +1,4 @@
-"""`lmtool import model=`: a checkpoint in another family."""
+"""`lmtool import model=` converts a checkpoint to another family."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(*words: str, status: int = 0) -> None:
     assert cli.main(["import", *words, "offline=true"]) == status
 
 
-def test_another_family_takes_the_weights_and_reports_each(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_import_into_other_family_reports_each_weight(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     make("bert", tmp_path / "published")
     run("checkpoint=published", "model=roberta", "output=crossed")
@@ -34,7 +34,7 @@ def test_another_family_takes_the_weights_and_reports_each(tmp_path: Path, monke
         torch.testing.assert_close(after.model(ids).logits, before.model(ids).logits)
 
 
-def test_what_cannot_be_taken_over_is_refused(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_import_into_incompatible_family_is_refused(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     make("bert", tmp_path / "published")
     for words, message in (

@@ -1,4 +1,4 @@
-"""Whole commands on a CUDA device. Run by `make gpu`."""
+"""Whole commands on a CUDA device; run by `make gpu`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ON_DEVICE = ("device=cuda", "precision=auto")
 
 
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny", "t5_tiny", "electra_tiny"])
-def test_a_tiny_experiment_pretrains(place: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pretraining_on_cuda_reduces_loss(place: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pretrain("first", *ON_DEVICE, "max_steps=20", model=model)
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "done" and math.isfinite(result["value"]) and result["peak_memory_bytes"] > 0
@@ -31,7 +31,7 @@ def test_a_tiny_experiment_pretrains(place: Path, model: str, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("dropout", "words"), [("0.0", "variable-length flash"), ("0.1", "flash of jagged tensors, which has dropout")]
 )
-def test_finetuning_evaluating_and_predicting(place: Path, dropout: str, words: str) -> None:
+def test_finetune_evaluate_and_predict_run_on_cuda(place: Path, dropout: str, words: str) -> None:
     start = pretrain("start", *ON_DEVICE)
     folder = finetune("task", f"checkpoint={start}", f"model.attention_dropout={dropout}", *ON_DEVICE)
     assert json.loads((folder / "facts.json").read_text())["model"]["attention"] == words
@@ -41,7 +41,7 @@ def test_finetuning_evaluating_and_predicting(place: Path, dropout: str, words: 
 
 
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny", "t5_tiny"])
-def test_a_compiled_run_learns_as_the_plain_one(place: Path, model: str) -> None:
+def test_compiled_losses_match_plain_losses_on_cuda(place: Path, model: str) -> None:
     losses = []
     for name in ("plain", "compiled"):
         words = (

@@ -1,5 +1,5 @@
-"""Every file of a checkpoint, damaged in every way, and every command that reads one: it falls back and says so, or
-refuses by name, or never reads the file and gives what it gave before."""
+"""Every kind of damage to every file of a checkpoint, for every command that reads one: the command reports a
+fallback, refuses the file by name, or does not read the file and gives the same result."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lmtool.errors import UserError
 from lmtool.session import fit as training
 from lmtool.training.loop import train
 from tests.breadth import slow_but
-from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import finetune, pretrain, skip_reports, work_in_copy, write_rows, write_text
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "config.json", "data.json", *TOKENIZER)
-# The files that no command but resume reads: presence and size alone are held against the manifest.
+# Files that only resume reads; other commands check just presence and size against the manifest.
 UNREAD = ("optimizer.safetensors", "state.json", "data.json")
 BEST = "step_00000004"
 
 
-def flip(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -34,17 +34,17 @@ def flip(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
     "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "flipped": flip,
-    "emptied": lambda path: path.write_bytes(b""),
+    "bit flip": flip_bit,
+    "empty": lambda path: path.write_bytes(b""),
 }
 READERS = ("predict", "evaluate", "export", "finetune")
-# One damage of every file, and all of them of one file and of the manifest.
+# One kind of damage to every file, and all kinds to one file and the manifest.
 CELLS = slow_but(
     [
         (name, damage)
         for name in (*FILES, "manifest.json")
         for damage in DAMAGES
-        if damage == "flipped" or name not in FILES[1:]
+        if damage == "bit flip" or name not in FILES[1:]
     ],
     [(name, damage) for name in (*FILES, "manifest.json") for damage in DAMAGES],
 )
@@ -52,7 +52,7 @@ CELLS = slow_but(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a finished run of two checkpoints, the later one the best, and the texts it read."""
+    """A folder with text and a finished run of two checkpoints, the later one the best."""
     folder = tmp_path_factory.mktemp("trained")
     write_text(folder / "text.txt")
     write_rows(folder / "rows")
@@ -67,12 +67,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to damage."""
-    copied(trained, tmp_path, monkeypatch)
+    work_in_copy(trained, tmp_path, monkeypatch)
     return Path("runs/run")
 
 
-def used(command: str, checkpoint: object, output: str) -> int:
-    """Run a command on a checkpoint; what it gives is in the file or folder `output`."""
+def run_command(command: str, checkpoint: object, output: str) -> int:
+    """Runs a command on a checkpoint, with its result in the file or folder `output`."""
     words = {
         "predict": ["text=The kind [MASK] saw the [MASK].", "device=cpu", "precision=fp32"],
         "evaluate": ["cache_dir=cache", "device=cpu", "precision=fp32"],
@@ -83,8 +83,8 @@ def used(command: str, checkpoint: object, output: str) -> int:
     return cli.main([command, f"checkpoint={checkpoint}", *words[command], *place])
 
 
-def given(output: str, screen: str) -> bytes:
-    """What a command gave: its file, the weights in its folder, or else its screen."""
+def result_of(output: str, screen: str) -> bytes:
+    """The result of a command: its file, the weights in its folder, or its screen."""
     path = Path(output)
     if path.is_file():
         return path.read_bytes()
@@ -100,35 +100,35 @@ def undamaged(trained: Path) -> dict[str, bytes]:
     results = {}
     for command in READERS:
         with contextlib.redirect_stdout(io.StringIO()) as screen:
-            assert used(command, "runs/run", f"whole_{command}") == 0
-        results[command] = given(f"whole_{command}", screen.getvalue())
+            assert run_command(command, "runs/run", f"whole_{command}") == 0
+        results[command] = result_of(f"whole_{command}", screen.getvalue())
     return results
 
 
 @pytest.mark.parametrize(("name", "damage"), CELLS)
-def test_commands_that_read_a_checkpoint(
+def test_commands_refuse_or_ignore_damaged_files(
     run: Path, undamaged: dict[str, bytes], name: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run / "checkpoints" / BEST / name
     DAMAGES[damage](path)
     for command in READERS:
-        status = used(command, run, command)
+        status = run_command(command, run, command)
         screen = capsys.readouterr()
-        if name in UNREAD and damage == "flipped":
-            assert status == 0 and given(command, screen.out) == undamaged[command], command
+        if name in UNREAD and damage == "bit flip":
+            assert status == 0 and result_of(command, screen.out) == undamaged[command], command
             continue
         assert status == 2 and f"error: {path} " in screen.err, (command, screen.err)
         assert "hint: use runs/run/checkpoints/step_00000002, which is intact" in screen.err
         assert "Traceback" not in screen.err and not Path(command).exists()
-    if name not in UNREAD or damage != "flipped":
+    if name not in UNREAD or damage != "bit flip":
         with pytest.raises(UserError, match=name.replace(".", r"\.")):
             lmtool.load(str(run))
-    if damage == "deleted":  # what the hint says works
-        assert used("predict", run / "checkpoints/step_00000002", "other") == 0
+    if damage == "deleted":  # the hint works
+        assert run_command("predict", run / "checkpoints/step_00000002", "other") == 0
 
 
 @pytest.mark.parametrize(("name", "damage"), CELLS)
-def test_a_run_resumes_from_the_checkpoint_before(
+def test_run_resumes_from_previous_intact_checkpoint(
     run: Path, trained: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "result.json").unlink()
@@ -145,26 +145,26 @@ def test_a_run_resumes_from_the_checkpoint_before(
     assert values[0] == values[1]
 
 
-def test_a_run_without_an_intact_checkpoint_stops_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_intact_checkpoint_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "result.json").unlink()
     for folder in (run / "checkpoints").glob("step_*"):
-        flip(folder / "tokenizer.json")
+        flip_bit(folder / "tokenizer.json")
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert cli.main(["resume", str(run)]) == 3
     error = capsys.readouterr().err
     assert "none of the 2 checkpoints in runs/run/checkpoints is intact" in error and "tokenizer.json" in error
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
-    assert used("predict", run, "x") == 2
+    assert run_command("predict", run, "x") == 2
     assert "hint: copy it again" in capsys.readouterr().err
 
 
-def test_a_best_checkpoint_damaged_while_the_run_went_on(
+def test_best_checkpoint_damaged_during_run_is_refused(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def trained(*arguments: Any, **keywords: Any) -> Any:
         result = train(*arguments, **keywords)
         assert result.best.name == "step_00000002" and result.last.name == "step_00000004"
-        flip(result.best / "model.safetensors")
+        flip_bit(result.best / "model.safetensors")
         return result
 
     with monkeypatch.context() as patch:
@@ -180,10 +180,8 @@ def test_a_best_checkpoint_damaged_while_the_run_went_on(
     assert result["best_step"] == 4 and result["value"] == rows[-1]["loss"] == result["metrics"]["loss"]
 
 
-def test_the_tokenizer_of_a_checkpoint_is_verified_for_another_run(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`tokenizer.path=` of a run, and a file among those of the tokenizer that nobody wrote there."""
+def test_tokenizer_of_damaged_checkpoint_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`tokenizer.path=` of a run refuses damaged and additional tokenizer files."""
     folder = run / "checkpoints" / BEST
     words = ["tokenizer=folder", "objective=mlm", "max_steps=1"]
     for number, path in enumerate((run, folder, run / "checkpoints/best")):
@@ -194,7 +192,7 @@ def test_the_tokenizer_of_a_checkpoint_is_verified_for_another_run(
         assert f"error: {folder / 'added_tokens.json'} is not in manifest.json" in capsys.readouterr().err
     (folder / "added_tokens.json").unlink()
     (folder / "manifest.json").unlink()
-    flip(folder / "tokenizer.json")
+    flip_bit(folder / "tokenizer.json")
     pretrain("other", *words, f"tokenizer.path={folder}", status=2)
     assert f"error: {folder / 'manifest.json'} is missing" in capsys.readouterr().err
     finetune("labels", f"checkpoint={folder}", "max_steps=1", status=2)

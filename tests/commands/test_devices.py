@@ -1,4 +1,4 @@
-"""`devices=` and torchrun: real processes, what the user sees of them, and what is left when one of them ends."""
+"""`devices=` and torchrun with real processes: equal results, messages, and clean ends after a failure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def start(place, *words, fault=None, by=(sys.executable, "-m", "lmtool")):
     return subprocess.Popen([*by, *words], cwd=place, env=environment(fault), **files)
 
 
-def ended(place, process):
+def wait_for_end(place, process):
     """Exit status, standard output, and the lines of standard error."""
     status = process.wait(SECONDS)
     assert not (place / PLANTED).exists()
@@ -55,7 +55,7 @@ def ended(place, process):
 
 
 def run(place, *words, **how):
-    return ended(place, start(place, *words, **how))
+    return wait_for_end(place, start(place, *words, **how))
 
 
 def torchrun(processes=2):
@@ -68,7 +68,7 @@ def rows(place, name):
 
 
 def ranks_of(launcher):
-    """The processes that a launcher started, by rank."""
+    """Process ids started by a launcher, by rank."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -82,8 +82,8 @@ def ranks_of(launcher):
     return found
 
 
-def until_step(place, process):
-    """Wait until the run trains; the processes by rank."""
+def wait_for_step(place, process):
+    """Waits until the run trains; returns process ids by rank."""
     until = time.monotonic() + SECONDS
     while "\nstep " not in (place / "stdout.txt").read_text():
         assert process.poll() is None and time.monotonic() < until, (place / "stderr.txt").read_text()
@@ -91,16 +91,16 @@ def until_step(place, process):
     return ranks_of(process)
 
 
-def gone(ranks):
+def wait_until_gone(ranks):
     until = time.monotonic() + 10
     while any(Path(f"/proc/{process}").exists() for process in ranks.values()):
-        assert time.monotonic() < until, "a process is left"
+        assert time.monotonic() < until, "a process is still running"
         time.sleep(0.05)
     return True
 
 
-def test_two_processes_train_as_one_and_a_run_changes_their_number(place):
-    """1, 2 and 2 by torchrun: the same rows; 1 -> 2 -> 1 by resumes, too."""
+def test_two_processes_write_the_rows_of_one(place):
+    """One process, devices=2 and torchrun write the same rows."""
     budget = ["max_steps=12", "log_every=1", "evaluate_every=4"]
     expected = None
     for name, more, by in (("one", [], None), ("two", ["devices=2"], None), ("torchrun", [], torchrun())):
@@ -115,12 +115,12 @@ def test_two_processes_train_as_one_and_a_run_changes_their_number(place):
             assert own.keys() == theirs.keys()
             for key, value in own.items():
                 assert value == (pytest.approx(theirs[key], rel=1e-4) if isinstance(value, float) else theirs[key]), key
-    # A finished run is told again by all, once.
+    # A finished run is reported once for all ranks.
     status, out, _ = run(place, *TEXT, *budget, "name=two", "devices=2")
     assert status == 0 and out.count("is finished") == 1
 
 
-def test_a_finetuning_predicts_the_same_rows(place):
+def test_finetuning_on_two_devices_predicts_the_same(place):
     words = [
         "finetune", *TINY, "checkpoint=none", "task=sst2", "task.path=rows", "max_steps=6", "batch_examples=5",
         "optimizer.lr=1e-3", "evaluate_every=3",
@@ -138,15 +138,15 @@ def test_a_finetuning_predicts_the_same_rows(place):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_run_at_once_with_its_name(place, victim):
+def test_killed_rank_ends_run_and_is_named(place, victim):
     name = f"killed{victim}"
     words = [*TEXT, "max_steps=400", "checkpoint_every=2", "evaluate_every=100", "log_every=1", "devices=2"]
     process = start(place, *words, f"name={name}")
-    ranks = until_step(place, process)
+    ranks = wait_for_step(place, process)
     time.sleep(1)
     os.kill(ranks[victim], signal.SIGKILL)
-    status, _, errors = ended(place, process)
-    assert gone(ranks) and status == 1
+    status, _, errors = wait_for_end(place, process)
+    assert wait_until_gone(ranks) and status == 1
     assert errors[0].startswith(f"error: rank {victim} was killed (SIGKILL)")
     assert f"lmtool resume runs/{name}" in errors[1] and "micro_batch_tokens" in errors[1] and len(errors) == 2
     status, _, errors = run(place, *[word for word in words if word != "devices=2"], f"name={name}")
@@ -157,13 +157,13 @@ def test_a_killed_rank_ends_the_run_at_once_with_its_name(place, victim):
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75), (signal.SIGKILL, None)]
 )
-def test_a_signal_to_the_launcher_saves_a_checkpoint(place, number, status):
-    """Of one that nobody can hand on, too: the processes do not outlive it."""
+def test_signal_to_launcher_saves_checkpoint(place, number, status):
+    """Also after SIGKILL, which cannot be forwarded: the ranks stop too."""
     name = f"signal{int(number)}"
     process = start(place, *TEXT, "max_steps=100000", f"name={name}", "devices=2", "checkpoint_every=90000")
-    ranks = until_step(place, process)
+    ranks = wait_for_step(place, process)
     process.send_signal(number)
-    assert process.wait(SECONDS) == (status or -number) and gone(ranks)
+    assert process.wait(SECONDS) == (status or -number) and wait_until_gone(ranks)
     errors = (place / "stderr.txt").read_text().splitlines()
     shown = "SIGTERM" if status is None else number.name
     assert len(errors) == 2 and errors[0].startswith(f"error: stopped by {shown}: a checkpoint of step ")
@@ -172,7 +172,7 @@ def test_a_signal_to_the_launcher_saves_a_checkpoint(place, number, status):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
-def test_a_signal_to_the_launcher_before_training_ends_it_in_order(place, number, status):
+def test_signal_before_training_ends_run_cleanly(place, number, status):
     name = f"early{int(number)}"
     process = start(place, *TEXT, "max_steps=100000", f"name={name}", "devices=2")
     until = time.monotonic() + SECONDS
@@ -180,14 +180,14 @@ def test_a_signal_to_the_launcher_before_training_ends_it_in_order(place, number
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.01)
     process.send_signal(number)
-    code, _, errors = ended(place, process)
-    assert code == status and gone(ranks)
+    code, _, errors = wait_for_end(place, process)
+    assert code == status and wait_until_gone(ranks)
     assert errors[0].startswith(f"error: stopped by {number.name}") and len(errors) <= 2
     assert not (place / "runs" / name / "LOCK").exists()
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("memory", "error: rank 1: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."),
         ("hang", "error: rank 1 did not answer for 4 seconds: it hangs, or is far behind"),
@@ -196,19 +196,19 @@ def test_a_signal_to_the_launcher_before_training_ends_it_in_order(place, number
         ("data", "error: rank 1 differs from rank 0: data=text text is another, not "),
     ],
 )
-def test_a_fault_of_one_rank_is_said_once(place, fault, said):
+def test_fault_of_one_rank_is_reported_once(place, fault, message):
     words = [PLUGIN, *TEXT, "max_steps=9", f"name={fault}", "devices=2", "checkpoint_every=1", "log_every=1"]
     process = start(place, *words, fault=fault)
-    status, _, errors = ended(place, process)
+    status, _, errors = wait_for_end(place, process)
     shown = [line for line in errors if line.startswith("error:")]
-    assert len(shown) == 1 and shown[0].startswith(said), errors
+    assert len(shown) == 1 and shown[0].startswith(message), errors
     assert status == (2 if fault in ("code", "data") else 1)
-    assert gone(ranks_of(process)) and not (place / "runs" / fault / "LOCK").exists()
-    if status == 1:  # trained until then
+    assert wait_until_gone(ranks_of(process)) and not (place / "runs" / fault / "LOCK").exists()
+    if status == 1:  # the run had trained and can resume
         assert run(place, *words)[0] == 0
 
 
-def test_an_error_of_all_ranks_is_printed_once(place):
+def test_error_of_all_ranks_is_printed_once(place):
     (place / "bad").mkdir()
     for split in ("train", "dev"):
         (place / "bad" / f"{split}.tsv").write_text("sentence\tlabel\na text\n")
@@ -217,17 +217,17 @@ def test_an_error_of_all_ranks_is_printed_once(place):
         status, _, errors = run(place, *words, **({"by": by} if by else {}))
         (line,) = (line for line in errors if line.startswith("error:"))
         assert "bad/dev.tsv:2" in line and "rank" not in line
-        assert status == (1 if by else 2)  # torchrun has its own
+        assert status == (1 if by else 2)  # torchrun's own status
 
 
-def test_a_run_that_diverges_ends_with_4(place):
+def test_diverged_run_on_two_devices_exits_with_4(place):
     words = [*TEXT, "max_steps=60", "name=diverged", "devices=2", "optimizer.lr=100", "schedule.warmup_steps=0"]
     status, _, errors = run(place, *words)
     assert status == 4 and len([line for line in errors if line.startswith("error:")]) == 1, errors
     assert list((place / "runs" / "diverged" / "diverged").glob("*.safetensors"))
 
 
-def test_a_suite_joins_its_processes_for_each_run(place):
+def test_suite_runs_on_two_devices(place):
     for split in ("train", "dev"):
         write(place / "glue" / "SST-2", ["sentence", "label"], [[f"a text {n}", n % 2] for n in range(12)], split)
         pairs = [[f"a text {n}", f"a thing {n}", ("entailment", "neutral", "contradiction")[n % 3]] for n in range(12)]

@@ -1,4 +1,4 @@
-"""`lmtool doctor`: what is there, what is missing, what is broken."""
+"""`lmtool doctor` reports the installation, missing packages and problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmtool.cli import main as cli
 from lmtool.commands import doctor
 
 
-def test_what_is_there_and_what_is_missing(place: Path, capsys, monkeypatch) -> None:
+def test_doctor_reports_speed_and_missing_packages(place: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "measure_rate", lambda *shape: 7e9)
     found = doctor.importlib.util.find_spec
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "wandb" else found(name))
@@ -22,12 +22,12 @@ def test_what_is_there_and_what_is_missing(place: Path, capsys, monkeypatch) -> 
 
 
 @pytest.mark.parametrize(("threads", "words"), [(1, " 1 thread, "), (4, " 4 threads, ")])
-def test_threads_are_counted(threads: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_thread_count(threads: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.torch, "get_num_threads", lambda: threads)
     assert words in doctor._processor().details
 
 
-def test_what_is_broken_fails(place: Path, capsys, monkeypatch) -> None:
+def test_doctor_fails_on_problems(place: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "measure_rate", lambda *shape: 7e9)
     Path("file").write_text("")
     assert cli.main(["doctor", "trains=false", "offline=true", "cache_dir=file/cache", "device=cpu"]) == 3
@@ -38,6 +38,6 @@ def test_what_is_broken_fails(place: Path, capsys, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_model_learns_twice_the_same(place: Path, capsys) -> None:
+def test_doctor_trains_twice_with_equal_losses(place: Path, capsys) -> None:
     assert cli.main(["doctor", "offline=true", "cache_dir=cache", "device=cpu"]) == 0
     assert "equal losses, bit for bit" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Text of a task to pretrain on, and what stays of the chain of checkpoints."""
+"""Pretraining on the texts of a task, the recorded lineage of checkpoints, and domain adaptation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def result_of(run: Path) -> dict:
     return json.loads((run / "result.json").read_text())
 
 
-def test_from_a_tasks_texts_to_the_task(place: Path) -> None:
+def test_lineage_records_chain_from_task_texts(place: Path) -> None:
     texts = ["pretrain", "data=task:sst2", "data.task.path=rows", "objective.pairs=none", "cache_dir=cache"]
     run = Path("runs/adapted")
     words = [*texts, "model=bert_tiny", *TINY, "batch_tokens=256", "max_steps=2", "name=adapted"]
@@ -34,7 +34,7 @@ def test_from_a_tasks_texts_to_the_task(place: Path) -> None:
     assert chain[0] == first and [entry["checkpoint"] for entry in chain] == ["runs/adapted", "runs/task"]
     metadata = json.loads((further / "facts.json").read_text())
     assert metadata["lineage"] == chain and metadata["model"]["started_from"] == "runs/adapted → runs/task"
-    # It outlives what it is of.
+    # The lineage remains after the source runs are deleted.
     shutil.rmtree("runs/adapted")
     shutil.rmtree("runs/task")
     shutil.rmtree(further / "checkpoints/step_00000002")
@@ -44,7 +44,7 @@ def test_from_a_tasks_texts_to_the_task(place: Path) -> None:
     assert result_of(further)["lineage"] == chain
 
 
-def test_rows_are_held_out_and_repeated_texts_left_out(place: Path) -> None:
+def test_task_texts_are_held_out_and_deduplicated(place: Path) -> None:
     lines = Path("rows/train.tsv").read_text().splitlines()
     Path("alone.tsv").write_text("\n".join([*lines, *lines[1:20]]) + "\n")
     task = "data.task={kind: classification, text: [sentence], label: gone, path: alone.tsv}"
@@ -55,8 +55,8 @@ def test_rows_are_held_out_and_repeated_texts_left_out(place: Path) -> None:
     assert metadata["held_out"] and metadata["documents"] + metadata["validation_documents"] == 96
 
 
-def test_texts_of_another_domain(place: Path) -> None:
-    """The target's texts have no labels; evaluation and prediction do not ask for them again."""
+def test_domain_adaptation_resumes_and_evaluates(place: Path) -> None:
+    """Target texts have no labels, and evaluation and prediction do not need them."""
     lines = Path("rows/dev.tsv").read_text().splitlines()
     Path("other.tsv").write_text("\n".join(line.split("\t")[0] for line in lines) + "\n")
     sizes = [word for word in TINY if word.startswith("model.")]

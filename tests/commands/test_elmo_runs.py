@@ -1,4 +1,4 @@
-"""ELMo from the outside: pretrained, resumed, evaluated, inspected, its layers mixed by a task, and what is refused."""
+"""ELMo through the commands: pretraining, resume, perplexity, `inspect`, scalar mix in a task, and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ["objective.negatives=16", "schedule=constant", "max_length=24"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """A folder with a run of six steps, and one that was stopped after three and resumed."""
+    """A folder with a run of six steps, and one that stopped after three and was resumed."""
     place = tmp_path_factory.mktemp("elmo")
     with working_in(place):
         pretrain("whole", *WORDS, "max_steps=6", model="elmo_tiny")
@@ -31,14 +31,14 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints/step_00000006/model.safetensors")
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(runs):
+def test_resumed_elmo_run_equals_uninterrupted_run(runs):
     whole, parted = (weights(runs / "runs" / name) for name in ("whole", "parted"))
     assert whole.keys() == parted.keys() and all(torch.equal(whole[name], parted[name]) for name in whole)
     assert {"heads.lm.output.weight", "backbone.embed.characters.weight"} <= whole.keys()
-    assert not [name for name in whole if "spell" in name], "the tokenizer says what is spelled"
+    assert not [name for name in whole if "spell" in name], "the tokenizer stores spellings"
 
 
-def test_perplexities_of_both_directions_and_together(runs):
+def test_perplexities_follow_from_both_directions(runs):
     metrics = json.loads((runs / "runs/whole/result.json").read_text())["metrics"]
     mean = (metrics["forward_loss"] + metrics["backward_loss"]) / 2
     assert math.isclose(metrics["perplexity"], math.exp(mean), rel_tol=1e-6)
@@ -46,7 +46,7 @@ def test_perplexities_of_both_directions_and_together(runs):
     assert metrics["forward_count"] == metrics["backward_count"] > 0
 
 
-def test_a_task_mixes_the_layers_of_a_frozen_model(runs, monkeypatch):
+def test_task_learns_scalar_mix_of_frozen_elmo(runs, monkeypatch):
     monkeypatch.chdir(runs)
     words = ["checkpoint=runs/whole", "max_steps=4", "optimizer.lr=0.05"]
     run = finetune("mixed", *words, "tuning=head", "tuning.layers=scalar_mix")
@@ -55,7 +55,7 @@ def test_a_task_mixes_the_layers_of_a_frozen_model(runs, monkeypatch):
     assert tuned["heads.layers.weight"].shape == (2,) and tuned["heads.layers.weight"].unique().numel() > 1
 
 
-def test_inspect_draws_characters_and_both_directions(runs, monkeypatch, capsys):
+def test_inspect_shows_characters_and_both_directions(runs, monkeypatch, capsys):
     monkeypatch.chdir(runs)
     sizes = [word for word in tiny("elmo_tiny") if not word.startswith(("device", "precision", "max_length"))]
     words = ["inspect", "pretrain", "model=elmo_tiny", *sizes, *WORDS, "data=text", "data.path=text.txt"]
@@ -89,7 +89,7 @@ def test_inspect_draws_characters_and_both_directions(runs, monkeypatch, capsys)
         (["predict", "checkpoint=runs/whole", "text=x"], "a model trained on bilm has no predictions for texts"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(runs, monkeypatch, capsys, words, message):
+def test_unsuitable_options_for_elmo_are_refused(runs, monkeypatch, capsys, words, message):
     monkeypatch.chdir(runs)
     assert cli.main(words) == 2
     shown = capsys.readouterr().err

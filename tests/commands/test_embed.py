@@ -1,4 +1,4 @@
-"""`lmtool embed` on a run: files and errors."""
+"""`lmtool embed`: output files and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def embed(*words: str) -> int:
     return cli.main(["embed", *words, "device=cpu", "precision=fp32"])
 
 
-def test_files(place: Path, capsys: pytest.CaptureFixture) -> None:
+def test_embed_writes_pooled_and_token_vectors(place: Path, capsys: pytest.CaptureFixture) -> None:
     import pyarrow.parquet
 
     pretrain("first")
@@ -30,13 +30,13 @@ def test_files(place: Path, capsys: pytest.CaptureFixture) -> None:
     tokens = pyarrow.parquet.read_table("tokens.parquet").to_pydict()
     assert list(tokens) == ["row", "position", "token", "layer_0", "layer_1"]
     assert tokens["token"][:2] == ["[CLS]", "the"] and sorted(set(tokens["row"])) == [0, 1, 2]
-    for row in (0, 1, 2):  # row i is line i, also behind the blank line
+    for row in (0, 1, 2):  # row i is line i, also after the blank line
         own = [vector for vector, number in zip(tokens["layer_1"], tokens["row"], strict=True) if number == row]
         np.testing.assert_allclose(np.mean(own, axis=0), pooled[row], rtol=0, atol=1e-5)
     Path("last.txt").write_text("A river near the cold stone saw the ship.\n")
     assert embed("checkpoint=runs/first", "input=last.txt", "output=last.npy") == 0
     np.testing.assert_allclose(np.load("last.npy")[0], pooled[2], rtol=0, atol=1e-5)
-    # A table with the columns of the checkpoint's task, pooled as its head does.
+    # A table with the columns of the checkpoint's task, pooled like its head.
     finetune("task", "checkpoint=runs/first", "max_steps=2", "max_epochs=null")
     assert embed("checkpoint=runs/task", "input=rows/dev.tsv", "output=task.parquet") == 0
     assert "pooling=first (as in its task)" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every shipped choice of what is learned runs: two steps at the smallest size, through the command itself."""
+"""Every shipped objective, model, optimizer, tokenizer, tuning method and experiment runs two steps at tiny size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(place: Path, cache: Path) -> Path:
-    """The working folder. What is built of its text, which is the same for all, is built once."""
+    """The working folder, with a cache that all tests share."""
     (place / "cache").symlink_to(cache)
     return place
 
@@ -44,7 +44,7 @@ def steps(folder: Path) -> int:
         names("objective"),
     ),
 )
-def test_objectives(place: Path, objective: str) -> None:
+def test_every_objective_runs(place: Path, objective: str) -> None:
     partners = {
         "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
         "skip_gram": "word_vectors_tiny", "bilm": "elmo_tiny", "plm": "xlnet_tiny",
@@ -58,22 +58,22 @@ def test_objectives(place: Path, objective: str) -> None:
     ("model", "members"),
     [("bert_tiny", "[{name: rtd, generator_size: 0.5},mlm]"), ("t5_tiny", "[span_corruption,prefix_lm,denoising]")],
 )
-def test_mixtures(place: Path, model: str, members: str) -> None:
+def test_objective_mixtures_run(place: Path, model: str, members: str) -> None:
     words = ["objective=mixture", f"objective.members={members}", "max_steps=2"]
     assert steps(pretrain("run", *words, model=model)) == 2
 
 
-def sizes_alone(model: str) -> bool:
-    """Whether a preset is another one in other sizes: at the sizes of TINY both make about the same run."""
+def changes_only_sizes(model: str) -> bool:
+    """Whether a preset only changes the sizes of another one; at TINY's sizes both run alike."""
     keys = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
     return "name" not in keys
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=[pytest.mark.slow] * sizes_alone(name)) for name in names("model")]
+    "model", [pytest.param(name, marks=[pytest.mark.slow] * changes_only_sizes(name)) for name in names("model")]
 )
-def test_models(place: Path, model: str) -> None:
-    """At its family's tiny size: every preset is the family's class with other numbers."""
+def test_every_model_preset_runs(place: Path, model: str) -> None:
+    """Every preset is its family's class with other numbers, so all run at the family's tiny size."""
     grouped = ["model.num_key_value_heads=1"] if model.startswith(("llama", "smollm", "qwen")) else []
     assert steps(pretrain("run", "max_steps=2", *grouped, model=model)) == 2
 
@@ -83,7 +83,7 @@ def test_models(place: Path, model: str) -> None:
     "positions",
     [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("rotary_")) for name in names("model/positions")],
 )
-def test_positions(place: Path, positions: str, model: str) -> None:
+def test_every_position_kind_runs(place: Path, positions: str, model: str) -> None:
     assert steps(pretrain("run", f"model/positions={positions}", "max_steps=2", model=model)) == 2
 
 
@@ -91,19 +91,19 @@ CHOICES = [f"{group}={name}" for group in ("optimizer", "schedule") for name in 
 
 
 @pytest.mark.parametrize("choice", slow_but([choice for choice in CHOICES if choice.startswith("schedule=")], CHOICES))
-def test_optimizers_and_schedules(place: Path, choice: str) -> None:
+def test_every_optimizer_and_schedule_runs(place: Path, choice: str) -> None:
     assert steps(pretrain("run", choice, "schedule.warmup_fraction=0.5")) == 6
 
 
 @pytest.mark.parametrize("tokenizer", [name for name in names("tokenizer") if name != "folder"])
-def test_tokenizers(place: Path, tokenizer: str) -> None:
+def test_every_tokenizer_runs(place: Path, tokenizer: str) -> None:
     model = {"bpe": "gpt_tiny", "bytebpe": "gpt_tiny", "spelled": "elmo_tiny"}.get(tokenizer, "bert_tiny")
-    more = ["tokenizer.special_tokens=albert"] if tokenizer == "sentencepiece" else []  # BERT's text needs [CLS]
+    more = ["tokenizer.special_tokens=albert"] if tokenizer == "sentencepiece" else []  # BERT's format needs [CLS]
     assert steps(pretrain("run", f"tokenizer={tokenizer}", *more, "max_steps=2", model=model)) == 2
 
 
 @pytest.mark.parametrize("tuning", names("tuning"))
-def test_tunings(place: Path, tuning: str) -> None:
+def test_every_tuning_method_runs(place: Path, tuning: str) -> None:
     sizes = [word for word in TINY if word.startswith("model.")]
     words = ["checkpoint=none", "model=bert_tiny", *sizes, "max_steps=2"]
     more = []
@@ -116,8 +116,8 @@ def test_tunings(place: Path, tuning: str) -> None:
 @pytest.mark.parametrize(
     "experiment", slow_but(["bert_tiny", "gpt_tiny", "t5_tiny", "word_vectors_tiny"], names("experiment"))
 )
-def test_experiments(place: Path, experiment: str) -> None:
-    """A whole experiment, on the small text and for two steps."""
+def test_every_experiment_runs(place: Path, experiment: str) -> None:
+    """Each experiment runs two steps on small text."""
     written = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
     model = next(choice["override /model"] for choice in written["defaults"] if "override /model" in choice)
     memory = ["model.memory_length=16", "objective.reuse=16", "model.max_positions=64"]
@@ -126,7 +126,7 @@ def test_experiments(place: Path, experiment: str) -> None:
         f"experiment={experiment}",
         *tiny(model),
         *(memory if "memory_length" in written.get("model", {}) else []),
-        *(["phases=[]"] if "phases" in written else []),  # some of its phases are less than one of two steps
+        *(["phases=[]"] if "phases" in written else []),  # some phases would be shorter than a step
         "data.packages=[json,email]",
         "data.validation_fraction=0.1",
     ]

@@ -1,4 +1,4 @@
-"""Every family times every kind of run: what is exported is equal in transformers, or is refused in one line before
+"""Every family with every kind of run: the export equals the run in transformers, or is refused in one line before
 anything is written."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TEXTS = ["The lovely cat saw the dark dog near the ship.", "A sad king."]
 
 
 def write_inputs() -> str:
-    """The rows of all kinds in two files, and the members of a mixture."""
+    """Writes rows for all kinds into two files, and returns the members of a mixture."""
     members = write_tasks()
     Path("all").mkdir()
     for split, count in (("train", 24), ("dev", 8)):
@@ -66,7 +66,7 @@ def write_inputs() -> str:
 def train(family: str, kind: str, capsys: pytest.CaptureFixture[str], *start: str) -> None:
     """Trains runs/run for two steps; skips a kind that the family cannot learn. start: a model, or a checkpoint."""
     members, model = write_inputs(), f"{family}_tiny"
-    # GPT in transformers always has four times the width.
+    # The feed-forward layer of GPT in transformers always has four times the hidden size.
     sizes = [word.replace("feedforward_size=64", "feedforward_size=128") for word in tiny(model)]
     if kind == "pretraining":
         pretrain("run", *sizes, "max_steps=2", model=model)
@@ -81,18 +81,18 @@ def train(family: str, kind: str, capsys: pytest.CaptureFixture[str], *start: st
         pytest.skip(error)
 
 
-def opened(name: str, folder: str) -> nn.Module:
-    """The exported folder as a class of transformers opens it."""
+def load_exported(name: str, folder: str) -> nn.Module:
+    """The exported folder loaded with a class of transformers."""
     model, report = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     missing = report["missing_keys"]
     assert not report["unexpected_keys"] and not report["mismatched_keys"]
-    # A model without a head has a pooler, which the run may lack: the screen says so.
+    # A model without a head has a pooler, which the run may lack; the screen reports this.
     assert not missing or (name.endswith("Model") and all(key.startswith("pooler.") for key in missing))
     return model
 
 
 def require_equal(model: nn.Module, folder: str) -> None:
-    """A padded batch of the folder's AutoTokenizer gives the logits, or the hidden states, of the run."""
+    """Checks that a padded batch of the folder's AutoTokenizer gives the run's logits or hidden states."""
     rows = dict(transformers.AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt"))
     loaded = lmtool.load("runs/run")
     if loaded.config.architecture == "encoder_decoder" and loaded.model.parts.task is None:
@@ -102,7 +102,7 @@ def require_equal(model: nn.Module, folder: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "kind"), slow_but(QUICK, [(family, kind) for family in FAMILIES for kind in KINDS]))
-def test_a_run_is_exported_equal_or_refused(
+def test_exported_run_equals_transformers_or_is_refused(
     family: str, kind: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(family, kind, capsys)
@@ -111,14 +111,14 @@ def test_a_run_is_exported_equal_or_refused(
     shown = capsys.readouterr().err.splitlines()
     if status == 0:
         (name,) = json.loads(Path("out/config.json").read_text())["architectures"]
-        require_equal(opened(name, "out"), "out")
+        require_equal(load_exported(name, "out"), "out")
         return
     assert status == 2 and [line.partition(":")[0] for line in shown] == ["error", "hint"], shown
     assert not Path("out").exists() and not list(Path().glob(".tmp-*"))
     assert f"model={family}" in shown[0]
 
 
-def test_a_run_over_spans_is_loaded_inspected_and_used(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_span_classifier_loads_predicts_and_inspects(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("bert", "spans", capsys)
     loaded = lmtool.load("runs/run")
     assert not loaded.report.dropped and not loaded.report.new
@@ -130,7 +130,9 @@ def test_a_run_over_spans_is_loaded_inspected_and_used(place: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(("kind", "name"), [("mixture", "ElectraModel"), ("choices", "ElectraForMultipleChoice")])
-def test_an_adapter_opens_with_peft(kind: str, name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_adapter_opens_with_peft(
+    kind: str, name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     peft = pytest.importorskip("peft")
     pretrain("base", "objective=mlm", "max_steps=2", "model.initializer_std=0.1", model="electra_tiny")
     assert cli.main(["export", "checkpoint=runs/base", "output=base"]) == 0

@@ -1,5 +1,5 @@
-"""`lmtool fetch` and then `offline=true`: all that a run reads is here, and no connection is opened. The hub is a
-folder behind the two functions that lmtool calls of its libraries."""
+"""`lmtool fetch`, then `offline=true`: everything that a run reads is local, and no connection is opened. The Hub is
+a folder behind the two library functions that lmtool calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK = ["task=sst2", "cache_dir=cache", "device=cpu", "precision=fp32", "max_len
 
 
 class Hub:
-    """What is on the hub, and what was asked of it. up: whether it answers."""
+    """A fake Hub with its files and the requests it got. up: whether it answers."""
 
     def __init__(self, place: Path):
         self.there, self.cache = place / "there", place / "hub"
@@ -97,7 +97,7 @@ def state_of(screen: str, what: str) -> str:
     return line.removeprefix(what).strip()
 
 
-def test_what_is_fetched_is_read_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fetched_sources_are_read_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     make("bert", hub.there)
     words = ["finetune", *TASK, "batch_examples=16", "checkpoint=hf://some/bert"]
     assert cli.main(["fetch", *words]) == 0
@@ -114,7 +114,7 @@ def test_what_is_fetched_is_read_offline(hub: Hub, capsys: pytest.CaptureFixture
     assert cli.main([*words, "offline=true", "name=a"]) == 0
 
 
-def test_what_cannot_be_had_is_named(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_sources_are_named(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fetch", "finetune", "task=mixture", "task.members=[sst2,cola]", "checkpoint=none", "model=bert_tiny"]
     words += ["cache_dir=cache"]
     (Path("cache") / "hub/nyu-mll___glue/sst2").mkdir(parents=True)
@@ -133,8 +133,10 @@ def test_what_cannot_be_had_is_named(hub: Hub, capsys: pytest.CaptureFixture[str
         assert ("fetching task=cola" in captured.out) == (offline == "offline=false")
 
 
-def test_texts_of_all_phases(hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a data set of the hub what is kept is looked at, not read; a text that is here needs nothing."""
+def test_texts_of_all_phases_are_fetched_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cached data set of the Hub is not read again, and local text needs no fetching."""
     kept: list[str] = []
 
     def read(data: Any, cache_dir: str, progress: Any, offline: bool) -> None:
@@ -161,14 +163,14 @@ def test_texts_of_all_phases(hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: 
         ["fetch", "task=sst2", "task.path=rows", "checkpoint=none", "model=bert_tiny"],
     ],
 )
-def test_most_runs_need_nothing(hub: Hub, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_runs_need_no_fetching(hub: Hub, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 0
     assert "nothing to fetch" in capsys.readouterr().out and not hub.asked
 
 
 @pytest.mark.slow
-def test_tokenizers_teachers_and_bases(hub: Hub, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a tuned run, what it was tuned on; of a teacher its weights; the tokenizer of another repository."""
+def test_tokenizers_teachers_and_bases_are_fetched(hub: Hub, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The base of a tuned run, the weights of a teacher, and a tokenizer of another repository are fetched."""
     make("bert", hub.there)
     words = [*TASK, "task.path=rows", "batch_examples=16", "checkpoint=hf://some/bert"]
     assert cli.main(["finetune", *words, "name=tuned", "tuning=lora"]) == 0
@@ -183,7 +185,7 @@ def test_tokenizers_teachers_and_bases(hub: Hub, place: Path, capsys: pytest.Cap
     assert cli.main(["fetch", "pretrain", *more[1:], "data=text", "data.path=text.txt"]) == 0
     screen = capsys.readouterr().out
     assert state_of(screen, "distill.teacher=hf://some/bert").startswith("fetched")
-    assert state_of(screen, "tokenizer.path=hf://some/bert").startswith("was there")  # of the same repository
+    assert state_of(screen, "tokenizer.path=hf://some/bert").startswith("was there")  # same repository
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,6 @@ def test_tokenizers_teachers_and_bases(hub: Hub, place: Path, capsys: pytest.Cap
         ),
     ],
 )
-def test_what_is_typed_wrong(hub: Hub, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_fetch_is_refused(hub: Hub, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 2
     assert message in capsys.readouterr().err and not hub.asked

@@ -1,4 +1,4 @@
-"""forgetting=: the pretraining's loss before and after finetuning, and how far the weights moved."""
+"""forgetting=: the pretraining loss before and after finetuning, and the distance that weights moved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from lmtool.cli import main as cli
 from lmtool.session.forgetting import distances
-from tests.commands.conftest import copied, finetune, pretrain, working_in
+from tests.commands.conftest import finetune, pretrain, work_in_copy, working_in
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +26,22 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return copied(pretrained, tmp_path, monkeypatch)
+    return work_in_copy(pretrained, tmp_path, monkeypatch)
 
 
 FEW = ["forgetting=held_out.txt", "max_steps=3", "schedule=constant", "max_epochs=null"]
 
 
-def measured(folder: Path) -> dict:
+def forgetting_of(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())["forgetting"]
 
 
 @pytest.mark.usefixtures("reports")
-def test_full_finetuning_forgets(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_finetuning_increases_pretraining_loss(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = finetune("full", "checkpoint=runs/mlm", *FEW, "optimizer.lr=0.01")
-    said, forgetting = capsys.readouterr().out, measured(folder)
+    said, forgetting = capsys.readouterr().out, forgetting_of(folder)
     assert forgetting["after"]["loss"] > forgetting["before"]["loss"] + 0.01 and forgetting["objective"] == "mlm"
-    assert list(forgetting["distance"]) == ["layer 2", "layer 1", "embeddings"]  # the task's head is new
+    assert list(forgetting["distance"]) == ["layer 2", "layer 1", "embeddings"]  # without the new task head
     assert all(0 < moved < 1 for moved in forgetting["distance"].values()) and forgetting["added"] == 0
     assert " forgets  mlm loss" in said and " moved    layer 2 " in said
     page = (folder / "report.html").read_text()
@@ -53,23 +53,23 @@ def test_full_finetuning_forgets(place: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("checkpoint", ["mlm", "clm"])
-def test_frozen_weights_forget_nothing(place: Path, checkpoint: str) -> None:
-    forgetting = measured(finetune("head", f"checkpoint=runs/{checkpoint}", *FEW, "tuning=head"))
+def test_frozen_weights_keep_pretraining_loss(place: Path, checkpoint: str) -> None:
+    forgetting = forgetting_of(finetune("head", f"checkpoint=runs/{checkpoint}", *FEW, "tuning=head"))
     assert forgetting["after"] == forgetting["before"] and set(forgetting["distance"].values()) == {0.0}
 
 
-def test_what_was_added_is_merged_or_counted(place: Path) -> None:
-    lora = measured(finetune("lora", "checkpoint=runs/mlm", *FEW, "tuning=lora", "optimizer.lr=0.01"))
+def test_added_weights_are_merged_or_counted(place: Path) -> None:
+    lora = forgetting_of(finetune("lora", "checkpoint=runs/mlm", *FEW, "tuning=lora", "optimizer.lr=0.01"))
     assert lora["added"] == 0 and lora["distance"]["layer 1"] > 0 == lora["distance"]["embeddings"]
     assert lora["after"]["loss"] != lora["before"]["loss"]
     words = ["tuning=adapter", "tuning.bottleneck=2", "optimizer.lr=0.01"]
-    adapter = measured(finetune("adapter", "checkpoint=runs/mlm", *FEW, *words))
+    adapter = forgetting_of(finetune("adapter", "checkpoint=runs/mlm", *FEW, *words))
     assert adapter["added"] == 2 * (2 * 2 * 32 + 2 + 32) and set(adapter["distance"].values()) == {0.0}
     assert adapter["after"]["loss"] != adapter["before"]["loss"]
 
 
-def test_relative_distances() -> None:
-    """The decoder's above the encoder's, whatever the order of the file."""
+def test_distances_are_relative_and_by_layer() -> None:
+    """Decoder layers come before encoder layers, whatever their order in the file."""
     own = {
         "backbone.embed.b": torch.ones(4),
         "backbone.encoder.layers.0.a": torch.full((2, 2), 4.5),
@@ -91,7 +91,9 @@ def test_relative_distances() -> None:
         (["checkpoint=runs/mlm", "forgetting=nowhere.txt"], "forgetting=nowhere.txt: no such file"),
     ],
 )
-def test_refusals(place: Path, words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forgetting_without_pretraining_head_is_refused(
+    place: Path, words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     finetune("refused", *FEW, *words, status=2)
     message = capsys.readouterr().err
     assert problem in message and "hint: " in message and not Path("runs/refused").exists()

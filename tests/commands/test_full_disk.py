@@ -1,4 +1,4 @@
-"""Disks that refuse: whatever is being written, the user reads one line that says so and one that helps."""
+"""Full and read-only disks: whichever file is being written, the user gets one error line and one hint."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.commands.conftest import TINY, finetune, pretrain
 
 
 @contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
-    """The system refuses what would make a file larger, wherever and by whomever it is written."""
+def limited_file_size(size: int) -> Iterator[None]:
+    """Limits the size of every file that the process writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -29,42 +29,42 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def require_one_line(error: str) -> None:
+def assert_one_error_and_hint(error: str) -> None:
     assert "Traceback" not in error and error.startswith("error: cannot write "), error
     assert [line.partition(": ")[0] for line in error.splitlines()] == ["error", "hint"], error
 
 
 @pytest.mark.usefixtures("reports")
-def test_whatever_the_disk_refuses_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_gives_one_error_and_hint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("whole", "max_steps=2")  # fills the caches
     sizes = {file.name: file.stat().st_size for file in Path("runs/whole").rglob("*") if file.is_file()}
     limits = [0, 300, 700, sizes["facts.json"] - 1, 20_000, sizes["model.safetensors"] - 1]
     for number, limit in enumerate(limits):
         capsys.readouterr()
-        with no_file_larger_than(limit):
+        with limited_file_size(limit):
             pretrain(f"cut{number}", "max_steps=2", status=2)
-        require_one_line(capsys.readouterr().err)
-        # What was written before training began is taken away again.
+        assert_one_error_and_hint(capsys.readouterr().err)
+        # A run that fails before training leaves no folder.
         assert Path(f"runs/cut{number}").exists() == (Path(f"runs/cut{number}/metrics.jsonl").exists()), limit
 
 
 @pytest.mark.usefixtures("reports")
-def test_the_report_of_a_finished_run_is_written_later(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_written_after_disk_recovers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2")
     folder = finetune("whole", *words)
     assert (folder / "report.html").stat().st_size > 10_000
     (folder / "report.html").unlink()
-    with no_file_larger_than(1000):
+    with limited_file_size(1000):
         capsys.readouterr()
         assert cli.main(["report", str(folder)]) == 2
-        require_one_line(capsys.readouterr().err)
+        assert_one_error_and_hint(capsys.readouterr().err)
         finetune("whole", *words, status=2)
-        require_one_line(capsys.readouterr().err)
+        assert_one_error_and_hint(capsys.readouterr().err)
     finetune("whole", *words)
     assert (folder / "report.html").read_text().endswith("</html>\n")
 
 
-def test_a_log_on_a_full_disk_costs_the_log_alone(
+def test_full_disk_for_log_only_warns(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened = run_folder.open_to_append
@@ -84,7 +84,7 @@ def test_a_log_on_a_full_disk_costs_the_log_alone(
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_report_on_a_read_only_disk(
+def test_report_on_read_only_disk_is_refused(
     many: bool, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [f"runs/{name}" for name in ("a", "b")][: 1 + many]
@@ -100,12 +100,12 @@ def test_a_report_on_a_read_only_disk(
     capsys.readouterr()
     assert cli.main(["report", *runs]) == 2
     error = capsys.readouterr().err
-    require_one_line(error)
+    assert_one_error_and_hint(error)
     assert "read-only file system" in error and "hint: free space there, or copy the folder to a writable disk" in error
 
 
-def test_a_lock_that_cannot_be_given_up_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk became read-only on the way."""
+def test_lock_that_cannot_be_removed_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk becomes read-only while the lock is held."""
     lock = locks.Lock(tmp_path / "LOCK")
     lock.acquire()
 
@@ -117,7 +117,7 @@ def test_a_lock_that_cannot_be_given_up_hides_no_error(tmp_path: Path, monkeypat
     assert (tmp_path / "LOCK").exists()
 
 
-def test_a_full_disk_elsewhere_is_the_users_too(
+def test_disk_error_of_other_path_is_a_user_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*_: object) -> None:

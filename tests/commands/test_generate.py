@@ -1,4 +1,4 @@
-"""`lmtool generate`: prompts from everywhere, the same text for the same seed, gaps filled in their places."""
+"""`lmtool generate`: prompts from the command line and files, reproducible samples, and filled sentinels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 import lmtool
 from lmtool.cli import main as cli
 from lmtool.system.terminal import visible
-from tests.commands.conftest import but_for, pretrain
+from tests.commands.conftest import merge_overrides, pretrain
 from tests.weights.published_folders import make
 
 
 def generate(*words: str, status: int = 0) -> None:
-    assert cli.main(but_for(["generate", "device=cpu", "precision=fp32", "max_new_tokens=6"], words)) == status
+    assert cli.main(merge_overrides(["generate", "device=cpu", "precision=fp32", "max_new_tokens=6"], words)) == status
 
 
-def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decoder_generates_same_text_from_all_inputs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("gpt", model="gpt_tiny")
     run = "checkpoint=runs/gpt"
     prompts = ["The lovely cat", "A king, a queen"]
@@ -26,7 +26,7 @@ def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("prompts.jsonl").write_text("".join(json.dumps({"said": text}) + "\n" for text in prompts))
     capsys.readouterr()
     shown = []
-    for text in prompts:  # streamed, one after the other
+    for text in prompts:  # streamed one by one
         generate(run, f"prompt={text}", "temperature=1.0")
         shown.append(capsys.readouterr().out)
         assert shown[-1].startswith(text)
@@ -57,9 +57,7 @@ def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "set temperature=1.0 too" in capsys.readouterr().err
 
 
-def test_gaps_are_filled_in_their_places_and_an_encoder_is_refused(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_t5_fills_sentinels_and_encoder_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("t5", model="t5_tiny")
     capsys.readouterr()
     generate("checkpoint=runs/t5", "prompt=The <extra_id_0> cat saw <extra_id_1> dog.")
@@ -72,11 +70,11 @@ def test_gaps_are_filled_in_their_places_and_an_encoder_is_refused(
     assert "cannot generate text" in error and "lmtool predict" in error
 
 
-def test_sources_of_a_table_as_its_task_reads_them(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_reads_table_like_its_task(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("pairs").mkdir()
     lines = [f"The cat saw {number} dogs.\tDie Katze sah {number} Hunde." for number in range(12)]
     for split in ("train", "dev"):
-        Path(f"pairs/{split}.tsv").write_text("\n".join(lines) + "\n")  # without a line of names
+        Path(f"pairs/{split}.tsv").write_text("\n".join(lines) + "\n")  # without a header
     words = ["finetune", "task=tatoeba", "task.path=pairs", "model=gpt_tiny", "checkpoint=none", "device=cpu"]
     words += ["precision=fp32", "max_steps=1", "max_epochs=null", "batch_examples=4", "tokenizer.vocab_size=300"]
     words += ["task.generation.max_new_tokens=2", "name=pairs"]
@@ -90,7 +88,7 @@ def test_sources_of_a_table_as_its_task_reads_them(place: Path, capsys: pytest.C
     assert [row["prompt"] for row in rows] == [line.partition("\t")[0] for line in lines]
 
 
-def test_a_published_checkpoint_says_how_texts_end_and_repeat(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generation_config_of_checkpoint_is_used(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("bart", place / "published")
     file = place / "published/generation_config.json"
     said = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""What a run says where its steps are too small for its processes."""
+"""A run warns if its steps have fewer examples than processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmtool.session.fit import warn_of_idle_ranks
 from tests.data.data_fixtures import DrawnExamples
 
 
-def warned(examples: int, processes: int) -> list[str]:
+def warnings_for(examples: int, processes: int) -> list[str]:
     lines: list[str] = []
     output = SimpleNamespace(line=lambda text, style: lines.append(text))
     opened = cast(Any, SimpleNamespace(group=SimpleNamespace(size=processes), output=output))
@@ -18,7 +18,7 @@ def warned(examples: int, processes: int) -> list[str]:
     return lines
 
 
-def test_processes_without_an_example_are_reported() -> None:
-    assert warned(8, 8) == warned(1, 1) == []
-    (line,) = warned(4, 8)
+def test_idle_processes_are_reported() -> None:
+    assert warnings_for(8, 8) == warnings_for(1, 1) == []
+    (line,) = warnings_for(4, 8)
     assert "a step has 4 examples for 8 processes" in line and "devices=4" in line

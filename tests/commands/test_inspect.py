@@ -43,19 +43,21 @@ def inspect(*words: str) -> int:
 
 
 @pytest.mark.parametrize("objective", CASES)
-def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], objective: str) -> None:
+def test_inspect_pretrain_checks_every_objective(
+    place: Path, capsys: pytest.CaptureFixture[str], objective: str
+) -> None:
     model, terms = CASES[objective]
     assert inspect("pretrain", f"model={model}", f"objective={objective}", *DATA, "n=2", "output=seen.jsonl") == 0
     printed = capsys.readouterr().out
     assert "example 0" in printed and "DOES NOT HOLD" not in printed
-    # Causal language modeling changes nothing: there is no interval to hold.
+    # Causal language modeling corrupts nothing, so it has no confidence interval.
     words = " ".join(printed.split())
     assert "checks hold: " in words and "zero, as required: " in words
     assert ("(together 99.9% sure)" in words) == (objective != "clm")
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
     assert len(examples) == 2
     if objective == "mlm_nsp":
-        assert all(len(example["boundaries"]) == 1 for example in examples), "where one text ends can be seen"
+        assert all(len(example["boundaries"]) == 1 for example in examples), "the boundary of the pair is shown"
     for example in examples:
         assert set(example["targets"]) == terms and example["text"]
         sides = [example["input"], *([example["output"]] if "output" in example else [])]
@@ -70,7 +72,7 @@ def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], objective:
     assert not Path("runs").exists()
 
 
-def test_finetuning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_finetune_shows_example(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none", "cache_dir=cache"]
     assert inspect(*words, "n=1", "output=seen.jsonl") == 0
     (example,) = map(json.loads, Path("seen.jsonl").read_text().splitlines())
@@ -80,7 +82,7 @@ def test_finetuning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def changed(name: str, **fields: Any) -> Callable[..., Any]:
-    """The function of this name, given another configuration than the one it should have."""
+    """The function of this name, called with a changed configuration."""
     module, _, function = name.rpartition(".")
     real = getattr(importlib.import_module(module), function)
     return lambda config, *rest: real(config.model_copy(update=fields), *rest)
@@ -88,8 +90,8 @@ def changed(name: str, **fields: Any) -> Callable[..., Any]:
 
 OBJECTIVES = "lmtool.objectives"
 CORRUPTION, EXAMPLES = f"{OBJECTIVES}.corruption", f"{OBJECTIVES}.examples"
-# What is broken, by what it is replaced with; the objective that it breaks, and what is found.
-BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
+# The replaced function and its replacement, the objective that breaks, and the statistic that detects it.
+DEFECTS: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
     "budget": (
         f"{CORRUPTION}.masking.budget", lambda eligible, _: np.minimum(eligible, 2), ["objective=mlm"],
         "examples with a wrong number of predicted tokens",
@@ -186,16 +188,16 @@ def padded(whole: PackedArrays) -> Packed:
 
 @pytest.fixture(scope="module", autouse=True)
 def definitions() -> None:
-    """What checks examples has its definitions before a test changes one of those that make them."""
+    """Imports the checks before a test replaces a function that they use."""
     for module in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
         importlib.import_module(module.name)
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_deviation_exits_3(
+@pytest.mark.parametrize("case", DEFECTS)
+def test_deviation_from_definition_exits_with_3(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    where, broken, words, name = BROKEN[case]
+    where, broken, words, name = DEFECTS[case]
     model = [] if any(word.startswith("model=") for word in words) else ["model=bert_tiny"]
     monkeypatch.setattr(where, broken)
     assert inspect("pretrain", *model, *words, *DATA, "n=0") == 3
@@ -204,7 +206,7 @@ def test_a_deviation_exits_3(
     assert "statistics do not match their expected values: " in captured.err and name in captured.err
 
 
-def test_the_generator_of_a_run_fills_the_masks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_fills_masks_with_generator_of_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = pretrain("filled", "objective=rtd")
     assert inspect("pretrain", "objective=rtd", f"checkpoint={run}", *DATA, "n=2", "output=seen.jsonl") == 0
     printed = capsys.readouterr().out
@@ -218,7 +220,7 @@ def test_the_generator_of_a_run_fills_the_masks(place: Path, capsys: pytest.Capt
         assert all(filled[at] == piece for at, piece in enumerate(shown) if at not in original)
 
 
-def test_borders_of_documents_and_pairs_are_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_boundaries_of_documents_and_pairs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect("pretrain", "model=bart_tiny", *DATA, "n=4", "output=seen.jsonl") == 0
     assert " ‖ " in capsys.readouterr().out
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
@@ -228,7 +230,7 @@ def test_borders_of_documents_and_pairs_are_shown(place: Path, capsys: pytest.Ca
     assert all(len(json.loads(line)["boundaries"]) == 1 for line in Path("seen.jsonl").read_text().splitlines())
 
 
-def test_members_of_a_mixture_are_shown_apart(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_members_of_mixture_separately(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=bert_tiny", "objective=mixture", "objective.members=[mlm,rtd]", "objective.weights=[3,1]"]
     assert inspect("pretrain", *words, *DATA, "n=1", "output=seen.jsonl") == 0
     printed = capsys.readouterr().out
@@ -237,14 +239,14 @@ def test_members_of_a_mixture_are_shown_apart(place: Path, capsys: pytest.Captur
     assert [example["member"] for example in examples] == ["mlm", "rtd"] and "filled" in examples[1]
 
 
-def test_experiments_can_be_looked_into(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_accepts_experiments(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["experiment=electra_small", *DATA]
     assert inspect(*words, "n=1") == 0
     assert "pretrain · rtd · model=electra" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_lines_continue_below_their_text(
+def test_inspect_wraps_and_indents_lines(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -259,7 +261,7 @@ def test_lines_continue_below_their_text(
     assert "every token is predicted from the tokens before it" in page and "␣ a space" in page and "<table" in page
 
 
-def test_brief_says_what_stands_out_and_whether_all_holds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brief_prints_summary_and_check_result(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect("pretrain", "model=bert_tiny", *DATA, "brief=true") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "…" not in line]
     assert lines[0] == "pretrain · mlm · model=bert" and "of the tokens are predicted" in lines[1]
@@ -269,18 +271,18 @@ def test_brief_says_what_stands_out_and_whether_all_holds(place: Path, capsys: p
 @pytest.mark.parametrize(
     "words", [["brief=yes"], ["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]]
 )
-def test_errors_exit_2(place: Path, words: list[str]) -> None:
+def test_invalid_inspect_exits_with_2(place: Path, words: list[str]) -> None:
     assert cli.main(["inspect", *words, "model=bert_tiny", *TINY, *DATA]) == 2
 
 
 @pytest.mark.parametrize("output", ["pipe", "pipe.html", "/dev/null"])
-def test_a_pipe_or_a_device_is_no_output(
+def test_pipe_or_device_as_output_is_refused(
     output: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("pipe", "pipe.html"):
         os.mkfifo(name)
-    ends = [os.open(name, os.O_RDWR) for name in ("pipe", "pipe.html")]  # nobody waits for a reader here
-    monkeypatch.setattr("lmtool.commands.inspect.run", lambda *_: pytest.fail("the text is read"))
+    ends = [os.open(name, os.O_RDWR) for name in ("pipe", "pipe.html")]  # opened so that nothing waits for a reader
+    monkeypatch.setattr("lmtool.commands.inspect.run", lambda *_: pytest.fail("the command ran"))
     assert inspect("pretrain", "model=bert_tiny", *DATA, f"output={output}") == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert f"output={output} is a {'pipe' if 'pipe' in output else 'device'}, not a file" in error
@@ -289,6 +291,6 @@ def test_a_pipe_or_a_device_is_no_output(
         os.close(end)
 
 
-def test_help_names_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_help_lists_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", "--help"]) == 0
     assert "output=FILE" in capsys.readouterr().out

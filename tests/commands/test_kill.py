@@ -1,4 +1,4 @@
-"""Kill -9 the real commands at any moment: started again they end with the same rows and weights, bit for bit."""
+"""Real commands killed with SIGKILL at any moment resume to the same rows and weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.commands.jobs import FAMILIES
 from tests.training.test_kill import run_harness
 
 
-def test_killed_commands_go_on_bitwise_and_so_do_two_stages(tmp_path: Path) -> None:
-    """One process for all, whose start would cost more than they do.
+def test_killed_multitask_and_two_stage_runs_resume_bitwise(tmp_path: Path) -> None:
+    """One process runs both jobs, since starting it takes longer than they do.
 
-    Two stages are killed around the switch: the model starts from the generator's weights in step 4, once, whether a
-    run resumes from the first stage's last checkpoint or from the second stage's first.
+    The two stages are killed around the switch. The model starts from the generator's weights once, in step 4, whether
+    the run resumes from the last checkpoint of the first stage or from the first of the second.
     """
     jobs, kills = ["multitask", "two_stages@4@5"], [2, 2]
     counted = run_harness(f"tests.commands.jobs:{','.join(jobs)}", tmp_path, 2)
@@ -33,8 +33,8 @@ def test_killed_commands_go_on_bitwise_and_so_do_two_stages(tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_killed_commands_go_on_bitwise(tmp_path: Path, names: list[str], kills: int) -> None:
-    """Every family, with the state that it carries from batch to batch."""
+def test_killed_commands_resume_bitwise(tmp_path: Path, names: list[str], kills: int) -> None:
+    """Every family, with its state carried from batch to batch."""
     counted = run_harness(f"tests.commands.jobs:{','.join(names)}", tmp_path, kills)
     for name, counts in zip(names, counted, strict=True):
         assert counts["kills"] >= kills and counts["resumed"], (name, counts)
@@ -42,7 +42,7 @@ def test_killed_commands_go_on_bitwise(tmp_path: Path, names: list[str], kills: 
 
 
 @pytest.mark.slow
-def test_a_hundred_kills_of_pretraining(tmp_path: Path) -> None:
+def test_pretraining_survives_a_hundred_kills(tmp_path: Path) -> None:
     (counts,) = run_harness("tests.commands.jobs:pretraining", tmp_path, 100)
     assert counts["kills"] == 100
     assert (counts["unreadable"], counts["differing"]) == (0, 0), counts

@@ -1,4 +1,4 @@
-"""State carried by lanes through the commands: what does not go with it, checkpoints, evaluation, inspection."""
+"""State carried along lanes in the commands: refused combinations, checkpoints, evaluation, and `inspect`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
 from lmtool.runs.finding import CARRIED, saved_steps
-from tests.commands.conftest import but_for, pretrain, tiny
+from tests.commands.conftest import merge_overrides, pretrain, tiny
 
 MODEL = "transformer_xl_tiny"
 WORDS = ["pretrain", f"model={MODEL}", *tiny(MODEL), "data=text", "data.path=text.txt", "max_steps=2", "--cfg", "job"]
@@ -25,15 +25,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("word", REFUSED)
-def test_what_does_not_go_with_lanes_is_refused(place: Path, capsys: pytest.CaptureFixture[str], word: str) -> None:
-    assert cli.main(but_for(WORDS, [word])) == 2
+def test_options_that_conflict_with_lanes_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert cli.main(merge_overrides(WORDS, [word])) == 2
     printed = " ".join(capsys.readouterr().err.split())
     assert REFUSED[word] in printed and "hint: " in printed
     if word.startswith(("devices", "phases")):
         assert cli.main([*WORDS, word, "data.documents=separate"]) == 0
 
 
-def test_what_a_memory_keeps_is_reused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_xlnet_memory_needs_objective_reuse(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word.replace(MODEL, "xlnet_tiny") for word in WORDS[:2]] + [*tiny("xlnet_tiny"), *WORDS[-5:]]
     assert cli.main([*words, "model.memory_length=24"]) == 2
     assert "model.memory_length=24 caches the states of reused tokens, but objective.reuse=0" in capsys.readouterr().err
@@ -44,9 +46,7 @@ def test_what_a_memory_keeps_is_reused(place: Path, capsys: pytest.CaptureFixtur
     assert "plm trains a model with a query stream; model=bert has no query stream" in capsys.readouterr().err
 
 
-def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_carried_state_is_saved_and_evaluated(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = pretrain("xl", "model.memory_length=24", "model.initializer_std=0.4", "evaluate_every=3", model=MODEL)
     result = json.loads((run / "result.json").read_text())
     newest = saved_steps(run / "checkpoints")[0]
@@ -67,7 +67,7 @@ def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(
     assert cli.main(["generate", "checkpoint=runs/xl", "prompt=the cat", "max_new_tokens=3"]) == 0
 
 
-def test_windows_that_reuse_tokens_are_called_windows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_reports_overlapping_windows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("xlnet", "model.memory_length=24", "objective.reuse=8", "max_steps=1", model="xlnet_tiny")
     capsys.readouterr()
     assert cli.main(["evaluate", "checkpoint=runs/xlnet", "cache_dir=cache", "device=cpu"]) == 0
@@ -76,14 +76,14 @@ def test_windows_that_reuse_tokens_are_called_windows(place: Path, capsys: pytes
     assert "word perplexity" not in printed
 
 
-def test_text_without_lanes_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_lanes_reports_no_carried_state(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "{name: task, task: {kind: classification, name: sst2, path: rows, text: [sentence]}}"
     pretrain("mixed", "objective=mixture", f"objective.members=[clm,{rows}]", "max_steps=1", model=MODEL)
     printed = " ".join(capsys.readouterr().out.split())
     assert "carries no state from batch to batch: objective=mixture" in printed and "lanes 8" not in printed
 
 
-def test_inspect_draws_lanes_and_memory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_lanes_and_memory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in WORDS[1:-2] if not word.startswith("max_steps")]
     words = ["inspect", "pretrain", *words, "cache_dir=cache", "model.memory_length=48", "batch_tokens=128", "n=3"]
     assert cli.main([*words, "tokens=1000", "output=seen.jsonl"]) == 0

@@ -1,4 +1,4 @@
-"""`devices=`: what is refused before a process is started, and what the processes of a run compare at its start."""
+"""`devices=`: refusals before processes start, and comparisons between ranks when a run starts."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ WORDS = ["pretrain", *TINY, "data=text", "data.path=text.txt"]
 
 @pytest.fixture
 def started(monkeypatch):
-    """The processes that would be started."""
-    asked = []
-    monkeypatch.setattr(launching, "launch", lambda processes, words: asked.append((processes, words)) or 0)
-    return asked
+    """The launches that `devices=` requests."""
+    launches = []
+    monkeypatch.setattr(launching, "launch", lambda processes, words: launches.append((processes, words)) or 0)
+    return launches
 
 
-def test_a_command_is_started_again_as_it_was_typed(place, started):
+def test_devices_relaunches_the_typed_command(place, started):
     assert cli.main(["--debug", *WORDS, "devices=2", "--config-dir", "."]) == 0
     assert started == [(2, ["--debug", "--config-dir=.", *WORDS, "devices=2"])]
     assert not (place / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "said"),
+    ("words", "environment", "message"),
     [
         (["devices=1000"], {}, "devices=1000, but this machine has no CUDA device, and "),
         (["devices=0"], {}, "devices: given 0"),
@@ -46,17 +46,17 @@ def test_a_command_is_started_again_as_it_was_typed(place, started):
         (["-m", "seed=1,2", "devices=2"], {}, "devices=2 with -m"),
     ],
 )
-def test_what_cannot_be_started_is_refused(place, started, monkeypatch, capsys, words, environment, said):
+def test_invalid_devices_are_refused(place, started, monkeypatch, capsys, words, environment, message):
     if torch.cuda.is_available():
-        pytest.skip("says what a machine without CUDA has")
+        pytest.skip("the messages are those of a machine without CUDA")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert cli.main([*WORDS, *words]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {said}")
+    assert capsys.readouterr().err.startswith(f"error: {message}")
     assert not started and not (place / "runs").exists()
 
 
-def test_several_processes_without_a_loopback_network_are_refused(place, started, monkeypatch, capsys):
+def test_devices_without_loopback_network_is_refused(place, started, monkeypatch, capsys):
     def unreachable(*_, **__):
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
 
@@ -68,7 +68,7 @@ def test_several_processes_without_a_loopback_network_are_refused(place, started
     assert not started and not (place / "runs").exists()
 
 
-def test_cuda_devices_that_are_not_there(monkeypatch):
+def test_missing_cuda_devices_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert launching.processes_to_start(SimpleNamespace(devices=2, device="auto"), "pretrain") == 2
@@ -78,14 +78,14 @@ def test_cuda_devices_that_are_not_there(monkeypatch):
         launching.processes_to_start(SimpleNamespace(devices=2, device="cuda:1"), "pretrain")
 
 
-def test_other_commands_run_in_one_process(place, started, monkeypatch, capsys):
+def test_other_commands_under_torchrun_are_refused(place, started, monkeypatch, capsys):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert cli.main(["doctor"]) == 2
     assert "lmtool doctor runs in one process, but torchrun started 2" in capsys.readouterr().err
 
 
-def test_the_difference_between_ranks_is_named_in_all():
+def test_difference_between_ranks_is_named_in_all_ranks():
     def compared(group):
         things = {"lmtool code": "same", "seed": group.rank // 2}
         with pytest.raises(UserError) as caught:
@@ -96,7 +96,7 @@ def test_the_difference_between_ranks_is_named_in_all():
     assert shared(2, lambda group: require_same(group, {"seed": 1})) == [None, None]
 
 
-def test_a_folder_that_is_followed_is_not_written(tmp_path):
+def test_followed_folder_is_not_written(tmp_path):
     run = FollowedFolder(tmp_path / "run", {"seed": 1}, None)
     with run:
         run.write_environment([])
@@ -113,7 +113,7 @@ def test_a_folder_that_is_followed_is_not_written(tmp_path):
     assert run.resume_point() == tmp_path / "checkpoint" and run.result() is None
 
 
-def test_threads_are_shared(monkeypatch):
+def test_threads_are_divided_among_processes(monkeypatch):
     monkeypatch.delenv(launching.THREADS, raising=False)
     monkeypatch.setattr(launching, "available_cores", lambda: 8)
     with launching._environment(3):

@@ -1,5 +1,4 @@
-"""`lmtool inspect tokenizer`, `attention`, `positions` and `word`, from the command line to
-the page."""
+"""`lmtool inspect tokenizer`, `attention`, `positions` and `word`: output and HTML pages."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from lmtool.cli import main as cli
 from tests.commands.conftest import pretrain
 
 
-def test_a_text_as_each_vocabulary_cuts_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_tokenizer_compares_tokenizers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["inspect", "tokenizer", "text=the zebra, & <b>", "kinds=[wordpiece,character]", "vocab_size=300"]
     assert cli.main([*words, "data=text", "data.path=text.txt", "cache_dir=cache"]) == 0
     out, page = capsys.readouterr().out, Path("tokenizers.html").read_text()
@@ -22,7 +21,7 @@ def test_a_text_as_each_vocabulary_cuts_it(place: Path, capsys: pytest.CaptureFi
     assert "kinds" in capsys.readouterr().err
 
 
-def test_the_heads_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_attention_positions_and_word_write_pages(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("run", "objective.pairs=none", "max_steps=1", "model/positions=t5")
     capsys.readouterr()
     assert cli.main(["inspect", "attention", "runs/run", "The cat saw the dog."]) == 0

@@ -1,4 +1,4 @@
-"""Sections that do not go together are all named at once, each with its key and what can be typed instead."""
+"""Incompatible sections are reported all at once, each with its key and an override that fixes it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ MIXTURE = ("task=mixture", "task.members=[{kind: classification, name: films, pa
         ),
     ],
 )
-def test_all_that_does_not_go_together_is_named(typed, messages, tmp_path, monkeypatch, capsys):
+def test_all_incompatible_sections_are_reported(typed, messages, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main([*typed]) == 2
     shown = capsys.readouterr().err
     assert all(message in shown for message in messages), shown
 
 
-def test_components_name_their_published_type_once():
+def test_published_model_types_are_unique():
     types = [kind for entry in entries("model") if (kind := vars(entry.config).get("hf_model_type")) is not None]
     assert len(types) == len(set(types)) == len(families()) and families()["llama"] == "llama"
     assert all(issubclass(entry.config, ModelConfig) for entry in entries("model"))
     assert all(issubclass(entry.config, LearnedConfig) for group in ("task", "objective") for entry in entries(group))
 
 
-def test_classes_are_named_by_the_kinds_that_have_some():
+def test_class_names_exist_only_for_kinds_with_classes():
     assert ClassificationConfig(labels=("no", "yes")).class_names == ("no", "yes")
     assert TokenClassificationConfig().class_names is None and TokenClassificationConfig.has_classes

@@ -1,4 +1,4 @@
-"""`task=mixture`: several kinds in one run, scored and used apart; what does not go together is refused."""
+"""`task=mixture`: several task kinds in one run, scored and used separately; invalid mixtures are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK = ["model.initializer_std=0.1", "optimizer.lr=0.003", "batch_examples=16",
 
 
 def write_tasks() -> str:
-    """Values and tags beside the classes of rows/, as the members of a mixture."""
+    """Writes values and tags for the texts of rows/, and returns the members of a mixture."""
     for split, count in (("train", 48), ("dev", 20)):
         lines = Path(f"rows/{split}.tsv").read_text().splitlines()[1 : count + 1]
         texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
@@ -42,7 +42,7 @@ def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_three_kinds_in_one_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixture_trains_scores_and_predicts_three_kinds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = mixture("run", "task.sampling=uniform", "max_epochs=8", "log_every=1", *QUICK)
     result, rows = json.loads((run / "result.json").read_text()), rows_of(run / "metrics.jsonl")
     learned = [row for row in rows if row["split"] == "train"]
@@ -54,7 +54,7 @@ def test_three_kinds_in_one_run(place: Path, capsys: pytest.CaptureFixture[str])
     three = [metrics["sst2_accuracy"], metrics["value_pearson"], metrics["wnut17_f1"]]
     assert result["value"] == pytest.approx(sum(three) / 3)
     assert {"sst2_loss", "value_loss", "wnut17_loss", "value_mse"} <= metrics.keys()
-    # 96, 48 and 24 rows, all alike: 56 of each in an epoch.
+    # Uniform sampling from 96, 48 and 24 rows: 56 of each per epoch.
     assert {name: own["examples"] for name, own in read.items()} == dict.fromkeys(read, 8 * 56)
     assert [own["planned"] for own in read.values()] == pytest.approx([1 / 3] * 3)
     metadata = json.loads((run / "facts.json").read_text())
@@ -81,7 +81,7 @@ def test_three_kinds_in_one_run(place: Path, capsys: pytest.CaptureFixture[str])
         shown = capsys.readouterr().err
         assert message in shown and "task=sst2" in shown
 
-    # A single task starts from the head that the mixture gave it.
+    # A single task starts from its head in the mixture.
     single = ["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/run", "cache_dir=cache", "device=cpu"]
     assert cli.main([*single, "max_steps=1", "name=single"]) == 0
     assert (
@@ -89,7 +89,7 @@ def test_three_kinds_in_one_run(place: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_it_resumes_where_it_stood(place: Path) -> None:
+def test_task_mixture_resumes_bit_for_bit(place: Path) -> None:
     more = ["max_steps=6", "checkpoint_every=2", "evaluate_every=2", "task.sampling=temperature"]
     run = mixture("run", *more)
     last = run / "checkpoints/step_00000006/model.safetensors"
@@ -103,8 +103,8 @@ def test_it_resumes_where_it_stood(place: Path) -> None:
     assert again["mixture"] == result["mixture"] and again["metrics"] == result["metrics"]
 
 
-def test_written_labels_of_several_tasks(place: Path) -> None:
-    """Text-to-text: one language model, no other head."""
+def test_text_to_text_mixture_has_one_language_model(place: Path) -> None:
+    """Text-to-text tasks share one language model and have no other head."""
     write_tasks()
     Path("pairs").mkdir()
     lines = ["source\ttarget", *(f"the {word}\t{word} the" for word in GOOD * 3)]
@@ -123,11 +123,11 @@ def test_written_labels_of_several_tasks(place: Path) -> None:
     assert not [part for part in taken if part in ("heads.sst2", "heads.value", "heads.turn")]
     use = ["checkpoint=runs/run", "device=cpu"]
     assert cli.main(["predict", *use, "task=turn", "text=the cat"]) == 0
-    assert cli.main(["generate", *use, "prompt=the cat"]) == 2, "of which task?"
+    assert cli.main(["generate", *use, "prompt=the cat"]) == 2, "the task is not set"
 
 
-def test_sweeps_and_further_losses_of_a_member(place: Path) -> None:
-    """Members are composed inside of a sweep's job too; the texts of another domain are a member's own."""
+def test_mixture_sweep_trains_domain_loss_of_member(place: Path) -> None:
+    """Members are composed in each job of a sweep, and a member may have domain texts of its own."""
     Path("other.tsv").write_text("sentence\nover there\nup here\n")
     write_tasks()
     members = "[sst2,{kind: regression, name: value, path: values}]"
@@ -157,14 +157,16 @@ def test_sweeps_and_further_losses_of_a_member(place: Path) -> None:
         (["task.members=[sst2,cola]", "task.path=rows"], "task.path", "task.with.NAME.path="),
     ],
 )  # fmt: skip
-def test_refusals(place: Path, capsys: pytest.CaptureFixture[str], words: list[str], error: str, hint: str) -> None:
+def test_invalid_task_mixture_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], error: str, hint: str
+) -> None:
     given = ["finetune", "task=mixture", *words, "model=bert_tiny", *SMALL]
     assert cli.main(given) == 2
     shown = capsys.readouterr().err
     assert error in shown and hint in shown and not Path("runs").exists()
 
 
-def test_a_shipped_task_in_pretraining(place: Path) -> None:
+def test_shipped_task_joins_pretraining_mixture(place: Path) -> None:
     words = ["pretrain", "objective=mixture", "objective.members=[mlm,sst2]", "objective.with.sst2.path=rows"]
     words += ["objective.with.mlm.probability=0.3", "model=bert_tiny", "data=text", "data.path=text.txt", *SMALL]
     assert cli.main([*words, "batch_tokens=256", "max_steps=2", "name=run"]) == 0

@@ -1,4 +1,4 @@
-"""Objectives through the command: the baseline of labels the model makes, members of a mixture, tasks, two stages."""
+"""Objectives through the command: baselines of generated labels, two stages, mixture members, and tasks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lmtool.cli import main as cli
 from tests.commands.conftest import TINY, finetune, pretrain
 
 
-def test_the_base_rate_is_told_as_it_was_found(place: Path) -> None:
+def test_rtd_baseline_is_the_measured_base_rate(place: Path) -> None:
     folder = pretrain("run", "objective=rtd", "max_steps=3")
     result, metadata = (json.loads((folder / name).read_text()) for name in ("result.json", "facts.json"))
     metrics = result["metrics"]
-    assert (result["metric"], result["value"]) == ("rtd_loss", metrics["rtd_loss"]), "of no weighted sum"
+    assert (result["metric"], result["value"]) == ("rtd_loss", metrics["rtd_loss"]), "not the weighted sum"
     assert result["baseline"] == metrics["rtd_baseline"] == metadata["baseline"]["value"]
     assert result["standard_error"] == metrics["rtd_gain_standard_error"]
     assert metadata["baseline"]["name"] == "base rate" and metadata["data"]
 
 
-def test_the_second_stage_begins_after_the_first(place: Path) -> None:
+def test_second_stage_starts_after_generator_steps(place: Path) -> None:
     stages = [
         "objective=rtd",
         "objective.training=two_stage",
@@ -33,11 +33,11 @@ def test_the_second_stage_begins_after_the_first(place: Path) -> None:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["loss"] for row in rows if row["split"] == "train"}
     assert losses.keys() == set(range(1, 9))
-    assert max(losses[step] for step in range(1, 5)) < 10, "the generator alone"
-    assert min(losses[step] for step in range(5, 9)) > 15, "the model alone, with its weight of 50"
+    assert max(losses[step] for step in range(1, 5)) < 10, "only the generator trains"
+    assert min(losses[step] for step in range(5, 9)) > 15, "only the model trains, with its weight of 50"
 
 
-def test_members_must_fit_the_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixture_member_that_does_not_fit_model_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "model=gpt_tiny", *TINY, "objective=mixture", "objective.members=[mlm,clm]"]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
@@ -48,9 +48,9 @@ def test_members_must_fit_the_model(place: Path, capsys: pytest.CaptureFixture[s
 MOOD = "{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence], metrics: [accuracy, f1]}}"
 
 
-def test_a_task_beside_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Logged and scored apart, hashed, planned, and a start for finetuning: the task's head is kept where its name is
-    the same."""
+def test_mixture_of_text_and_task_is_scored_and_reused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The task is logged, scored, fingerprinted and planned separately. Finetuning keeps its head if the name is the
+    same."""
     words = ["objective=mixture", f"objective.members=[mlm,{MOOD}]", "objective.weights=[0.7,0.3]"]
     folder = pretrain("first", *words, "max_steps=4", "evaluate_every=2")
     metadata, result = (json.loads((folder / name).read_text()) for name in ("facts.json", "result.json"))
@@ -95,7 +95,7 @@ def pretrain_parameters(name: str, *more: str) -> int:
         ("path: rows", "members: task: missing kind"),
     ],
 )
-def test_errors_in_a_task_are_reported_before_anything_is_written(
+def test_invalid_task_in_mixture_is_refused_early(
     place: Path, section: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretrain("run", "objective=mixture", f"objective.members=[mlm,{{name: task, task: {{{section}}}}}]", status=2)

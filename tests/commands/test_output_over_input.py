@@ -1,4 +1,4 @@
-"""No command replaces a file that it reads by its own output."""
+"""No command overwrites its input file with its output."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, str]:
         f"inspect finetune model=bert_tiny checkpoint=none {TASK} output=data/train.csv",
     ],
 )
-def test_an_output_over_an_input_is_refused(words, files, capsys):
+def test_output_that_replaces_input_is_refused(words, files, capsys):
     assert main(words.split()) == 2
     assert " would replace a file that the command reads\n" in capsys.readouterr().err
     assert {path: path.read_text() for path in files} == files
 
 
-def test_a_new_file_next_to_the_input_and_an_older_output_are_not_refused(files, capsys):
+def test_new_file_and_earlier_output_are_accepted(files, capsys):
     for _ in range(2):
         assert main(["check", "task=data", "task.kind=classification", "output=data/dev_findings.jsonl"]) in (0, 3)
         assert "would replace" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`task=FILE` is put into its full form before the configuration is composed."""
+"""`task=FILE` expands to full overrides before the configuration is composed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "reviews.csv"
 
 
-def test_the_full_form_is_printed_and_used(reviews: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_task_file_is_expanded_and_printed(reviews: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["finetune", f"task={reviews}", "model=bert_tiny", "checkpoint=none", "--cfg", "job"]) == 0
     shown = capsys.readouterr()
     form = "task=custom task.kind=classification task.path=reviews.csv 'task.text=[review]' task.label=mood"
@@ -30,7 +30,7 @@ def words_of(verb: str, words: list[str]) -> list[str]:
     return list(expand_arguments(CommandLine(verb, tuple(words))).words)
 
 
-def test_other_words_stay_as_they_are(reviews: str) -> None:
+def test_task_file_keeps_other_overrides(reviews: str) -> None:
     assert words_of("finetune", ["task=sst2", "seed=1"]) == ["task=sst2", "seed=1"]
     typed = words_of("finetune", ["seed=1", f"task={reviews}", "task.label=mood", "task.name=mine"])
     assert typed == [
@@ -42,7 +42,7 @@ def test_other_words_stay_as_they_are(reviews: str) -> None:
         words_of("finetune", [f"task={reviews}", "task.path=x"])
 
 
-def test_files_of_a_sweep_may_differ_only_in_their_paths(reviews: str) -> None:
+def test_files_of_a_sweep_need_the_same_columns(reviews: str) -> None:
     content = Path(reviews).read_text()
     Path("others.csv").write_text(content.replace("long", "short"))
     Path("notes.csv").write_text(content.replace("mood", "tone"))

@@ -1,4 +1,4 @@
-"""`data=FILE` is put into its full form before the configuration is composed, and trains."""
+"""`data=FILE` expands to full overrides before the configuration is composed, and trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = [f"the cat number {number} sat on the mat and saw a dog" for number in r
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def input_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("\n\n".join(TEXTS))
     Path("my.csv").write_text("id;body\n" + "".join(f"{n};{text}\n" for n, text in enumerate(TEXTS)))
@@ -57,7 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("data=task:sst2", ["data=task", "data.task.name=sst2"]),
     ],
 )
-def test_full_forms(typed: str, full: list[str] | None) -> None:
+def test_data_file_expands_to_full_overrides(typed: str, full: list[str] | None) -> None:
     if full is None:
         with pytest.raises(UserError, match="no such file"):
             words_of([typed])
@@ -65,14 +65,14 @@ def test_full_forms(typed: str, full: list[str] | None) -> None:
         assert words_of(["seed=1", typed, "name=x"]) == ["seed=1", *full, "name=x"]
 
 
-def test_a_faulty_row_is_left_to_the_reader() -> None:
+def test_invalid_row_does_not_stop_expansion() -> None:
     Path("bad.jsonl").write_text('{"body": "some text here"}\nno\n{"body": "more text here", "n": 1}\n')
     assert words_of(["data=bad.jsonl"]) == ["data=jsonl", "data.path=bad.jsonl", "data.text=body"]
     Path("bad.csv").write_bytes(b"body,n\nsome text here,1\n\xff,2\n")
     assert words_of(["data=bad.csv"]) == ["data=csv", "data.path=bad.csv", "data.text=body"]
 
 
-def test_what_was_typed_stays() -> None:
+def test_data_file_keeps_typed_overrides() -> None:
     assert words_of(["data=two.csv", "data.text=body"]) == ["data=csv", "data.path=two.csv", "data.text=body"]
     typed = words_of(["data=splits", "data.validation=my.jsonl.gz"])
     assert typed == ["data=jsonl", "data.path='splits/train*.jsonl'", "data.validation=my.jsonl.gz"]
@@ -90,13 +90,13 @@ def test_what_was_typed_stays() -> None:
         ("data=my.txt data.path=x", "both set data.path"),
     ],
 )
-def test_refusals(typed: str, message: str) -> None:
+def test_unsuitable_data_file_is_refused(typed: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         words_of(typed.split())
     assert caught.value.hint and "data=" in caught.value.hint
 
 
-def test_the_kind_is_on_the_first_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inferred_format_is_on_the_start_screen(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["model=bert_tiny", "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "max_length=32"]
     budget = [
         "objective.pairs=none",

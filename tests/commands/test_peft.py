@@ -1,4 +1,4 @@
-"""What was tuned as PEFT reads it, and what PEFT has tuned, against the library itself."""
+"""Exported adapters in PEFT, and imported adapters of PEFT, compared with the PEFT library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*words: str, status: int = 0) -> None:
 
 
 def theirs(architecture: str, folder: str, more: dict[str, Any]) -> torch.nn.Module:
-    """The base of an adapter, and the adapter on it, as a user of PEFT loads them."""
+    """An adapter on its base, loaded as a user of PEFT loads it."""
     base = getattr(transformers, architecture).from_pretrained("published", **more)
     return peft.PeftModel.from_pretrained(base, folder).eval()
 
@@ -36,8 +36,8 @@ def logits_of(model: torch.nn.Module, rows: dict[str, torch.Tensor]) -> torch.Te
         return model(**rows).logits
 
 
-def test_a_base_that_transformers_does_not_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Llama's question answering calls its backbone by another name than every other class of it."""
+def test_peft_export_with_unreadable_base_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama's question answering class names its backbone differently from all other Llama classes."""
     make("llama", place / "published")
     paragraphs = []
     for number in range(12):
@@ -64,8 +64,10 @@ def test_a_base_that_transformers_does_not_read(place: Path, capsys: pytest.Capt
     ("family", "method"),
     slow_but([("gpt", "lora"), ("t5", "ia3")], [("bert", "lora"), ("gpt", "lora"), ("gpt", "ia3"), ("t5", "ia3")]),
 )
-def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """PEFT gives the logits of the run, and what lmtool imports of the folder gives them too."""
+def test_exported_adapter_matches_peft_and_is_imported(
+    family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PEFT and the re-imported adapter give the logits of the run."""
     make(family, place / "published")
     more = ["tuning.projections=[q_proj,v_proj,fc_out]", "tuning.rank=3"] if method == "lora" else []
     finetune("run", *TUNED, f"tuning={method}", "task.head=transformers", *more)
@@ -82,7 +84,7 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
     more = {"num_labels": labels["num_labels"], "pad_token_id": loaded.tokenizer.with_padding().roles["pad"]}
     assert torch.allclose(logits_of(theirs(name, "adapter", more), rows), expected, atol=1e-5)
     plain = getattr(transformers, name).from_pretrained("published", **more).eval()
-    assert not torch.allclose(logits_of(plain, rows), expected, atol=1e-2), "the adapter does something"
+    assert not torch.allclose(logits_of(plain, rows), expected, atol=1e-2), "the adapter has an effect"
     read = transformers.AutoTokenizer.from_pretrained("adapter")(TEXTS, padding=True, return_tensors="pt")
     assert {key: tensor.tolist() for key, tensor in read.items()} == {key: rows[key].tolist() for key in read}
     run("import", "checkpoint=adapter", "output=back")
@@ -101,10 +103,10 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
     ("family", "method"),
     slow_but([("gpt", "prefix")], [("gpt", "prompt"), ("t5", "prompt"), ("gpt", "prefix"), ("gpt", "ptuning")]),
 )
-def test_prompts_where_a_language_model_writes(
+def test_exported_prompts_of_language_models_match_peft(
     family: str, method: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Virtual tokens and prefixes, without what computes them in training."""
+    """Virtual tokens and prefixes are exported without their training-time networks."""
     published = make(family, place / "published")
     lines = [f"the quick fox {number}\tthe lazy dog {number % 3}" for number in range(24)]
     for split in ("train", "dev"):
@@ -121,8 +123,8 @@ def test_prompts_where_a_language_model_writes(
     assert not torch.allclose(logits_of(published, given), expected, atol=1e-2)
 
 
-def test_a_tuned_language_model_is_imported_and_used(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a head of a task: it fills in and continues, in Python too, and is a start."""
+def test_imported_language_model_adapter_is_used(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An adapter without a task head predicts on the command line and in Python, and can be finetuned."""
     published = make("gpt", place / "published")
     settings = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_proj"], init_lora_weights=False)
     tuned = peft.get_peft_model(type(published).from_pretrained("published"), settings).eval()

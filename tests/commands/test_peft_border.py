@@ -1,5 +1,5 @@
-"""The border to PEFT, seen from its side: adapters that PEFT saves of models of transformers are read with its logits,
-or refused by name, and what lmtool writes for PEFT gives its logits there. Everything is tiny, with random weights."""
+"""Compatibility with PEFT: imported adapters of PEFT give its logits or are refused by name, and adapters exported by
+lmtool give their logits in PEFT. All models are tiny, with random weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(*words: str, status: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """The folder of a language model of a family, or of its classifier with three labels; each written once."""
+    """The folder of a family's language model, or of its classifier with three labels; each is written once."""
     place = tmp_path_factory.mktemp("published")
 
     def folder(family: str, kind: str) -> Path:
@@ -59,7 +59,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pa
 
 
 def opened(folder: Path, **more: Any) -> nn.Module:
-    """The model of a published folder, as transformers opens it."""
+    """The model of a published folder in transformers."""
     (name,) = json.loads((folder / "config.json").read_text())["architectures"]
     return getattr(transformers, name).from_pretrained(folder, **more).eval()
 
@@ -71,7 +71,7 @@ def task_type(family: str, kind: str) -> str | None:
 
 
 def rows(family: str, kind: str) -> dict[str, torch.Tensor]:
-    """Two texts of nine tokens; a classifier of an encoder-decoder reads where they end."""
+    """Two texts of nine tokens, with an end token, which classifiers of encoder-decoders read."""
     ids = torch.arange(2 * 9).reshape(2, 9) * 37 % 250 + 10
     if kind == "labels":
         ids[:, -1] = {"t5": 1, "bart": 2}.get(family, 200)
@@ -89,14 +89,14 @@ def logits_of(model: nn.Module, given: Mapping[str, torch.Tensor]) -> torch.Tens
     )
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor, share: float = 2e-5) -> bool:
-    """Whether they differ by so much of the largest at most; of theirs without virtual tokens."""
+def are_close(ours: torch.Tensor, theirs: torch.Tensor, share: float = 2e-5) -> bool:
+    """Whether logits differ by at most a fraction of the largest; without theirs at virtual tokens."""
     theirs = theirs[:, -ours.shape[1] :]
     return bool((ours - theirs).abs().max() <= share * theirs.abs().max())
 
 
 def randomized(model: nn.Module) -> nn.Module:
-    """What PEFT trains, with values that do something."""
+    """The model with random values in its trainable parameters, so that the adapter has an effect."""
     torch.manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -105,7 +105,7 @@ def randomized(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-# Of each method of PEFT: the family, the kind of model, the configuration, and what lmtool says where it refuses it.
+# By case: the family, the kind of model, the method of PEFT, its settings, and the error if lmtool refuses it.
 LORA: dict[str, Any] = {"r": 2, "lora_alpha": 6}
 SAVED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
     "patterns": (
@@ -135,21 +135,21 @@ SAVED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         {**LORA, "use_dora": True, "target_modules": ["c_attn", "c_fc"], "rank_pattern": {"c_fc": 4}}, "",
     ),
     "all biases": ("bert", "labels", "LoraConfig", {**LORA, "bias": "all"}, ""),
-    "its biases": ("qwen2", "labels", "LoraConfig", {**LORA, "bias": "lora_only"}, ""),
+    "lora biases": ("qwen2", "labels", "LoraConfig", {**LORA, "bias": "lora_only"}, ""),
     "biases in B": ("bert", "labels", "LoraConfig", {**LORA, "lora_bias": True, "target_modules": ["query"]}, ""),
-    "a norm": ("bert", "labels", "LoraConfig", {**LORA, "modules_to_save": ["LayerNorm"]}, ""),
-    "both tables": ("llama", "text", "LoraConfig", {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}, ""),
-    "one table": (
+    "norm": ("bert", "labels", "LoraConfig", {**LORA, "modules_to_save": ["LayerNorm"]}, ""),
+    "both embeddings": ("llama", "text", "LoraConfig", {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}, ""),
+    "one embedding": (
         "llama", "text", "LoraConfig", {**LORA, "modules_to_save": ["embed_tokens"]}, "the token embedding was trained",
     ),
-    "an output layer": (
+    "output layer": (
         "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "lm_head"]}, "lm_head, which is not",
     ),
-    "a table's update": (
+    "embedding update": (
         "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "embed_tokens"]},
         "updates model.embed_tokens, an embedding",
     ),
-    "a table's update alone": (
+    "only embedding update": (
         "gpt", "text", "LoraConfig", {**LORA, "target_modules": ["wte"]}, "updates transformer.wte, an embedding",
     ),
     "no bias to add to": (
@@ -177,7 +177,7 @@ SAVED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
     "another method": ("llama", "text", "LoHaConfig", {"target_modules": ["q_proj"]}, 'peft_type: given "LOHA"'),
 }  # fmt: skip
 EVERYWHERE: dict[str, Any] = {**LORA, "target_modules": "all-linear", "use_dora": True, "bias": "all"}
-# Next to its classifier DistilBERT has a map that PEFT saves whole.
+# PEFT saves DistilBERT's pre_classifier completely, like the classifier.
 APART = {"distilbert": {"exclude_modules": ["pre_classifier", "classifier"]}}
 SAVED |= {
     f"{family} {kind}": (
@@ -192,15 +192,15 @@ SAVED |= {
     if (family, kind) != ("transformer", "labels")
 }
 QUICK = [
-    "patterns", "rslora with patterns", "all linear modules", "dora", "all biases", "biases in B", "both tables",
-    "one table", "an output layer", "a table's update alone",
+    "patterns", "rslora with patterns", "all linear modules", "dora", "all biases", "biases in B", "both embeddings",
+    "one embedding", "output layer", "only embedding update",
     "ia3 of joined maps", "ia3 and biases apart", "prompt", "p-tuning", "prefix",
     "prompts on both sides", "modernbert labels", "xlnet labels", "t5 labels",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", slow_but(QUICK, SAVED))
-def test_what_peft_saves_is_read_or_refused_by_name(case, folders, capsys):
+def test_peft_adapter_is_imported_or_refused(case, folders, capsys):
     family, kind, method, fields, refused = SAVED[case]
     folder, given = folders(family, kind), rows(family, kind)
     settings = getattr(peft, method)(task_type=task_type(family, kind), **fields)
@@ -211,12 +211,12 @@ def test_what_peft_saves_is_read_or_refused_by_name(case, folders, capsys):
         assert refused in error and error.startswith("error: ") and error.count("\n") == 2, error
         return
     theirs = logits_of(peft.PeftModel.from_pretrained(opened(folder), "adapter").eval(), given)
-    assert close(lmtool.load("ours").model(**given).logits, theirs)
-    assert not close(logits_of(opened(folder), given), theirs, 1e-3), "it does something"
+    assert are_close(lmtool.load("ours").model(**given).logits, theirs)
+    assert not are_close(logits_of(opened(folder), given), theirs, 1e-3), "the adapter has an effect"
 
 
-def test_an_adapter_of_a_model_without_a_head(folders):
-    """Its modules have no prefix there; sentence encoders are tuned so."""
+def test_adapter_of_model_without_head_is_imported(folders):
+    """Modules have no prefix in such a model; sentence encoders are tuned this way."""
     folder, given = folders("bert", "text"), rows("bert", "text")
     base = transformers.AutoModel.from_pretrained(folder)
     settings = peft.LoraConfig(
@@ -225,23 +225,23 @@ def test_an_adapter_of_a_model_without_a_head(folders):
     tuned = randomized(peft.get_peft_model(base, settings))
     tuned.save_pretrained("adapter")
     run("import", "checkpoint=adapter", "output=ours")
-    assert close(lmtool.load("ours").model(**given).hidden, logits_of(tuned, given))
+    assert are_close(lmtool.load("ours").model(**given).hidden, logits_of(tuned, given))
 
 
 @pytest.mark.parametrize(
     ("kind", "head"), [("TokenClassification", "TOKEN_CLS"), ("QuestionAnswering", "QUESTION_ANS")]
 )
-def test_heads_over_tokens(kind, head, folders):
+def test_adapter_with_token_head_is_imported(kind, head, folders):
     folder, given = folders("bert", "text"), rows("bert", "text")
     base = getattr(transformers, f"BertFor{kind}").from_pretrained(folder)
     tuned = randomized(peft.get_peft_model(base, peft.LoraConfig(task_type=head, **LORA)))
     tuned.save_pretrained("adapter")
     run("import", "checkpoint=adapter", "output=ours")
-    assert close(lmtool.load("ours").model(**given).logits, logits_of(tuned, given))
+    assert are_close(lmtool.load("ours").model(**given).logits, logits_of(tuned, given))
 
 
 @pytest.mark.parametrize("with_config", [False, True])
-def test_an_adapter_in_the_place_of_a_checkpoint_is_told_what_to_type(with_config, folders, capsys):
+def test_adapter_as_checkpoint_hints_at_import(with_config, folders, capsys):
     base = opened(folders("bert", "labels"))
     peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **LORA)).save_pretrained("adapter")
     if with_config:
@@ -256,7 +256,7 @@ def test_an_adapter_in_the_place_of_a_checkpoint_is_told_what_to_type(with_confi
 @pytest.mark.parametrize(
     "labels", [{"id2label": ["no"]}, {"id2label": {"0": "no", "2": "yes"}}, {"id2label": {"x": 1}}]
 )
-def test_damaged_names_of_labels_are_one_line(labels, folders, capsys):
+def test_invalid_label_names_are_refused(labels, folders, capsys):
     settings = peft.LoraConfig(task_type="SEQ_CLS", **LORA)
     peft.get_peft_model(opened(folders("bert", "labels")), settings).save_pretrained("adapter")
     Path("adapter/labels.json").write_text(json.dumps(labels))
@@ -264,7 +264,7 @@ def test_damaged_names_of_labels_are_one_line(labels, folders, capsys):
     assert "does not number the labels 0, 1, ..." in capsys.readouterr().err
 
 
-def test_keys_that_nothing_reads_are_listed(folders, capsys):
+def test_unread_adapter_config_keys_are_listed(folders, capsys):
     settings = peft.LoraConfig(task_type="SEQ_CLS", **LORA)
     peft.get_peft_model(opened(folders("bert", "labels")), settings).save_pretrained("adapter")
     content = json.loads(Path("adapter/adapter_config.json").read_text())
@@ -273,11 +273,11 @@ def test_keys_that_nothing_reads_are_listed(folders, capsys):
     assert "not read in adapter_config.json: next_size\n" in capsys.readouterr().out
 
 
-TUNED: dict[str, dict[str, Any]] = {
+TUNINGS: dict[str, dict[str, Any]] = {
     "lora": {"name": "lora", "rank": 3, "projections": ["q_proj", "v_proj", "fc_in"]},
     "rslora": {"name": "lora", "rank": 3, "rank_stabilised": True, "projections": ["v_proj", "fc_out"]},
     "dora": {"name": "lora", "rank": 2, "dora": True, "projections": ["q_proj", "v_proj", "fc_out"]},
-    "its biases": {"name": "lora", "rank": 2, "bias": "lora_only"},
+    "lora biases": {"name": "lora", "rank": 2, "bias": "lora_only"},
     "all biases": {"name": "lora", "rank": 2, "bias": "all", "dora": True},
     "ia3": {"name": "ia3"},
     "prompt": {"name": "prompt", "length": 3},
@@ -290,7 +290,7 @@ PROMPTS = ("prompt", "p-tuning", "deep p-tuning", "prefix")
 
 
 def tuned_checkpoint(folder: Path, section: dict[str, Any], output: Path) -> None:
-    """A checkpoint as a run leaves it: what a method adds and what learns of a published model, its head too."""
+    """Writes a tuned checkpoint like a run: added and trained weights of a published model, with its head."""
     described, loaded = hf_folder(str(folder)), load(folder)
     method, parts = Choice("tuning").validate(section), loaded.model.parts
     parts.loss_weights = dict.fromkeys(["classifier"], 1.0) if parts.task else {}
@@ -311,19 +311,19 @@ WRITTEN = [
     *(
         (family, "labels", name)
         for family in FAMILIES
-        for name in TUNED
+        for name in TUNINGS
         if name not in PROMPTS and family != "transformer" and not ("biases" in name and family in WITHOUT_BIASES)
     ),
     *((family, "text", name) for family in (*CAUSAL, *SEQ2SEQ) for name in PROMPTS),
 ]
-QUICKLY = [
+QUICK_EXPORTS = [
     ("distilbert", "labels", "lora"), ("deberta", "labels", "ia3"), ("gpt", "labels", "dora"),
-    ("modernbert", "labels", "rslora"), ("gpt", "labels", "its biases"), ("deberta", "labels", "all biases"),
+    ("modernbert", "labels", "rslora"), ("gpt", "labels", "lora biases"), ("deberta", "labels", "all biases"),
     ("t5", "labels", "ia3"), ("qwen2", "labels", "ia3"), ("bart", "text", "prompt"), ("gpt", "text", "p-tuning"),
     ("llama", "text", "deep p-tuning"), ("qwen2", "text", "prefix"),
 ]  # fmt: skip
-NOT_ALIKE = {
-    **{("xlnet", name): "which is not a linear module" for name in TUNED},
+UNSUPPORTED = {
+    **{("xlnet", name): "which is not a linear module" for name in TUNINGS},
     ("deberta", "ia3"): "after deberta.encoder.layer.0.attention.self.in_proj",
     **{("transformer", name): "scales token embeddings" for name in ("prompt", "p-tuning")},
     **{(family, name): "prefixes of generative decoders" for family in SEQ2SEQ for name in ("prefix", "deep p-tuning")},
@@ -331,12 +331,12 @@ NOT_ALIKE = {
 }
 
 
-@pytest.mark.parametrize(("family", "kind", "name"), slow_but(QUICKLY, WRITTEN))
-def test_peft_opens_what_is_exported(family, kind, name, folders, capsys):
-    """The commands compare, too; here PEFT does as its user types it, and what it is given comes back."""
-    refused = NOT_ALIKE.get((family, name))
+@pytest.mark.parametrize(("family", "kind", "name"), slow_but(QUICK_EXPORTS, WRITTEN))
+def test_exported_adapter_gives_same_logits_in_peft(family, kind, name, folders, capsys):
+    """PEFT runs the README's code and gives the logits of lmtool, and the import of the adapter gives them again."""
+    refused = UNSUPPORTED.get((family, name))
     folder, given = folders(family, kind), rows(family, kind)
-    tuned_checkpoint(folder, TUNED[name], Path("tuned"))
+    tuned_checkpoint(folder, TUNINGS[name], Path("tuned"))
     run("export", "checkpoint=tuned", "output=adapter", "format=peft", status=2 if refused else 0)
     said = capsys.readouterr()
     if refused:
@@ -347,47 +347,47 @@ def test_peft_opens_what_is_exported(family, kind, name, folders, capsys):
     code = Path("adapter/README.md").read_text().split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
     exec(code, names)
-    assert close(ours, logits_of(names["model"], given))
-    assert not close(ours, logits_of(opened(folder), given), 1e-3), "it does something"
+    assert are_close(ours, logits_of(names["model"], given))
+    assert not are_close(ours, logits_of(opened(folder), given), 1e-3), "the adapter has an effect"
     if kind == "labels":
         assert list(names["model"].config.id2label.values()) == LABELS
         labels = json.loads(Path("adapter/labels.json").read_text())
         theirs = transformers.AutoModelForSequenceClassification.from_pretrained("adapter", **labels).eval()
-        # Without PEFT's own class transformers 5.23 reads no lengths of DoRA, of whoever's adapter.
-        assert close(ours, logits_of(theirs, given)) or TUNED[name].get("dora")
+        # Without PEFT's class, transformers 5.23 ignores the magnitudes of DoRA in any adapter.
+        assert are_close(ours, logits_of(theirs, given)) or TUNINGS[name].get("dora")
     run("import", "checkpoint=adapter", "output=back")
     again = lmtool.load("back")
-    assert close(again.model(**given).logits, ours)
+    assert are_close(again.model(**given).logits, ours)
     assert kind == "text" or list(again.task["labels"]) == LABELS
 
 
-def test_a_base_of_lmtool_is_exported_first(folders, capsys):
-    """The README.md of the adapter says by which command; typed, it opens."""
+def test_base_that_is_a_run_is_exported_by_readme_command(folders, capsys):
+    """The adapter's README.md names the command that exports the base, and works after it."""
     given = rows("gpt", "text")
     run("import", f"checkpoint={folders('gpt', 'text')}", "output=first")
-    tuned_checkpoint(Path("first"), TUNED["dora"], Path("tuned"))
+    tuned_checkpoint(Path("first"), TUNINGS["dora"], Path("tuned"))
     run("export", "checkpoint=tuned", "output=adapter", "format=peft")
     assert "the base is a run of lmtool: for transformers, run" in capsys.readouterr().out
     code = Path("adapter/README.md").read_text().split("```python\n")[1].split("```")[0]
     run(*code.partition("# before: lmtool ")[2].partition("\n")[0].split())
     names: dict[str, Any] = {}
     exec(code, names)
-    assert close(lmtool.load("tuned").model(**given).logits, logits_of(names["model"], given))
+    assert are_close(lmtool.load("tuned").model(**given).logits, logits_of(names["model"], given))
     run("import", "checkpoint=adapter", "output=back")
-    assert close(lmtool.load("back").model(**given).logits, logits_of(names["model"], given))
+    assert are_close(lmtool.load("back").model(**given).logits, logits_of(names["model"], given))
 
 
-def test_without_peft_the_export_says_so(folders, capsys, monkeypatch):
-    tuned_checkpoint(folders("bert", "labels"), TUNED["lora"], Path("tuned"))
+def test_export_without_peft_reports_missing_comparison(folders, capsys, monkeypatch):
+    tuned_checkpoint(folders("bert", "labels"), TUNINGS["lora"], Path("tuned"))
     monkeypatch.setattr("lmtool.weights.conversion.tuned.find_spec", lambda package: None)
     run("export", "checkpoint=tuned", "output=adapter", "format=peft")
     assert "not compared with PEFT, which is not installed: pip install peft" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", ["another scale", "a lost head"])
-def test_what_peft_reads_otherwise_ends_with_an_error(change, folders, capsys, monkeypatch):
-    """An error that is the same in both of our directions."""
-    tuned_checkpoint(folders("bert", "labels"), TUNED["lora"], Path("tuned"))
+def test_export_that_peft_reads_differently_is_refused(change, folders, capsys, monkeypatch):
+    """The defect is the same in our export and import, so only PEFT can detect it."""
+    tuned_checkpoint(folders("bert", "labels"), TUNINGS["lora"], Path("tuned"))
     real = adapter.save_tensors
 
     def damaged(tensors: Any, path: Path) -> None:
@@ -406,9 +406,9 @@ def test_what_peft_reads_otherwise_ends_with_an_error(change, folders, capsys, m
 @pytest.mark.parametrize(
     ("kind", "count"), [("multi_label_classification", 3), ("regression", 1), ("single_label_classification", 3)]
 )
-def test_the_kind_of_a_classifier_comes_back(kind, count, capsys):
+def test_classifier_kind_survives_peft_round_trip(kind, count, capsys):
     make_classifier("bert", Path("published"), count, LABELS[:count], problem_type=kind)
-    tuned_checkpoint(Path("published"), TUNED["dora"], Path("tuned"))
+    tuned_checkpoint(Path("published"), TUNINGS["dora"], Path("tuned"))
     run("export", "checkpoint=tuned", "output=adapter", "format=peft")
     run("import", "checkpoint=adapter", "output=back")
     for checkpoint in ("published", "tuned", "back"):

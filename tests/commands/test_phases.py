@@ -1,5 +1,5 @@
-"""A run in phases: what each reads, where its borders lie, that it resumes bit for bit on either side of one, and what
-may not differ between them."""
+"""A run in phases: the data and settings of each, its boundaries, exact resume around a boundary, and keys that phases
+cannot change."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.shorthands import with_sections
 from lmtool.runs.finding import checkpoint_folder
 from lmtool.training import loop
-from tests.commands.conftest import TINY, but_for, pretrain, working_in, write_text
+from tests.commands.conftest import TINY, merge_overrides, pretrain, working_in, write_text
 
 PHASES = "phases=[{share: .6}, {max_length: 24, batch_examples: 6, objective.probability: .4, optimizer.lr: .0005}]"
 RUN = ["objective=mlm", "max_length=16", "max_steps=10", "checkpoint_every=1", "evaluate_every=4"]
-BORDER = 6
+BOUNDARY = 6
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +49,19 @@ def last(run: Path) -> dict[str, Any]:
     return load_file(checkpoint_folder(run / "checkpoints" / "last") / "model.safetensors")
 
 
-def test_each_phase_reads_its_own_and_says_so(whole: Path) -> None:
+def test_each_phase_uses_and_reports_its_settings(whole: Path) -> None:
     train = [row for row in rows(whole) if row["split"] == "train"]
     assert [row["phase"] for row in rows(whole) if row["split"] == "validation"] == [1, 2, 2]
-    assert [row["phase"] for row in train] == [1] * BORDER + [2] * 4
+    assert [row["phase"] for row in train] == [1] * BOUNDARY + [2] * 4
     tokens = [
         row["tokens"] - before for row, before in zip(train, [0, *(row["tokens"] for row in train)], strict=False)
     ]
-    assert max(tokens[:BORDER]) == 256 and 0 < min(tokens[BORDER:]) <= max(tokens[BORDER:]) <= 6 * 24
+    assert max(tokens[:BOUNDARY]) == 256 and 0 < min(tokens[BOUNDARY:]) <= max(tokens[BOUNDARY:]) <= 6 * 24
     factor = [row["learning_rate"] / (1 - (row["step"] - 1) / 10) for row in train if row["step"] > 1]
-    assert factor == pytest.approx([factor[0]] * (BORDER - 1) + [0.0005] * 4)
+    assert factor == pytest.approx([factor[0]] * (BOUNDARY - 1) + [0.0005] * 4)
     result = json.loads((whole / "result.json").read_text())
     boundaries = [(phase["first_step"], phase["last_step"]) for phase in result["phases"]]
-    assert boundaries == [(1, BORDER), (BORDER + 1, 10)] and result["phases"][1]["given"] == (
+    assert boundaries == [(1, BOUNDARY), (BOUNDARY + 1, 10)] and result["phases"][1]["given"] == (
         "max_length=24 batch_examples=6 objective.probability=0.4 optimizer.lr=0.0005"
     )
     metadata = json.loads((whole / "facts.json").read_text())["data"]
@@ -72,16 +72,18 @@ def test_each_phase_reads_its_own_and_says_so(whole: Path) -> None:
     assert metadata["validation"]["predicted_fraction"] == metadata["phase 2"]["predicted_fraction"] == 0.4
 
 
-def test_the_report_marks_the_borders(whole: Path) -> None:
+def test_report_marks_phase_boundaries(whole: Path) -> None:
     run = read_run(whole)
-    assert phase_starts(run) == phase_starts(replace(run, result={})) == [BORDER + 1]
+    assert phase_starts(run) == phase_starts(replace(run, result={})) == [BOUNDARY + 1]
 
 
 @pytest.mark.slow
-def test_each_phase_is_looked_into(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_each_phase(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "objective=mlm"]
     words += ["max_length=16", "phases=[{share: .5}, {max_length: 24, objective.probability: .4}]"]
-    assert cli.main(["inspect", "pretrain", *but_for(words), "n=1", "tokens=3000", "output=examples.jsonl"]) == 0
+    assert (
+        cli.main(["inspect", "pretrain", *merge_overrides(words), "n=1", "tokens=3000", "output=examples.jsonl"]) == 0
+    )
     printed = " ".join(capsys.readouterr().out.split())
     assert "phase 2 · max_length=24 objective.probability=0.4" in printed
     shown = [json.loads(line) for line in (place / "examples.jsonl").read_text().splitlines()]
@@ -90,8 +92,8 @@ def test_each_phase_is_looked_into(place: Path, capsys: pytest.CaptureFixture[st
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("step", [BORDER - 1, BORDER, BORDER + 1])
-def test_it_resumes_on_either_side_of_a_border(
+@pytest.mark.parametrize("step", [BOUNDARY - 1, BOUNDARY, BOUNDARY + 1])
+def test_run_resumes_around_phase_boundary(
     whole: Path, step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save = loop.save
@@ -113,7 +115,7 @@ def test_it_resumes_on_either_side_of_a_border(
     assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
 
 
-def test_a_checkpoint_is_used_in_the_form_of_the_last_phase(whole: Path) -> None:
+def test_checkpoint_uses_settings_of_last_phase(whole: Path) -> None:
     from lmtool.session.trained import read_trained
     from lmtool.training.precision import select_device, select_precision
 
@@ -121,7 +123,7 @@ def test_a_checkpoint_is_used_in_the_form_of_the_last_phase(whole: Path) -> None
     assert (config.max_length, config.batch_examples, config.batch_tokens, config.phases) == (24, 6, None, ())
 
 
-def test_another_text_is_read_and_must_stay_the_same(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_text_of_a_phase_is_refused_on_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_text(place / "other.txt")
     words = [*RUN, "max_steps=4", "phases=[{share: .5}, {data: text, data.path: other.txt, max_length: 24}]"]
     run = pretrain("texts", *words)
@@ -133,15 +135,15 @@ def test_another_text_is_read_and_must_stay_the_same(place: Path, capsys: pytest
     assert "phases.1 data=text: other text" in capsys.readouterr().err
 
 
-def test_a_run_without_phases_is_one_of_a_single_phase(place: Path) -> None:
-    """Two that differ in nothing read every example in the order of a run without them."""
+def test_equal_phases_match_run_without_phases(place: Path) -> None:
+    """Two equal phases read the examples in the same order as a run without phases."""
     words = [*RUN, "max_steps=8"]
     plain, split = pretrain("plain", *words), pretrain("split", *words, "phases=[{share: .5}, {batch_tokens: 256}]")
     losses = [[row["loss"] for row in rows(run)] for run in (plain, split)]
     assert losses[0] == losses[1]
 
 
-def test_a_run_does_not_grow_over_its_borders(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_budget_of_run_with_phases_cannot_grow(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*RUN, "schedule=constant", PHASES]
     run = pretrain("grows", *words)
     pretrain("grows", *words, "max_steps=14", status=2)
@@ -163,7 +165,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective, model, given", CASES)
-def test_every_objective_has_phases(place: Path, objective: str, model: str, given: str) -> None:
+def test_every_objective_runs_in_phases(place: Path, objective: str, model: str, given: str) -> None:
     words = [f"objective={objective}", "max_length=16", "max_steps=4", f"phases=[{{share: .5}}, {{{given}}}]"]
     run = pretrain(f"of_{objective}", *words, model=model)
     assert [row["phase"] for row in rows(run) if row["split"] == "train"] == [1, 1, 2, 2]
@@ -180,7 +182,7 @@ def decode(base: dict[str, Any], *phases: Any, **more: Any) -> Any:
 
 
 HALF = {"share": 0.5}
-WRONG = [
+INVALID = [
     ([HALF, {"max_length": 1024}], "phases.1.max_length=1024 is more than model.max_positions=512"),
     ([HALF, {"max_lenght": 64}], "unknown key phases.1.max_lenght | did you mean phases.1.max_length=64?"),
     ([HALF, {"share": 0.6}], "phases: the shares add up to 1.1 instead of 1"),
@@ -200,19 +202,21 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("phases, said", WRONG, ids=lambda value: str(value)[:40])
-def test_what_may_not_differ(base: dict[str, Any], phases: list[Any], said: str) -> None:
+@pytest.mark.parametrize("phases, message", INVALID, ids=lambda value: str(value)[:40])
+def test_invalid_phase_is_refused(base: dict[str, Any], phases: list[Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         decode(base, *phases)
-    assert any(said in f"{problem.message} | {problem.hint}" for problem in error.value.problems), error.value.problems
+    assert any(message in f"{problem.message} | {problem.hint}" for problem in error.value.problems), (
+        error.value.problems
+    )
 
 
-def test_finetuning_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_finetune_refuses_phases(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["finetune", "model=bert_tiny", "checkpoint=none", "task=pydocs", "phases=[{share: 1}]"]) == 2
     assert "unknown key phases\nhint: omit it: phases is a key of lmtool pretrain" in capsys.readouterr().err
 
 
-def test_all_errors_at_once(base: dict[str, Any]) -> None:
+def test_errors_of_all_phases_are_reported_together(base: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
         decode(base, {"share": 0.5, "max_lenght": 3}, {"objective.probability": 2}, log_every=0)
     assert {problem.key for problem in error.value.problems} == {
@@ -221,25 +225,27 @@ def test_all_errors_at_once(base: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "phases, more, said",
+    "phases, more, message",
     [
         ([HALF, {"max_length": 64}], {"max_epochs": 2.0}, "max_epochs=2: the length of an epoch changes"),
         ([{**HALF, "max_length": 32}, {"max_length": 64}], {"max_length": 48}, "max_length=48 is not used"),
         ([HALF, {}], {"distill": {"name": "self"}}, "a distilled run has no phases"),
     ],
 )
-def test_what_does_not_go_with_phases(base: dict[str, Any], phases: Any, more: Any, said: str) -> None:
+def test_options_that_conflict_with_phases_are_refused(
+    base: dict[str, Any], phases: Any, more: Any, message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         decode(base, *phases, **more)
-    assert any(said in problem.message for problem in error.value.problems), error.value.problems
+    assert any(message in problem.message for problem in error.value.problems), error.value.problems
 
 
-def test_passes_of_one_length_may_be_counted(base: dict[str, Any]) -> None:
+def test_max_epochs_is_allowed_for_phases_of_one_length(base: dict[str, Any]) -> None:
     config = decode(base, HALF, {"objective.probability": 0.3}, max_epochs=2.0)
     assert [form.objective.probability for form in config.phase_configs] == [0.15, 0.3]
 
 
-def test_what_is_typed_and_what_is_saved_are_one(base: dict[str, Any]) -> None:
+def test_saved_phases_decode_to_same_config(base: dict[str, Any]) -> None:
     config = decode(base, {"share": 0.9, "optimizer.lr": 0.01}, {"data": {"name": "text", "path": "x.txt"}})
     assert [phase["share"] for phase in config.phases] == [0.9, 0.1]
     assert words_of_phase(config.phases[0]) == "optimizer.lr=0.01"

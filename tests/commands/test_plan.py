@@ -1,4 +1,4 @@
-"""`lmtool plan` for devices that are here and that are not, what makes a run fit, and steps that are measured."""
+"""`lmtool plan` for local and other devices, overrides that make a run fit, and measured steps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_another_device_is_planned_by_what_is_published(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_for_other_device_uses_published_speed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed([*LARGE, "device=h200"], capsys)
     assert "bf16 on h200, as published" in out and "25% to 50% of the published 989 TFLOP/s in bf16" in out
     assert re.search(r"^time +\S.* to ", out, re.MULTILINE) and "yes: 141 GB available" in out
-    assert "fp32 on t4" in printed([*LARGE, "device=t4"], capsys)  # it has no bf16
+    assert "fp32 on t4" in printed([*LARGE, "device=t4"], capsys)  # the T4 has no bf16
     assert not Path("runs").exists()
 
 
-def test_what_makes_it_fit_fits(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every override that is named is planned again as it is typed."""
+def test_suggested_overrides_make_run_fit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan with each suggested override fits."""
     out = printed([*LARGE, "device=rtx4090"], capsys)
     assert "24 GB available" in out and re.search(r"^fits +no: ", out, re.MULTILINE)
     offers = re.findall(r"^would fit +([^:]*):", out, re.MULTILINE)
@@ -38,7 +38,7 @@ def test_what_makes_it_fit_fits(place: Path, capsys: pytest.CaptureFixture[str])
         assert "yes: 24 GB" in printed([*LARGE, "device=rtx4090", *offer.split()], capsys)
 
 
-def test_a_model_that_only_other_means_make_fit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_suggests_gradient_checkpointing_if_needed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "pretrain", "model=gpt_xl", "batch_tokens=8192", "max_length=1024", "device=l4"]
     offers = re.findall(r"^would fit +([^:]*):", printed(words, capsys), re.MULTILINE)
     assert offers and "gradient_checkpointing=true" in offers[0]
@@ -47,8 +47,8 @@ def test_a_model_that_only_other_means_make_fit(place: Path, capsys: pytest.Capt
     )
 
 
-def test_rules_over_several_keys_hold_for_what_is_offered(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """parallel=fsdp takes one objective, so that a mixture is not offered it."""
+def test_suggested_overrides_respect_rules(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """parallel=fsdp supports one objective only, so it is not suggested for a mixture."""
     words = ["plan", "pretrain", "model=bert_large", "objective=mixture", "objective.members=[mlm,span]", "device=t4"]
     words += ["model.hidden_size=4096", "batch_tokens=512", "max_length=512"]
     out = printed(words, capsys)
@@ -56,7 +56,7 @@ def test_rules_over_several_keys_hold_for_what_is_offered(place: Path, capsys: p
     assert "parallel=fsdp" in printed([*words[:3], *words[5:]], capsys)
 
 
-def test_cuda_is_planned_where_there_is_none(
+def test_plan_for_cuda_without_cuda_suggests_device_name(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -66,13 +66,13 @@ def test_cuda_is_planned_where_there_is_none(
     )
 
 
-def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_divides_step_among_devices(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed([*LARGE, "device=h100", "devices=8"], capsys)
     assert ", 16,384 per device" in out and re.search(r"^memory .* per device", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["plan", "pretrain", "device=h1000"], "did you mean device=h100?"),
         (["plan", "pretrain", "measure=perhaps"], "set measure=true"),
@@ -82,9 +82,11 @@ def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -
         (["predict", "checkpoint=none", "device=t4"], "device=t4 is a type of device, not a device of this machine"),
     ],
 )
-def test_wrong_words(words: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_plan_is_refused(
+    words: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(words) == 2
-    assert said in capsys.readouterr().err and not Path("runs").exists()
+    assert message in capsys.readouterr().err and not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_wrong_words(words: list[str], said: str, place: Path, capsys: pytest.Ca
         ),
     ],
 )
-def test_epochs_of_text_are_estimated_from_its_bytes(
+def test_plan_estimates_epochs_from_bytes(
     words: list[str], rows: dict[str, str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "text.txt").write_text("y" * 4 * 9000)
@@ -107,8 +109,8 @@ def test_epochs_of_text_are_estimated_from_its_bytes(
         assert re.search(rf"^{name} +{re.escape(text)} *$", out, re.MULTILINE), out
 
 
-def test_processes_of_a_machine_share_a_plan_of_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """24 bytes for each of 36,000 tokens in windows of 128."""
+def test_plan_counts_shared_epoch_plan_per_machine(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """24 bytes per window of 128 tokens, for 36,000 tokens."""
     (place / "text.txt").write_text("y" * 4 * 36000)
     words = ["plan", "pretrain", "model=bert_tiny", "data=text", "data.path=text.txt", "max_length=128"]
     shared = "plan of an epoch about 6.75 kB per machine"
@@ -116,7 +118,7 @@ def test_processes_of_a_machine_share_a_plan_of_text(place: Path, capsys: pytest
     assert "plan of an epoch" not in printed(words, capsys)
 
 
-def test_a_pass_of_unknown_length_is_no_budget_to_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_needs_known_epoch_length(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "pretrain", "model=bert_tiny", "data=mixture", "data.members=[text,pydocs]", "max_epochs=2"]
     words += ["data.with.text.path=text.txt"]
     assert cli.main(words) == 2
@@ -125,7 +127,7 @@ def test_a_pass_of_unknown_length_is_no_budget_to_plan(place: Path, capsys: pyte
     assert "after 50 steps (max_steps)" in out and "max_epochs=2 is ignored" in out and "\nepochs" not in out
 
 
-def test_steps_are_measured_in_no_folder(
+def test_measured_plan_writes_no_run(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_rate(*_: object) -> float:

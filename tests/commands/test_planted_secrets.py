@@ -1,4 +1,4 @@
-"""Secrets planted wherever a user may have put one: none stands in a file of lmtool's or on the screen."""
+"""Secrets in every place where a user may have put them appear in no file of lmtool and not on the screen."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ CONTROL = "\x1b[31mred\r"
 
 
 @pytest.fixture
-def planted(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Path]:
-    """A working folder whose data lie where secrets are in their paths; afterwards nothing of them is found."""
+def folder_with_secrets(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Path]:
+    """A working folder with secrets in its paths and data; afterwards, checks that no output contains them."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     for folder in (Path(ADDRESS), Path(QUOTED)):
@@ -53,19 +55,21 @@ def planted(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 WORDS = [*TINY, "log_every=1", "max_steps=2", "cache_dir=cache"]
 
 
-def typed(text: str) -> str:
-    """A value as it is typed in an override."""
+def quoted(text: str) -> str:
+    """A value, quoted for an override."""
     return '"' + text.replace('"', '\\"') + '"'
 
 
 @pytest.mark.usefixtures("reports")
-def test_no_secret_is_written_or_shown(planted: Path) -> None:
-    learn = ["pretrain", "model=bert_tiny", *WORDS, "data=text", f"data.path={typed(ADDRESS + '/text.txt')}"]
+def test_commands_write_and_print_no_secret(folder_with_secrets: Path) -> None:
+    learn = ["pretrain", "model=bert_tiny", *WORDS, "data=text", f"data.path={quoted(ADDRESS + '/text.txt')}"]
     learn += ["batch_tokens=256"]
     assert cli.main([*learn, "name=a"]) == 0
-    assert cli.main([*learn, "name=a", f"data.validation={typed(QUOTED + '/text.txt')}"]) == 2  # both are told
+    assert (
+        cli.main([*learn, "name=a", f"data.validation={quoted(QUOTED + '/text.txt')}"]) == 2
+    )  # the message names both values
     assert cli.main(["resume", "runs/a"]) == 0
-    rows = f"task.path={typed(QUOTED + '/rows')}"
+    rows = f"task.path={quoted(QUOTED + '/rows')}"
     task = ["finetune", "task=sst2", rows, "checkpoint=runs/a", *WORDS[len(TINY) :], "max_length=32", "device=cpu"]
     task += ["precision=fp32", "batch_examples=16"]
     assert cli.main([*task, "name=b"]) == 0
@@ -77,17 +81,17 @@ def test_no_secret_is_written_or_shown(planted: Path) -> None:
     assert cli.main(["predict", "checkpoint=runs/a", f"text={asked} [MASK]"]) == 0
     assert cli.main(["report", "runs/a", "runs/b"]) == 0
     Path("runs/b").rename(Path(ADDRESS) / "b")
-    assert cli.main(["export", f"checkpoint={typed(str(Path(ADDRESS) / 'b'))}", "output=exported"]) == 0
+    assert cli.main(["export", f"checkpoint={quoted(str(Path(ADDRESS) / 'b'))}", "output=exported"]) == 0
     Path("exported").rename(Path(QUOTED) / "exported")
-    assert cli.main(["import", f"checkpoint={typed(QUOTED + '/exported')}", "output=imported"]) == 0
+    assert cli.main(["import", f"checkpoint={quoted(QUOTED + '/exported')}", "output=imported"]) == 0
     for path in (Path(QUOTED) / "exported/README.md", "imported/config.json", "predicted.jsonl", "evaluated.jsonl"):
         assert Path(path).is_file()
 
 
-def test_no_secret_of_a_sweep_is_written_or_shown(planted: Path) -> None:
+def test_sweep_writes_and_prints_no_secret(folder_with_secrets: Path) -> None:
     words = ["pretrain", "-m", "model=bert_tiny", *WORDS[:-2], "max_steps=1", "data=text", "batch_tokens=256"]
     words += ["cache_dir=cache"]
-    path = f"data.path={typed(QUOTED + '/text.txt')},{typed(ADDRESS + '/nowhere.txt')}"
+    path = f"data.path={quoted(QUOTED + '/text.txt')},{quoted(ADDRESS + '/nowhere.txt')}"
     assert cli.main([*words, path, "name=a"]) == 2
     (first,), (second,) = (list(Path("runs/a").glob(f"{number}_*/job.json")) for number in (0, 1))
     assert json.loads(first.read_text())["exit_status"] == 0
@@ -96,8 +100,8 @@ def test_no_secret_of_a_sweep_is_written_or_shown(planted: Path) -> None:
 
 
 @pytest.mark.parametrize("secret", [ADDRESS, QUOTED, SECRETS["SERVICE_AUTH"]])
-def test_no_secret_is_in_an_error(planted: Path, secret: str) -> None:
-    (planted / "written").write_text("")
+def test_errors_contain_no_secret(folder_with_secrets: Path, secret: str) -> None:
+    (folder_with_secrets / "written").write_text("")
     for words in (
         ["pretrain", f"seed={secret}"], ["pretrain", f"data.path={secret}"], ["pretrain", f"modle={secret}"],
         ["pretrain", secret], [secret], ["finetune", f"checkpoint={secret}", "task=sst2"], ["--debug", "list", secret],
@@ -106,12 +110,12 @@ def test_no_secret_is_in_an_error(planted: Path, secret: str) -> None:
         ["predict", f"checkpoint={secret}", "text=a"], ["report", secret], ["resume", secret], ["show", secret],
         ["pretrain", "seed=" + "x" * 70 + secret], ["pretrain", f"model={secret}"],
     ):  # fmt: skip
-        more = ["max_steps=no"] if words[0] == "pretrain" else []  # where it is no error, no training either
+        more = ["max_steps=no"] if words[0] == "pretrain" else []  # prevents training if the secret is accepted
         assert cli.main([*words, *more]) == 2, words
 
 
-def test_no_text_from_outside_commands_the_terminal(planted: Path) -> None:
-    (planted / "written").write_text("")
+def test_control_characters_are_escaped(folder_with_secrets: Path) -> None:
+    (folder_with_secrets / "written").write_text("")
     folder = Path(f"rows{CONTROL}")
     folder.mkdir()
     lines = [

@@ -1,4 +1,4 @@
-"""`lmtool probe` on runs: text and tasks, several checkpoints, one picture."""
+"""`lmtool probe` on runs: text and tasks, several checkpoints, and one plot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def probe(*words: str) -> int:
     return cli.main(["probe", *words, *small])
 
 
-def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixture) -> None:
+def test_probe_scores_layers_of_checkpoints(place: Path, capsys: pytest.CaptureFixture) -> None:
     pretrain("masked", "data.validation_fraction=0.2")
     pretrain("causal", "data.validation_fraction=0.2", model="gpt_tiny")
     assert probe("checkpoint=[runs/masked,runs/causal]", "target=token", "output=out") == 0
@@ -27,19 +27,19 @@ def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixtur
     for probes in details["checkpoints"]:
         assert probes["n"] == 100 and probes["examples"] == 200 and probes["classes"] == 20
         assert [row["layer"] for row in probes["layers"]] == [0, 1]
-        # The embedding holds the token, of trained weights and of random ones.
+        # The embedding identifies the token, with trained and with random weights.
         assert all(probes["layers"][0][weights]["accuracy"] > 0.9 for weights in ("trained", "random"))
         assert 0 < probes["majority"]["accuracy"] < 0.5
     assert Path("out/probe.png").stat().st_size > 5000
     page = Path("out/probe.html").read_text()
     assert page.count("<svg") == 1 and page.count("<table") == 2 and "page: out/probe.html" in said
-    # Labelled texts, under the task's own name.
+    # Labeled texts, with the name of the task.
     assert probe("checkpoint=runs/masked", "target=sst2", "task.path=rows", "output=task") == 0
     (probes,) = json.loads(Path("task/probe.json").read_text())["checkpoints"]
     assert probes["n"] == 40 and probes["examples"] == 96 and probes["classes"] == 2
     assert probes["majority"]["accuracy"] == 0.5
     assert probes["layers"][0]["trained"]["accuracy"] > 0.9  # good and bad adjectives
-    # Words of labeled sentences, on the first piece of each.
+    # Words of tagged sentences, at the first token of each.
     Path("tags").mkdir()
     lines = ["The\tDT", "unbelievable\tJJ", "cat\tNN", "sleeps\tVB", ""] * 12
     for split in ("train", "dev"):
@@ -47,7 +47,7 @@ def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixtur
     assert probe("checkpoint=runs/masked", "target=pos", "task.path=tags", "output=words") == 0
     (probes,) = json.loads(Path("words/probe.json").read_text())["checkpoints"]
     assert probes["n"] == 48 and probes["layers"][0]["trained"]["accuracy"] == 1.0
-    # A test set of one text has no standard error over texts.
+    # A test set of one text has no standard error.
     Path("one.txt").write_text("the cat saw the dog near the old ship\n" * 45)
     capsys.readouterr()
     one = ["data=text", "data.path=text.txt", "data.validation=one.txt"]

@@ -1,4 +1,4 @@
-"""`lmtool profile`: parts that add up to the step, the run that the same words train, files, and what is refused."""
+"""`lmtool profile`: parts add up to the step, the profiled run is the trained one, output files, and refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmtool.commands import profile as command
 from lmtool.config.groups import options
 from lmtool.reporting.costs import StepProfile, remarks
 from lmtool.runs.run_folder import RunFolder
-from tests.commands.conftest import TINY, but_for, finetune, pretrain, tiny
+from tests.commands.conftest import TINY, finetune, merge_overrides, pretrain, tiny
 
 TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "batch_tokens=128"]
 TASK = ["task=sst2", "task.path=rows", "cache_dir=cache", "batch_examples=8", "checkpoint=none", "model=bert_tiny"]
@@ -26,9 +26,9 @@ EVERYWHERE = LAYERS | {"embedding", "head", "loss", "optimizer: clip", "optimize
 
 
 def profiled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
-    """The table of a profile in the folder `seen`, and what was printed."""
+    """The table of a profile in the folder `seen`, and the printed output."""
     (model,) = [word.partition("=")[2] for word in words if word.startswith("model=")]
-    assert cli.main(but_for(["profile", words[0], *tiny(model), "steps=1", "output=seen", *words[1:]])) == 0
+    assert cli.main(merge_overrides(["profile", words[0], *tiny(model), "steps=1", "output=seen", *words[1:]])) == 0
     table = json.loads(Path("seen/profile.json").read_text())
     spent = sum(row["forward"] + row["backward"] for row in table["parts"].values())
     assert spent == pytest.approx(table["milliseconds"], rel=1e-6)
@@ -38,7 +38,9 @@ def profiled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str,
     return table, capsys.readouterr().out
 
 
-def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_pretrain_writes_parts_and_trace(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     table, printed = profiled(capsys, "pretrain", "model=bert_tiny", *TEXT, "micro_batch_tokens=64", "steps=2")
     assert set(table["parts"]) >= EVERYWHERE
     assert all(table["parts"][part]["backward"] > 0 for part in LAYERS | {"embedding"})
@@ -50,8 +52,8 @@ def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"lmtool/step", "lmtool/attention", "lmtool/head", "aten::addmm"} <= names
     assert sorted(path.name for path in Path("seen").iterdir()) == ["profile.json", "trace.json.gz"]
-    assert not Path("runs").exists(), "no run is left"
-    # By itself it has a new folder among the runs, and never another one's.
+    assert not Path("runs").exists(), "no run is created"
+    # By default, each profile gets a new folder in runs/.
     monkeypatch.setattr(command, "_profile", lambda *_: StepProfile(**table_of(table)))
     monkeypatch.setattr(command, "product_rate", lambda *_: 1e9)
     for number in (1, 2):
@@ -63,7 +65,7 @@ def table_of(table: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name != "command"}
 
 
-def test_the_run_is_the_one_that_the_words_train(
+def test_profile_trains_the_same_steps_as_the_run(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: dict[str, list[float]] = {"run": [], "profile": []}
@@ -73,7 +75,7 @@ def test_the_run_is_the_one_that_the_words_train(
     assert cli.main(["pretrain", *TINY, *words, "max_steps=6"]) == 0
     kept = "profile"
     profiled(capsys, "pretrain", *words, "max_steps=6")
-    # Two of warm-up and the one that is profiled, whose data comes again without the profiler.
+    # Two warm-up steps and the profiled one, whose batch is repeated without the profiler.
     trained = [value for value in rows["run"] if value is not None]
     assert rows["profile"][:3] == trained[:3] and len(rows["profile"]) == 4 and len(set(trained)) == 6
 
@@ -90,7 +92,9 @@ def test_the_run_is_the_one_that_the_words_train(
     ],
     ids=["generator", "encoder_decoder"],
 )
-def test_networks(place: Path, capsys: pytest.CaptureFixture[str], words: list[str], parts: set[str]) -> None:
+def test_profile_separates_networks_of_a_model(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], parts: set[str]
+) -> None:
     table, _ = profiled(capsys, "pretrain", *words, *TEXT)
     assert parts <= {name for name, row in table["parts"].items() if row["forward"] > 0}
     networks = [row for name, row in table["parts"].items() if name.startswith("objective: ")]
@@ -98,16 +102,16 @@ def test_networks(place: Path, capsys: pytest.CaptureFixture[str], words: list[s
 
 
 @pytest.mark.slow
-def test_tuning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_of_lora_has_no_embedding_backward(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, _ = profiled(capsys, "finetune", *TASK, "tuning=lora")
-    # A frozen table has no gradient.
+    # A frozen embedding has no gradient.
     assert table["parts"]["embedding"]["backward"] == 0 and table["parts"]["embedding"]["forward"] > 0
     assert all(table["parts"][part]["backward"] > 0 for part in LAYERS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [name for name in options("model") if name.endswith("_tiny")])
-def test_every_family(place: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
+def test_profile_of_every_family_has_all_parts(place: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
     table, _ = profiled(capsys, "pretrain", f"model={model}", *TEXT)
     layers = set() if model.removesuffix("_tiny") in NO_TRANSFORMERS else LAYERS
     assert set(table["parts"]) >= EVERYWHERE - (LAYERS - layers)
@@ -116,12 +120,14 @@ def test_every_family(place: Path, capsys: pytest.CaptureFixture[str], model: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["adapter", "bitfit", "head", "ia3", "last_n", "prefix", "prompt", "ptuning"])
-def test_every_tuning_method(place: Path, capsys: pytest.CaptureFixture[str], tuning: str) -> None:
+def test_profile_of_tuning_methods_has_added_parts(
+    place: Path, capsys: pytest.CaptureFixture[str], tuning: str
+) -> None:
     table, _ = profiled(capsys, "finetune", *TASK, f"tuning={tuning}")
     assert ("adapters and prefixes" in table["parts"]) == (tuning in ("adapter", "prefix", "prompt", "ptuning"))
 
 
-def test_distillation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_of_distillation_separates_teacher(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     teacher = finetune("teacher", "model=bert_tiny", "checkpoint=none", "max_steps=2", *TINY[:5])
     words = [word for word in TASK if word != "model=bert_tiny"]
     table, _ = profiled(capsys, "finetune", *words, "model=bert_tiny", f"distill.teacher={teacher}", "distill=soft")
@@ -130,7 +136,7 @@ def test_distillation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_recomputation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_counts_recomputed_layers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept, _ = profiled(capsys, "finetune", *TASK)
     shutil.rmtree("seen")
     again, printed = profiled(capsys, "finetune", *TASK, "gradient_checkpointing=true")
@@ -138,7 +144,7 @@ def test_recomputation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "layers are recomputed in the backward pass" in printed
 
 
-WRONG = [
+INVALID = [
     ("pretrain model=bert_tiny devices=2", "lmtool profile measures a single process"),
     ("pretrain steps=0", "steps=0: steps must be a whole number, at least 1"),
     ("pretrain steps=some", "steps=some: steps must be a whole number, at least 1"),
@@ -158,10 +164,10 @@ WRONG = [
 ]
 
 
-def test_wrong_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_profile_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("before", "max_steps=1")
     left = sorted(Path("runs").iterdir())
-    for words, message in WRONG:
+    for words, message in INVALID:
         given = words.split()
         typed = {word.partition("=")[0] for word in given}
         text = [] if {"finetune"} & typed else ["data=text", "data.path=text.txt"]
@@ -171,10 +177,10 @@ def test_wrong_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["profile", *given, *more]) == 2, words
         said = capsys.readouterr().err
         assert message in said and "hint:" in said, f"{words}: {said}"
-    assert sorted(Path("runs").iterdir()) == left, "nothing is left behind"
+    assert sorted(Path("runs").iterdir()) == left, "no folder is created"
 
 
-def test_remarks() -> None:
+def test_remarks_suggest_overrides_for_slow_parts() -> None:
     def spent(forward: float, calls: float = 10) -> dict[str, float]:
         return {"forward": forward, "backward": 0.0, "host": 0.0, "calls": calls}
 

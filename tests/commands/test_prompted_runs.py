@@ -1,4 +1,4 @@
-"""Prompts in whole commands: a few rows of each class, resumed and read again as they were; predicted, exported."""
+"""Prompt-based finetuning through the commands: few-shot rows, exact resume, evaluation, prediction and export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = (
     "seed=13", "max_steps=4", "checkpoint_every=2", "batch_examples=4",
 )  # fmt: skip
 LAST = Path("checkpoints") / "step_00000004"
-WAYS = {
+METHODS = {
     "pet": ("task.auxiliary_mlm=0.1",),
     "lm_bff": ("task.demonstrations=3", "max_length=64"),
     "lora": ("tuning=lora", "task.demonstrations=2", "max_length=64", "task.auxiliary_mlm=0.1"),
@@ -34,14 +34,14 @@ def base(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, way):
+@pytest.mark.parametrize("way", METHODS)
+def test_prompted_run_resumes_and_evaluates_identically(base, monkeypatch, way):
     monkeypatch.chdir(base)
-    run, cut = finetune(way, *PROMPT, *WAYS[way]), Path("runs") / f"{way}_cut"
+    run, cut = finetune(way, *PROMPT, *METHODS[way]), Path("runs") / f"{way}_cut"
     shutil.copytree(run, cut)
     shutil.rmtree(cut / LAST)
     (cut / "result.json").unlink()
-    finetune(cut.name, *PROMPT, *WAYS[way])
+    finetune(cut.name, *PROMPT, *METHODS[way])
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (cut / LAST / name).read_bytes() == (run / LAST / name).read_bytes()
     result = json.loads((run / "result.json").read_text())
@@ -54,12 +54,12 @@ def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, way):
     assert cli.main(["predict", *common, f"text={rows[5]['sentence']}", f"output={way}_alone.jsonl"]) == 0
     (alone,) = map(json.loads, Path(f"{way}_alone.jsonl").read_text().splitlines())
     assert alone["prediction"] == rows[5]["prediction"] and alone["score"] == pytest.approx(rows[5]["score"], abs=1e-5)
-    # On other rows of the task it has its prompt too.
+    # Other rows of the task use the prompt too.
     assert cli.main(["evaluate", *common, "task=sst2", "task.path=rows", f"output={way}_dev.jsonl"]) == 0
     assert len(Path(f"{way}_dev.jsonl").read_text().splitlines()) == 40
 
 
-def test_a_masked_language_model_fills_prompts_untrained(base, monkeypatch, capsys):
+def test_zero_shot_prompts_use_masked_language_model(base, monkeypatch, capsys):
     monkeypatch.chdir(base)
     common = ["evaluate", "checkpoint=runs/base", "task=sst2", "task.path=rows", "cache_dir=cache", "device=cpu"]
     words = [word for word in PROMPT if word.startswith("task.prompt")]
@@ -77,7 +77,7 @@ def test_a_masked_language_model_fills_prompts_untrained(base, monkeypatch, caps
     assert "normalisation=calibrated is supported for generative models only" in capsys.readouterr().err
 
 
-def test_the_seed_alone_decides_which_rows_are_drawn(base, monkeypatch, capsys):
+def test_few_shot_rows_depend_only_on_seed(base, monkeypatch, capsys):
     monkeypatch.chdir(base)
     few = ("task.shots_per_class=4", "max_steps=1", "checkpoint=runs/base", "max_length=64")
     drawn = {
@@ -89,7 +89,7 @@ def test_the_seed_alone_decides_which_rows_are_drawn(base, monkeypatch, capsys):
     assert "4 rows of each class, and 4 for selection, seed 13" in capsys.readouterr().out
 
 
-def test_a_run_is_exported_as_the_masked_language_model_that_it_is(base, monkeypatch, capsys):
+def test_prompted_run_is_exported_as_masked_language_model(base, monkeypatch, capsys):
     monkeypatch.chdir(base)
     run = finetune("exported", *PROMPT)
     assert cli.main(["export", f"checkpoint={run}", "output=folder"]) == 0

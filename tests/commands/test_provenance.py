@@ -1,4 +1,4 @@
-"""A run resumes on the data it was started with, or is refused with the name of what changed."""
+"""A run resumes on unchanged data only; otherwise the message names the change."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import yaml
 from lmtool.cli import main as cli
 from lmtool.runs.finding import find, read_state
 from lmtool.system.terminal import counted
-from tests.commands.conftest import TINY, copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import TINY, finetune, pretrain, skip_reports, work_in_copy, write_rows, write_text
 
 MIXTURE = "objective.members=[mlm,{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence]}}]"
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with runs that have checkpoints and no result: of text, of rows, and of both."""
+    """A folder with runs on text, on rows and on both, with checkpoints but without results."""
     folder = tmp_path_factory.mktemp("stopped")
     write_text(folder / "text.txt")
     write_text(folder / "held_out.txt")
@@ -41,11 +41,11 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def place(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy whose data may be changed."""
-    return copied(stopped, tmp_path, monkeypatch)
+    """A copy of the folder, for changes to its data."""
+    return work_in_copy(stopped, tmp_path, monkeypatch)
 
 
-def replaced(name: str, old: str, new: str, count: int = 1) -> Callable[[], None]:
+def replace_text(name: str, old: str, new: str, count: int = 1) -> Callable[[], None]:
     def change() -> None:
         path = Path(name)
         text = path.read_text()
@@ -55,7 +55,7 @@ def replaced(name: str, old: str, new: str, count: int = 1) -> Callable[[], None
     return change
 
 
-def appended(name: str, text: str) -> Callable[[], None]:
+def append_text(name: str, text: str) -> Callable[[], None]:
     def change() -> None:
         with Path(name).open("a") as file:
             file.write(text)
@@ -63,7 +63,7 @@ def appended(name: str, text: str) -> Callable[[], None]:
     return change
 
 
-def swapped() -> None:
+def swap_labels() -> None:
     lines = Path("rows/train.tsv").read_text().splitlines()
     other = {"0": "1", "1": "0"}
     rows = [f"{line[:-1]}{other[line[-1]]}" for line in lines[1:]]
@@ -73,18 +73,22 @@ def swapped() -> None:
 @pytest.mark.parametrize(
     ("run", "change", "named"),
     [
-        ("text", replaced("text.txt", "cat", "dog"), "data=text: other text"),
-        ("text", replaced("held_out.txt", "dog", "fox"), "data=text: other text"),
-        ("text", appended("text.txt", "\n\nOne more paragraph."), "documents 120 -> 121"),
-        ("rows", replaced("rows/train.tsv", "cat", "dog"), "task=sst2: other train texts"),
-        ("rows", swapped, "task=sst2: other train labels"),
-        ("rows", appended("rows/train.tsv", "A kind road.\t1\n"), "task=sst2: train rows 96 -> 97, other train texts"),
-        ("rows", replaced("rows/dev.tsv", "\t0\n", "\t1\n"), "task=sst2: other dev labels"),
-        ("both", replaced("text.txt", "cat", "dog"), "data=text: other text"),
-        ("both", swapped, "task=mood: other train labels"),
+        ("text", replace_text("text.txt", "cat", "dog"), "data=text: other text"),
+        ("text", replace_text("held_out.txt", "dog", "fox"), "data=text: other text"),
+        ("text", append_text("text.txt", "\n\nOne more paragraph."), "documents 120 -> 121"),
+        ("rows", replace_text("rows/train.tsv", "cat", "dog"), "task=sst2: other train texts"),
+        ("rows", swap_labels, "task=sst2: other train labels"),
+        (
+            "rows",
+            append_text("rows/train.tsv", "A kind road.\t1\n"),
+            "task=sst2: train rows 96 -> 97, other train texts",
+        ),
+        ("rows", replace_text("rows/dev.tsv", "\t0\n", "\t1\n"), "task=sst2: other dev labels"),
+        ("both", replace_text("text.txt", "cat", "dog"), "data=text: other text"),
+        ("both", swap_labels, "task=mood: other train labels"),
     ],
 )
-def test_a_run_is_not_resumed_on_other_data(
+def test_resume_on_changed_data_is_refused(
     place: Path, run: str, change: Callable[[], None], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change()
@@ -97,10 +101,10 @@ def test_a_run_is_not_resumed_on_other_data(
     assert not Path("runs", run, "result.json").exists()
 
 
-def test_a_run_is_not_resumed_with_another_configuration(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_with_changed_config_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path("runs/text/config.yaml")
     before = path.read_text()
-    replaced(str(path), "max_length: 32", "max_length: 31")()
+    replace_text(str(path), "max_length: 32", "max_length: 31")()
     assert cli.main(["resume", "runs/text"]) == 2
     error = capsys.readouterr().err
     assert "step_00000001 holds a run of another configuration: max_length 32 -> 31" in error
@@ -114,15 +118,15 @@ def test_a_run_is_not_resumed_with_another_configuration(place: Path, capsys: py
     assert cli.main(["resume", "runs/text"]) == 0
 
 
-def test_what_the_hint_says_works(place: Path) -> None:
-    replaced("rows/train.tsv", "cat", "dog")()
+def test_new_run_from_checkpoint_accepts_changed_data(place: Path) -> None:
+    replace_text("rows/train.tsv", "cat", "dog")()
     finetune("rows", "checkpoint=runs/text", "max_steps=1", status=2)
     finetune("new", "checkpoint=runs/rows", "max_steps=1")
-    replaced("text.txt", "cat", "dog")()
+    replace_text("text.txt", "cat", "dog")()
     pretrain("new_text", "objective=mlm", "max_steps=1", "checkpoint=runs/text")
 
 
-def test_the_same_data_written_again_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rewritten_identical_data_resumes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("text.txt", "rows/train.tsv"):
         path = Path(name)
         content = path.read_bytes()
@@ -135,8 +139,8 @@ def test_the_same_data_written_again_resume(place: Path, capsys: pytest.CaptureF
         assert json.loads(Path("runs", run, "result.json").read_text())["status"] == "done"
 
 
-def test_a_run_resumes_without_the_checkpoint_it_started_from(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own has all that it needs. Before it has one, the other is named."""
+def test_resume_does_not_need_start_checkpoint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run's own checkpoint is complete; a run without one names the missing start."""
     assert cli.main(["resume", "runs/rows"]) == 0
     weights = Path("runs/rows/checkpoints/step_00000001/model.safetensors").read_bytes()
     Path("runs/rows/result.json").unlink()
@@ -151,7 +155,7 @@ def test_a_run_resumes_without_the_checkpoint_it_started_from(place: Path, capsy
     assert "error: checkpoint=runs/text: no such folder" in capsys.readouterr().err
 
 
-def test_another_number_of_threads_is_reported(
+def test_changed_thread_count_is_reported(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = torch.get_num_threads()
@@ -165,8 +169,8 @@ def test_another_number_of_threads_is_reported(
     )
 
 
-def test_the_newest_run_is_the_one_there_was(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`runs/latest` names this run as soon as it begins: what is kept is the run that it named."""
+def test_latest_in_config_is_saved_as_run_name(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`runs/latest` changes when a run starts, so the configuration saves the run that it named before."""
     finetune("first", "model=bert_tiny", *TINY, "checkpoint=none", "max_steps=1")
     words = ["checkpoint=runs/latest", "distill=soft", "distill.teacher=runs/latest/checkpoints/last", "max_steps=1"]
     run = finetune("second", *words)
@@ -174,7 +178,7 @@ def test_the_newest_run_is_the_one_there_was(place: Path, capsys: pytest.Capture
     assert saved["checkpoint"] == "runs/first" and saved["distill"]["teacher"] == "runs/first/checkpoints/last"
     assert Path("runs/latest").readlink() == Path("second")
     capsys.readouterr()
-    finetune("second", *words)  # the same again is the same run
+    finetune("second", *words)  # the same command is the same run
     assert "runs/second is finished" in capsys.readouterr().out
     finetune("third", "checkpoint=runs/first", "max_steps=1")
     finetune("second", *words, status=2)

@@ -1,4 +1,4 @@
-"""`lmtool import tokenizer=`: a checkpoint with another vocabulary."""
+"""`lmtool import tokenizer=` gives a checkpoint another vocabulary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def vocabulary(output: str, *words: str) -> None:
     run("tokenizer", *TEXT, f"output={output}", *words)
 
 
-def replaced(checkpoint: str, tokenizer: str, output: str = "replaced", *more: str) -> dict[str, Any]:
+def replace_vocabulary(checkpoint: str, tokenizer: str, output: str = "replaced", *more: str) -> dict[str, Any]:
     words = [f"checkpoint={checkpoint}", f"tokenizer={tokenizer}", f"output={output}", "cache_dir=cache"]
     run("import", *words, *more)
     verify(Path(output))
@@ -54,26 +54,28 @@ def logits(checkpoint: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", slow_but(("bert",), FAMILIES))
-def test_an_equal_vocabulary_changes_no_logit(family: str, place: Path) -> None:
-    """Of every family, tied or not, with rows behind the vocabulary or without."""
+def test_equal_vocabulary_keeps_logits(family: str, place: Path) -> None:
+    """For every family, with tied and untied embeddings, and with or without rows beyond the vocabulary."""
     make(family, place / "published")
-    report = replaced("published", "published", "replaced", *TEXT[:2])
+    report = replace_vocabulary("published", "published", "replaced", *TEXT[:2])
     assert torch.equal(logits("replaced"), logits("published"))
     assert report["new"] == report["dropped"] == 0 and report["kept"] == Tokenizer.load("published").vocab_size
     loss = report["bits_per_byte"]
-    # A discriminator has no words to predict, ten sentinels are too few for a T5's length, and an XLNet's words are
-    # predicted in an order that its objective draws.
+    # A discriminator predicts no tokens, ten sentinels are too few for T5's length, and XLNet's objective samples the
+    # order of prediction.
     assert (loss is None) == (family in ("electra", "t5", "xlnet")) and (
         loss is None or loss["before"] == loss["after"]
     )
 
 
 @pytest.mark.parametrize("model", slow_but(("bert_tiny",), KINDS))
-def test_a_run_with_another_vocabulary(model: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_vocabulary_reuses_embeddings_and_trains(
+    model: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pretrain("first", "max_steps=2", *KINDS[model], model=model)
     other = ["tokenizer.algorithm=bpe"] if model == "t5_tiny" else []
     vocabulary("vocabulary", *KINDS[model], *other, "tokenizer.vocab_size=320")
-    report = replaced("runs/first", "vocabulary")
+    report = replace_vocabulary("runs/first", "vocabulary")
     out = capsys.readouterr().out
     assert "remove different characters" not in out or model == "t5_tiny"
     assert f"{report['kept']} kept" in out and "before ·" in out and "validation text of data=text" in out
@@ -94,17 +96,17 @@ def test_a_run_with_another_vocabulary(model: str, place: Path, capsys: pytest.C
             assert len(ids) != 1 or torch.equal(tensor[number], rows[0])
             assert len(ids) < 2 or torch.allclose(tensor[number], rows.mean(0), atol=1e-6)
     assert any(len(ids) > 1 for ids in mapping.sources) == (model == "t5_tiny")
-    # It is a checkpoint as any other.
+    # The result is an ordinary checkpoint.
     run("evaluate", "checkpoint=replaced", "cache_dir=cache", "device=cpu")
     if model == "bert_tiny":
         pretrain("second", "model=auto", "checkpoint=replaced", "max_steps=1", "objective=mlm", model="auto")
         finetune("third", "checkpoint=replaced", "max_steps=1")
         vocabulary("words", "tokenizer=word", "tokenizer.vocab_size=99")
-        assert replaced("replaced", "words", "again")["dropped"] > 0
+        assert replace_vocabulary("replaced", "words", "again")["dropped"] > 0
         assert "remove different characters" in capsys.readouterr().out
 
 
-def test_what_cannot_be_replaced(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_replacement_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("bert", place / "bert")
     make("t5", place / "t5")
     finetune("tuned", "checkpoint=bert", "max_steps=1")

@@ -32,7 +32,7 @@ def matches(value: Any, kind: str) -> bool:
 
 
 def errors(value: Any, schema: dict[str, Any], root: dict[str, Any], key: str = "") -> Iterator[str]:
-    """Yields the errors of a value, by the words of JSON Schema that say something about types, names and choices."""
+    """Yields the errors of a value, by JSON Schema keywords on types, names and choices."""
     if "$ref" in schema:
         yield from errors(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, key)
     kinds = schema.get("type", [])
@@ -66,7 +66,7 @@ def errors_in(path: Path, schema: dict[str, Any], group: str) -> list[str]:
     return list(errors(OmegaConf.to_container(OmegaConf.load(path)), of_file, schema))
 
 
-def test_every_shipped_yaml_fits_the_schema(schema: dict[str, Any]) -> None:
+def test_schema_accepts_every_shipped_yaml(schema: dict[str, Any]) -> None:
     assert len(FILES) > 300
     for path in FILES:
         group = str(path.parent.relative_to(CONF))
@@ -85,21 +85,23 @@ def test_every_shipped_yaml_fits_the_schema(schema: dict[str, Any]) -> None:
         ("experiment", "max_step: 100", ".max_step: unknown key"),
     ],
 )
-def test_a_wrong_key_or_value_does_not_fit(
+def test_schema_refuses_wrong_key_or_value(
     group: str, text: str, error: str, schema: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     assert errors_in(tmp_path / "mine.yaml", schema, group) == [error]
 
 
-def test_a_saved_configuration_fits(schema: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_schema_accepts_saved_config(
+    schema: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     for words in (["pretrain", "experiment=bert_tiny"], ["finetune", "task=pydocs", "checkpoint=none", "model=bert"]):
         assert cli.main([*words, "--cfg", "job"]) == 0
         (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
         assert errors_in(tmp_path / "config.yaml", schema, "experiment") == []
 
 
-def test_the_schema_has_the_components_of_plugins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_contains_plugin_components(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = re.search(r"```python\n(from typing import Literal.*?)```", (CONF.parent / "README.md").read_text(), re.S)
     assert plugin is not None
     (tmp_path / "schema_plugin.py").write_text(plugin[1].replace("my_plugin:", "schema_plugin:"))
@@ -110,4 +112,4 @@ def test_the_schema_has_the_components_of_plugins(tmp_path: Path, capsys: pytest
     assert '"const": "biases"' in capsys.readouterr().out
     from lmtool.config import registry
 
-    registry._ENTRIES.pop(registry._TABLES["tuning"].pop("biases").config)  # so that other tests do not find it
+    registry._ENTRIES.pop(registry._TABLES["tuning"].pop("biases").config)  # not registered in other tests

@@ -1,4 +1,4 @@
-"""Schemes beside a tuning method through the command: what is shown, what is refused, and that a run resumes."""
+"""Tuning schedules and regularization through the command: output, refusals, and exact resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmtool.runs.checkpoints import read_tensors, read_weights
 from lmtool.training import loop
 from lmtool.training.step import apply_gradients
 from tests.breadth import slow_but
-from tests.commands.conftest import copied, finetune, pretrain, working_in
+from tests.commands.conftest import finetune, pretrain, work_in_copy, working_in
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return copied(pretrained, tmp_path, monkeypatch)
+    return work_in_copy(pretrained, tmp_path, monkeypatch)
 
 
 FEW = ["checkpoint=runs/first", "schedule=constant", "max_epochs=null", "batch_examples=32", "checkpoint_every=1"]
@@ -38,8 +38,8 @@ SCHEMES = ["tuning.regularization=mixout", "tuning.regularization=l2_sp", "tunin
 
 
 @pytest.mark.parametrize("choice", slow_but(SCHEMES[:1], SCHEMES))
-def test_a_resumed_run_is_the_same_bitwise(place: Path, monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
-    """An epoch is three steps: a layer begins to learn in step 4, behind which the one run stops, another in step 7."""
+def test_gradual_unfreezing_resumes_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    """With three steps per epoch, layers become trainable in steps 4 and 7; one run stops after step 4 and resumes."""
     words = [*FEW, *ULMFIT, choice, "max_steps=8"]
     complete = finetune("complete", *words)
     steps = iter(range(5))
@@ -52,7 +52,7 @@ def test_a_resumed_run_is_the_same_bitwise(place: Path, monkeypatch: pytest.Monk
         assert (complete / last.format(kind)).read_bytes() == (resumed / last.format(kind)).read_bytes()
 
 
-def test_what_is_still_frozen_keeps_its_weights_and_has_no_state(place: Path) -> None:
+def test_frozen_layers_keep_weights_without_optimizer_state(place: Path) -> None:
     folder = finetune("frozen", *FEW, *ULMFIT, "max_steps=4")
     start = read_weights(Path("runs/first/checkpoints/step_00000002"))
     weights = read_weights(folder / "checkpoints/step_00000004")
@@ -65,7 +65,7 @@ def test_what_is_still_frozen_keeps_its_weights_and_has_no_state(place: Path) ->
     }
 
 
-def test_the_rates_are_shown_and_stored(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learning_rates_are_printed_and_saved(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = finetune("rates", *FEW, *ULMFIT, "max_steps=8")
     said = capsys.readouterr().out
     rows = json.loads((folder / "facts.json").read_text())["rates"]
@@ -73,19 +73,19 @@ def test_the_rates_are_shown_and_stored(place: Path, capsys: pytest.CaptureFixtu
         ("head", 0.001, 1), ("layer 2", 0.0005, 4), ("layer 1", 0.00025, 7), ("embeddings", 0.000125, None),
     ]  # fmt: skip
     assert sum(row["parameters"] for row in rows) == json.loads((folder / "result.json").read_text())["parameters"]
-    # Without decay: the biases of six maps, two norms.
+    # Without decay: the biases of six projections, and two norms.
     assert rows[1]["weight_decay"] == 0.01 and rows[1]["without_decay"] == 4 * 32 + 64 + 32 + 4 * 32
     assert " rates     head: " in said and "embeddings: " in said and "not in this run" in said
     assert "the run ends before these groups begin to be trained: embeddings" in said
 
 
-def test_alike_is_one_row(place: Path) -> None:
+def test_equal_learning_rates_are_one_row(place: Path) -> None:
     folder = finetune("alike", *FEW, "max_steps=1")
     rows = json.loads((folder / "facts.json").read_text())["rates"]
     assert [(row["group"], row["from_step"]) for row in rows] == [("all", 1)]
 
 
-def test_the_start_must_be_there_to_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixout_needs_start_checkpoint_to_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*FEW, "tuning.regularization=mixout"]
     finetune("mixed", *words, "max_steps=1")
     plain = finetune("plain", *FEW, "max_steps=1")
@@ -111,7 +111,9 @@ def test_the_start_must_be_there_to_resume(place: Path, capsys: pytest.CaptureFi
         (["tuning.freeze_layers=3"], "model=bert has 2 layers", "freeze_layers=2 at most"),
     ],
 )
-def test_refusals(place: Path, words: list[str], problem: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsuitable_tuning_scheme_is_refused(
+    place: Path, words: list[str], problem: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     start = [] if "checkpoint=none" in words else ["checkpoint=runs/first"]
     more = [] if any(word.startswith("model=") for word in words) or start else ["model=bert_tiny"]
     finetune("refused", *words, *start, *more, status=2)

@@ -1,4 +1,4 @@
-"""A labeled test split is scored once, at the end; a file given to evaluate is scored as a whole."""
+"""A labeled test split is scored once, at the end of a run; `evaluate` scores all rows of a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.commands.conftest import TINY, finetune
 
 
 @pytest.mark.usefixtures("reports")
-def test_a_labeled_test_split_is_scored_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labeled_test_split_is_scored_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = Path("rows/dev.tsv").read_text().splitlines()
     Path("rows/test.tsv").write_text("\n".join(lines[:13]) + "\n")
     run = finetune("run", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2")
@@ -22,7 +22,7 @@ def test_a_labeled_test_split_is_scored_once(place: Path, capsys: pytest.Capture
     assert "selected on these 40 rows" in shown and "on 12 rows, scored once" in shown
     report = (run / "report.html").read_text()
     assert "selected on these 40 rows" in report and "on 12 rows, scored once" in report
-    # No evaluation of the training looked at it.
+    # Evaluations during training do not use the test split.
     assert not any("test" in line for line in (run / "metrics.jsonl").read_text().splitlines())
     assert cli.main(["evaluate", "checkpoint=runs/run", "task=rows/test.tsv", "cache_dir=cache", "device=cpu"]) == 0
     assert "n = 12" in capsys.readouterr().out

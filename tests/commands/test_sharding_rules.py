@@ -1,4 +1,4 @@
-"""What parallel=fsdp cannot train is refused with the configuration, with what can."""
+"""Configurations that parallel=fsdp cannot train are refused, with an alternative."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINETUNE = ("finetune", "model=bert_tiny", "checkpoint=none", "task=sst2")
         (("finetune", "model=t5_tiny", "checkpoint=none", "task=xsum"), "is scored on texts that the model generates"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(typed, message, tmp_path, monkeypatch, capsys):
+def test_options_that_cannot_be_sharded_are_refused(typed, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main([*typed, "parallel=fsdp"]) == 2
     said = capsys.readouterr().err
@@ -33,7 +33,7 @@ def test_what_cannot_be_cut_is_refused(typed, message, tmp_path, monkeypatch, ca
     assert not any(tmp_path.iterdir())
 
 
-def test_what_needs_other_runs_is_refused_too():
+def test_fusion_and_interchange_conflict_with_fsdp():
     fusion = AdapterFusionConfig.model_construct(name="adapter_fusion")
     assert [problem.key for problem in fusion.conflicts_with_fsdp()] == ["tuning"]
     for weight, keys in ((1.0, ["distill.terms"]), (0.0, [])):

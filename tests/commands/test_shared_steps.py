@@ -1,5 +1,5 @@
-"""What a command line trains loses in several processes what it loses in one, and learns the same: every kind of
-learner, with dropout, with micro-batches, with parts that a step leaves out."""
+"""Several processes have the losses and weights of one, for every kind of learner, with dropout, micro-batches, and
+steps that skip a part."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from lmtool.cli import main as cli
 from tests.breadth import slow_but
-from tests.commands.conftest import TINY, but_for, working_in
-from tests.commands.shared_steps import caught, stepped
+from tests.commands.conftest import TINY, merge_overrides, working_in
+from tests.commands.shared_steps import capture_work, train_steps
 from tests.training.ranks import Ranks, alone, started
 
 DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0.1"]
@@ -25,7 +25,7 @@ FINETUNE = [
     "batch_examples=16", "max_epochs=null", "max_steps=20",
 ]  # fmt: skip
 UNFREEZING = ["tuning/schedule=gradual_unfreezing", "tuning.schedule.every_steps=2"]
-TAUGHT = ["distill.teacher=runs/taught"]
+WITH_TEACHER = ["distill.teacher=runs/taught"]
 TASK = "{name: task, task: {kind: classification, name: sst2, path: rows, text: [sentence]}}"
 CASES = {
     "mlm": PRETRAIN,
@@ -33,14 +33,14 @@ CASES = {
     "clm": [*PRETRAIN, "model=gpt_tiny"],
     "span corruption": [*PRETRAIN, "model=t5_tiny", "model.attention_dropout=0"],
     "denoising": [*PRETRAIN, "model=bart_tiny"],
-    # Two networks; a rank has a micro-batch more than the other in some steps.
+    # Two networks; in some steps one rank has one more micro-batch than the other.
     "rtd": [*PRETRAIN, "model=electra_tiny", "micro_batch_tokens=100"],
     "rtd in two stages": [
         *PRETRAIN, "model=electra_tiny", "objective.training=two_stage", "objective.generator_steps=3",
         "objective.generator_size=1",
     ],
     "phases": [*PRETRAIN, "phases=[{share: 0.5, max_length: 16},{share: 0.5, max_length: 32}]"],
-    # With three examples a step, members that a rank or a step has nothing of.
+    # With three examples per step, some ranks and steps have no example of a member.
     "mixture": [
         *PRETRAIN, "objective=mixture", f"objective.members=[mlm,{TASK}]", "batch_tokens=null", "batch_examples=3",
     ],
@@ -53,12 +53,12 @@ CASES = {
     "prefix": [*FINETUNE, "tuning=prefix"],
     "unfreezing": [*FINETUNE, "checkpoint=runs/start", "tuning/regularization=l2_sp", *UNFREEZING],
     "mixout": [*FINETUNE, "checkpoint=runs/start", "tuning/regularization=mixout"],
-    "soft": [*FINETUNE, "distill=soft", *TAUGHT],
-    "hidden": [*FINETUNE, "distill=hidden", *TAUGHT],
+    "soft": [*FINETUNE, "distill=soft", *WITH_TEACHER],
+    "hidden": [*FINETUNE, "distill=hidden", *WITH_TEACHER],
     "codistillation": [*FINETUNE, "distill=codistillation", "distill.burn_in_steps=3", "distill.refresh_steps=2"],
 }  # fmt: skip
 QUICK = {"rtd"}
-# What parallel=fsdp trains: sharding_rules.py refuses the others.
+# The cases that parallel=fsdp trains; the others are refused (test_sharding_rules.py).
 SHARDED = {
     name: [word for word in words if word not in UNFREEZING] + ["parallel=fsdp"]
     for name, words in CASES.items()
@@ -87,11 +87,12 @@ def three() -> Iterator[Ranks]:
 
 def run_before(name: str, words: list[str]) -> None:
     if not Path("runs", name).exists():
-        assert cli.main(but_for(words, [f"name={name}", "max_steps=2"])) == 0
+        assert cli.main(merge_overrides(words, [f"name={name}", "max_steps=2"])) == 0
 
 
 def assert_same(one: dict[str, Any], several: list[dict[str, Any]], weights: float = 1e-5) -> None:
-    """Examples exactly; the first step's loss and gradients to 1e-6, all steps' losses to 1e-5; and all ranks alike."""
+    """Checks that examples are equal, the first loss and gradients within 1e-6, all losses within 1e-5, and that all
+    ranks agree."""
     first = several[0]
     for number, order in enumerate(one["read"]):
         fractions = [rank["read"][number] for rank in several]
@@ -114,23 +115,23 @@ def assert_same(one: dict[str, Any], several: list[dict[str, Any]], weights: flo
 
 
 @pytest.mark.parametrize("case", slow_but(QUICK, CASES))
-def test_two_processes_learn_like_one(two: Ranks, case: str) -> None:
+def test_two_processes_match_one(two: Ranks, case: str) -> None:
     words = CASES[case]
     if "checkpoint=runs/start" in words:
         run_before("start", PRETRAIN)
-    if TAUGHT[0] in words:
+    if WITH_TEACHER[0] in words:
         run_before("taught", [*FINETUNE, "model.num_layers=2"])
-    work, steps = caught(words), 6 if case in QUICK else 20
-    assert_same(alone(stepped, work, steps), two.run(stepped, work, steps))
+    work, steps = capture_work(words), 6 if case in QUICK else 20
+    assert_same(alone(train_steps, work, steps), two.run(train_steps, work, steps))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SHARDED)
-def test_two_processes_that_share_out_the_weights_do_too(two: Ranks, case: str) -> None:
-    if TAUGHT[0] in SHARDED[case]:
+def test_two_sharded_processes_match_one(two: Ranks, case: str) -> None:
+    if WITH_TEACHER[0] in SHARDED[case]:
         run_before("taught", [*FINETUNE, "model.num_layers=2"])
-    work = caught(SHARDED[case])
-    assert_same(alone(stepped, work, 8), two.run(stepped, work, 8))
+    work = capture_work(SHARDED[case])
+    assert_same(alone(train_steps, work, 8), two.run(train_steps, work, 8))
 
 
 @pytest.mark.slow
@@ -138,10 +139,10 @@ def test_two_processes_that_share_out_the_weights_do_too(two: Ranks, case: str) 
     ("case", "parallel"),
     [("two examples", "ddp"), ("mixture", "ddp"), ("rtd", "ddp"), ("two examples", "fsdp"), ("rtd", "fsdp")],
 )
-def test_three_processes_do_too(three: Ranks, case: str, parallel: str) -> None:
-    """Also where a step has fewer examples than there are processes."""
-    work = caught([*CASES[case], f"parallel={parallel}"])
-    one, several = alone(stepped, work, 20), three.run(stepped, work, 20)
+def test_three_processes_match_one(three: Ranks, case: str, parallel: str) -> None:
+    """Also for steps with fewer examples than processes."""
+    work = capture_work([*CASES[case], f"parallel={parallel}"])
+    one, several = alone(train_steps, work, 20), three.run(train_steps, work, 20)
     assert_same(one, several)
     if case == "two examples":
         assert all([] in [rank["read"][number] for rank in several] for number in range(20))
@@ -149,9 +150,9 @@ def test_three_processes_do_too(three: Ranks, case: str, parallel: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["mlm", "task"])
-def test_in_double_precision_gradients_are_the_same_to_rounding(two: Ranks, case: str) -> None:
-    work = caught([*CASES[case]])
-    one, several = alone(stepped, work, 1, True), two.run(stepped, work, 1, True)
+def test_double_precision_gradients_match_to_rounding(two: Ranks, case: str) -> None:
+    work = capture_work([*CASES[case]])
+    one, several = alone(train_steps, work, 1, True), two.run(train_steps, work, 1, True)
     largest = max(float(np.abs(gradient).max()) for gradient in one["gradients"].values())
     for name, gradient in one["gradients"].items():
         assert gradient.dtype == np.float64

@@ -1,5 +1,5 @@
-"""Signals while a command does anything but train: the exit status says what came, the folder is given up, and what was
-typed goes on from there."""
+"""Signals outside of training: the exit status shows the signal, the lock is released, and the same command
+continues."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.S
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """What is ignored stays ignored, as in the background of a script."""
+def default_handlers() -> Iterator[None]:
+    """Sets default signal handlers, and checks that the command restores them."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in NUMBERS}
     yield
     assert all(signal.getsignal(number) is signal.SIG_DFL for number in NUMBERS)
@@ -37,8 +37,10 @@ def heard() -> Iterator[None]:
     pop_late_signals()
 
 
-def signalling(patch: pytest.MonkeyPatch, owner: Any, name: str, *numbers: signal.Signals, call: int = 1) -> list[int]:
-    """Let a function send signals to this process when it is called for so many times. Returns its calls."""
+def send_signals(
+    patch: pytest.MonkeyPatch, owner: Any, name: str, *numbers: signal.Signals, call: int = 1
+) -> list[int]:
+    """Makes a function send signals to this process on the given call; returns the list of calls."""
     real: Callable[..., Any] = getattr(owner, name)
     calls: list[int] = []
 
@@ -52,21 +54,21 @@ def signalling(patch: pytest.MonkeyPatch, owner: Any, name: str, *numbers: signa
     return calls
 
 
-def stopped(error: str, number: signal.Signals, run: Path) -> bool:
-    """Whether that is all that was said of it."""
+def is_stop_message(error: str, number: signal.Signals, run: Path) -> bool:
+    """Whether the error output consists of the stop message and its hint."""
     return error.splitlines() == [
         f"error: stopped by {number.name} while the run was prepared", f"hint: lmtool resume {run}"
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_while_text_is_tokenized(
+def test_signal_during_tokenization_stops_run(
     place: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        signalling(patch, store.StoreDraft, "_add", number)
+        send_signals(patch, store.StoreDraft, "_add", number)
         run = pretrain("a", "max_steps=2", status=NUMBERS[number])
-    assert stopped(capsys.readouterr().err, number, run)
+    assert is_stop_message(capsys.readouterr().err, number, run)
     assert not (run / "LOCK").exists() and (run / "config.yaml").exists() and not (run / "checkpoints").exists()
     assert not [path for path in Path("cache/stores").iterdir() if path.name.startswith(".tmp-")]
     assert cli.main(["resume", str(run)]) == 0 and (run / "result.json").exists()
@@ -99,10 +101,10 @@ def test_signal_while_the_folder_is_opened_leaves_no_lock(
     assert (run / "config.yaml").exists() == (owner is RunFolder) and run.exists() == (owner is RunFolder)
 
 
-def test_while_a_vocabulary_is_learned(
+def test_signal_during_vocabulary_training_stops_run(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The library calls back for text, and passes on what is raised there."""
+    """The tokenizers library calls back for text and passes on exceptions."""
     parts = vocabulary.documents
 
     def sending(*arguments: Any) -> Iterator[str]:
@@ -113,21 +115,21 @@ def test_while_a_vocabulary_is_learned(
     with monkeypatch.context() as patch:
         patch.setattr(vocabulary, "documents", sending)
         run = pretrain("a", "max_steps=2", status=143)
-    assert stopped(capsys.readouterr().err, signal.SIGTERM, run) and not (run / "LOCK").exists()
+    assert is_stop_message(capsys.readouterr().err, signal.SIGTERM, run) and not (run / "LOCK").exists()
     pretrain("a", "max_steps=2")
 
 
-def test_before_there_is_a_run(
+def test_signal_before_run_folder_leaves_none(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is to be resumed then."""
-    signalling(monkeypatch, open_run, "RunFolder", signal.SIGTERM)
+    """Without a run folder there is nothing to resume."""
+    send_signals(monkeypatch, open_run, "RunFolder", signal.SIGTERM)
     run = pretrain("a", "max_steps=2", status=143)
     assert capsys.readouterr().err == "error: stopped by SIGTERM while the run was prepared\n" and not run.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_while_a_teacher_is_stored(
+def test_signal_during_teacher_storage_stops_run(
     place: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["checkpoint=none", "model=bert_tiny", *TINY, "max_steps=2", "max_epochs=null"]
@@ -135,20 +137,20 @@ def test_while_a_teacher_is_stored(
     words += ["distill=soft", f"distill.teacher={teacher}", "distill.store=true"]
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        signalling(patch, TermWriter, "add", number)
+        send_signals(patch, TermWriter, "add", number)
         run = finetune("a", *words, status=NUMBERS[number])
-    assert stopped(capsys.readouterr().err, number, run) and not (run / "LOCK").exists()
+    assert is_stop_message(capsys.readouterr().err, number, run) and not (run / "LOCK").exists()
     assert not [path for path in Path("cache/teachers").iterdir() if path.is_dir()]
     finetune("a", *words)
 
 
 @pytest.mark.parametrize(("numbers", "status"), [((signal.SIGTERM,), 0), ((signal.SIGUSR1, signal.SIGINT), 130)])
-def test_after_the_last_step(
+def test_signal_after_last_step_is_reported_as_late(
     place: Path, numbers: tuple[signal.Signals, ...], status: int, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """It is said to come too late; a second one ends the run, which then writes its results when it is resumed."""
+    """A late signal is reported; a second one ends the run, which writes its results when it is resumed."""
     with monkeypatch.context() as patch:
-        signalling(patch, PredictionsFile, "after", *numbers)
+        send_signals(patch, PredictionsFile, "after", *numbers)
         run = pretrain("a", "max_steps=2", status=status)
     lines = capfd.readouterr().err.splitlines()
     came = (
@@ -160,21 +162,21 @@ def test_after_the_last_step(
     assert cli.main(["resume", str(run)]) == 0 and json.loads((run / "result.json").read_text())["status"] == "done"
 
 
-def test_in_the_last_step(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_signal_in_last_step_is_reported_as_late(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     from lmtool.training import loop
 
-    signalling(monkeypatch, loop, "apply_gradients", signal.SIGUSR1, call=2)
+    send_signals(monkeypatch, loop, "apply_gradients", signal.SIGUSR1, call=2)
     run = pretrain("a", "max_steps=2")
     assert "warning: SIGUSR1 came after the last step, too late to stop" in capfd.readouterr().err
     assert (run / "result.json").exists()
 
 
-def test_a_command_without_a_run(
+def test_signal_stops_command_without_run(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = pretrain("a", "max_steps=2")
     capsys.readouterr()
-    signalling(monkeypatch, cli, "run", signal.SIGTERM)
+    send_signals(monkeypatch, cli, "run", signal.SIGTERM)
     assert cli.main(["evaluate", f"checkpoint={run}", "cache_dir=cache"]) == 143
     assert capsys.readouterr().err == "error: stopped by SIGTERM\n"
 
@@ -183,14 +185,14 @@ def test_a_command_without_a_run(
     ("owner", "name", "status"),
     [(store.StoreDraft, "_add", 143), (PredictionsFile, "after", 143)],
 )
-def test_a_sweep_ends_with_its_job(
+def test_signal_ends_sweep_after_its_job(
     place: Path, owner: Any, name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a job that was at its end, too: no further one starts. The same sweep goes on."""
+    """No further job starts, even if the signal came at the end of a job; the same command continues the sweep."""
     words = ["pretrain", "model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=2"]
     words += ["-m", "seed=1,2", "name=s"]
     with monkeypatch.context() as patch:
-        signalling(patch, owner, name, signal.SIGTERM)
+        send_signals(patch, owner, name, signal.SIGTERM)
         assert cli.main(words) == status
     finished = name == "after"
     jobs = {path.parent.name: json.loads(path.read_text()) for path in Path("runs/s").glob("*/job.json")}
@@ -207,7 +209,7 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def _cut(path: Path) -> None:
+def _truncate(path: Path) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[2:]))
 
 
@@ -219,24 +221,24 @@ ROWS = ["max_steps=6", "log_every=1", "evaluate_every=2", "checkpoint_every=2"]
     [
         (_delete, "4 of 4 train rows and 2 of 2 validation rows"),
         (_empty, "4 of 4 train rows and 2 of 2 validation rows"),
-        (_cut, "2 of 4 train rows"),
+        (_truncate, "2 of 4 train rows"),
         (None, None),
     ],
 )
-def test_rows_that_are_gone_are_missed(
+def test_missing_rows_are_reported_on_resume(
     place: Path, damage: Any, lacks: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once, by the run that resumes without them."""
+    """The first resumed run reports the missing rows; later ones do not."""
     from lmtool.training import loop
 
     with monkeypatch.context() as patch:
-        signalling(patch, loop, "apply_gradients", signal.SIGTERM, call=4)
+        send_signals(patch, loop, "apply_gradients", signal.SIGTERM, call=4)
         run = pretrain("a", *ROWS, status=143)
     if damage is not None:
         damage(run / "metrics.jsonl")
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        signalling(patch, loop, "apply_gradients", signal.SIGTERM, call=1)
+        send_signals(patch, loop, "apply_gradients", signal.SIGTERM, call=1)
         pretrain("a", *ROWS, status=143)
     shown = capsys.readouterr().out
     warning = f"warning: runs/a/metrics.jsonl lacks {lacks} up to step 4: it was deleted or changed"
@@ -245,7 +247,7 @@ def test_rows_that_are_gone_are_missed(
     assert "metrics.jsonl lacks" not in capsys.readouterr().out
 
 
-def test_rows_that_go_while_a_run_trains_are_missed_at_its_end(
+def test_rows_deleted_during_run_are_reported_at_end(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from lmtool.training import loop

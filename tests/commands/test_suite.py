@@ -1,4 +1,4 @@
-"""`task=glue`: a run a task, one table, the leaderboard's zip; the same command trains nothing twice."""
+"""`task=glue`: one run per task, one table, the leaderboard's zip; repeating the command trains nothing again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write(folder: Path, names: list[str], rows: list[list[object]], split: str) 
     (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
 
 
-def test_a_run_for_each_task_with_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_glue_trains_one_run_per_task_with_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "dev"):
         write(Path("data/SST-2"), ["sentence", "label"], [[f"a text {n}", n % 2] for n in range(12)], split)
         pairs = [[f"a text {n}", f"a thing {n}", ("entailment", "neutral", "contradiction")[n % 3]] for n in range(12)]
@@ -51,7 +51,7 @@ def test_a_run_for_each_task_with_data(place: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.count("is finished") == 2
 
 
-def test_no_folder_of_a_task(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_glue_without_task_folder_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["finetune", "task=glue", "model=bert_tiny", "checkpoint=none", "cache_dir=cache"]
     assert cli.main([*words, "task.path=rows"]) == 2
     assert "has no folder that is named after a task of glue" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Teachers that do not go with a student: refused at composition, with what to do."""
+"""Teachers that do not fit a student are refused when the configuration is composed, with a hint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import main as cli
-from tests.commands.conftest import but_for, finetune, pretrain, working_in
+from tests.commands.conftest import finetune, merge_overrides, pretrain, working_in
 from tests.weights.published_folders import make, make_classifier
 
 SMALL = ["model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.feedforward_size=16"]
@@ -16,8 +16,8 @@ SHORT = [*SMALL, "model.vocab_size=300", "max_steps=1", "max_epochs=null"]
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """runs/sst2, runs/mlm and a published RoBERTa."""
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs/sst2, runs/mlm and a published RoBERTa."""
     place = tmp_path_factory.mktemp("teachers")
     with working_in(place):
         finetune("sst2", "model=bert_tiny", "checkpoint=none", "model.max_positions=64", *SHORT)
@@ -26,7 +26,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
     capsys.readouterr()
     assert cli.main([*typed, "device=cpu"]) == 2
     return capsys.readouterr().err
@@ -107,46 +107,48 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "no term has a weight above 0", "set distill=soft"),
     ],
 )  # fmt: skip
-def test_a_teacher_that_cannot_teach(taught, monkeypatch, capsys, words, message, hint):
-    monkeypatch.chdir(taught)
-    error = refused(capsys, *but_for(words))
+def test_unsuitable_teacher_is_refused(teachers, monkeypatch, capsys, words, message, hint):
+    monkeypatch.chdir(teachers)
+    error = error_of(capsys, *merge_overrides(words))
     assert message in error and hint in error, error
     assert sorted(path.name for path in Path("runs").iterdir() if not path.is_symlink()) == ["mlm", "sst2"]
 
 
-def test_all_mistakes_are_told_at_once(taught, monkeypatch, capsys):
-    monkeypatch.chdir(taught)
-    error = refused(capsys, *but_for(STUDENT, ["distill.teacher=runs/nobody", "model.num_heads=3", "optimizer.lr=-1"]))
+def test_teacher_and_other_errors_are_reported_together(teachers, monkeypatch, capsys):
+    monkeypatch.chdir(teachers)
+    error = error_of(
+        capsys, *merge_overrides(STUDENT, ["distill.teacher=runs/nobody", "model.num_heads=3", "optimizer.lr=-1"])
+    )
     assert "runs/nobody: no such folder" in error and "optimizer.lr" in error and "heads" in error
 
 
-def test_a_damaged_teacher(taught, monkeypatch, capsys):
-    monkeypatch.chdir(taught)
+def test_damaged_teacher_is_refused(teachers, monkeypatch, capsys):
+    monkeypatch.chdir(teachers)
     shutil.copytree("runs/sst2", "broken")
     (config,) = Path("broken/checkpoints").glob("step_*/config.json")
     config.write_text(config.read_text()[:-20])
-    error = refused(capsys, *STUDENT, "distill.teacher=broken")
+    error = error_of(capsys, *STUDENT, "distill.teacher=broken")
     assert f"error: {config}" in error and "hint: " in error
 
 
 @pytest.mark.parametrize("terms", [["distill=states"], ["distill=soft", "distill.initialize=alternate"]], ids="-".join)
-def test_a_published_classifier_teaches_by_what_is_inside_of_it(place, terms):
-    """It reads special tokens in texts, which the student does not; its vocabulary and rules are the student's."""
+def test_published_classifier_teaches_hidden_states(place, terms):
+    """The teacher parses special tokens in texts and the student does not; vocabulary and rules are equal."""
     make_classifier("bert", place / "published", names=["negative", "positive"])
     sizes = ["model.num_layers=1", "model.hidden_size=36", "model.num_heads=3", "model.feedforward_size=52"]
     words = ["model.max_positions=160", "model.vocab_size=330", "max_steps=1", "max_epochs=null", *sizes, *terms]
     finetune("student", "model=bert_tiny", "checkpoint=none", "max_length=32", "distill.teacher=published", *words)
 
 
-def test_a_students_tokenizer_is_its_teachers(taught, monkeypatch, capsys):
-    """Rows without a common word: what would be trained on them is another vocabulary."""
-    monkeypatch.chdir(taught)
+def test_student_uses_tokenizer_of_teacher(teachers, monkeypatch, capsys):
+    """The rows share no word with the teacher's, so a vocabulary trained on them would differ."""
+    monkeypatch.chdir(teachers)
     Path("others").mkdir()
     for split in ("train", "dev"):
         lines = [f"{'zwei' if number % 2 else 'drei'} Worte {number}\t{number % 2}" for number in range(20)]
         Path(f"others/{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
     words = [*STUDENT, "distill.teacher=runs/sst2", "task.path=others", "batch_examples=8", "cache_dir=cache"]
-    assert cli.main(but_for([*words, "name=student", "precision=fp32", "device=cpu"])) == 0
+    assert cli.main(merge_overrides([*words, "name=student", "precision=fp32", "device=cpu"])) == 0
     (ours,), (theirs,) = (Path(f"runs/{name}/checkpoints").glob("step_*") for name in ("student", "sst2"))
     assert (ours / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
     shutil.rmtree("runs/student")

@@ -1,4 +1,4 @@
-"""`data=mixture`: several texts in one run, mixed by weights, scored together and apart, resumed where it stopped."""
+"""`data=mixture`: several texts in one run, sampled by weight, scored together and separately, with exact resume."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WORDS = [
 RUN = ["data.weights=[1,3]", "objective=mlm", "max_steps=10", "evaluate_every=5", "checkpoint_every=1"]
 
 
-def mixed(name: str, *more: str, status: int = 0) -> Path:
-    """Run `lmtool pretrain` on both texts and return the run folder."""
+def pretrain_mixture(name: str, *more: str, status: int = 0) -> Path:
+    """Runs `lmtool pretrain` on both texts and returns the run folder."""
     words = ["pretrain", "model=bert_tiny", *TINY, *WORDS, "cache_dir=cache", "batch_tokens=256", "log_every=1"]
     assert cli.main([*words, f"name={name}", *more]) == status
     return Path("runs") / name
@@ -42,9 +42,11 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith(timed)} for row in kept]
 
 
-def test_two_texts_by_weights(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_mixture_samples_by_weight_and_resumes(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_books(place / "books.jsonl")
-    run = mixed("whole", *RUN)
+    run = pretrain_mixture("whole", *RUN)
     result = json.loads((run / "result.json").read_text())
     read = result["mixture"]
     assert [read[name]["planned"] for name in ("text", "books")] == [0.25, 0.75]
@@ -69,22 +71,22 @@ def test_two_texts_by_weights(place: Path, monkeypatch: pytest.MonkeyPatch, caps
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save", killed)
-        mixed("killed", *RUN, status=130)
-    again = mixed("killed", *RUN)
+        pretrain_mixture("killed", *RUN, status=130)
+    again = pretrain_mixture("killed", *RUN)
     assert "resumes from step 7" in capsys.readouterr().out and rows(again) == rows(run)
     ours, theirs = (load_file(checkpoint_folder(folder) / "model.safetensors") for folder in (again, run))
     assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
     assert json.loads((again / "result.json").read_text())["mixture"] == read
 
 
-def test_texts_and_objectives_are_mixed(place: Path) -> None:
+def test_mixtures_of_texts_and_objectives_combine(place: Path) -> None:
     write_books(place / "books.jsonl")
     objective = ["objective=mixture", "objective.members=[mlm,{name: span, pairs: none}]"]
-    metrics = json.loads((mixed("run", *objective, "max_steps=2") / "result.json").read_text())["metrics"]
+    metrics = json.loads((pretrain_mixture("run", *objective, "max_steps=2") / "result.json").read_text())["metrics"]
     assert {"mlm_text_loss", "mlm_books_loss", "span_text_loss", "span_books_loss"} <= metrics.keys()
 
 
-WRONG = {
+INVALID = {
     "data.members=[text]": "a mixture needs two or more set data=text",
     "data.members=[text,pydcos]": "data.members: pydcos is not one of .*did you mean pydocs?",
     "data.members=[text,text]": "text is named twice give one of them another title",
@@ -101,8 +103,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("words", slow_but([*WRONG][:4], WRONG))
-def test_what_does_not_fit_is_refused(place: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", slow_but([*INVALID][:4], INVALID))
+def test_invalid_text_mixture_is_refused(place: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     import re
 
     typed = re.findall(r"\S+=(?:\[.*?\](?= |$)|\S+)", words)
@@ -110,5 +112,5 @@ def test_what_does_not_fit_is_refused(place: Path, words: str, capsys: pytest.Ca
     command = ["pretrain", "model=bert_tiny", *TINY, "data=mixture", *typed, *given, "cache_dir=cache", "max_steps=2"]
     assert cli.main([*command, "batch_tokens=256"]) == 2
     said = capsys.readouterr().err
-    assert re.search(WRONG[words].replace("?", r"\?").replace("[", r"\["), said.replace("\nhint: ", " ")), said
+    assert re.search(INVALID[words].replace("?", r"\?").replace("[", r"\["), said.replace("\nhint: ", " ")), said
     assert not (place / "runs").exists()

@@ -1,4 +1,4 @@
-"""Taggers of words go to transformers and come from there: the same tags of the same words."""
+"""Token classifiers exported to transformers and imported again give the same tags."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tagger(name: str, model: str, *more: str) -> Path:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
-def test_a_tagger_of_each_family_is_exported(family: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_tagger_gives_same_tags(family: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tags(place / "tags")
     more = ["model.feedforward_size=128"] if family == "gpt" else []
     run = tagger("run", f"{family}_tiny", *more)
@@ -51,7 +51,7 @@ def test_a_tagger_of_each_family_is_exported(family: str, place: Path, capsys: p
         given = ours.model(rows["input_ids"], rows["attention_mask"]).logits
     assert torch.allclose(given[real], expected[real], atol=1e-5)
     follow_card("exported")
-    # Back again, with no data known: predicted, scored, finetuned.
+    # The exported folder predicts, is scored and is finetuned, although it names no data.
     capsys.readouterr()
     for checkpoint in (run, "exported"):
         assert cli.main(["predict", f"checkpoint={checkpoint}", "text=Anna saw the ship", "device=cpu"]) == 0
@@ -65,7 +65,7 @@ def test_a_tagger_of_each_family_is_exported(family: str, place: Path, capsys: p
         assert "heads.ner" in capsys.readouterr().out
 
 
-def test_families_without_such_a_class_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tagger_without_transformers_class_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tags(place / "tags")
     run = tagger("run", "gpt1_tiny")
     assert cli.main(["export", f"checkpoint={run}", "output=exported"]) == 2

@@ -1,4 +1,4 @@
-"""A model that does not fit into memory is refused before anything of it, or of the text, is made."""
+"""A model that does not fit in memory is refused before the model or the text is processed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lmtool.cli import main as cli
 from lmtool.costs import memory_of_run as planning
 from lmtool.errors import out_of_memory
-from tests.commands.conftest import TINY, but_for
+from tests.commands.conftest import TINY, merge_overrides
 
 TEXT = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=1", "device=cpu"]
 ROWS = ["task=sst2", "task.path=rows", "checkpoint=none", "cache_dir=cache", "max_epochs=null", "max_steps=1"]
@@ -18,7 +18,7 @@ ROWS = ["task=sst2", "task.path=rows", "checkpoint=none", "cache_dir=cache", "ma
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with 2 GB: bert's 110 million parameters need 1.76 GB."""
+    """A machine with 2 GB; bert's 110 million parameters need 1.76 GB."""
     monkeypatch.setattr(planning, "available_bytes", lambda device: 2 * 10**9)
 
 
@@ -33,7 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         (["model=gpt_xl", "optimizer=adafactor"], "model.hidden_size=768"),
     ],
 )
-def test_it_is_refused_with_what_fits(
+def test_too_large_model_hints_at_one_that_fits(
     words: list[str], hint: str, place: Path, machine: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["pretrain", *TEXT, *words]) == 2
@@ -41,9 +41,9 @@ def test_it_is_refused_with_what_fits(
     assert "is too large for cpu: weights, gradients and optimizer need " in error and "2 GB are available" in error
     assert advice.startswith("hint: set ") and hint in advice
     assert not Path("runs").exists() and not Path("cache").exists()
-    # What the hint says does fit.
+    # The model of the hint fits.
     overrides = shlex.split(advice.removeprefix("hint: set ").partition(",")[0])
-    config = cli.configuration("pretrain", cli.parse(but_for([*TEXT, *words], overrides)), running=True)
+    config = cli.configuration("pretrain", cli.parse(merge_overrides([*TEXT, *words], overrides)), running=True)
     planning.require_memory(config, planning_precision())
 
 
@@ -53,7 +53,7 @@ def planning_precision() -> planning.Precision:
     return select_precision("fp32", select_device("cpu"))
 
 
-def test_frozen_weights_need_less(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_frozen_weights_need_less_memory(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ROWS, "model=bert", "model.num_layers=30", "device=cpu"]
     for tuning, fits in (("head", True), ("full", False)):
         config = cli.configuration("finetune", cli.parse([*words, f"tuning={tuning}"]), running=True)
@@ -62,15 +62,15 @@ def test_frozen_weights_need_less(place: Path, machine: None, capsys: pytest.Cap
     assert "is too large for cpu" in capsys.readouterr().err and not Path("runs").exists()
 
 
-def test_a_plan_says_so_and_ends_well(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_too_large_model(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "pretrain", "model=bert", "model.num_layers=30"]) == 0
     assert "model=bert is too large for cpu" in capsys.readouterr().out
-    assert cli.main(but_for(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"])) == 0
+    assert cli.main(merge_overrides(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"])) == 0
     assert "set model.hidden_size=768" in capsys.readouterr().out
 
 
-def test_several_processes_share_a_machine_or_the_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """bert of 30 layers: 0.96 GB of weights, four times as much in training."""
+def test_memory_check_counts_processes_and_shards(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bert with 30 layers has 0.96 GB of weights, and four times as much in training."""
     import torch
 
     from lmtool.training.precision import Precision
@@ -81,21 +81,21 @@ def test_several_processes_share_a_machine_or_the_weights(place: Path, monkeypat
         monkeypatch.setenv(name, str(value))
     words = [*TEXT, "model=bert", "model.num_layers=30"]
 
-    def said(device: str, *typed: str) -> str:
+    def message_for(device: str, *typed: str) -> str:
         config = cli.configuration("pretrain", cli.parse([*words, *typed]), running=True)
         problem = planning.too_large(config, Precision("fp32", torch.device(device), ""))
         return "" if problem is None else problem.message
 
-    assert "too large for cuda: weights, gradients and optimizer need" in said("cuda")
-    assert said("cuda", "parallel=fsdp") == ""
-    assert "too large for cpu: weights, gradients and optimizer in 4 processes need" in said("cpu")
+    assert "too large for cuda: weights, gradients and optimizer need" in message_for("cuda")
+    assert message_for("cuda", "parallel=fsdp") == ""
+    assert "too large for cpu: weights, gradients and optimizer in 4 processes need" in message_for("cpu")
     room["cuda"] = 5 * 10**8
-    assert "too large for cuda: shards of weights, gradients and optimizer need" in said("cuda", "parallel=fsdp")
+    assert "too large for cuda: shards of weights, gradients and optimizer need" in message_for("cuda", "parallel=fsdp")
     room["cpu"] = 3 * 10**9
-    assert "too large for cpu: weights in 4 processes need" in said("cuda", "parallel=fsdp")
+    assert "too large for cpu: weights in 4 processes need" in message_for("cuda", "parallel=fsdp")
 
 
-def test_onednn_without_memory_is_out_of_memory() -> None:
+def test_onednn_error_is_reported_as_out_of_memory() -> None:
     memory = out_of_memory(RuntimeError("could not create a primitive"))
     assert memory is not None and "micro_batch_tokens" in str(memory.hint)
     assert out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution")) is None

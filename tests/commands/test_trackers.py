@@ -1,5 +1,4 @@
-"""Runs with `logger=`: the files of wandb and of TensorBoard are written by their own packages, without a network, and
-read back."""
+"""Runs with `logger=`: files of wandb and TensorBoard, written and read with their packages, without a network."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ BOTH = "logger=[wandb,tensorboard]"
 
 
 @pytest.fixture(autouse=True)
-def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key and no configuration of whoever runs the tests, and time enough on a slow machine."""
+def no_user_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the user's keys and configuration, and allows enough time on slow machines."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -51,8 +50,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def has_every_row_once(run: Path) -> None:
-    """Both trackers have the losses of metrics.jsonl, each step once and in order."""
+def assert_rows_tracked_once(run: Path) -> None:
+    """Checks that both trackers have the losses of metrics.jsonl, each step once and in order."""
     expected: dict[str, list[tuple[int, float]]] = {"train": [], "validation": []}
     for (split, step), row in rows_of(run).items():
         expected[split].append((step, pytest.approx(row["loss"], rel=1e-6)))
@@ -62,10 +61,10 @@ def has_every_row_once(run: Path) -> None:
         assert [(row["_step"], row[f"{split}/loss"]) for row in of_wandb if f"{split}/loss" in row] == losses
 
 
-def test_a_run_is_written_to_both_and_nothing_secret_with_it(
+def test_both_trackers_get_all_rows_and_no_secret(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twelve secrets: in the environment, in addresses, in the typed words, in the name of the folder."""
+    """Twelve secrets in the environment, addresses, overrides, and the folder name."""
     planted = [secrets.token_hex(12) for _ in range(9)]
     names = (
         "A_KEY",
@@ -88,7 +87,7 @@ def test_a_run_is_written_to_both_and_nothing_secret_with_it(
     words = [f"data.path={planted[0]}.txt", f"run_dir=runs/{planted[1]}", f"logger.wandb.tags=['{tags}']"]
     pretrain("null", BOTH, *words, "evaluate_every=3")
     run = place / "runs" / planted[1]
-    has_every_row_once(run)
+    assert_rows_tracked_once(run)
     (start,), result = offline.starts(run), json.loads((run / "result.json").read_text())
     assert start.project == "lmtool" and start.job_type == "pretrain" and not start.run_group
     config = {item.key: json.loads(item.value_json) for item in start.config.update}
@@ -105,8 +104,8 @@ def test_a_run_is_written_to_both_and_nothing_secret_with_it(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_continues_the_same_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped by a signal, and once more with the rows after its checkpoint taken again."""
+def test_resumed_run_continues_its_tracker_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is stopped by a signal, then killed, so that the rows after its checkpoint are written again."""
     from lmtool.training import loop
 
     step = loop.apply_gradients
@@ -123,17 +122,19 @@ def test_a_resumed_run_continues_the_same_one(place: Path, monkeypatch: pytest.M
     monkeypatch.setattr(loop, "apply_gradients", stopping)
     words = [BOTH, "max_steps=10", "checkpoint_every=5", "evaluate_every=5"]
     run = pretrain("a", *words, status=143)
-    # The run fails at step 8 after its checkpoint of step 5, and takes 6 and 7 again.
+    # The run fails in step 8; its checkpoint is of step 5, so it repeats steps 6 and 7.
     assert pretrain("a", *words, status=1) == run
     assert [number for split, number in rows_of(run) if split == "train"][-1] == 7
     pretrain("a", *words)
-    has_every_row_once(run)
+    assert_rows_tracked_once(run)
     assert len(offline.files(run)) == 3 and len({start.run_id for start in offline.starts(run)}) == 1
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It accepts connections and never answers: the run is done, its files wait for `wandb sync`."""
+def test_unresponsive_server_does_not_stop_the_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server accepts connections and never answers: the run finishes, with files for `wandb sync`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
@@ -143,7 +144,7 @@ def test_a_server_that_hangs(place: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """A server of wandb that knows no key."""
+    """A wandb server that refuses every key."""
 
     def refuse(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -158,10 +159,10 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_a_server_that_refuses(
+def test_refused_key_switches_to_offline_tracking(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot begin online begins again offline, with the same id and every row."""
+    """Tracking that cannot start online starts again offline, with the same id and all rows."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
@@ -175,7 +176,7 @@ def test_a_server_that_refuses(
 
 
 @pytest.mark.slow
-def test_the_jobs_of_a_sweep_are_a_group(place: Path) -> None:
+def test_sweep_jobs_are_one_wandb_group(place: Path) -> None:
     words = ["finetune", "-m", "task=sst2", "task.path=rows", "cache_dir=cache", "checkpoint=none", "model=bert_tiny"]
     words += ["device=cpu", "precision=fp32", "max_steps=1", "seed=1,2", "name=s", "logger=wandb", "offline=true"]
     assert cli.main([*words, "batch_examples=16", "max_length=32"]) == 0
@@ -185,7 +186,7 @@ def test_the_jobs_of_a_sweep_are_a_group(place: Path) -> None:
     assert len({start.run_id for start in jobs}) == 2
 
 
-def test_events_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> None:
+def test_events_of_repeated_steps_are_dropped(tmp_path: Path) -> None:
     for first, last, step in ((1, 5, 0), (4, 8, 3)):
         metadata = RunMetadata(str(tmp_path / "a"), "a", None, "pretrain", {"seed": 1}, True, step)
         tracker = TensorBoard(TensorBoardConfig(folder=str(tmp_path / "all")), metadata)
@@ -225,7 +226,7 @@ def test_events_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_is_typed_wrong_is_refused(
+def test_invalid_logger_is_refused(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str], messages: list[str]
 ) -> None:
     assert cli.main(["pretrain", *words]) == 2
@@ -234,7 +235,7 @@ def test_what_is_typed_wrong_is_refused(
     assert not Path("runs").exists()
 
 
-def test_a_package_that_is_missing(
+def test_missing_tracker_package_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

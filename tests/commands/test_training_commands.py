@@ -1,4 +1,4 @@
-"""pretrain and finetune from typed words to the run folder, and what is done with a run afterwards."""
+"""pretrain and finetune from the command line to the run folder, and the commands that use a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from lmtool.cli import main as cli
 from lmtool.system.files import MANIFEST, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
-from tests.commands.conftest import TINY, but_for, finetune, pretrain
+from tests.commands.conftest import TINY, finetune, merge_overrides, pretrain
 
 
 def rows(folder: Path) -> list[dict]:
@@ -23,7 +23,7 @@ def rows(folder: Path) -> list[dict]:
 
 @pytest.mark.usefixtures("reports")
 @pytest.mark.parametrize(("model", "objective"), [("bert_tiny", "mlm_nsp"), ("gpt_tiny", "clm")])
-def test_pretraining_keeps_the_contract_of_the_run_folder(place: Path, model: str, objective: str) -> None:
+def test_pretraining_writes_complete_run_folder(place: Path, model: str, objective: str) -> None:
     folder = pretrain("first", f"objective={objective}", model=model)
     written = {path.name for path in folder.iterdir()}
     assert written >= {
@@ -48,9 +48,7 @@ def test_pretraining_keeps_the_contract_of_the_run_folder(place: Path, model: st
 
 
 @pytest.mark.usefixtures("reports")
-def test_a_finished_run_tells_its_result_and_a_changed_one_is_refused(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_run_is_reported_and_changed_run_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pretrain("first")
     before = (folder / "metrics.jsonl").read_bytes()
     (folder / "report.html").unlink()
@@ -58,7 +56,7 @@ def test_a_finished_run_tells_its_result_and_a_changed_one_is_refused(
     assert (folder / "report.html").is_file() and (folder / "metrics.jsonl").read_bytes() == before
     assert "runs/first is finished" in capsys.readouterr().out
     saved = yaml.safe_load((folder / "config.yaml").read_text())
-    del saved["phases"], saved["objective"]["short_window_probability"]  # as of a version that did not have them
+    del saved["phases"], saved["objective"]["short_window_probability"]  # like a configuration of an older version
     (folder / "config.yaml").write_text(yaml.safe_dump(saved, sort_keys=False))
     pretrain("first")
     assert "runs/first is finished" in capsys.readouterr().out
@@ -67,7 +65,7 @@ def test_a_finished_run_tells_its_result_and_a_changed_one_is_refused(
     assert "optimizer.lr" in message and "0.5" in message and "Traceback" not in message
 
 
-def test_a_saved_configuration_repeats_the_run(place: Path) -> None:
+def test_saved_config_repeats_the_run(place: Path) -> None:
     folder = pretrain("first")
     assert cli.main(["pretrain", "--config", str(folder / "config.yaml"), "name=again"]) == 0
     ours = [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows(folder)]
@@ -75,19 +73,19 @@ def test_a_saved_configuration_repeats_the_run(place: Path) -> None:
     assert ours == again
 
 
-def test_micro_batches_learn_the_same(place: Path) -> None:
+def test_micro_batches_match_full_batch(place: Path) -> None:
     whole, parts = pretrain("whole"), pretrain("parts", "micro_batch_tokens=64")
     for row, other in zip(rows(whole), rows(parts), strict=True):
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
 
 
-def test_recomputed_layers_learn_the_same(place: Path) -> None:
+def test_gradient_checkpointing_matches_plain_run(place: Path) -> None:
     kept, again = pretrain("kept"), pretrain("again", "gradient_checkpointing=true")
     assert [row["loss"] for row in rows(kept)] == [row["loss"] for row in rows(again)]
-    pretrain("again")  # the same run
+    pretrain("again")  # the same run, already finished
 
 
-def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finetuned_run_is_evaluated_and_predicts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = pretrain("first")
     folder = finetune("second", f"checkpoint={start}", "max_epochs=30", "optimizer.lr=1e-2")
     result = json.loads((folder / "result.json").read_text())
@@ -104,11 +102,11 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert len(Path("scored.jsonl").read_text().splitlines()) == 40
     assert f"{result['value']:.4f}" in capsys.readouterr().out
     assert cli.main(["evaluate", str(folder), str(folder), "report=scores"]) == 0
-    assert cli.main(["evaluate", str(folder), f"report={folder}"]) == 2  # it would replace the run's predictions
+    assert cli.main(["evaluate", str(folder), f"report={folder}"]) == 2  # would replace the run's predictions
     assert f"error: {folder} is not empty and not a report of lmtool: it has checkpoints" in capsys.readouterr().err
-    assert cli.main(["evaluate", str(folder), str(folder), "report=scores"]) == 0  # its own folder is written again
+    assert cli.main(["evaluate", str(folder), str(folder), "report=scores"]) == 0  # an existing report is replaced
     screen = capsys.readouterr().out
-    assert "n = 40" in screen and "+0.0000 to +0.0000  no" in screen  # a system is no better than itself
+    assert "n = 40" in screen and "+0.0000 to +0.0000  no" in screen  # compared with itself
     evaluation = json.loads(Path("scores/evaluation.json").read_text())["splits"]["dev"]
     assert evaluation["metrics"]["accuracy"]["low"] <= result["value"] <= evaluation["metrics"]["accuracy"]["high"]
     losses = [row["loss"] for row in evaluation["hardest"]]
@@ -116,7 +114,7 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert Path("scores/plots/dev_confusion.png").stat().st_size and Path("scores/plots/dev_calibration.png").is_file()
     assert cli.main(["evaluate", str(folder), str(start)]) == 2
     assert f"against={start} was not trained for a task" in capsys.readouterr().err
-    assert cli.main(["evaluate", str(folder), "data=pydocs"]) == 2  # not its own rows without a word
+    assert cli.main(["evaluate", str(folder), "data=pydocs"]) == 2  # the task's rows are not used silently
     assert f"data=pydocs does not apply: checkpoint={folder} was trained for a task" in capsys.readouterr().err
     assert cli.main(["predict", f"checkpoint={folder}", "text=the lovely bright gentle cat", "precision=fp32"]) == 0
     assert capsys.readouterr().out.startswith("positive")
@@ -134,7 +132,7 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert cli.main([*words, "output=out.csv"]) == 0
     said = capsys.readouterr().out
     assert "2 rows: out.csv; accuracy 0.500 on 2 labeled rows" in said and "has learned" not in said
-    assert cli.main([*but_for(words, ["input=rows/train.tsv"]), "output=known.csv"]) == 0
+    assert cli.main([*merge_overrides(words, ["input=rows/train.tsv"]), "output=known.csv"]) == 0
     assert "warning: the model was trained on rows of rows/train.tsv; lmtool evaluate" in capsys.readouterr().out
     with Path("out.csv").open() as file:
         table = list(csv.DictReader(file))
@@ -146,9 +144,7 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert "files with the suffix .xlsx cannot be written" in capsys.readouterr().err
 
 
-def test_probabilities_of_classes_are_written_or_said_not_to_be(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_class_probabilities_are_written_or_warned_about(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("many.csv").write_text("text,label,value\n" + "".join(f'cat {n},"{"ab"[n % 2]},c",{n}\n' for n in range(12)))
     words = ["task.path=many.csv", "model=bert_tiny", *TINY, "checkpoint=none", "max_steps=1"]
     folder = finetune("many", "task=multi_label", *words)
@@ -160,11 +156,11 @@ def test_probabilities_of_classes_are_written_or_said_not_to_be(
         (row,) = csv.DictReader(file)
     assert all(0 < float(row[f"probability_{name}"]) < 1 for name in "abc")
     folder = finetune("value", "task=regression", "task.label=value", *words)
-    assert cli.main([*but_for(asked, [f"checkpoint={folder}"]), "output=value.csv"]) == 0
+    assert cli.main([*merge_overrides(asked, [f"checkpoint={folder}"]), "output=value.csv"]) == 0
     assert "warning: probabilities=true: regression has no class probabilities" in capsys.readouterr().out
 
 
-def test_feature_extraction_leaves_the_backbone_alone(place: Path) -> None:
+def test_head_tuning_keeps_backbone_weights(place: Path) -> None:
     from safetensors.numpy import load_file
 
     from lmtool.weights.reading import read
@@ -172,22 +168,22 @@ def test_feature_extraction_leaves_the_backbone_alone(place: Path) -> None:
     start = pretrain("first")
     folder = finetune("head", f"checkpoint={start}", "tuning=head", "max_epochs=1")
     result = json.loads((folder / "result.json").read_text())
-    assert result["trainable_parameters"] == 2 * 32 + 2  # the head alone: the pooler came with the checkpoint
+    assert result["trainable_parameters"] == 2 * 32 + 2  # only the head; the pooler comes from the checkpoint
 
     def weights(run: Path) -> dict:
         return load_file(run / "checkpoints" / (run / "checkpoints/best").read_text().strip() / "model.safetensors")
 
-    assert weights(folder).keys() == {"heads.sst2.output.weight", "heads.sst2.output.bias"}  # the rest is in its base
+    assert weights(folder).keys() == {"heads.sst2.output.weight", "heads.sst2.output.bias"}  # the base has the rest
     before, after = weights(start), read(str(folder)).tensors
     frozen = [name for name in after if name.startswith(("backbone.", "heads.pooler."))]
     assert len(frozen) > 10 and all((before[name] == after[name].numpy()).all() for name in frozen)
 
 
-def test_a_pretrained_run_fills_masks_and_goes_on_with_a_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pretrained_runs_predict_and_evaluate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     masked, causal = pretrain("masked"), pretrain("causal", model="gpt_tiny")
     capsys.readouterr()
     assert cli.main(["predict", f"checkpoint={masked}", "text=The kind [MASK] saw the [MASK]."]) == 0
-    assert capsys.readouterr().out.count(";") == 1  # two masks, each with its guesses
+    assert capsys.readouterr().out.count(";") == 1  # two masks with guesses
     assert cli.main(["predict", f"checkpoint={masked}", "text=no mask here"]) == 2
     assert "[MASK]" in capsys.readouterr().err
     assert cli.main(["predict", f"checkpoint={causal}", "text=The kind"]) == 0
@@ -210,7 +206,7 @@ def test_a_pretrained_run_fills_masks_and_goes_on_with_a_text(place: Path, capsy
         assert error in capsys.readouterr().err
 
 
-def test_a_plan_counts_without_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_counts_parameters_and_rows_without_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "pretrain", "model=bert"]) == 0
     assert "heads.pooler 590,592" in capsys.readouterr().out
     assert cli.main(["plan", "task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none"]) == 0
@@ -219,7 +215,7 @@ def test_a_plan_counts_without_training(place: Path, capsys: pytest.CaptureFixtu
     assert not Path("runs").exists()
 
 
-def test_half_a_vocabulary_is_not_left(
+def test_failed_tokenizer_save_leaves_no_folder(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def save(self: Tokenizer, folder: Path) -> None:
@@ -227,7 +223,7 @@ def test_half_a_vocabulary_is_not_left(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     words = ["tokenizer", "data=text", "data.path=text.txt", "tokenizer.vocab_size=300", "cache_dir=cache"]
-    assert cli.main([*words, "output=first"]) == 0  # the cache has it
+    assert cli.main([*words, "output=first"]) == 0  # fills the cache
     monkeypatch.setattr(Tokenizer, "save", save)
     assert cli.main([*words, "output=new"]) == 2
     assert (
@@ -236,8 +232,8 @@ def test_half_a_vocabulary_is_not_left(
     )
 
 
-def test_a_checkpoint_of_no_command_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files that verify, and a configuration that lmtool did not write: named by the checkpoint."""
+def test_checkpoint_with_forged_config_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The manifest is valid, but the configuration was not written by lmtool; the error names the checkpoint."""
     folder = next(
         (finetune("forged", "checkpoint=none", "model=bert_tiny", "max_steps=1") / "checkpoints").glob("step_*")
     )
@@ -257,16 +253,14 @@ def test_a_checkpoint_of_no_command_is_refused(place: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("steps", [100, 101])
-def test_a_warm_up_as_long_as_the_run_is_planned_with_a_warning(
-    place: Path, steps: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_warns_about_warmup_as_long_as_run(place: Path, steps: int, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "pretrain", "model=bert_tiny", *TINY, "data=text", "data.path=text.txt"]
     assert cli.main([*words, "schedule.warmup_steps=100", f"max_steps={steps}"]) == 0
     warning = "warning     schedule.warmup_steps=100: in a run of 100 steps the learning rate only rises"
     assert (warning in capsys.readouterr().out) == (steps == 100)
 
 
-def test_a_run_that_is_too_short_for_its_schedule_warns(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_shorter_than_its_decay_warns(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("short", "schedule=wsd", "schedule.warmup_steps=1", "schedule.decay_steps=500", "max_steps=2")
     screen = capsys.readouterr().out
     assert "warning: schedule.decay_steps=500: the run has only 1 step after the warm-up" in screen
@@ -274,7 +268,7 @@ def test_a_run_that_is_too_short_for_its_schedule_warns(place: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("reports")
-def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_and_report_accept_run_folders(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = pretrain("first"), pretrain("second", "seed=1")
     (first / "result.json").unlink()
     assert cli.main(["resume", str(first)]) == 0
@@ -293,14 +287,14 @@ def test_resume_and_report(place: Path, capsys: pytest.CaptureFixture[str]) -> N
             assert nothing in capsys.readouterr().err
 
 
-def test_a_vocabulary_by_itself_serves_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trained_tokenizer_is_used_by_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tokenizer", "data=text", "data.path=text.txt", "tokenizer.vocab_size=300", "output=vocabulary"]
     assert cli.main([*words, "cache_dir=cache"]) == 0
     shown = capsys.readouterr().out
     assert "vocabulary · 134 tokens of tokenizer.vocab_size=300: the text has no more" in shown
     assert "bytes a token · 0.00% of the tokens unknown" in shown
     assert cli.main([*words, "cache_dir=cache"]) == 2
-    other = ["tokenizer", *but_for(words[1:], ["output=few", "tokenizer=character", "tokenizer.vocab_size=20"])]
+    other = ["tokenizer", *merge_overrides(words[1:], ["output=few", "tokenizer=character", "tokenizer.vocab_size=20"])]
     assert cli.main([*other, "cache_dir=cache"]) == 0
     shown = capsys.readouterr().out
     assert "few · 20 tokens\n" in shown and "T h e ␣ [UNK] i n d" in shown
@@ -310,7 +304,7 @@ def test_a_vocabulary_by_itself_serves_a_run(place: Path, capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("reports")
-def test_secrets_in_the_environment_reach_no_file_and_no_screen(
+def test_secrets_of_environment_are_not_written_or_printed(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secrets = {
@@ -327,12 +321,12 @@ def test_secrets_in_the_environment_reach_no_file_and_no_screen(
         assert value not in shown.out + shown.err
 
 
-def test_tiny_overrides_are_all_real_keys() -> None:
-    """The fixtures' own words: a renamed key must not turn these tests into tests of an error."""
+def test_tiny_overrides_are_valid() -> None:
+    """If a key of TINY were renamed, other tests could pass because of the wrong error."""
     assert cli.main(["pretrain", "model=bert_tiny", *TINY, "--cfg", "job"]) == 0
 
 
-def test_a_language_model_does_a_task_from_prompts(
+def test_evaluate_scores_language_model_on_few_shot_prompts(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, masked = pretrain("run", model="gpt_tiny"), pretrain("masked", "max_steps=2")

@@ -1,4 +1,4 @@
-"""export, import and checkpoint= on published folders, through the command line."""
+"""`export`, `import` and `checkpoint=` with published folders."""
 
 from __future__ import annotations
 
@@ -29,29 +29,33 @@ def run(*words: str, status: int = 0) -> None:
     assert cli.main([*words]) == status
 
 
-def same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+def equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     return left is not None and right is not None and torch.equal(left, right)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A published folder becomes a checkpoint of lmtool, that one a folder again, with the same weights and logits."""
+def test_import_and_export_preserve_weights_and_logits(
+    family: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A published folder is imported and exported again, with the same weights and logits."""
     theirs = make(family, place / "published")
     run("import", "checkpoint=published", "output=ours")
     verify(place / "ours")
     run("export", "checkpoint=ours", "output=back")
     out = capsys.readouterr().out
-    # Every class of BigBird has a pooler, which a masked language model does not read; export writes zeros.
+    # Every BigBird class has a pooler, which a masked language model does not use; export writes zeros.
     pooler = family == "bigbird"
     assert out.count("missing keys  none") == 2 and out.count("unused keys   none") == (0 if pooler else 2)
     assert "0 of 24 adversarial strings" in out
     again = type(theirs).from_pretrained(place / "back").eval()
     ids, mask, decoder = sample(lmtool.load("ours").config.architecture == "encoder_decoder")
     weights, published = again.state_dict(), theirs.state_dict()
-    differing = {name for name in weights.keys() | published.keys() if not same(weights.get(name), published.get(name))}
+    differing = {
+        name for name in weights.keys() | published.keys() if not equal(weights.get(name), published.get(name))
+    }
     assert all(pooler and ".pooler." in name for name in differing), differing
-    # The last bit of a product depends on where a file is mapped. The head of pairs of BERT and ALBERT, whose logits
-    # are not compared, is carried too.
+    # The last bit of a product depends on the address of the mapped file. The pair heads of BERT and ALBERT, whose
+    # logits are not compared, are transferred too.
     torch.testing.assert_close(
         logits_of(again, ids, mask, decoder), logits_of(theirs, ids, mask, decoder), rtol=1e-6, atol=1e-6
     )
@@ -63,8 +67,8 @@ def test_there_and_back(family: str, place: Path, capsys: pytest.CaptureFixture[
     follow_card("back")
 
 
-def test_rows_behind_the_vocabulary_are_never_written(place: Path) -> None:
-    """The table has its rows in transformers too, which draws tokens of all of them unless it is told otherwise."""
+def test_rows_beyond_vocabulary_are_never_generated(place: Path) -> None:
+    """The embedding has rows beyond the vocabulary, and transformers samples them unless the export forbids it."""
     published, texts = make("gpt1", place / "published"), []
     run("export", "checkpoint=published", "output=folder")
     again, entries = AutoModelForCausalLM.from_pretrained("folder"), len(AutoTokenizer.from_pretrained("folder"))
@@ -75,7 +79,7 @@ def test_rows_behind_the_vocabulary_are_never_written(place: Path) -> None:
     assert (texts[0] >= entries).any() and not (texts[1] >= entries).any()
 
 
-def test_runs_are_exported(place: Path) -> None:
+def test_exported_runs_give_same_logits(place: Path) -> None:
     pretrain("words", "objective=mlm", "max_steps=2")
     finetune("labels", "checkpoint=runs/words", "max_steps=2")
     run("export", "checkpoint=runs/words", "output=words")
@@ -95,7 +99,7 @@ def test_runs_are_exported(place: Path) -> None:
     run("export", "checkpoint=runs/words", "output=words", status=2)
 
 
-def test_published_folders_are_trained_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_folder_is_finetuned_and_pretrained_further(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("bert", place / "published")
     finetune("run", "checkpoint=published", "max_steps=2", "offline=true")
     out = capsys.readouterr().out
@@ -117,7 +121,7 @@ def pretrain_on(checkpoint: str, place: Path) -> Path:
     return Path("runs/further")
 
 
-def test_published_weights_are_used_as_they_are(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_weights_predict_and_evaluate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for family, text in (("bert", "the quick [MASK] fox"), ("gpt", "the quick")):
         make(family, place / family)
         run("import", f"checkpoint={family}", f"output=our_{family}")
@@ -138,10 +142,10 @@ def test_published_weights_are_used_as_they_are(place: Path, capsys: pytest.Capt
     assert "checkpoint=electra has no language modeling head" in capsys.readouterr().err
 
 
-def test_a_tokenizer_of_the_hub(
+def test_hub_tokenizer_is_read_from_cache_and_copied(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From the cache alone; the run keeps its own copy."""
+    """The tokenizer is read from the cache, and the run keeps a copy."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place / "hub"))
     commit = "0123456789abcdef0123456789abcdef01234567"
     make("bert", place / "hub/models--some--bert/snapshots" / commit)
@@ -162,7 +166,7 @@ def test_a_tokenizer_of_the_hub(
     assert "tokenizer.path=no: no such folder" in capsys.readouterr().err
 
 
-def test_errors_are_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_export_and_import_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("bert", place / "published")
     for words, message in (
         (("export", "checkpoint=nowhere", "output=x"), "checkpoint=nowhere: no such folder"),
@@ -183,9 +187,9 @@ def test_errors_are_reported(place: Path, capsys: pytest.CaptureFixture[str]) ->
     "family",
     slow_but({"bert", "gpt", "t5", "bart"}, ["bert", "roberta", "albert", "electra", "gpt", "gpt1", "t5", "bart"]),
 )
-def test_a_trained_model_of_each_family_is_exported(family: str, place: Path) -> None:
-    """What its own objective has trained gives the same logits in transformers."""
-    # GPT's published files have no place for another width than four times the hidden one.
+def test_exported_pretrained_family_gives_same_logits(family: str, place: Path) -> None:
+    """A model trained with its default objective gives the same logits in transformers."""
+    # GPT's published files allow only a feed-forward size of four times the hidden size.
     pretrain("run", "max_steps=2", "model.feedforward_size=128", model=f"{family}_tiny")
     run("export", "checkpoint=runs/run", "output=exported")
     config = json.loads(Path("exported/config.json").read_text())

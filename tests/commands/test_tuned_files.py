@@ -1,4 +1,4 @@
-"""Tuned runs: their checkpoints hold what their base lacks, and are used with that base alone."""
+"""Checkpoints of tuned runs contain only weights that their base lacks, and work with that base only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lmtool.models.configs import BertConfig
 from lmtool.session import preparation
 from lmtool.system.files import write_manifest
 from lmtool.weights.reading import read
-from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import finetune, pretrain, skip_reports, work_in_copy, write_rows, write_text
 from tests.weights.published_folders import make
 
 RUN = ("checkpoint=runs/words", "max_steps=4", "checkpoint_every=2", "evaluate_every=4", "optimizer.lr=0.05")
@@ -31,7 +31,7 @@ ASK = ("device=cpu", "precision=fp32")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """runs/words, a pretrained encoder, and runs/low, low-rank updates tuned on it."""
+    """A folder with runs/words, a pretrained encoder, and runs/low, which is LoRA on it."""
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -45,8 +45,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy to work in, without the original: what is read is what was copied."""
-    place = copied(trained, tmp_path / "copy", monkeypatch)
+    """A copy of the folder that cannot read the original."""
+    place = work_in_copy(trained, tmp_path / "copy", monkeypatch)
     for file in (place / "runs/low/checkpoints").glob("*/base.json"):
         assert str(trained) in file.read_text()
     monkeypatch.setattr("lmtool.weights.base.Base.addresses", property(lambda base: [base.checkpoint]))
@@ -57,8 +57,8 @@ def run(*words: str, status: int = 0) -> None:
     assert cli.main([*words]) == status
 
 
-def cut(name: str = "low") -> None:
-    """As if the run had been killed behind its first checkpoint."""
+def remove_last_checkpoint(name: str = "low") -> None:
+    """Restores the state after the first checkpoint, like a killed run."""
     shutil.rmtree(Path("runs") / name / LAST)
     (Path("runs") / name / "result.json").unlink()
 
@@ -69,7 +69,7 @@ def predictions(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> str:
     return Path("out.jsonl").read_text()
 
 
-def test_a_checkpoint_holds_what_its_base_lacks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuned_checkpoint_contains_only_added_weights(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, base = (
         load_file(Path("runs/low") / LAST / "model.safetensors"),
         load_file(Path("runs/words/checkpoints/step_00000002/model.safetensors")),
@@ -95,14 +95,14 @@ def test_a_checkpoint_holds_what_its_base_lacks(place: Path, capsys: pytest.Capt
     assert "kB in addition to runs/words" in Path("runs/low/log.txt").read_text()
 
 
-def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_tuned_checkpoint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("predict", "checkpoint=runs/low", "text=A lovely cat.", *ASK)
     run("embed", "checkpoint=runs/low", "text=A lovely cat.", *ASK, "output=low.npy")
     run("embed", "checkpoint=runs/words", "text=A lovely cat.", *ASK, "output=words.npy", "pooling=first")
     assert not np.allclose(np.load("low.npy"), np.load("words.npy"))
     words = ["target=sst2", "task.path=rows", "examples=20", "held_out=20", *ASK]
     run("probe", "checkpoint=runs/low", *words)
-    # What a checkpoint needs on disk is said before a run.
+    # `plan` prints the size of a checkpoint.
     sizes = []
     for tuning in ("full", "lora"):
         capsys.readouterr()
@@ -122,7 +122,7 @@ def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str])
         ({"checkpoint": "runs/low"}, "is its own base"),
     ],
 )
-def test_a_strange_base_is_refused(
+def test_invalid_base_file_is_refused(
     change: dict[str, object], message: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path("runs/low") / LAST
@@ -135,10 +135,10 @@ def test_a_strange_base_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_base_is_refused_with_both_hashes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = json.loads((Path("runs/low") / LAST / "base.json").read_text())
     Path("runs/words").rename("elsewhere")
-    cut()
+    remove_last_checkpoint()
     for words in (("predict", "checkpoint=runs/low", "text=x"), ("resume", "runs/low")):
         capsys.readouterr()
         run(*words, status=2)
@@ -159,10 +159,10 @@ def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.Ca
     run("resume", "runs/low")
 
 
-def test_a_killed_run_resumes_bit_for_bit(place: Path) -> None:
+def test_killed_tuned_run_resumes_bit_for_bit(place: Path) -> None:
     alone = {name: (Path("runs/low") / LAST / name).read_bytes() for name in ("model.safetensors", "base.json")}
     moments = load_file(Path("runs/low") / LAST / "optimizer.safetensors")
-    cut()
+    remove_last_checkpoint()
     run("resume", "runs/low")
     assert (Path("runs/low") / LAST / "model.safetensors").read_bytes() == alone["model.safetensors"]
     again = load_file(Path("runs/low") / LAST / "optimizer.safetensors")
@@ -172,7 +172,7 @@ def test_a_killed_run_resumes_bit_for_bit(place: Path) -> None:
     assert saved == {**before, "path": str(place / "runs/words/checkpoints/step_00000002")}
 
 
-def test_exported_complete_and_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuned_run_is_exported_merged_and_as_delta(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = predictions("runs/low", capsys)
     run("export", "checkpoint=runs/low", "output=complete")
     run("export", "checkpoint=runs/low", "output=alone", "format=delta")
@@ -185,7 +185,7 @@ def test_exported_complete_and_alone(place: Path, capsys: pytest.CaptureFixture[
     run("predict", "checkpoint=alone", "text=A lovely cat.", *ASK, status=2)
 
 
-def test_merged_weights_predict_what_the_run_does(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merged_weights_match_the_tuned_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("export", "checkpoint=runs/low", "output=complete")
     loaded = lmtool.load("runs/low")
     theirs = AutoModelForSequenceClassification.from_pretrained("complete").eval()
@@ -199,13 +199,13 @@ def test_merged_weights_predict_what_the_run_does(place: Path, capsys: pytest.Ca
 
 
 def their_backbone(checkpoint: str) -> dict[str, torch.Tensor]:
-    """A BERT's backbone under the names of transformers."""
+    """BERT's backbone with the tensor names of transformers."""
     published = bert.to_hf(read(checkpoint).tensors, BertConfig())
     return {name: tensor for name, tensor in published.items() if "encoder" in name}
 
 
-def test_a_tuned_run_is_a_start(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what was added merged, which stands in no file: the checkpoints hold everything. Without it, as a base."""
+def test_tuned_run_can_be_finetuned(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A start with merged LoRA is in no file, so checkpoints are complete; a start with only a new head is a base."""
     finetune("on", *TUNED, "checkpoint=runs/low", "seed=1")
     assert not (Path("runs/on") / LAST / "base.json").exists()
     assert predictions("runs/on", capsys) == Path("runs/on/predictions.jsonl").read_text()
@@ -217,8 +217,8 @@ def test_a_tuned_run_is_a_start(place: Path, capsys: pytest.CaptureFixture[str])
     assert "checkpoint=runs/words is complete" in capsys.readouterr().err
 
 
-def test_runs_without_a_base_stand_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From random weights; and a run of an older lmtool, whose checkpoints hold everything and resume as they are."""
+def test_runs_without_base_have_complete_checkpoints(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs from random weights, and runs of an older lmtool with complete checkpoints, need no base."""
     finetune("random", *TUNED, "checkpoint=none", "model=bert_tiny", "model.num_layers=1", "model.vocab_size=400")
     assert not (Path("runs/random") / LAST / "base.json").exists()
     with monkeypatch.context() as patch:
@@ -228,7 +228,7 @@ def test_runs_without_a_base_stand_alone(place: Path, monkeypatch: pytest.Monkey
     assert not (Path("runs/older") / LAST / "base.json").exists() and "backbone.embed.token.weight" in whole
     own = load_file(Path("runs/low") / LAST / "model.safetensors")
     assert own and all(torch.equal(whole[name], tensor) for name, tensor in own.items())
-    cut("older")
+    remove_last_checkpoint("older")
     Path("runs/words").rename("elsewhere")
     run("predict", "checkpoint=runs/older", "text=x", *ASK)
     run("resume", "runs/older")
@@ -236,7 +236,7 @@ def test_runs_without_a_base_stand_alone(place: Path, monkeypatch: pytest.Monkey
     assert again.keys() == whole.keys() and all(torch.equal(again[name], whole[name]) for name in whole)
 
 
-def test_a_base_on_the_hub_is_known_by_its_commit(
+def test_hub_base_is_pinned_to_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -250,7 +250,7 @@ def test_a_base_on_the_hub_is_known_by_its_commit(
     finetune("low", *TUNED, "checkpoint=hf://some/bert", "offline=true", "max_length=24", "max_steps=2")
     saved = json.loads(Path("runs/low/checkpoints/step_00000002/base.json").read_text())
     assert (saved["checkpoint"], saved["revision"], saved["path"]) == ("hf://some/bert", first, None)
-    # The branch moves on; what was tuned stays with its commit.
+    # The branch moves on; the tuned run keeps its commit.
     make("electra", snapshots / second)
     (refs / "main").write_text(second)
     run("predict", "checkpoint=runs/low", "text=x", "offline=true", *ASK)

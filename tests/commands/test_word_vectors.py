@@ -1,4 +1,4 @@
-"""Word vectors through the commands: imported, exported, frozen, learned, embedded; and what does not go together."""
+"""Word vectors through the commands: import, export, frozen and trained vectors, `embed`, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = ["the", "saw", "near", ".", "well-known", *NOUNS, *GOOD, *BAD]
 
 @pytest.fixture
 def vectors(place: Path) -> Path:
-    """A file whose adjectives differ by their first number, and the folder that it is imported to."""
+    """A file of vectors in which adjectives differ in the first number, imported into a folder."""
     values = torch.randn(len(WORDS), 6, generator=torch.Generator().manual_seed(0)) * 0.1
     for number, word in enumerate(WORDS):
         values[number, 0] = (word in GOOD) - float(word in BAD)
@@ -27,7 +27,7 @@ def vectors(place: Path) -> Path:
     return Path("glove")
 
 
-def test_a_file_is_imported_and_exported(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vectors_file_is_imported_and_exported(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["import", "checkpoint=glove.txt", "output=other"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "29 words of 6 numbers" in said and "1 line skipped, with words of earlier lines" in said
@@ -46,8 +46,8 @@ def test_a_file_is_imported_and_exported(vectors: Path, capsys: pytest.CaptureFi
     ) and again.tokenizer.pieces(range(34)) == loaded.tokenizer.pieces(range(34))
 
 
-def test_vectors_are_frozen_and_learned(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The mean of the words' vectors tells the two classes apart."""
+def test_head_tuning_freezes_vectors_and_full_trains_them(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The mean word vector separates the two classes."""
     before = lmtool.load("glove").model.parts.backbone.embed.token.weight
     for tuning in ("head", "full"):
         run = finetune(tuning, "checkpoint=glove", f"tuning={tuning}", "max_epochs=8", "optimizer.lr=0.05")
@@ -59,7 +59,7 @@ def test_vectors_are_frozen_and_learned(vectors: Path, capsys: pytest.CaptureFix
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["the", "cat"]
 
 
-def test_a_cnn_over_given_vectors(vectors: Path) -> None:
+def test_cnn_uses_imported_vectors(vectors: Path) -> None:
     assert cli.main(["import", "checkpoint=glove", "model=cnn", "output=cnn"]) == 0
     table, model = (lmtool.load(name).model.parts.backbone.embed.token.weight for name in ("glove", "cnn"))
     assert torch.equal(table, model) and lmtool.load("cnn").config.embedding_size == 6
@@ -95,7 +95,7 @@ def test_a_cnn_over_given_vectors(vectors: Path) -> None:
         ),
     ],
 )
-def test_what_is_refused(
+def test_unsuitable_use_of_word_vectors_is_refused(
     vectors: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str, hint: str
 ) -> None:
     capsys.readouterr()

@@ -1,5 +1,5 @@
-"""What other tools call a key: every word of the table leads to a key that decodes, or to a sentence about keys that
-there are."""
+"""Key names of other tools: each entry of the table suggests a key that decodes, or a sentence that names existing
+keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASES = {
     "generate": ["checkpoint=x", "prompt=a"],
     "export": ["checkpoint=x", "output=y"],
 }
-"""A sound command line of each command."""
+"""A valid command line for each command."""
 SAMPLES: dict[str, Any] = {
     "model_type": "bert", "arch": "bert", "task_name": "sst2", "optim": "adamw_torch", "criterion": "masked_lm",
     "lr_scheduler_type": "cosine", "lr_scheduler": "polynomial_decay", "accelerator": "gpu", "strategy": "ddp",
@@ -41,14 +41,14 @@ SAMPLES: dict[str, Any] = {
                      "attention_probs_dropout_prob", "layer_norm_eps", "initializer_range", "adam_eps", "dropout",
                      "attention_dropout"), 0.1),
 }  # fmt: skip
-"""What is typed for a word; for all others a whole number."""
+"""Sample values by word; all other words get a whole number."""
 FILES = ("train_file", "data_dir", "dataset")
-"""Words whose values are files: what they stand for is read from them."""
+"""Words whose values are files that lmtool reads."""
 
 
 @cache
 def base_of(verb: str) -> tuple[AcceptedOverrides, dict[str, Any], frozenset[str]]:
-    """What a command offers, the data of its command line, and every key that it has."""
+    """The accepted overrides of a command, the data of its sample command line, and all of its keys."""
     primary = VERBS[verb].primary
     assert primary is not None
     accepted = replace(compose.accepted_overrides(primary), verbatim=COMMANDS[verb].verbatim)
@@ -59,8 +59,8 @@ def base_of(verb: str) -> tuple[AcceptedOverrides, dict[str, Any], frozenset[str
 option = cache(compose.option)
 
 
-def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
-    """What is wrong with the words beside the base of a command; what is missing is asked for, and not wrong."""
+def problems_of(verb: str, words: Sequence[str]) -> list[Problem]:
+    """The problems of overrides added to a command's sample line; missing values are not counted."""
     accepted, data, _ = base_of(verb)
     typed = overrides.read(words, accepted)
     wrong = list(typed.problems)
@@ -69,7 +69,7 @@ def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
         entry = registry.lookup(group, name)
         if (
             entry is not None and group not in registry.MULTI_SELECT_GROUPS
-        ):  # others are files, which are read when they are chosen
+        ):  # other values are files, read when they are chosen
             data = {**data, group: {**option(group, name), registry.choices(COMMANDS[verb])[group].key: name}}
     values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in accepted.groups], accepted)
     try:
@@ -80,7 +80,7 @@ def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
 
 
 def forms_of(word: str) -> Iterator[tuple[str, Any]]:
-    """Each form of a word, with a value that leads to it."""
+    """Each suggestion for a word, with a value that triggers it."""
     forms = messages.KEY_FORMS[word]
     for form in forms if isinstance(forms, tuple) else (forms,):
         if isinstance(form, str):
@@ -89,47 +89,47 @@ def forms_of(word: str) -> Iterator[tuple[str, Any]]:
             yield from ((of_value, value) for value, of_value in form.items())
 
 
-def is_of(meaning: messages.Meaning, form: str) -> bool:
-    """Whether a meaning is what a form says."""
+def matches(meaning: messages.Meaning, form: str) -> bool:
+    """Whether a meaning matches a suggestion's template."""
     pattern = re.sub(r"\\{\w*\\}", ".*", re.escape(form))
     return re.fullmatch(pattern, " ".join(meaning.words) or meaning.hint) is not None
 
 
-# Several words are of the same form: one of them stands for all.
+# Several words share a suggestion; one of them is tested.
 @pytest.mark.parametrize("word", {str(form): word for word, form in messages.KEY_FORMS.items()}.values())
-def test_what_is_hinted_at_decodes(word: str) -> None:
+def test_suggested_overrides_decode(word: str) -> None:
     for form, value in forms_of(word):
-        # The first command that has the keys of this form, and not those of one before it.
+        # The first command that has the keys of this suggestion and not those of an earlier one.
         verb, meaning = next(
             (verb, meaning)
             for verb in BASES
             if (meaning := messages.meaning_elsewhere(word, value, base_of(verb)[2].__contains__))
-            and is_of(meaning, form)
+            and matches(meaning, form)
         )
         with pytest.raises(ConfigError) as caught:
             decode_config(verb, {**base_of(verb)[1], word: value}, reads_checkpoint=False)
         hint = caught.value.hint or ""
         assert hint.startswith(f"did you mean {shlex.join(meaning.words)}?" if meaning.words else meaning.hint)
-        # Where another component has the key, the hint names it; the base may be no model for it.
+        # The hint names another component if that one has the key; the sample line's model may not fit it.
         chosen = re.findall(r"\? (\S+=\S+) has \S+$", hint)
         keys = {key for key, _ in meaning.pairs}
-        wrong = [] if word in FILES else wrong_in(verb, [*chosen, *meaning.words])
+        wrong = [] if word in FILES else problems_of(verb, [*chosen, *meaning.words])
         assert not [problem for problem in wrong if not chosen or problem.key in keys]
 
 
-def test_sentences_speak_of_keys_that_there_are() -> None:
+def test_suggested_sentences_name_existing_keys() -> None:
     known = {key for command in COMMANDS.values() for key in known_keys(command, {})}
     forms = [form for word in messages.KEY_FORMS for form, _ in forms_of(word)]
     assert {key.removesuffix(".KEY") for form in forms for key in messages.keys_in(form)} <= known
 
 
-def test_a_word_of_the_table_is_no_key_here() -> None:
+def test_aliases_are_not_keys_of_lmtool() -> None:
     top = {key for command in COMMANDS.values() for key in command.model_fields}
     assert not top & messages.KEY_FORMS.keys() and len(messages.KEY_FORMS) > 60
 
 
 @pytest.mark.parametrize("key", messages.VALUE_FORMS)
-def test_a_value_of_another_tool_is_one_here(key: str) -> None:
+def test_suggested_values_are_valid(key: str) -> None:
     verb = "finetune" if key.startswith("tuning") else "pretrain"
     accepted, _, _ = base_of(verb)
     for value in messages.VALUE_FORMS[key].values():
@@ -138,7 +138,7 @@ def test_a_value_of_another_tool_is_one_here(key: str) -> None:
         else:
             lora = ["tuning=lora", "model=t5", "model.feedforward=gated_gelu"] if key.startswith("tuning") else []
             text = f"[{value}]" if lora else value
-            assert not wrong_in(verb, [*lora, f"{key}={text}"])
+            assert not problems_of(verb, [*lora, f"{key}={text}"])
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_a_value_of_another_tool_is_one_here(key: str) -> None:
         ("export", {"output_dir": "x"}, "did you mean output=x?"),
     ],
 )
-def test_the_value_is_carried_over(verb: str, typed: dict[str, Any], hint: str) -> None:
+def test_suggestion_carries_the_value(verb: str, typed: dict[str, Any], hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         decode_config(verb, merge(base_of(verb)[1], typed), reads_checkpoint=False)
     assert [problem.hint for problem in caught.value.problems] == [hint]
 
 
-def test_a_key_that_does_not_take_the_value_is_not_hinted_at_with_it() -> None:
+def test_suggestion_omits_values_the_key_refuses() -> None:
     base = base_of("pretrain")[1]
     assert unknown_key("max_stps", "many", COMMANDS["pretrain"], base).hint == (
         "did you mean max_steps? `lmtool show max_steps` says what it takes"

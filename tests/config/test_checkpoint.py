@@ -1,4 +1,4 @@
-"""Checkpoints found where a user points, and refused where they are damaged: another is never taken for them."""
+"""Checkpoints are found from any path of a run; damaged ones are refused and never replaced by another one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def test_a_checkpoint_is_found_where_a_user_points(run: Path) -> None:
+def test_checkpoint_is_found_from_each_path_of_a_run(run: Path) -> None:
     old, new = (run / "checkpoints" / name for name in ("step_00000005", "step_00000010"))
     latest = run.parent / "latest"
     assert run_folder(str(latest)) == run == run_folder(run)
@@ -60,7 +60,7 @@ def test_a_checkpoint_is_found_where_a_user_points(run: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["x" * 100_000, "x" * 300, "é" * 200])
-def test_latest_of_too_many_letters_names_no_run(run: Path, content: str) -> None:
+def test_latest_file_with_long_text_is_refused(run: Path, content: str) -> None:
     latest = run.parent / "latest"
     latest.write_text(content)
     with pytest.raises(UserError, match="latest does not contain the name of a run: its text has more than 255 bytes"):
@@ -82,11 +82,9 @@ def test_latest_of_too_many_letters_names_no_run(run: Path, content: str) -> Non
         lambda path: (path.unlink(), path.symlink_to("nowhere")),
         lambda path: (path.unlink(), os.mkfifo(path)),
     ],
-    ids=["deleted", "emptied", "no text", "of another", "of none", "a folder", "a dangling link", "a pipe"],
+    ids=["deleted", "empty", "not text", "wrong step", "unknown step", "folder", "dangling link", "pipe"],
 )
-def test_the_best_and_the_last_are_known_whatever_their_pointers_say(
-    run: Path, damage: Callable[[Path], object]
-) -> None:
+def test_damaged_pointers_still_find_best_and_last(run: Path, damage: Callable[[Path], object]) -> None:
     for name in ("best", "last"):
         damage(run / "checkpoints" / name)
     assert find(run).name == "step_00000005" == find(run / "checkpoints").name
@@ -95,7 +93,7 @@ def test_the_best_and_the_last_are_known_whatever_their_pointers_say(
         assert find(run / "checkpoints" / "last").name == "step_00000010"
 
 
-def test_where_the_best_is_gone_another_is_taken_only_by_its_pointer(run: Path) -> None:
+def test_deleted_best_checkpoint_is_refused(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step_00000005")
     hint = f"use {run / 'checkpoints' / 'step_00000010'}, which is intact"
     with pytest.raises(UserError, match="best names step_00000005, which does not exist") as caught:
@@ -109,8 +107,8 @@ def test_where_the_best_is_gone_another_is_taken_only_by_its_pointer(run: Path) 
     assert find(run).name == "step_00000010"
 
 
-def test_where_the_newest_is_damaged_the_pointer_names_the_best(run: Path) -> None:
-    flip(run / "checkpoints" / "step_00000010" / "state.json")
+def test_best_pointer_is_used_if_newest_is_damaged(run: Path) -> None:
+    flip_bit(run / "checkpoints" / "step_00000010" / "state.json")
     assert find(run).name == "step_00000005"
     (run / "checkpoints" / "best").unlink()
     with pytest.raises(UserError, match=r"step_00000010/state\.json is damaged") as caught:
@@ -119,19 +117,19 @@ def test_where_the_newest_is_damaged_the_pointer_names_the_best(run: Path) -> No
 
 
 @pytest.mark.parametrize("step", ["x", -1, 10**100, 1.5, [5]])
-def test_a_best_step_that_is_none(tmp_path: Path, step: Any) -> None:
+def test_best_step_without_checkpoint_is_refused(tmp_path: Path, step: Any) -> None:
     checkpoint(tmp_path / "b", 5, best_step=step)
     with pytest.raises(UserError, match="the best checkpoint of .* does not exist"):
         find(tmp_path / "b")
 
 
-def test_before_the_first_evaluation_the_newest_is_taken(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_used_before_first_evaluation(tmp_path: Path) -> None:
     for step in (5, 10):
         checkpoint(tmp_path / "b", step, best_step=None)
     assert find(tmp_path / "b").name == "step_00000010"
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
+def test_folder_without_lmtool_checkpoint_is_refused(tmp_path: Path) -> None:
     for given in (str(tmp_path), str(tmp_path / "x"), "hf://org/name"):
         with pytest.raises(UserError, match="checkpoint="):
             read_checkpoint(given)
@@ -155,17 +153,17 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 FILES = ["config.json", "state.json", "model.safetensors", MANIFEST]
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
 
 
-def fold(path: Path) -> None:
+def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
@@ -175,14 +173,16 @@ def fold(path: Path) -> None:
     ("damage", "words"),
     [
         (lambda path: path.unlink(), "is missing"),
-        (cut, "is damaged: |was changed after it was written"),
-        (flip, "is damaged: |was changed after it was written"),
+        (truncate, "is damaged: |was changed after it was written"),
+        (flip_bit, "is damaged: |was changed after it was written"),
         (lambda path: path.write_bytes(b""), "is damaged: 0 bytes|was changed after it was written"),
-        (fold, "is not a regular file"),
+        (replace_by_folder, "is not a regular file"),
     ],
-    ids=["deleted", "cut", "flipped", "emptied", "a folder"],
+    ids=["deleted", "truncated", "bit flip", "empty", "folder"],
 )
-def test_a_damaged_file_is_refused_by_name(run: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
+def test_damaged_checkpoint_file_is_refused_by_name(
+    run: Path, name: str, damage: Callable[[Path], None], words: str
+) -> None:
     folder = run / "checkpoints" / "step_00000005"
     damage(folder / name)
     assert not is_intact(folder)
@@ -201,7 +201,7 @@ def test_a_damaged_file_is_refused_by_name(run: Path, name: str, damage: Callabl
             assert read(folder)
 
 
-def test_a_renamed_checkpoint_is_refused(run: Path) -> None:
+def test_renamed_step_folder_is_refused(run: Path) -> None:
     (run / "checkpoints" / "step_00000005").rename(run / "checkpoints" / "step_00000015")
     with pytest.raises(UserError, match="says step 5, but its folder is called step_00000015"):
         find(run / "checkpoints" / "step_00000015")
@@ -209,7 +209,7 @@ def test_a_renamed_checkpoint_is_refused(run: Path) -> None:
     assert find(run.parent / "mine") == run.parent / "mine"
 
 
-def test_the_config_of_a_checkpoint_is_verified_as_a_saved_configuration_too(run: Path) -> None:
+def test_changed_checkpoint_config_is_refused(run: Path) -> None:
     path = run / "checkpoints" / "step_00000005" / "config.json"
     assert saved.read(path)["model"] == {"hidden_size": 16}
     path.write_text(path.read_text().replace("16", "17"))
@@ -217,7 +217,7 @@ def test_the_config_of_a_checkpoint_is_verified_as_a_saved_configuration_too(run
         saved.read(path)
 
 
-def test_a_manifest_that_lists_no_model_or_is_no_manifest(tmp_path: Path) -> None:
+def test_invalid_manifest_is_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "b", 5)
     (folder / "model.safetensors").unlink()
     (folder / MANIFEST).unlink()
@@ -231,7 +231,7 @@ def test_a_manifest_that_lists_no_model_or_is_no_manifest(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("step", [1.5, "5", None, True, -1])
-def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) -> None:
+def test_step_must_be_whole_number(tmp_path: Path, step: Any) -> None:
     folder = checkpoint(tmp_path / "runs" / "a", 5)
     (folder / "state.json").write_text(json.dumps({"step": step}))
     (folder / MANIFEST).unlink()

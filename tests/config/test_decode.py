@@ -1,4 +1,4 @@
-"""The decoder reports every error at once, in plain words, and resolves `auto`."""
+"""The decoder reports all errors at once in plain words, and resolves `auto`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .fakes import DieselConfig, DriveConfig, SteamConfig
 
 @pytest.fixture(autouse=True)
 def hints_can_be_typed() -> None:
-    """The keys here are those of a drive, which no command has."""
+    """Disables the check of hints: the keys here belong to a fake command."""
 
 
 def drive(**changes: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def problems_of(data: dict[str, Any], **how: Any) -> dict[str, Problem]:
     return {problem.key: problem for problem in caught.value.problems}
 
 
-def test_a_sound_configuration_is_frozen_and_typed() -> None:
+def test_valid_config_is_frozen_and_typed() -> None:
     config = decode(DriveConfig, drive(stops=["a", "b"], minutes=3))
     assert isinstance(config.engine, SteamConfig) and config.stops == ("a", "b") and config.minutes == 3.0
     with pytest.raises(Exception, match="frozen"):
@@ -81,12 +81,12 @@ def test_all_errors_are_reported_together() -> None:
     assert problems["paint.name"].hint == "did you mean paint.name=colour?"
 
 
-def test_booleans_among_labels_are_to_be_quoted() -> None:
+def test_boolean_labels_hint_suggests_quotes() -> None:
     problems = problems_of(drive(stops=[True, False]))
     assert list(problems) == ["stops[0]"] and "quote your labels" in (problems["stops[0]"].hint or "")
 
 
-def test_a_number_that_is_text_in_yaml() -> None:
+def test_number_read_as_text_by_yaml_is_refused() -> None:
     problems = problems_of(drive(engine={"name": "steam", "oil": "1e-4"}))
     assert problems["engine.oil"].hint == "YAML reads 1e-4 as text: write 0.0001"
 
@@ -104,34 +104,34 @@ def test_a_number_that_is_text_in_yaml() -> None:
         ("minutes", "1e-9", "YAML reads 1e-9 as text: write 1.0e-09"),
     ],
 )
-def test_the_number_that_is_hinted_at_is_allowed(key: str, value: Any, hint: str) -> None:
+def test_hinted_number_is_valid(key: str, value: Any, hint: str) -> None:
     assert problems_of(drive(**{key: value}))[key].hint == hint
 
 
-def test_what_is_there_under_a_misspelt_key_is_not_missing() -> None:
+def test_misspelled_key_is_not_also_missing() -> None:
     problems = problems_of(drive(road="???", raod="north"))
     assert list(problems) == ["raod"] and problems["raod"].hint == "did you mean road=north?"
     data = drive(engin="steam")
     del data["engine"]
     assert list(problems_of(data)) == ["engin"]
-    # A right value of the right key is judged all the same.
+    # A value of the correctly spelled key is checked too.
     assert set(problems_of(drive(seed=-1, sedd=2))) == {"seed", "sedd"}
 
 
-def test_what_could_not_be_read_is_not_missing() -> None:
+def test_unreadable_value_is_not_also_missing() -> None:
     problems = problems_of(drive(road="???"), earlier=[Problem("road", "road=it's: not readable")])
     assert [problem.message for problem in problems.values()] == ["road=it's: not readable"]
 
 
-def test_what_is_missing_comes_after_what_is_wrong() -> None:
+def test_missing_values_are_reported_last() -> None:
     assert list(problems_of(drive(road="???", engine={"name": "auto"}, minutes=-1.0))) == ["minutes", "engine", "road"]
 
 
-def test_text_is_not_made_of_numbers() -> None:
+def test_number_for_text_key_is_refused() -> None:
     assert problems_of(drive(road=7))["road"].hint == "quote it: 'road=\"7\"'"
 
 
-def test_a_key_of_another_component_names_that_component() -> None:
+def test_hint_names_component_that_has_the_key() -> None:
     assert (
         problems_of(drive(engine={"name": "steam", "cylinders": 4}))["engine.cylinders"].hint
         == "engine=diesel has cylinders"
@@ -147,44 +147,44 @@ def test_deleted_sections_are_missing() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 3, [], "stem", {"pressure": 1.0}])
-def test_a_section_that_is_none(value: Any) -> None:
+def test_invalid_section_is_refused(value: Any) -> None:
     problems = problems_of(drive(engine=value))
     assert any(key.split(".")[0] == "engine" for key in problems)
 
 
-def test_values_json_has_no_word_for() -> None:
+def test_date_value_hint_suggests_quotes() -> None:
     import datetime
 
     problems = problems_of(drive(road=datetime.date(2024, 1, 2)))
     assert problems["road"].hint == 'quote it: road: "2024-01-02"'
 
 
-def test_auto_takes_what_the_engine_names() -> None:
+def test_auto_uses_parts_named_by_another_section() -> None:
     config = decode(DriveConfig, drive(wheels={"name": "auto", "tread": {"depth": 3.0}}, paint="auto"))
     assert config.wheels.spokes == 7 and config.wheels.tread.depth == 3.0 and config.paint.layers == 9
     data = drive(engine={"name": "diesel", "cylinders": 6}, paint={"name": "auto"})
     assert decode(DriveConfig, data).paint.layers == 6
 
 
-def test_auto_without_a_source() -> None:
+def test_auto_without_source_is_reported_once() -> None:
     problems = problems_of(drive(engine={"name": "diesel"}, wheels={"name": "auto"}))
     assert problems["wheels"].hint == "set wheels=round"
     problems = problems_of(drive(engine={"name": "auto"}, wheels={"name": "auto"}))
     assert set(problems) == {"engine"}, "the wheels depend on the engine: one error, reported once"
 
 
-def test_what_depends_on_a_section_with_an_error_is_checked_all_the_same() -> None:
+def test_sections_that_depend_on_invalid_one_are_checked() -> None:
     data = drive(engine={"name": "steam", "boiler": 2}, wheels={"name": "auto", "spokes": 1})
     assert set(problems_of(data)) == {"engine.boiler", "wheels.spokes"}
 
 
-def test_auto_takes_the_checkpoint() -> None:
+def test_auto_uses_checkpoint_values() -> None:
     saved = {"engine": {"name": "steam", "pressure": 3.0, "boilers": 2, "oil": 0.5}}
     config = decode(DriveConfig, drive(engine={"name": "auto", "oil": 0.0}), checkpoint_config=saved)
     assert (config.engine.boilers, config.engine.pressure, config.engine.oil) == (2, 3.0, 0.0)
 
 
-def test_auto_where_the_checkpoint_has_no_such_section() -> None:
+def test_auto_without_checkpoint_section_is_refused() -> None:
     problems = problems_of(drive(engine={"name": "auto"}), checkpoint_config={"wheels": {"name": "round"}})
     assert problems["engine"].message == "engine=auto: the checkpoint has no engine"
     assert problems_of(drive(engine={"name": "auto"}))["engine"].message.startswith(
@@ -192,7 +192,7 @@ def test_auto_where_the_checkpoint_has_no_such_section() -> None:
     )
 
 
-def test_what_is_typed_must_agree_with_the_checkpoint() -> None:
+def test_override_that_contradicts_checkpoint_is_refused() -> None:
     saved = {"engine": {"name": "steam", "pressure": 3.0, "boilers": 2, "oil": 0.5}}
     problems = problems_of(drive(engine={"name": "steam", "pressure": 3.0, "boilers": 4}), checkpoint_config=saved)
     assert set(problems) == {"engine.boilers"}
@@ -201,21 +201,21 @@ def test_what_is_typed_must_agree_with_the_checkpoint() -> None:
     assert set(problems_of(drive(engine={"name": "diesel"}), checkpoint_config=saved)) == {"engine.name"}
 
 
-def test_earlier_problems_come_along_and_silence_what_follows_from_them() -> None:
+def test_earlier_problems_suppress_dependent_errors() -> None:
     earlier = [Problem("checkpoint", "no such folder")]
     problems = problems_of(drive(engine={"name": "auto"}, seed=-1), earlier=earlier)
     assert set(problems) == {"checkpoint", "seed"}
 
 
 @pytest.mark.parametrize("value", ["half \ud800", "\udcff", "a\0b"])
-def test_text_that_no_file_takes(value: str) -> None:
+def test_text_that_cannot_be_encoded_is_refused(value: str) -> None:
     for data in (drive(road=value), drive(stops=["a", value])):
         (problem,) = problems_of(data).values()
         assert "cannot encode" in problem.message and problem.hint
     assert problems_of({**drive(), f"x{value}": 1})
 
 
-def test_rules_see_only_valid_values() -> None:
+def test_rules_receive_only_valid_values() -> None:
     def rules(command: type[Config], values: dict[str, Any]) -> Iterator[Problem]:
         if {"engine", "seed"} <= values.keys():
             assert isinstance(values["engine"], SteamConfig | DieselConfig)

@@ -1,4 +1,4 @@
-"""Interpolations are counted before they are resolved: bombs are refused at once, ordinary ones are resolved."""
+"""The size of interpolations is checked before they are resolved: exponential ones are refused at once."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ from lmtool.errors import UserError
 
 LEVELS = range(1, 41)
 BOMBS = {
-    "each twice": {"a0": "x", **{f"a{n}": f"${{a{n - 1}}}${{a{n - 1}}}" for n in LEVELS}},
+    "doubled": {"a0": "x", **{f"a{n}": f"${{a{n - 1}}}${{a{n - 1}}}" for n in LEVELS}},
     "relative": {"s": {"a0": "x", **{f"a{n}": f"${{.a{n - 1}}}/${{..s.a{n - 1}}}" for n in LEVELS}}},
-    "in lists": {"a0": ["x"] * 9, **{f"a{n}": [f"${{a{n - 1}}}"] * 9 for n in LEVELS}},
-    "of sections": {"a0": {"x": "y"}, **{f"a{n}": {"l": f"${{a{n - 1}}}", "r": f"${{a{n - 1}}}"} for n in LEVELS}},
-    "by a resolver": {"a0": "x", **{f"a{n}": f"${{oc.select:a{n - 1}}}${{oc.select:'a{n - 1}'}}" for n in LEVELS}},
-    "by names of names": {"a0": "x", **{f"n{n}": str(n) for n in range(40)}}
+    "lists": {"a0": ["x"] * 9, **{f"a{n}": [f"${{a{n - 1}}}"] * 9 for n in LEVELS}},
+    "sections": {"a0": {"x": "y"}, **{f"a{n}": {"l": f"${{a{n - 1}}}", "r": f"${{a{n - 1}}}"} for n in LEVELS}},
+    "resolver": {"a0": "x", **{f"a{n}": f"${{oc.select:a{n - 1}}}${{oc.select:'a{n - 1}'}}" for n in LEVELS}},
+    "nested names": {"a0": "x", **{f"n{n}": str(n) for n in range(40)}}
     | {f"a{n}": f"${{a${{n{n - 1}}}}}${{a${{n{n - 1}}}}}" for n in LEVELS},
-    "of a long text": {"a": "x" * 100_000, "b": "${a}" * 11},
+    "long text": {"a": "x" * 100_000, "b": "${a}" * 11},
 }
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs(name: str) -> None:
+def test_exponential_interpolations_are_refused(name: str) -> None:
     begun = time.process_time()
     with pytest.raises(UserError, match="more than 1000000 characters") as caught:
         compose.require_small_interpolations(BOMBS[name])
     assert time.process_time() - begun < 10 and caught.value.hint
 
 
-def test_ordinary_ones() -> None:
+def test_ordinary_interpolations_are_accepted() -> None:
     paths = {"sst2": "/data/sst2", "cola": "/data/cola"}
     task = {"name": "sst2", "path": "${paths.${task.name}}", "again": "${.path}/${..seed}"}
     compose.require_small_interpolations(
         {"paths": paths, "task": task, "seed": 1, "here": "${oc.env:HOME}", "all": "${task}" * 50}
     )
     compose.require_small_interpolations({f"a{n}": f"${{a{n - 1}}}" for n in range(200)})
-    compose.require_small_interpolations({"a": "${b}", "b": "${a}"})  # a circle: resolving it is refused
+    compose.require_small_interpolations({"a": "${b}", "b": "${a}"})  # a cycle is refused later, when resolved
 
 
 @pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
-def test_a_bomb_in_a_folder_of_yaml(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exponential_interpolation_in_config_dir_is_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "experiment").mkdir()
-    lines = "".join(f"a{n}: {value}\n" for n, value in enumerate(BOMBS["each twice"].values()))
+    lines = "".join(f"a{n}: {value}\n" for n, value in enumerate(BOMBS["doubled"].values()))
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{lines}")
     cli.main(["pretrain", "--cfg", "job", "seed=no"])
     begun = time.process_time()

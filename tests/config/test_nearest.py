@@ -1,4 +1,4 @@
-"""Did you mean: of 300 typos of keys, groups, choices and verbs, the right name comes first for at least 99%."""
+"""Suggestions for misspelled names: the right name is first for 99% of 300 typos in keys, groups and commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz_"
 
 
 def typo(word: str, draw: random.Random) -> str:
-    """One slip: a letter dropped, added, doubled, changed, or swapped with its neighbour."""
+    """The word with one letter dropped, added, doubled, changed, or swapped with the next one."""
     at = draw.randrange(len(word))
     kind = draw.choice(["drop", "add", "double", "change", "swap"])
     if kind == "drop" and len(word) > 2:
@@ -31,7 +31,7 @@ def typo(word: str, draw: random.Random) -> str:
     return word[:at] + draw.choice([letter for letter in ALPHABET if letter != word[at]]) + word[at + 1 :]
 
 
-def test_of_two_as_near_the_one_of_the_same_letters() -> None:
+def test_nearest_prefers_name_with_same_letters() -> None:
     assert nearest("adawm", ["adam", "adamw"]) == "adamw" and nearest("adamm", ["adam", "adamw"]) == "adam"
 
 
@@ -53,11 +53,11 @@ SECTIONS = {
     },
 }
 SHORTEST = 4
-"""Letters of a name that is misspelt: what `lr` was meant to be cannot be seen in `lx`."""
+"""Minimum length of a misspelled name: a typo such as `lx` for `lr` cannot be corrected."""
 
 
-def slip_of(name: str, known: Container[str], draw: random.Random) -> str:
-    """The name with a slip in its last part, or in another one, that makes it no other name."""
+def misspelled(name: str, known: Container[str], draw: random.Random) -> str:
+    """The name with a typo in one part, mostly the last; the result is never a known name."""
     while True:
         parts = re.split(r"([./])", name)
         long = [place for place in range(0, len(parts), 2) if len(parts[place]) >= SHORTEST]
@@ -67,41 +67,41 @@ def slip_of(name: str, known: Container[str], draw: random.Random) -> str:
             return wrong
 
 
-def slips(draw: random.Random) -> Iterator[tuple[str, str, str | None]]:
-    """What is typed, what was meant, and the name that is offered first."""
+def typos(draw: random.Random) -> Iterator[tuple[str, str, str | None]]:
+    """The misspelled name, the intended name, and the first suggestion."""
     for command, data in SECTIONS.items():
-        # A group is a key, too; those within a section stand beside them.
+        # A group is a key as well; groups within a section are tested below.
         keys = known_keys(COMMANDS[command], data)
         for key in draw.sample([key for key in keys if len(key.rpartition(".")[2]) >= SHORTEST], 80):
-            wrong = slip_of(key, keys, draw)
+            wrong = misspelled(key, keys, draw)
             yield wrong, key, next(iter(nearest_keys(wrong, keys)), None)
     inner = [group for group in groups.all_groups() if "/" in group]
     for group in inner * 3:
-        wrong = slip_of(group, inner, draw)
+        wrong = misspelled(group, inner, draw)
         yield wrong, group, nearest(wrong, groups.all_groups())
     for group in ("model", "objective", "task", "experiment"):
         known = groups.options(group)
         for name in draw.sample([name for name in known if len(name) >= SHORTEST], 20):
-            wrong = slip_of(name, known, draw)
+            wrong = misspelled(name, known, draw)
             yield f"{group}={wrong}", name, nearest(wrong, known)
     for verb in draw.choices([verb for verb in VERBS if len(verb) >= SHORTEST and " " not in verb], k=39):
-        wrong = slip_of(verb, VERBS, draw)
+        wrong = misspelled(verb, VERBS, draw)
         yield wrong, verb, nearest(wrong, VERBS)
 
 
-def test_of_three_hundred_typos_the_right_name_comes_first() -> None:
-    answers = list(slips(random.Random(0)))
+def test_nearest_corrects_99_percent_of_typos() -> None:
+    answers = list(typos(random.Random(0)))
     missed = [answer for answer in answers if answer[1] != answer[2]]
     assert len(answers) >= 290 and len(missed) <= 0.01 * len(answers), missed
 
 
-def test_strangers_behind_the_same_beginning() -> None:
+def test_nearest_ignores_unrelated_suffix() -> None:
     models = ["bert", "bert_cased", "bert_large", "bert_tiny", "t5", "t5_small"]
     assert nearest("bert_base", models) == "bert" and nearest("t5_base", models) == "t5"
     assert nearest("bert_lagre", models) == "bert_large" and nearest("t5-small", models) == "t5_small"
 
 
-def test_what_other_tools_call_a_key() -> None:
+def test_nearest_keys_recognizes_names_of_other_tools() -> None:
     keys = [
         "max_steps",
         "max_epochs",
@@ -116,10 +116,10 @@ def test_what_other_tools_call_a_key() -> None:
     assert nearest_keys("max_seq_length", keys) == ["max_length"] and nearest_keys("layers", keys) == [
         "model.num_layers"
     ]
-    assert nearest_keys("max_things", keys + ["max_tokens"]) == [], "a part that many have says nothing"
+    assert nearest_keys("max_things", keys + ["max_tokens"]) == [], "a part that many keys share suggests nothing"
 
 
-def test_the_last_part_finds_its_section() -> None:
+def test_nearest_keys_adds_section_to_last_part() -> None:
     keys = ["seed", "optimizer", "optimizer.lr", "model.dropout", "task.dropout", "max_steps", "max_tokens"]
     assert nearest_keys("lr", keys) == ["optimizer.lr"]
     assert nearest_keys("optim.lr", keys) == ["optimizer.lr"]
@@ -128,10 +128,10 @@ def test_the_last_part_finds_its_section() -> None:
     assert nearest_keys("something_else", keys) == []
 
 
-def test_distance_counts_a_swap_once() -> None:
+def test_distance_counts_swap_as_one_edit() -> None:
     assert distance("modle", "model") == 1 and distance("abc", "abc") == 0 and distance("", "ab") == 2
 
 
-def test_nothing_close() -> None:
+def test_unrelated_name_has_no_suggestion() -> None:
     assert nearest("zebra", ["bert", "gpt"]) is None and nearest("x", ["lr"]) is None
     assert nearest("bert_large_uncased", ["bert", "gpt", "bert_large"]) in ("bert_large", "bert")

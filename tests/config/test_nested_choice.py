@@ -1,4 +1,4 @@
-"""A choice inside a choice, `model/positions`: typed as a group, decoded, compared with a checkpoint's, explained."""
+"""The nested group `model/positions`: as a choice, by its values, against a checkpoint's, and its error messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def problems(*typed: str, **how: Any) -> dict[str, str]:
     return {problem.key: f"{problem.message} | {problem.hint}" for problem in caught.value.problems}
 
 
-def test_it_is_typed_as_a_group_or_by_its_values() -> None:
+def test_positions_are_set_as_group_and_by_values() -> None:
     config = decode_config(
         "pretrain", composed("model=gpt_tiny", "model/positions=rotary", "model.positions.base=500000.0")
     )
@@ -38,13 +38,13 @@ def test_it_is_typed_as_a_group_or_by_its_values() -> None:
     assert decode_config("pretrain", composed("model=gpt_tiny")).model.positions == LearnedPositionsConfig()
 
 
-def test_what_was_saved_before_there_was_a_choice_is_learned() -> None:
+def test_config_without_positions_decodes_to_learned() -> None:
     data = composed("model=bert_tiny")
     del data["model"]["positions"]
     assert decode_config("pretrain", data).model.positions == LearnedPositionsConfig()
 
 
-def test_a_checkpoint_must_agree() -> None:
+def test_positions_must_match_checkpoint() -> None:
     saved = {"model": copy.deepcopy(composed("model=bert_tiny")["model"]), "tokenizer": {"name": "wordpiece"}}
     decode(PretrainConfig, composed("model=bert_tiny"), checkpoint_config=saved)
     decode(PretrainConfig, composed("model=bert_tiny") | {"model": {"name": "auto"}}, checkpoint_config=saved)
@@ -70,23 +70,23 @@ def test_a_checkpoint_must_agree() -> None:
         ("model.num_heads=128", "model.positions", "the head size of model=bert is 1 | set model/positions=alibi"),
     ],
 )
-def test_errors(typed: str, key: str, message: str) -> None:
+def test_positions_error_has_key_and_hint(typed: str, key: str, message: str) -> None:
     assert message in problems("model=bert_tiny", "model/positions=rotary", typed)[key]
 
 
-def test_two_kinds() -> None:
+def test_two_positions_are_refused() -> None:
     read = overrides.read(["model/positions=rotary", "model.positions=alibi"], compose.accepted_overrides("pretrain"))
     assert [problem.message for problem in read.problems] == [
         "model/positions=rotary and model/positions=alibi: a run takes one model/positions"
     ]
 
 
-def test_a_misspelt_kind() -> None:
+def test_misspelled_positions_suggests_nearest_name() -> None:
     read = overrides.read(["model/positions=alibbi"], compose.accepted_overrides("pretrain"))
     assert [problem.hint for problem in read.problems] == ["did you mean model/positions=alibi?"]
 
 
-def test_a_kind_typed_beside_a_model_that_is_the_checkpoints() -> None:
+def test_positions_with_model_auto_must_match_checkpoint() -> None:
     data = composed("model/positions=alibi")
     assert data["model"]["name"] == "auto" and decode(PretrainConfig, data).model.positions.name == "alibi"
     saved = {"model": composed("model=bert_tiny")["model"], "tokenizer": {"name": "wordpiece"}}

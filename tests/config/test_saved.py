@@ -1,4 +1,4 @@
-"""Saved configurations: masked, read safely, found in a checkpoint."""
+"""Saved configurations: secrets are masked, and files are read safely."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .fakes import DriveConfig
 from .test_decode import drive
 
 
-def test_what_is_saved_decodes_to_the_same() -> None:
+def test_saved_config_decodes_to_same_config() -> None:
     config = decode(DriveConfig, drive(stops=["a", "b"], wheels="auto"))
     data = saved.save(config, "drive", {})
     assert data["version"] == saved.VERSION and data["command"] == "drive"
@@ -26,18 +26,18 @@ def test_what_is_saved_decodes_to_the_same() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\u202eb", "\x1b[31m", "a\nb\u200b", "\x9b", "\u2028", "café"])
-def test_what_is_printed_is_the_same_data(text: str) -> None:
+def test_printed_yaml_keeps_special_characters(text: str) -> None:
     printed = "\n".join(visible(line) for line in saved.to_yaml({"road": text}).split("\n"))
     assert yaml.safe_load(printed) == {"road": text}
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_config_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(UserError, match="config.yaml is not a regular file"):
         saved.read(tmp_path / "config.yaml")
 
 
-def test_secrets_are_masked() -> None:
+def test_saved_config_masks_secrets() -> None:
     environ = {"MY_API_KEY": "open sesame", "DB_password": "hunter2!", "HOME": "/home/me", "A_TOKEN": "ab"}
     config = decode(
         DriveConfig, drive(road="open sesame street", stops=["hf_" + "a" * 20, "0123456789abcdef" * 2 + "01234567"])
@@ -57,13 +57,13 @@ def test_secrets_are_masked() -> None:
         (b"#" * 1_000_001, "more than 1000000 bytes"),
     ],
 )
-def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, says: str) -> None:
+def test_invalid_config_file_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_bytes(content)
     with pytest.raises(UserError, match=says):
         saved.read(file)
 
 
-def test_an_absent_file(tmp_path: Path) -> None:
+def test_missing_config_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         saved.read(tmp_path / "config.yaml")

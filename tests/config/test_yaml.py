@@ -1,4 +1,4 @@
-"""conf/ is the manual: every YAML composes and decodes, says what its class says, and every field is documented."""
+"""Every YAML in conf/ composes, decodes and equals the defaults of its class, and every field is documented."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compose_and_decode(verb: str, *typed: str) -> Any:
     return decode_config(verb, with_sections(compose.compose(primary, read)))
 
 
-# What a command needs besides the choice under test.
+# Overrides that a command requires besides the tested choice.
 NEEDS = {
     "pretrain": [],
     "finetune": ["model=bert_tiny", "task=pydocs"],
@@ -59,7 +59,7 @@ NEEDS = {
 }
 
 
-# The models of objectives that no encoder takes, by the beginning of their names, and of tokenizers.
+# Models for objectives and tokenizers that do not fit an encoder, by the prefix of their names.
 PARTNERS = {
     "objective": {
         "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
@@ -70,7 +70,7 @@ PARTNERS = {
 
 
 def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """A command and overrides that bring each option of each group in."""
+    """A command with overrides for each option of each group."""
     for group, verb in (
         ("model", "pretrain"),
         ("tokenizer", "pretrain"),
@@ -99,13 +99,13 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
             if (verb, group, name) == ("pretrain", "distill", "self"):
-                continue  # exits are of tasks
+                continue  # early exits need a task
             partners = PARTNERS.get(group, {}) if verb == "pretrain" else {}
             model = [f"model={choice}" for start, choice in partners.items() if name.startswith(start)]
             needs = [choice for choice in NEEDS[verb] if not choice.startswith(f"{group}=")]
-            if group == "task" and writes_texts(name):
+            if group == "task" and generates_text(name):
                 needs = ["model=t5_tiny"]
-            if (group, name) == ("distill", "sequence"):  # of tasks that write texts
+            if (group, name) == ("distill", "sequence"):  # for tasks that generate text
                 if verb == "pretrain":
                     continue
                 needs = ["model=t5_tiny", "task=seq2seq", "task.path=x"]
@@ -113,25 +113,25 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def command_of(sweep: str) -> str:
-    """The verb of the command that a sweep's YAML opens with."""
+    """The command at the head of a sweep's YAML."""
     (command,) = re.findall(r"^# lmtool (\w+) -m ", (CONF / "sweep" / f"{sweep}.yaml").read_text(), re.MULTILINE)
     return str(command)
 
 
 @cache
-def said(group: str, name: str) -> Any:
-    """What the YAML of an option says."""
+def yaml_of(group: str, name: str) -> Any:
+    """The content of an option's YAML."""
     return saved.read_yaml(CONF / group / f"{name}.yaml")
 
 
-def writes_texts(task: str) -> bool:
-    """Whether a task is none for an encoder."""
-    fields = said("task", task)
+def generates_text(task: str) -> bool:
+    """Whether a task generates text, which an encoder cannot do."""
+    fields = yaml_of("task", task)
     return "seq2seq" in (fields.get("kind"), *fields.get("defaults", ()))
 
 
 def required(group: str, name: str) -> Iterator[str]:
-    """Overrides for what an option's YAML leaves to be given, or a task's rules ask for."""
+    """Overrides for the required values of an option's YAML, and for those that the rules of a task demand."""
     if (group, name) == ("objective", "task"):
         yield "objective.task={kind: classification, path: x}"
         return
@@ -144,11 +144,11 @@ def required(group: str, name: str) -> Iterator[str]:
     if (group, name) == ("task", "mixture"):
         yield from ("task.members=[sst2,wnut17]", "task.with.wnut17.path=x")
         return
-    fields = said(group, name)
+    fields = yaml_of(group, name)
     for key, value in fields.items():
         if value == "???":
             yield f"{group}.{key}=x"
-    if group == "sweep":  # with a value of each key it is a run
+    if group == "sweep":  # one value per key makes a single run
         params = fields["hydra"]["sweeper"]["params"]
         yield from (f"{key}={str(values).split(',')[0]}" for key, values in params.items())
         return
@@ -163,7 +163,7 @@ CASES = list(cases())
 
 
 def is_repeated(verb: str, typed: tuple[str, ...]) -> bool:
-    """Whether a case brings in a model, a text or a vocabulary that `pretrain` takes too."""
+    """Whether a `pretrain` case covers the same model, data or tokenizer."""
     return (verb == "finetune" and typed[-1].startswith("model=")) or verb == "tokenizer"
 
 
@@ -179,12 +179,12 @@ def test_every_option_composes_and_decodes(verb: str, typed: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("name", groups.options("experiment"))
-def test_experiments_take_other_text(name: str) -> None:
-    """Experiments leave the keys of one source alone, so that `data=text` stands beside them."""
+def test_experiments_accept_other_data(name: str) -> None:
+    """Experiments set no key of a single data source, so `data=text` can be added."""
     assert compose_and_decode("pretrain", f"experiment={name}", "data=text", "data.path=x").data.name == "text"
 
 
-def test_every_yaml_is_in_a_case() -> None:
+def test_every_yaml_is_covered_by_a_case() -> None:
     covered = {text for _, typed in CASES for text in typed}
     primaries = {f"{name}.yaml" for name in PRIMARY.values()}
     options = {
@@ -197,31 +197,31 @@ def test_every_yaml_is_in_a_case() -> None:
     assert primaries == {path for path in YAMLS if "/" not in path}
 
 
-def plain(entry: registry.Entry) -> dict[str, Any]:
+def default_values_of(entry: registry.Entry) -> dict[str, Any]:
     from lmtool.config.registry import default_values
 
     return OmegaConf.to_container(OmegaConf.create(default_values(entry)))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(("group", "name"), COMPONENTS, ids=lambda argument: argument)
-def test_yaml_and_class_say_the_same(group: str, name: str) -> None:
+def test_yaml_equals_class_defaults(group: str, name: str) -> None:
     entry = registry.lookup(group, name)
     path = groups.yaml_file(group, name)
-    assert entry is not None and path is not None, "each component has its YAML"
-    assert whole(path) == plain(entry)
+    assert entry is not None and path is not None, "each component has a YAML"
+    assert with_nested_choices(path) == default_values_of(entry)
 
 
-def whole(path: Path) -> dict[str, Any]:
-    """What a YAML says, with the nested choices of its defaults list."""
+def with_nested_choices(path: Path) -> dict[str, Any]:
+    """The content of a YAML, with the nested choices of its defaults list."""
     written: Any = OmegaConf.to_container(OmegaConf.load(path))
     for item in written.pop("defaults", []):
         for group, name in item.items() if isinstance(item, dict) else ():
-            written[group] = whole(path.parent / group / f"{name}.yaml")
+            written[group] = with_nested_choices(path.parent / group / f"{name}.yaml")
     return written
 
 
 @pytest.mark.parametrize("verb", list(COMMANDS))
-def test_primary_and_class_name_the_same_keys(verb: str) -> None:
+def test_primary_yaml_has_the_keys_of_its_class(verb: str) -> None:
     written = OmegaConf.to_container(OmegaConf.load(CONF / f"{PRIMARY[verb]}.yaml"))
     assert isinstance(written, dict)
     chosen = {str(key) for item in written.pop("defaults", []) if isinstance(item, dict) for key in item}
@@ -230,7 +230,7 @@ def test_primary_and_class_name_the_same_keys(verb: str) -> None:
 
 
 @pytest.mark.parametrize("path", YAMLS)
-def test_every_yaml_opens_with_its_purpose_and_a_command(path: str) -> None:
+def test_every_yaml_begins_with_purpose_and_command(path: str) -> None:
     lines = (CONF / path).read_text(encoding="utf-8").splitlines()
     comments = [
         line for line in itertools.takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line
@@ -247,14 +247,14 @@ def documented(config: type[Config]) -> Iterator[tuple[str, str | None]]:
             yield from documented(below)
 
 
-def test_every_field_of_every_configuration_is_documented() -> None:
+def test_every_config_field_is_documented() -> None:
     classes = {*COMMANDS.values(), *(registry.lookup(*config_class).config for config_class in COMPONENTS)}  # type: ignore[union-attr]
     missing = [name for config_class in classes for name, text in documented(config_class) if not text or len(text) < 4]
     assert not missing
 
 
-def test_presets_change_values_only() -> None:
-    """A preset names its base first, adds no key its class lacks and says its changed values once."""
+def test_presets_only_change_values() -> None:
+    """A preset names its base first and adds no key that the class lacks."""
     for path in YAMLS:
         written = OmegaConf.to_container(OmegaConf.load(CONF / path))
         assert isinstance(written, dict)

@@ -1,4 +1,4 @@
-"""YAML from outside is read with limits, wherever a user may name a file."""
+"""User YAML is read with limits on size and nesting, wherever a file can be named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmtool.cli import main as cli
 from lmtool.config import saved
 from lmtool.errors import UserError
 
-# A few hundred bytes that stand for 43 million values.
+# A few hundred bytes that expand to 43 million values.
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefg", "bcdefgh", strict=True)
 )
@@ -31,7 +31,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("#" * 1_000_001, "more than 1000000 bytes", 1),
     ],
 )
-def test_what_is_too_much_is_refused_at_once(text: str, says: str, line: int, tmp_path: Path) -> None:
+def test_too_large_yaml_is_refused_quickly(text: str, says: str, line: int, tmp_path: Path) -> None:
     begun = time.process_time()
     with pytest.raises(saved.TooLarge, match=says):
         saved.load(text)
@@ -42,7 +42,7 @@ def test_what_is_too_much_is_refused_at_once(text: str, says: str, line: int, tm
         saved.read_yaml(path)
 
 
-def test_a_file_too_large_for_a_configuration_is_not_read(
+def test_too_large_yaml_file_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_a_file_too_large_for_a_configuration_is_not_read(
     assert "mine.yaml:1: more than 1000000 bytes" in error and hint.startswith("hint: ")
 
 
-def test_aliases_that_stand_for_little_are_read() -> None:
+def test_small_yaml_aliases_are_expanded() -> None:
     text = "a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n"
     assert saved.load(text) == yaml.safe_load(text)
     assert len(saved.load("a: [" + "x, " * 15_000 + "]")["a"]) == 15_000
@@ -77,7 +77,7 @@ def test_aliases_that_stand_for_little_are_read() -> None:
         ["resume", "runs/bomb"],
     ],
 )
-def test_an_alias_bomb_is_refused_within_a_second(
+def test_alias_bomb_is_refused_quickly(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def test_an_alias_bomb_is_refused_within_a_second(
     assert ":5: more than 20000 keys and values" in err and "bomb" in err and "hint: " in err
 
 
-def test_a_folder_of_yaml_whose_name_is_odd(
+def test_config_dir_with_special_characters_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -107,14 +107,16 @@ def test_a_folder_of_yaml_whose_name_is_odd(
 
 
 @pytest.mark.parametrize("value", ["2020-13-01", "9" * 5000])
-def test_values_that_yaml_cannot_make(value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_yaml_values_that_cannot_be_parsed_are_refused(
+    value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "experiment"
     folder.mkdir()
     (folder / "odd.yaml").write_text(f"# @package _global_\nseed: {value}\n")
     for words in (["--config", str(folder / "odd.yaml")], ["--config-dir", str(tmp_path), "experiment=odd"]):
         assert cli.main(["pretrain", *words]) == 2
         err = capsys.readouterr().err
-        # As in Hydra's files there are no dates: it is a text.
+        # Hydra has no dates and reads the value as text.
         no_date = value in err and words[0] == "--config-dir"
         assert no_date or err.startswith(f"error: {folder / 'odd.yaml'}: ")
         assert "Traceback" not in err
@@ -128,7 +130,7 @@ def test_values_that_yaml_cannot_make(value: str, tmp_path: Path, capsys: pytest
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
-def test_what_is_no_configuration_is_refused_with_what_to_do(
+def test_invalid_experiment_yaml_is_refused_with_hint(
     content: bytes, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "experiment").mkdir()
@@ -139,7 +141,7 @@ def test_what_is_no_configuration_is_refused_with_what_to_do(
     assert error.startswith(f"error: {path}") and "\nhint: " in error
 
 
-def test_json_nested_deep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deeply_nested_json_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.json"
     for depth in (100, 600, 100_000):
         path.write_text('{"a":' * depth + "1" + "}" * depth)

@@ -1,4 +1,4 @@
-"""Memory that is still to be had: of the machine, of control groups, of the process's own limit."""
+"""Available memory: limits of the machine, of control groups, and of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GB = 10**9
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A system whose files say that 8 GB and 1 GB of swap are available, without limits."""
+    """A fake /proc with 8 GB of memory and 1 GB of swap available, and no limits."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "groups").mkdir()
     lines = ["MemTotal: 16000000 kB", "MemAvailable: 7812500 kB", "SwapFree: 976562 kB", "HugePages_Total: 0"]
@@ -35,16 +35,16 @@ def group(folder: Path, **files: Any) -> None:
         (folder / name.replace("_dot_", ".")).write_text(f"{content}\n")
 
 
-def test_what_the_machine_has(machine: Path) -> None:
+def test_available_memory_includes_swap(machine: Path) -> None:
     assert memory_of_run.available_bytes(CPU) == pytest.approx(9 * GB, rel=1e-6)
 
 
-def test_a_group_above_limits_those_in_it(machine: Path) -> None:
+def test_parent_control_group_limits_its_children(machine: Path) -> None:
     (machine / "proc/self/cgroup").write_text("0::/batch/job\n")
     group(machine / "groups/batch", memory_dot_max=4 * GB, memory_dot_current=3 * GB)
     group(machine / "groups/batch/job", memory_dot_max="max", memory_dot_current=GB)
     assert memory_of_run.available_bytes(CPU) == GB
-    # Pages of files are given up, and what is free of the group's swap counts.
+    # File pages count as free, and so does the free swap of the group.
     group(
         machine / "groups/batch",
         memory_dot_stat=f"anon 1\ninactive_file {GB}\nactive_file 5",
@@ -53,29 +53,29 @@ def test_a_group_above_limits_those_in_it(machine: Path) -> None:
     assert memory_of_run.available_bytes(CPU) == 2 * GB + 5 + 7
 
 
-def test_within_a_container_its_group_is_the_root(machine: Path) -> None:
+def test_container_limit_is_read_from_root_group(machine: Path) -> None:
     (machine / "proc/self/cgroup").write_text("0::/docker/0a1b\n")
     group(machine / "groups", memory_dot_max=2 * GB, memory_dot_current=0)
     assert memory_of_run.available_bytes(CPU) == 2 * GB
 
 
-def test_the_first_version_of_groups(machine: Path) -> None:
+def test_cgroup_v1_limit_is_read(machine: Path) -> None:
     (machine / "proc/self/cgroup").write_text("5:cpu,memory:/job\n3:pids:/job\n")
     group(machine / "groups/memory/job", memory_dot_limit_in_bytes=3 * GB, memory_dot_usage_in_bytes=GB)
     assert memory_of_run.available_bytes(CPU) == 2 * GB
 
 
-def test_the_limit_of_the_process(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_limit_is_respected(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (GB, GB))
     assert memory_of_run.available_bytes(CPU) == GB - 1000 * resource.getpagesize()
 
 
-def test_this_machine_says_something() -> None:
+def test_available_memory_of_this_machine_is_plausible() -> None:
     available = memory_of_run.available_bytes(CPU)
     assert available is not None and 10**7 < available < 10**15
 
 
-def test_a_system_without_such_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_works_without_proc_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_of_run, "_PROC", tmp_path)
     available = memory_of_run.available_bytes(CPU)
     assert available is not None and available > 10**7

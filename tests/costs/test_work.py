@@ -1,4 +1,4 @@
-"""What a learner costs: counted on its parts, held against what torch counts and what optimizers keep."""
+"""FLOPs and memory of a learner, computed from its parts, against torch's counts and the state of optimizers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from lmtool.types import Packed
 from tests.objectives.objective_fixtures import SIZES, split, store, tokenizer
 
 SMALL = {**SIZES, "hidden_size": 64, "num_heads": 4, "feedforward_size": 160, "num_layers": 3}
-# Family, fields beside the sizes, tokenizer, objective.
+# Family, its fields besides the sizes, tokenizer, objective.
 CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]] = {
     "bert": (BertConfig, {}, "wordpiece", MlmConfig(pairs="nsp")),
     "span": (BertConfig, {}, "wordpiece", SpanConfig()),
@@ -80,10 +80,10 @@ CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]]
     "replace_mlm": (BertConfig, {}, "wordpiece", RtdConfig(variant="replace_mlm")),
     "all_tokens_mlm": (ElectraConfig, {"embedding_size": 24}, "wordpiece", RtdConfig(variant="all_tokens_mlm")),
     "mask decoder": (DebertaConfig, {"scores": ()}, "wordpiece", MlmConfig(enhanced_decoder=True)),
-    "own maps": (DebertaConfig, {"max_distance": 8}, "wordpiece", MlmConfig()),
+    "disentangled": (DebertaConfig, {"max_distance": 8}, "wordpiece", MlmConfig()),
     "buckets": (DebertaV3Config, {"buckets": 8, "max_distance": 16}, "wordpiece", RtdConfig()),
-    "blocks": (BigbirdConfig, {"block_size": 2, "random_blocks": 1}, "wordpiece", MlmConfig()),
-    "windows": (CnnConfig, {"embedding_size": 24}, "wordpiece", MlmConfig()),
+    "block sparse": (BigbirdConfig, {"block_size": 2, "random_blocks": 1}, "wordpiece", MlmConfig()),
+    "convolution": (CnnConfig, {"embedding_size": 24}, "wordpiece", MlmConfig()),
     "query stream": (XlnetConfig, {}, "wordpiece", PlmConfig()),
     "gpt": (GptConfig, {}, "bytebpe", ClmConfig()),
     "gpt prefix": (GptConfig, {}, "bytebpe", PrefixLmConfig()),
@@ -105,18 +105,18 @@ def learner_of(case: str) -> tuple[Any, Any]:
     return build(config, build(family(**{**sizes, **fields}), 0), tokens, 3), tokens
 
 
-def whole(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A backbone's forward that leaves tokens out at its end only."""
+def on_all_tokens(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A backbone's forward whose layers all work on all tokens; unread tokens are dropped at the end."""
     return lambda *sides, read_M=None, **more: only(forward(*sides, **more), read_M)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_flops_are_those_that_torch_counts(case: str) -> None:
-    """Attention in its plain form, which is counted; that form computes both halves of a causal one. Last layers
-    work on all tokens, as those that are counted do."""
+def test_flops_match_torch_flop_counter(case: str) -> None:
+    """Torch counts only plain attention, which computes both halves of a causal mask. The last layers work on all
+    tokens, as the estimate assumes."""
     learner, tokens = learner_of(case)
     for backbone in [module for module in learner.modules() if isinstance(module, Backbone)]:
-        backbone.forward = whole(backbone.forward)
+        backbone.forward = on_all_tokens(backbone.forward)
         if isinstance(backbone, Xlnet):
             backbone.run = lambda entered, read_M, run=backbone.run, **more: only(run(entered, **more), read_M)
     config = CASES[case][3]
@@ -140,10 +140,10 @@ def test_flops_are_those_that_torch_counts(case: str) -> None:
         (GptConfig(), ClmConfig(), 1024, 0.798),
     ],
 )
-def test_flops_of_published_sizes(
+def test_flops_of_published_sizes_match_formula(
     family: ModelConfig, objective: ObjectiveConfig, length: int, gigaflops: float
 ) -> None:
-    """6 L (4 d^2 + 2 d f) + 12 L d S, half of it where causal, + 6 (V d + d^2) p, in billions a token."""
+    """6 L (4 d^2 + 2 d f) + 12 L d S (half if causal) + 6 (V d + d^2) p, in billions per token."""
     with torch.device("meta"):
         learner = build(objective, build(family, 0), None, 0)
     works = works_of(learner, objective.token_fractions, objective.predicted_fraction, length)
@@ -151,7 +151,7 @@ def test_flops_of_published_sizes(
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 30])
-def test_a_local_layer_costs_what_its_window_shows(length: int) -> None:
+def test_local_layer_counts_tokens_in_its_window(length: int) -> None:
     backbone = build(ModernbertConfig(**SMALL, local_window=3), 0)
     packed = Packed(torch.zeros(length, dtype=torch.long), (length,))
     at = torch.arange(length)[None]
@@ -163,7 +163,7 @@ def test_a_local_layer_costs_what_its_window_shows(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [7, 28, 32, 80])
-def test_a_layer_of_blocks_costs_what_they_see(length: int) -> None:
+def test_block_sparse_layer_counts_attended_tokens(length: int) -> None:
     backbone = build(BigbirdConfig(**SMALL, block_size=4, random_blocks=1), 0)
     packed = Packed(torch.zeros(length, dtype=torch.long), (length,))
     at = torch.arange(length)[None]
@@ -174,7 +174,7 @@ def test_a_layer_of_blocks_costs_what_they_see(length: int) -> None:
         assert backbone.attended_tokens(number, length) == pytest.approx(seen)
 
 
-def test_a_frozen_body_only_runs_forward() -> None:
+def test_frozen_body_costs_only_the_forward() -> None:
     with torch.device("meta"):
         learner = ClassificationConfig(name="x", labels=("a", "b")).learner(build(BertConfig(**SMALL), 0), None, 0)
     whole = next(works_of(learner, {}, 0.0, 24)).flops
@@ -182,7 +182,7 @@ def test_a_frozen_body_only_runs_forward() -> None:
     assert next(works_of(learner, {}, 0.0, 24)).flops * 3 == whole
 
 
-def test_both_networks_of_replaced_token_detection_count() -> None:
+def test_electra_counts_generator_and_discriminator() -> None:
     learner, _ = learner_of("electra_15")
     assert [backbone.hidden_size for backbone in backbones_of(learner)] == [64, 32]
 
@@ -195,7 +195,7 @@ OPTIMIZERS: tuple[OptimizerConfig, ...] = (
 
 @pytest.mark.parametrize("case", ["bert", "electra", "t5"])
 @pytest.mark.parametrize("config", OPTIMIZERS, ids=lambda config: config.name)
-def test_optimizers_keep_what_they_say(config: OptimizerConfig, case: str) -> None:
+def test_optimizer_state_has_planned_size(config: OptimizerConfig, case: str) -> None:
     learner, _ = learner_of(case)
     for parameter in learner.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -218,15 +218,15 @@ def test_optimizers_keep_what_they_say(config: OptimizerConfig, case: str) -> No
     [SoftPromptConfig(length=9), PrefixConfig(length=9, reparametrize=False)],
     ids=lambda method: method.name,
 )
-def test_virtual_tokens_are_work_and_a_prefix_is_seen(family: Any, method: TuningConfig) -> None:
-    """A forward over four texts of twelve tokens, each with nine more."""
+def test_flops_include_virtual_tokens_and_prefixes(family: Any, method: TuningConfig) -> None:
+    """A forward over four texts of twelve tokens with nine virtual tokens each."""
     sizes = {**SMALL, **({"head_size": 16} if family is T5Config else {})}
     learner = ClassificationConfig(name="x", labels=("a", "b")).learner(build(family(**sizes), 0), None, 0)
     learner.tune(build(method))
     side = Packed(torch.arange(48) % 20, (12,) * 4)
     outputs, parts = ({"outputs": side}, 3) if family is T5Config else ({}, 1)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
-        learner.backbone(side, **outputs, tap=Tap())  # with one the last layer works on all tokens
+        learner.backbone(side, **outputs, tap=Tap())  # with a tap, the last layer works on all tokens
     tokens = 48 * (1 + len(outputs))
     body = list(works_of(learner, {}, 0.0, tokens / 4))[:parts]
     assert sum(work.flops / work.passes for work in body) * tokens == pytest.approx(counter.get_total_flops(), rel=0.05)
@@ -241,7 +241,7 @@ METHODS = {
 
 
 def saved_bytes(learner: Any, forward: Callable[[], Any]) -> int:
-    """Of all that autograd saves in a forward, parameters left out, each memory once."""
+    """Bytes that autograd saves in a forward, without parameters; shared storage counts once."""
     own = {parameter.untyped_storage()._cdata for parameter in learner.parameters()}
     saved: dict[int, Any] = {}
 
@@ -256,9 +256,11 @@ def saved_bytes(learner: Any, forward: Callable[[], Any]) -> int:
     return sum(memory.nbytes() for memory in saved.values())
 
 
-@pytest.mark.parametrize("case", ["bert", "albert", "electra", "blocks", "windows", "gpt", "t5", "t5 v1.1", "bart"])
-def test_a_forward_keeps_what_is_planned(case: str) -> None:
-    """In fp32 on a CPU, dropout on; heads, which are small here, are in what is saved alone."""
+@pytest.mark.parametrize(
+    "case", ["bert", "albert", "electra", "block sparse", "convolution", "gpt", "t5", "t5 v1.1", "bart"]
+)
+def test_forward_saves_planned_activation_bytes(case: str) -> None:
+    """In fp32 on a CPU with dropout; the small heads count only in the measured bytes."""
     learner, tokens = learner_of(case)
     config = CASES[case][3]
     examples = learner.examples(split(store(tokens)), 24)
@@ -284,10 +286,10 @@ def test_a_forward_keeps_what_is_planned(case: str) -> None:
         (XlnetConfig, 24, "wordpiece", PlmConfig(reuse=8)),
     ],
 )
-def test_a_memory_and_a_query_stream_are_kept(
+def test_planned_bytes_include_memory_and_query_stream(
     family: Any, memory: int, kind: str, config: ObjectiveConfig, dropout: float
 ) -> None:
-    """Of a step behind a full memory, in lanes of 24 tokens."""
+    """The measured step has a full memory, in lanes of 24 tokens."""
     sizes = {**SMALL, "memory_length": memory, "dropout": dropout, "attention_dropout": dropout}
     learner = build(config, build(family(**sizes), 0), tokenizer(kind), 3).train()
     loader = PackedLoader(learner.examples(split(store(tokenizer(kind))), 24), 0, batch_tokens=96)
@@ -302,7 +304,7 @@ def test_a_memory_and_a_query_stream_are_kept(
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
-def test_what_is_frozen_keeps_less(name: str, attention_dropout: float) -> None:
+def test_planned_bytes_of_tuning_methods_match(name: str, attention_dropout: float) -> None:
     sizes = {**SMALL, "attention_dropout": attention_dropout}
     learner = ClassificationConfig(name="x", labels=("a", "b")).learner(build(BertConfig(**sizes), 0), None, 0)
     learner.tune(build(METHODS[name]))
@@ -315,7 +317,7 @@ def test_what_is_frozen_keeps_less(name: str, attention_dropout: float) -> None:
     assert planned == pytest.approx(saved, rel=0.2) if name != "head" else planned == saved == 0
 
 
-def test_recomputed_layers_keep_their_input() -> None:
+def test_recomputed_layers_save_only_their_input() -> None:
     learner, _ = learner_of("gpt")
     kept, again = (saved_activations(learner, Formats(recomputes=recomputes), 24) for recomputes in (False, True))
     assert again.working == pytest.approx(kept.activations / 3, rel=0.1)

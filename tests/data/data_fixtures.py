@@ -1,4 +1,4 @@
-"""Small sources, tokenizers and examples for the tests of this room."""
+"""Small sources, tokenizers and examples for the tests of lmtool.data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def documents(count: int, seed: int = 0) -> list[str]:
 
 
 def texts(source: Source, split: str) -> Iterator[str]:
-    """The documents of a source, each complete."""
+    """The complete documents of a source."""
     return sources.documents(source.parts(split))
 
 
@@ -43,7 +43,7 @@ def bytebpe() -> Tokenizer:
 
 
 class ListSource:
-    """A source that holds its documents."""
+    """A source of documents in memory."""
 
     def __init__(self, train: list[str], validation: list[str], fingerprint: str = "list"):
         self._splits = {"train": train, "validation": validation}
@@ -65,7 +65,7 @@ class ListSource:
 
 
 class DrawnExamples:
-    """Examples of random lengths whose tokens are draws keyed by example, so that any mistake in order shows."""
+    """Examples of random lengths with random tokens keyed by example, so that any error in order is visible."""
 
     def __init__(self, count: int, seed: int = 0, longest: int = 20):
         self._seed = seed

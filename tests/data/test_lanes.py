@@ -1,4 +1,4 @@
-"""Running text in lanes: nothing left out, every lane contiguous, whatever a step and a forward hold."""
+"""Lanes of joined text: every token is read once and each lane is contiguous, for all step and forward sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmtool.types import Batch, Lanes, Packed
 
 
 @pytest.mark.parametrize(("places", "lanes", "size"), [(100, 4, 10), (103, 4, 10), (7, 3, 8), (1, 1, 8), (50, 7, 7)])
-def test_segments_are_lanes_end_to_end(places: int, lanes: int, size: int) -> None:
+def test_segments_cover_text_in_contiguous_lanes(places: int, lanes: int, size: int) -> None:
     rows = segments(places, lanes, size)
     assert rows["length"].min() > 0 and rows["length"].max() <= size
     place = 0
@@ -29,7 +29,7 @@ def test_segments_are_lanes_end_to_end(places: int, lanes: int, size: int) -> No
 
 
 class Laned:
-    """Places of a text of `places`, one a token."""
+    """Positions of a text of `places` tokens; each token is its position."""
 
     def __init__(self, places: int, size: int, lanes: int = 1):
         self.places, self.size, self.lanes, self.rows = places, size, lanes, segments(places, lanes, size)
@@ -49,15 +49,15 @@ class Laned:
         return {"lanes": self.lanes}
 
 
-class Uncut(Laned):
-    """The same text, which a loader cuts into lanes."""
+class Undivided(Laned):
+    """The same text, divided into lanes by a loader."""
 
     def in_lanes(self, lanes: int) -> Laned:
         return Laned(self.places, self.size, lanes)
 
 
-def test_a_step_has_a_segment_of_every_lane_in_every_epoch_and_from_any_cursor() -> None:
-    loader = PackedLoader(Uncut(101, 8), seed=5, batch_examples=3, micro_batch_tokens=16)
+def test_each_step_has_one_segment_per_lane() -> None:
+    loader = PackedLoader(Undivided(101, 8), seed=5, batch_examples=3, micro_batch_tokens=16)
     assert loader.steps_in_epoch(0) == 5 and loader.metadata()["lanes"] == 3
     steps = [step for step, _ in zip(loader.steps(), range(10), strict=False)]
     for number, step in enumerate(steps):
@@ -73,8 +73,8 @@ def test_a_step_has_a_segment_of_every_lane_in_every_epoch_and_from_any_cursor()
         loader.steps(None, 0, 2)
 
 
-def test_steps_of_tokens_and_passes_have_lanes_too() -> None:
-    assert PackedLoader(Uncut(101, 8), 0, batch_tokens=33).metadata()["lanes"] == 4
+def test_batch_tokens_and_evaluation_use_lanes() -> None:
+    assert PackedLoader(Undivided(101, 8), 0, batch_tokens=33).metadata()["lanes"] == 4
     held_out = PackedLoader(Laned(101, 8, 7), 0, batch_tokens=24, shuffle=False)
     batches = list(held_out.epoch_batches())
     assert sum(batch.tokens for batch in batches) == 101 and max(batch.tokens for batch in batches) == 24

@@ -1,4 +1,4 @@
-"""What a tokenizer's file puts around texts, and the formats of models."""
+"""Special tokens that a tokenizer file adds to texts, compared with the formats of models."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ KINDS = {
     "t5": (SentencePieceConfig(sentinels=3), 60),
     "albert": (SentencePieceConfig(special_tokens="albert"), 60),
 }
-OWN = {
+MATCHING_FORMATS = {
     "bert": {"bert"}, "roberta": {"roberta", "bart"}, "gpt2": {"plain"}, "gpt1": {"plain"}, "t5": {"t5", "gpt"},
     "albert": {"bert"},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_is_made_to_lay_out_texts_as_the_format_does(kind, tmp_path):
+def test_with_format_changes_template_to_the_format(kind, tmp_path):
     config, size = KINDS[kind]
     tokenizer = build(config, documents(50), size)
     fitting = [name for name, metadata in FORMATS.items() if {*metadata.roles, *metadata.added} <= set(tokenizer.roles)]
     for name in fitting:
         problem = layout_difference(tokenizer, name)
-        assert (problem is None) == (name in OWN[kind]), (name, problem)
+        assert (problem is None) == (name in MATCHING_FORMATS[kind]), (name, problem)
         formatted = with_format(tokenizer, name)
         assert (formatted is tokenizer) == (problem is None)
         formatted.save(tmp_path / name)
@@ -43,7 +43,7 @@ def test_a_file_is_made_to_lay_out_texts_as_the_format_does(kind, tmp_path):
         assert again.encode("the cat ran").tolist() == tokenizer.encode("the cat ran").tolist()
 
 
-def test_what_differs_is_told():
+def test_layout_difference_describes_mismatch():
     tokenizer = build(WordPieceConfig(), documents(50), 200)
     assert layout_difference(tokenizer, "plain") == "'[CLS] a [SEP]', not 'a'"
     one_segment = tokenizer.with_template(["c:0", "$A:0", "s:0"], ["c:0", "$A:0", "s:0", "$B:0", "s:0"], {
@@ -52,7 +52,7 @@ def test_what_differs_is_told():
     assert "in the segments [0, 0, 0, 0, 0], not [0, 0, 0, 1, 1]" in layout_difference(one_segment, "bert")
 
 
-def test_copies_keep_the_special_tokens_without_a_role(tmp_path):
+def test_copies_keep_special_tokens_without_role(tmp_path):
     build(ByteBpeConfig(), documents(50), 400).save(tmp_path)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         values = json.loads((tmp_path / name).read_text())

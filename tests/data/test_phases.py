@@ -1,4 +1,4 @@
-"""Loaders one after the other: where their borders lie, what each reads, and that any cursor resumes it."""
+"""Phases: loaders in sequence, their boundaries, their examples, and resuming from any cursor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def phased(first: PackedLoader, second: PackedLoader, same_text: bool = True) ->
     return loader
 
 
-def taken(loader: PhasedLoader, count: int, cursor: dict[str, int] | None = None) -> list[types.Step]:
+def first_steps(loader: PhasedLoader, count: int, cursor: dict[str, int] | None = None) -> list[types.Step]:
     return list(itertools.islice(loader.steps(cursor), count))
 
 
@@ -42,8 +42,8 @@ def examples(steps: list[types.Step]) -> list[int]:
         ("max_minutes", None, None, 0.925),
     ],
 )
-def test_shares_are_of_the_budget_in_its_own_unit(budget, ends, tokens, stretch):
-    """Nine tenths on steps of one token, a tenth on steps of four: 90% of the tokens are 97% of the steps."""
+def test_phase_fractions_apply_to_the_unit_of_the_budget(budget, ends, tokens, stretch):
+    """90% of the budget at one token per step and 10% at four: 90% of the tokens are 97% of the steps."""
     of = fractions(0.9, 0.1, tokens=(1.0, 4.0))
     loader = PhasedLoader([PackedLoader(DrawnExamples(9), 0, 3)] * 2, of, [False, True])
     if ends is not None:
@@ -53,7 +53,7 @@ def test_shares_are_of_the_budget_in_its_own_unit(budget, ends, tokens, stretch)
     assert loader.stretch(budget) == pytest.approx(stretch)
 
 
-def test_published_shares_are_exact():
+def test_published_phase_fractions_are_exact():
     assert fractions(0.9, 0.1).last_steps(1_000_000, "max_steps") == [900_000, 1_000_000]
     assert PhaseFractions((0.2,) * 5, (1.0,) * 5, (1.0,) * 5, (1.0,) * 5).last_steps(10, "max_steps") == [
         2,
@@ -64,11 +64,11 @@ def test_published_shares_are_exact():
     ]
 
 
-def test_the_same_examples_are_continued_with_another_batch_size():
-    """10 steps of 7 and 10 of 3 read the first 100 of one order: every example once."""
+def test_second_phase_continues_same_order():
+    """10 steps of 7 and 10 steps of 3 examples read the first 100 examples of one order, each once."""
     plain = PackedLoader(DrawnExamples(100), 3, 5)
     loader = phased(PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(100), 3, 3))
-    steps = taken(loader, 20)
+    steps = first_steps(loader, 20)
     assert isinstance(loader, types.Phased)
     assert examples(steps) == examples(list(itertools.islice(plain.steps(None), 20)))
     assert [step.phase for step in steps] == [1] * 10 + [2] * 10
@@ -79,30 +79,30 @@ def test_the_same_examples_are_continued_with_another_batch_size():
 
 
 @pytest.mark.parametrize("same_text, count", [(True, 60), (False, 100)])
-def test_other_examples_are_a_pass_of_their_own(same_text, count):
+def test_phase_with_other_examples_starts_new_epoch(same_text, count):
     loader = phased(PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(count), 3, 7), same_text)
     alone = PackedLoader(DrawnExamples(count), 3, 7)
-    steps = taken(loader, 20)
+    steps = first_steps(loader, 20)
     assert examples(steps[10:]) == examples(list(itertools.islice(alone.steps(None), 10)))
     assert steps[10].epoch == pytest.approx(7 / count, rel=0.05)
 
 
 @pytest.mark.parametrize("second", [(100, 3), (60, 7)])
-def test_every_cursor_resumes_and_nothing_depends_on_the_way(second):
+def test_phases_resume_from_every_cursor(second):
     count, size = second
 
     def loader() -> PhasedLoader:
         return phased(PackedLoader(DrawnExamples(100), 3, 30), PackedLoader(DrawnExamples(count), 3, size))
 
-    whole = taken(loader(), 30)
+    whole = first_steps(loader(), 30)
     for at in (0, 3, 8, 9, 10, 11, 24):
-        again = taken(loader(), 30 - at - 1, whole[at].cursor)
+        again = first_steps(loader(), 30 - at - 1, whole[at].cursor)
         assert [(contents(step), step.cursor, step.phase, step.epoch) for step in again] == [
             (contents(step), step.cursor, step.phase, step.epoch) for step in whole[at + 1 :]
         ]
 
 
-def test_the_first_phase_lasts_until_the_horizon_is_known():
+def test_first_phase_lasts_until_horizon_is_known():
     first, second = PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(60), 3, 7)
     loader = PhasedLoader([first, second], fractions(0.5, 0.5), [False, True])
     steps, phases = iter(loader.steps(None)), []
@@ -113,20 +113,20 @@ def test_the_first_phase_lasts_until_the_horizon_is_known():
     assert phases == [1] * 8 + [2] * 4
 
 
-def test_a_phase_is_not_begun_before_its_turn():
-    """As when a budget grows after a border."""
+def test_cursor_in_phase_that_starts_later_is_refused():
+    """As when the budget grows after a phase boundary."""
     loader = phased(PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(60), 3, 7))
-    cursor = taken(loader, 12)[-1].cursor
+    cursor = first_steps(loader, 12)[-1].cursor
     loader.fix(40, "max_steps")
     with pytest.raises(UserError, match="in phase 2 after step 12, .* starts after step 20"):
         loader.steps(cursor)
 
 
-def test_a_phase_too_short_for_a_step_is_passed_over():
+def test_phase_shorter_than_a_step_is_skipped():
     loaders = [PackedLoader(DrawnExamples(100), 3, 7) for _ in range(3)]
     loader = PhasedLoader(
         loaders, PhaseFractions((0.5, 0.01, 0.49), (1.0,) * 3, (1.0,) * 3, (1.0,) * 3), [False, True, True]
     )
     loader.fix(10, "max_steps")
-    assert [step.phase for step in taken(loader, 10)] == [1] * 5 + [3] * 5
-    assert examples(taken(loader, 10)) == examples(list(itertools.islice(loaders[0].steps(None), 10)))
+    assert [step.phase for step in first_steps(loader, 10)] == [1] * 5 + [3] * 5
+    assert examples(first_steps(loader, 10)) == examples(list(itertools.islice(loaders[0].steps(None), 10)))

@@ -43,7 +43,7 @@ if True:
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """An environment of a few invented packages."""
+    """An environment with a few fake packages."""
     library, site = tmp_path / "lib", tmp_path / "lib" / "site-packages"
     prose = "It tells about number {} in more words than one."
     files = {
@@ -67,7 +67,7 @@ def installed(tmp_path, monkeypatch):
     return site
 
 
-def test_docstrings_in_the_order_of_the_source(tmp_path):
+def test_docstrings_are_in_source_order(tmp_path):
     path = tmp_path / "a.py"
     path.write_text(MODULE)
     assert docstrings.docstrings(str(path)) == [
@@ -84,7 +84,7 @@ def test_docstrings_in_the_order_of_the_source(tmp_path):
     assert docstrings.docstrings(str(tmp_path / "none.py")) == []
 
 
-def test_standard_library_first_then_packages_by_name(installed):
+def test_standard_library_precedes_sorted_packages(installed):
     source = PydocsSource(PydocsConfig())
     collected = [*texts(source, "train"), *texts(source, "validation")]
     numbers = [int(number) for text in collected for number in re.findall(r"number (\d+)", text)]
@@ -97,13 +97,13 @@ def test_standard_library_first_then_packages_by_name(installed):
     assert metadata["documents"] + metadata["validation_documents"] == len(collected) and metadata["fingerprint"]
 
 
-def test_repeated_docstrings_are_left_out(installed):
+def test_repeated_docstrings_are_dropped(installed):
     source = PydocsSource(PydocsConfig(packages=("Alpha", "beta")))
     text = " ".join([*texts(source, "train"), *texts(source, "validation")])
     assert text.count("number 3 ") == 1
 
 
-def test_max_bytes_holds_and_is_nearly_reached():
+def test_max_bytes_limits_the_corpus():
     source = PydocsSource(SMALL)
     assert 35_000 < source.metadata()["bytes"] <= 40_000
     assert isinstance(source, Source) and source.count("validation") >= 1
@@ -131,14 +131,14 @@ def test_second_run_reads_the_cache(tmp_path, monkeypatch):
         assert cached.read_text() == whole
 
 
-def test_cache_follows_the_installed_versions(tmp_path, monkeypatch):
+def test_cache_depends_on_installed_versions(tmp_path, monkeypatch):
     PydocsSource(SMALL, tmp_path)
     monkeypatch.setattr(docstrings, "versions", lambda: ["other-2.0.dist-info"])
     PydocsSource(SMALL, tmp_path)
     assert len(list((tmp_path / "pydocs").glob("*.json"))) == 2
 
 
-def test_unknown_package_and_no_docstrings(installed):
+def test_unknown_or_empty_package_is_refused(installed):
     with pytest.raises(UserError, match="no sources of betta") as caught:
         PydocsSource(PydocsConfig(packages=("betta",)))
     assert caught.value.hint == "did you mean beta?"
@@ -146,7 +146,7 @@ def test_unknown_package_and_no_docstrings(installed):
         PydocsSource(PydocsConfig(packages=("gamma",)))
 
 
-def test_unwritable_cache_is_named(tmp_path):
+def test_unwritable_cache_dir_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cache_dir="):
         PydocsSource(SMALL, tmp_path / "file")
@@ -154,7 +154,7 @@ def test_unwritable_cache_is_named(tmp_path):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache folder with the rows of fewer files than usual, for time's sake."""
+    """A cache folder with rows of fewer files than usual, to save time."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pydocs, "_MODULES", (25, 50))
@@ -183,19 +183,19 @@ def test_rows_are_balanced_and_disjoint(cache):
         assert any(mark in file.read().split("\n")[line - 1] for mark in ('"', "'"))
 
 
-def test_rows_follow_the_seed_alone(cache):
+def test_rows_depend_only_on_seed(cache):
     first = pydocs_rows(cache, 1, 10, 15)
     assert pydocs_rows(cache, 1, 10, 15) == first
     assert pydocs_rows(cache, 2, 10, 15) != first
 
 
-def test_masking():
+def test_package_names_are_masked():
     names, words = ["torch", "huggingface_hub"], {"linalg"}
     given = "PyTorch's torch.nn and np.array, np, linalg, e.g. 3.14 huggingface_hub_x HF_HUB_CACHE plain text. End."
     masked = pydocs._WORD.sub(lambda match: pydocs._mask_word(match.group(), names, words), given)
     assert masked == "_'s _ and _, _, _, e.g. 3.14 _ _ plain text. End."
 
 
-def test_too_few_packages_for_rows(installed):
+def test_too_few_packages_are_refused(installed):
     with pytest.raises(UserError, match="task=pydocs: too few packages"):
         pydocs_rows()

@@ -1,4 +1,4 @@
-"""Text in rows: JSON lines, CSV and TSV, parquet, compressed or not."""
+"""Sources of text in rows: JSON lines, CSV, TSV and parquet, compressed or not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ODD = [
     "x" * 3000,
 ]
 TEXTS = [*ODD, *documents(40)]
-LINES = ["two\nlines", "a\ttab", 'a "quote"\n\nand a blank line']  # what tsv has no room for
+LINES = ["two\nlines", "a\ttab", 'a "quote"\n\nand a blank line']  # not representable in TSV
 
 
 def zstd(content: bytes) -> bytes:
@@ -106,11 +106,11 @@ def write(folder: Path, name: str, content: bytes | str) -> Path:
     return path
 
 
-def everything(opened: FileSource[Any]) -> list[str]:
+def all_texts(opened: FileSource[Any]) -> list[str]:
     return list(texts(opened.complete(), "validation"))
 
 
-def refused(path: Path, match: str, **keys: Any) -> UserError:
+def assert_refused(path: Path, match: str, **keys: Any) -> UserError:
     with pytest.raises(UserError, match=match) as caught:
         source(path, **keys)
     assert caught.value.hint and "\n" not in caught.value.message
@@ -118,21 +118,21 @@ def refused(path: Path, match: str, **keys: Any) -> UserError:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_rows_come_out_as_they_were_written(tmp_path: Path, name: str) -> None:
+def test_rows_are_read_as_written(tmp_path: Path, name: str) -> None:
     rows = TEXTS + (LINES if kind(name) != "tsv" else [])
     opened = source(write(tmp_path, name, WRITERS[name](rows)), validation_fraction=0.1)
-    assert everything(opened) == rows
+    assert all_texts(opened) == rows
     train, held_out = list(texts(opened, "train")), list(texts(opened, "validation"))
     assert sorted(train + held_out) == sorted(rows) and len(held_out) == opened.count("validation") > 1
     assert opened.metadata()["document"] == "row" and opened.metadata()["text"] == "text"
 
 
-def test_the_same_texts_are_the_same_source_in_every_form(tmp_path: Path) -> None:
+def test_fingerprint_does_not_depend_on_file_format(tmp_path: Path) -> None:
     prints = {source(write(tmp_path, name, make(TEXTS))).fingerprint for name, make in WRITERS.items()}
     assert len(prints) == 1
 
 
-def test_a_folder_holds_files_of_the_kind(tmp_path: Path) -> None:
+def test_folder_is_read_as_files_of_one_format(tmp_path: Path) -> None:
     for number, end in enumerate((".jsonl", ".jsonl.gz", ".json.zst", ".ndjson")):
         content = jsonl([f"text {number}"])
         write(
@@ -143,7 +143,7 @@ def test_a_folder_holds_files_of_the_kind(tmp_path: Path) -> None:
     entry = lookup("data", "jsonl")
     assert entry is not None
     opened = build(entry.config(path=str(tmp_path), validation=None))
-    assert sorted(everything(opened)) == [f"text {number}" for number in range(4)]
+    assert sorted(all_texts(opened)) == [f"text {number}" for number in range(4)]
     write(tmp_path, "0.jsonl.gz", gzip.compress(jsonl(["text 0"])))
     with pytest.raises(UserError, match=r"contains both 0.jsonl and 0.jsonl.gz, perhaps the same text"):
         build(entry.config(path=str(tmp_path)))
@@ -152,54 +152,60 @@ def test_a_folder_holds_files_of_the_kind(tmp_path: Path) -> None:
     assert caught.value.hint.startswith("data=jsonl reads them: data=jsonl data.path=")
 
 
-def test_columns(tmp_path: Path) -> None:
+def test_text_columns_are_selected_by_name(tmp_path: Path) -> None:
     table = "title,body\nA,first\n,second\nC,\n,\n"
     path = write(tmp_path, "a.csv", table)
-    assert everything(source(path, text=("title", "body"))) == ["A\nfirst", "second", "C"]
+    assert all_texts(source(path, text=("title", "body"))) == ["A\nfirst", "second", "C"]
     opened = source(path, text="body")
-    assert everything(opened) == ["first", "second"] and opened.metadata()["rows_without_text"] == 2
-    assert refused(path, r"a.csv:1: no column text; there are title, body").hint == "name the column: data.text=COLUMN"
-    assert refused(path, "no column titel", text="titel").hint == "did you mean data.text=title?"
+    assert all_texts(opened) == ["first", "second"] and opened.metadata()["rows_without_text"] == 2
+    assert (
+        assert_refused(path, r"a.csv:1: no column text; there are title, body").hint
+        == "name the column: data.text=COLUMN"
+    )
+    assert assert_refused(path, "no column titel", text="titel").hint == "did you mean data.text=title?"
     lines = '{"title": "A", "body": "first"}\n{"title": null, "body": "second"}\n'
-    assert everything(source(write(tmp_path, "a.jsonl", lines), text=("title", "body"))) == ["A\nfirst", "second"]
+    assert all_texts(source(write(tmp_path, "a.jsonl", lines), text=("title", "body"))) == ["A\nfirst", "second"]
     sink = pyarrow.BufferOutputStream()
     columns = {"text": ["a", None, "b"], "n": [1, 2, 3], "raw": [b"x", b"y", b"z"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), sink)
     path = write(tmp_path, "a.parquet", sink.getvalue().to_pybytes())
     opened = source(path)
-    assert everything(opened) == ["a", "b"] and opened.metadata()["rows_without_text"] == 1
-    assert refused(path, "the column n contains int64", text="n").hint == "name a column of text: data.text=text"
-    refused(path, "the column raw contains binary, not text", text="raw")
-    assert refused(path, r"no column tex; there are text, n, raw", text="tex").hint == "did you mean data.text=text?"
+    assert all_texts(opened) == ["a", "b"] and opened.metadata()["rows_without_text"] == 1
+    assert assert_refused(path, "the column n contains int64", text="n").hint == "name a column of text: data.text=text"
+    assert_refused(path, "the column raw contains binary, not text", text="raw")
+    assert (
+        assert_refused(path, r"no column tex; there are text, n, raw", text="tex").hint
+        == "did you mean data.text=text?"
+    )
 
 
-def test_nested_keys(tmp_path: Path) -> None:
+def test_nested_keys_are_selected_by_dotted_name(tmp_path: Path) -> None:
     lines = ['{"meta": {"text": "a", "by": {"name": "x"}}}', '{"meta": {"text": "b", "by": null}}', '{"meta": null}']
     path = write(tmp_path, "a.jsonl", "\n".join([*lines, '{"meta.text": "c", "meta": {"text": "d", "by": null}}']))
-    assert everything(source(path, text="meta.text")) == ["a", "b", "c"]  # a key with the dot in it goes first
-    assert everything(source(path, text=("meta.text", "meta.by.name"))) == ["a\nx", "b", "c"]
-    error = refused(path, r"a.jsonl:1: no column meta.txt; there are meta.text, meta.by.name", text="meta.txt")
+    assert all_texts(source(path, text="meta.text")) == ["a", "b", "c"]  # a key that contains the dot has precedence
+    assert all_texts(source(path, text=("meta.text", "meta.by.name"))) == ["a\nx", "b", "c"]
+    error = assert_refused(path, r"a.jsonl:1: no column meta.txt; there are meta.text, meta.by.name", text="meta.txt")
     assert error.hint == "did you mean data.text=meta.text?"
-    refused(path, r"a.jsonl:1: no column meta.text.a", text="meta.text.a")
-    refused(path, r"a.jsonl:1: meta is an object, not text", text="meta")
+    assert_refused(path, r"a.jsonl:1: no column meta.text.a", text="meta.text.a")
+    assert_refused(path, r"a.jsonl:1: meta is an object, not text", text="meta")
 
 
-def test_delimiters(tmp_path: Path) -> None:
+def test_delimiters_and_encodings_are_read(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "id;text\n1;a, b\n2;c\n")
-    assert everything(source(path)) == ["a, b", "c"] and source(path).metadata()["delimiter"] == "semicolon"
-    refused(path, "no column text; there are id;text", delimiter="comma")
+    assert all_texts(source(path)) == ["a, b", "c"] and source(path).metadata()["delimiter"] == "semicolon"
+    assert_refused(path, "no column text; there are id;text", delimiter="comma")
     quoted = write(tmp_path, "a.tsv", 'id\ttext\n1\t"a\tb"\n2\tc\n')
-    refused(quoted, r"a.tsv:2: 3 columns, 2 expected")  # no quotes in .tsv
-    assert everything(source(quoted, delimiter="tab")) == ["a\tb", "c"]
+    assert_refused(quoted, r"a.tsv:2: 3 columns, 2 expected")  # TSV has no quotes
+    assert all_texts(source(quoted, delimiter="tab")) == ["a\tb", "c"]
     latin = write(tmp_path, "l.csv", "text\nnaïve\nÖl\n".encode("latin-1"))
-    assert "data.encoding=latin-1" in refused(latin, r"l.csv:2:3: byte 0xef is not utf-8").hint
-    assert everything(source(latin, encoding="latin-1")) == ["naïve", "Öl"]
+    assert "data.encoding=latin-1" in assert_refused(latin, r"l.csv:2:3: byte 0xef is not utf-8").hint
+    assert all_texts(source(latin, encoding="latin-1")) == ["naïve", "Öl"]
     wide = write(tmp_path, "w.csv", "text;n\nnaïve;1\nÖl;2\n".encode("utf-16"))
-    assert everything(source(wide, encoding="utf-16")) == ["naïve", "Öl"]
+    assert all_texts(source(wide, encoding="utf-16")) == ["naïve", "Öl"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
-def test_marks_and_line_ends_change_nothing(tmp_path: Path, name: str) -> None:
+def test_byte_order_mark_and_line_ends_keep_fingerprint(tmp_path: Path, name: str) -> None:
     clean = WRITERS[name](TEXTS).replace(b"\r\n", b"\n")
     wanted = source(write(tmp_path, name, clean)).fingerprint
     for other in (b"\xef\xbb\xbf" + clean, clean.replace(b"\n", b"\r\n"), clean.replace(b"\n", b"\r"), clean[:-1]):
@@ -230,7 +236,7 @@ CASES = [
 ]
 
 
-def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+def test_hint_names_format_of_file(tmp_path: Path) -> None:
     for name, content, kind in (("a.csv", "text\na\n", "jsonl"), ("a.jsonl", jsonl(["a"]), "csv")):
         path = write(tmp_path, name, content)
         entry = lookup("data", kind)
@@ -241,11 +247,11 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "content", "match"), CASES)
-def test_faults_are_named(tmp_path: Path, name: str, content: bytes | str, match: str) -> None:
-    refused(write(tmp_path, name, content), match)
+def test_invalid_file_is_refused_with_line(tmp_path: Path, name: str, content: bytes | str, match: str) -> None:
+    assert_refused(write(tmp_path, name, content), match)
 
 
-def test_all_faults_are_collected_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_collect_errors_collects_all_errors(tmp_path: Path) -> None:
     content = '{"text": "a"}\n{"text": 3}\nno\n{"txt": "b"}\n{"text": "c"}\n'
     with collect_errors() as problems:
         opened = source(write(tmp_path, "a.jsonl", content))
@@ -255,7 +261,7 @@ def test_all_faults_are_collected_where_they_are_asked_for(tmp_path: Path) -> No
     with collect_errors() as problems:
         source(write(tmp_path, "a.csv", "text,n\na,1\nb\nc,2,3\nd,4\n"))
     assert [":3: 1 col" in problems[0].message, ":4: 3 col" in problems[1].message, len(problems)] == [True, True, 2]
-    for name in ("a", "b"):  # an error ends the file, and the next one is read
+    for name in ("a", "b"):  # an error ends a file, and the next file is read
         write(tmp_path, f"{name}.txt", "one\n\ntwo\n\n" + ("three\nand\0" if name == "a" else "four"))
     with collect_errors() as problems:
         opened = source(tmp_path / "*.txt")
@@ -264,23 +270,22 @@ def test_all_faults_are_collected_where_they_are_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gz", "zst"])
-def test_damaged_compressed_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_damaged_compressed_files_are_refused(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     drawn = random.Random(3)
     rows = [drawn.randbytes(60).hex() for _ in range(3000)]
     end, content = ("gz" if pack is gzip.compress else "zst"), pack(jsonl(rows))
     path = write(tmp_path, f"a.jsonl.{end}", content[: len(content) // 2])
-    error = refused(path, r"a.jsonl.\w+:\d+: the \w+ stream is truncated")
+    error = assert_refused(path, r"a.jsonl.\w+:\d+: the \w+ stream is truncated")
     assert 0 < int(error.message.split(":")[1]) <= 3000
-    refused(write(tmp_path, f"a.jsonl.{end}", content + b"junk"), r"a.jsonl.\w+:\d+: not readable as")
-    refused(write(tmp_path, f"a.jsonl.{end}", jsonl(rows[:3])), r"a.jsonl.\w+:1: not readable as .* Not|Unknown")
+    assert_refused(write(tmp_path, f"a.jsonl.{end}", content + b"junk"), r"a.jsonl.\w+:\d+: not readable as")
+    assert_refused(write(tmp_path, f"a.jsonl.{end}", jsonl(rows[:3])), r"a.jsonl.\w+:1: not readable as .* Not|Unknown")
     assert (
-        everything(source(write(tmp_path, f"a.jsonl.{end}", pack(jsonl(rows[:2])) + pack(jsonl(rows[2:4])))))
-        == rows[:4]
+        all_texts(source(write(tmp_path, f"a.jsonl.{end}", pack(jsonl(rows[:2])) + pack(jsonl(rows[2:4]))))) == rows[:4]
     )
-    assert everything(source(write(tmp_path, f"a.txt.{end}", pack(b"one\r\n\r\ntwo\n")))) == ["one", "two"]
+    assert all_texts(source(write(tmp_path, f"a.txt.{end}", pack(b"one\r\n\r\ntwo\n")))) == ["one", "two"]
 
 
-def test_large_files_that_did_not_change_are_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_large_files_are_not_rescanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_source, "LARGE", 1)
     path = write(tmp_path, "a.csv", delimited(";")(["", *TEXTS]))
     entry = lookup("data", "csv")
@@ -291,7 +296,7 @@ def test_large_files_that_did_not_change_are_not_scanned_again(tmp_path: Path, m
 
     first = opened()
     before = list(texts(first, "train"))
-    assert not (tmp_path / "cache").exists()  # it was just written
+    assert not (tmp_path / "cache").exists()  # files written just now are not cached
     os.utime(path, (1, 1))
     opened()
     (kept,) = (tmp_path / "cache" / "scans").iterdir()
@@ -310,7 +315,7 @@ def test_large_files_that_did_not_change_are_not_scanned_again(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.json.gz"])
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
+def test_memory_does_not_grow_with_file_size(tmp_path: Path, name: str) -> None:
     peaks: list[int] = []
     for rows in (100, 800):
         path = write(tmp_path, name, WRITERS[name](["some words of a text " * 100] * rows))
@@ -319,36 +324,36 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
         assert sum(len(text) for text in texts(opened, "train")) > 2000 * rows
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 400_000, peaks  # of 1.5 MB more text: eight bytes a document and no more
+    assert peaks[1] - peaks[0] < 400_000, peaks  # for 1.5 MB more text: eight bytes per document
 
 
-def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compressed, "HARMLESS", 1 << 19)
     content = b"word " * (1 << 18)
     for name, packed in (("a.txt.gz", gzip.compress(content)), ("b.jsonl.zst", zstd(b'{"text": "' + content))):
-        refused(write(tmp_path, name, packed), r":1: expands to more than 100 times its size")
-    rows = ["word " * 1000] * 2000  # a dictionary of one text
-    refused(
+        assert_refused(write(tmp_path, name, packed), r":1: expands to more than 100 times its size")
+    rows = ["word " * 1000] * 2000  # dictionary encoding stores the text once
+    assert_refused(
         write(tmp_path, "c.parquet", parquet(rows, len(rows))),
         r"c.parquet:\d+: expands to more than 100 times its size",
     )
     monkeypatch.setattr(compressed, "RATIO", 10**9)
     monkeypatch.setattr(compressed, "MAX_BYTES", 1 << 20)
-    refused(tmp_path / "a.txt.gz", r":1: expands to more than 0 GB")
+    assert_refused(tmp_path / "a.txt.gz", r":1: expands to more than 0 GB")
 
 
-def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtool.data.files.PIECE", 1 << 10)
     monkeypatch.setattr("lmtool.data.files.LINE", 1 << 14)
     assert LINE > 1 << 20
-    refused(write(tmp_path, "a.jsonl", jsonl(["a", "b" * (1 << 15)])), r"a.jsonl:2: the line has more than")
+    assert_refused(write(tmp_path, "a.jsonl", jsonl(["a", "b" * (1 << 15)])), r"a.jsonl:2: the line has more than")
 
 
 # --- fuzzing --------------------------------------------------------------------------------------------------------
 
 
-def planted(drawn: random.Random, form: str, line: bytes) -> bytes:
-    """A line with one fault in it."""
+def with_fault(drawn: random.Random, form: str, line: bytes) -> bytes:
+    """The line with one fault added."""
     faults: dict[str, list[Callable[[], bytes]]] = {
         "any": [
             lambda: line[:3] + b"\0" + line[3:],
@@ -377,7 +382,7 @@ def planted(drawn: random.Random, form: str, line: bytes) -> bytes:
 
 
 def fuzzed(drawn: random.Random, count: int) -> Iterator[tuple[str, bytes, int | None]]:
-    """Names and contents of files with one fault, and its line; None: bytes were changed anywhere."""
+    """Names and contents of files with one fault, and its line; None if bytes were mutated anywhere."""
     plain = [text for text in TEXTS if "\n" not in text]
     for number in range(count):
         rows = drawn.sample(plain, 12)
@@ -389,7 +394,7 @@ def fuzzed(drawn: random.Random, count: int) -> Iterator[tuple[str, bytes, int |
         if form in ("jsonl", "csv", "tsv") and drawn.random() < 0.6:
             lines = content.replace(b"\r\n", b"\n").split(b"\n")
             at = drawn.randrange(form != "jsonl", len(lines) - 1)
-            lines[at] = planted(drawn, form, lines[at])
+            lines[at] = with_fault(drawn, form, lines[at])
             yield f"a.{form}{end}", pack(drawn.choice([b"\n", b"\r\n"]).join(lines)), at + 1
             continue
         content = mutated(content if form == "parquet" else pack(content), drawn)
@@ -397,14 +402,14 @@ def fuzzed(drawn: random.Random, count: int) -> Iterator[tuple[str, bytes, int |
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_fuzzed_files(tmp_path: Path, count: int) -> None:
-    """No traceback; every planted fault is reported with its line."""
+def test_fuzzed_files_are_read_or_refused_with_line(tmp_path: Path, count: int) -> None:
+    """Every planted fault is reported with its line, and mutated bytes give no traceback."""
     with_line = refusals = 0
     for name, content, line in fuzzed(random.Random(17), count):
         path = write(tmp_path, name, content)
         try:
-            everything(source(path))
-            assert line is None, f"read without a word: {name}:{line}"
+            all_texts(source(path))
+            assert line is None, f"read silently: {name}:{line}"
         except UserError as error:
             refusals += 1
             assert error.hint and "\n" not in error.message

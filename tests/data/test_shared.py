@@ -1,4 +1,4 @@
-"""Arrays that the processes of a machine share are computed once, equal those in memory, and leave nothing behind."""
+"""Arrays shared by the processes of a machine: computed once, equal to arrays in memory, and removed at the end."""
 
 from __future__ import annotations
 
@@ -38,47 +38,46 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def cache_in(folder: Path, processes: int = 2, heard: list[str] | None = None) -> ArrayCache:
-    def hear(message: str, *_: Any) -> None:
-        if heard is not None:
-            heard.append(message)
+def cache_in(folder: Path, processes: int = 2, messages: list[str] | None = None) -> ArrayCache:
+    def report(message: str, *_: Any) -> None:
+        if messages is not None:
+            messages.append(message)
 
-    return ArrayCache(folder / "plans", "0" * 64, processes, hear)
+    return ArrayCache(folder / "plans", "0" * 64, processes, report)
 
 
 class Answer(NamedTuple):
-    """What a process says: whether it computed the arrays, whether they are mapped, whether they are right, and what
-    was reported."""
+    """A process's report: whether it computed the arrays, whether they are mapped and correct, and its messages."""
 
     computed: bool
     mapped: bool
-    right: bool
-    heard: list[str]
+    correct: bool
+    messages: list[str]
 
 
 def load_and_wait(folder: Path, processes: int, most_bytes: int, pipe: Any) -> None:
-    """A process that holds its arrays until it hears something. most_bytes: of a file that it writes."""
+    """Loads the arrays in a process and keeps them until a message arrives; most_bytes limits the size of its files."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    computed, heard = [], list[str]()
+    computed, messages = [], list[str]()
 
     def compute() -> dict[str, np.ndarray]:
         computed.append(True)
         return arrays()
 
-    loaded = cache_in(folder, processes, heard).load(compute)
-    right = all(np.array_equal(loaded[name], array) for name, array in arrays().items())
-    pipe.send(Answer(bool(computed), not loaded["rows"].flags.owndata, right, heard))
+    loaded = cache_in(folder, processes, messages).load(compute)
+    correct = all(np.array_equal(loaded[name], array) for name, array in arrays().items())
+    pipe.send(Answer(bool(computed), not loaded["rows"].flags.owndata, correct, messages))
     pipe.recv()
 
 
 class Siblings:
-    """Processes that were started by the same one, and load the same arrays."""
+    """Processes with one parent that load the same arrays."""
 
     def __init__(self, folder: Path, processes: int):
         self._arguments, self._children = (folder, processes), list[tuple[Any, Any]]()
 
     def load(self, count: int, most_bytes: int = resource.RLIM_INFINITY) -> list[Answer]:
-        """So many more of them, at once."""
+        """Starts `count` more processes at once."""
         pipes = []
         for _ in range(count):
             ours, theirs = _processes.Pipe()
@@ -95,22 +94,22 @@ class Siblings:
             child.join(30)
 
 
-def test_several_processes_compute_once_and_leave_no_file(tmp_path: Path) -> None:
+def test_processes_compute_once_and_leave_no_file(tmp_path: Path) -> None:
     siblings = Siblings(tmp_path, 4)
     answers = siblings.load(4)
     assert sorted(answer.computed for answer in answers) == [False, False, False, True]
-    assert all(answer.mapped and answer.right and not answer.heard for answer in answers)
-    assert not list((tmp_path / "plans").iterdir()), "all have mapped it, and its name is gone"
+    assert all(answer.mapped and answer.correct and not answer.messages for answer in answers)
+    assert not list((tmp_path / "plans").iterdir()), "the file is removed once all have mapped it"
     siblings.end()
 
 
-def test_one_process_keeps_its_arrays_in_memory(tmp_path: Path) -> None:
+def test_single_process_keeps_arrays_in_memory(tmp_path: Path) -> None:
     computed = arrays()
     assert cache_in(tmp_path, processes=1).load(lambda: computed) is computed
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_not_all_have_mapped_goes_with_its_arrays(tmp_path: Path) -> None:
+def test_partly_mapped_file_is_removed_with_its_arrays(tmp_path: Path) -> None:
     cache = cache_in(tmp_path)
     loaded = cache.load(arrays)
     again = cache.load(lambda: pytest.fail("computed twice"))
@@ -122,7 +121,7 @@ def test_a_file_that_not_all_have_mapped_goes_with_its_arrays(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["none", "byte", "header", "short", "gone"])
-def test_a_damaged_or_missing_file_is_computed_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_or_missing_file_is_recomputed(tmp_path: Path, damage: str) -> None:
     siblings = Siblings(tmp_path, 3)
     siblings.load(1)
     (file,) = files(tmp_path)
@@ -133,28 +132,28 @@ def test_a_damaged_or_missing_file_is_computed_again(tmp_path: Path, damage: str
     if damage != "gone":
         file.write_bytes(content[:place] if damage == "short" else content)
     (answer,) = siblings.load(1)
-    assert answer.computed == (damage != "none") and answer.mapped and answer.right
+    assert answer.computed == (damage != "none") and answer.mapped and answer.correct
     siblings.end()
 
 
-def test_a_full_disk_leaves_arrays_in_memory_and_says_so(tmp_path: Path) -> None:
+def test_full_disk_keeps_arrays_in_memory_and_reports(tmp_path: Path) -> None:
     siblings = Siblings(tmp_path, 3)
     answers = siblings.load(1, most_bytes=8192) + siblings.load(1)
-    assert all(answer.computed and not answer.mapped and answer.right for answer in answers)
-    assert all(len(answer.heard) == 1 and "each of 3 processes" in answer.heard[0] for answer in answers)
-    assert "File too large" in answers[0].heard[0] and [file.stat().st_size for file in files(tmp_path)] == [0]
+    assert all(answer.computed and not answer.mapped and answer.correct for answer in answers)
+    assert all(len(answer.messages) == 1 and "each of 3 processes" in answer.messages[0] for answer in answers)
+    assert "File too large" in answers[0].messages[0] and [file.stat().st_size for file in files(tmp_path)] == [0]
     siblings.end()
     assert not files(tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_leaves_arrays_in_memory(tmp_path: Path) -> None:
-    heard: list[str] = []
+def test_unwritable_folder_keeps_arrays_in_memory(tmp_path: Path) -> None:
+    messages: list[str] = []
     (tmp_path / "plans").write_text("a file")
-    assert_equal(cache_in(tmp_path, heard=heard).load(arrays), arrays())
-    assert len(heard) == 1
+    assert_equal(cache_in(tmp_path, messages=messages).load(arrays), arrays())
+    assert len(messages) == 1
 
 
-def test_files_of_runs_that_were_killed_are_taken_away(tmp_path: Path) -> None:
+def test_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     child = _processes.Process(target=int)
     child.start()
     child.join()
@@ -169,7 +168,7 @@ def test_files_of_runs_that_were_killed_are_taken_away(tmp_path: Path) -> None:
 
 
 class Windows:
-    """Examples of a plan that is shared."""
+    """Examples with a shared plan."""
 
     def __init__(self, cache: ArrayCache, count: int):
         self._plan = Plan(**arrays(count), cache=cache)
@@ -185,7 +184,7 @@ class Windows:
 
 
 @pytest.mark.parametrize("sizes", [{"batch_examples": 700}, {"batch_tokens": 3000}])
-def test_a_shared_order_is_that_of_one_process(tmp_path: Path, sizes: dict[str, int]) -> None:
+def test_shared_order_equals_unshared_order(tmp_path: Path, sizes: dict[str, int]) -> None:
     alone, shared = (
         PackedLoader(Windows(cache, 40_000), 3, **sizes)  # type: ignore[arg-type]
         for cache in (UNSHARED, cache_in(tmp_path))
@@ -195,7 +194,7 @@ def test_a_shared_order_is_that_of_one_process(tmp_path: Path, sizes: dict[str, 
         assert np.array_equal(own, other)
 
 
-def test_identities_differ_where_values_do() -> None:
+def test_identities_of_different_values_differ() -> None:
     rows = arrays()
     values: list[object] = [
         None, 1, 1.0, "1", True, (1, 2), ((1,), 2), [1, 2, 3], rows["rows"], rows["lengths"], Plan(**rows),

@@ -1,4 +1,4 @@
-"""SQuAD's JSON as rows, and what is refused with its place."""
+"""SQuAD's JSON is read as rows; invalid files are refused with the position of the error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def squad(path, *questions, context="Why Å ran", **paragraph):
     return path
 
 
-def test_rows_have_their_context_and_their_line(tmp_path):
+def test_squad_rows_have_context_and_line(tmp_path):
     path = squad(tmp_path / "dev.json", question(), question("q2", is_impossible=True))
     rows = read_squad(path)
     assert rows.columns == {
@@ -36,7 +36,7 @@ def test_rows_have_their_context_and_their_line(tmp_path):
     assert begins_squad(path.read_text(encoding="utf-8-sig")) and not begins_squad('{"question": "who?"}')
 
 
-def test_a_test_file_has_no_answers(tmp_path):
+def test_squad_test_file_has_no_answers(tmp_path):
     bare = {"id": "q", "question": "who?"}
     assert "answers" not in read_squad(squad(tmp_path / "test.json", bare)).columns
     with pytest.raises(UserError, match='1 of 2 questions have no field "answers"'):
@@ -58,7 +58,7 @@ def test_a_test_file_has_no_answers(tmp_path):
         ('{"data": [{"paragraphs": [{"context": 7, "qas": [{"id": 1, "question": "x"}]}]}]}', "context is int"),
     ],
 )
-def test_what_is_no_squad_is_refused(tmp_path, content, message):
+def test_invalid_squad_file_is_refused(tmp_path, content, message):
     path = tmp_path / "dev.json"
     path.write_text(content)
     with pytest.raises(UserError, match=message):

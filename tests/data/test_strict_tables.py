@@ -20,7 +20,7 @@ def table(tmp_path, name: str, content: str | bytes, **keys) -> Table:
     return read_table(path, **keys)
 
 
-def refused(tmp_path, name: str, content: str | bytes, match: str, **keys) -> UserError:
+def assert_refused(tmp_path, name: str, content: str | bytes, match: str, **keys) -> UserError:
     with pytest.raises(UserError, match=match) as caught:
         table(tmp_path, name, content, **keys)
     assert caught.value.hint and "\n" not in caught.value.message
@@ -33,7 +33,7 @@ def test_tsv_has_no_quotes(tmp_path):
     assert [line for _, line in rows.origin] == [2, 3, 5] and len(rows) == 3
 
 
-def test_csv_quotes(tmp_path):
+def test_csv_quotes_are_parsed(tmp_path):
     rows = table(tmp_path, "a.csv", 'text,label\n"a, ""b""\nc",1\nNA,\n5" tall,2\n')
     assert rows.columns == {"text": ['a, "b"\nc', "NA", '5" tall'], "label": ["1", "", "2"]}
     assert [line for _, line in rows.origin] == [2, 4, 5]
@@ -51,28 +51,30 @@ def test_jsonl_keeps_types(tmp_path):
     ("a.tsv", "text\tlabel\na\t1\nb\t2\n"), ("a.csv", 'text,label\n"a",1\nb,2\n'),
     ("a.jsonl", '{"text": "a", "label": "1"}\n{"text": "b", "label": "2"}\n'),
 ])  # fmt: skip
-def test_marks_and_line_ends_change_nothing(tmp_path, name, content):
+def test_byte_order_mark_and_line_ends_keep_rows(tmp_path, name, content):
     plain = table(tmp_path, name, content)
     assert plain.columns == {"text": ["a", "b"], "label": ["1", "2"]}
     for other in ("\ufeff" + content, content.replace("\n", "\r\n"), content.replace("\n", "\r"), content[:-1]):
         assert table(tmp_path, name, other) == plain
 
 
-def test_files_without_header(tmp_path):
+def test_header_is_added_to_files_without_one(tmp_path):
     rows = table(tmp_path, "a.tsv", "x\t1\ny\t2\n", header=("text", "label"))
     assert rows.columns == {"text": ["x", "y"], "label": ["1", "2"]} and rows.origin[0][1] == 1
-    refused(tmp_path, "a.tsv", "x\t1\n", r"a.tsv:1: 2 columns, 3 expected \(a, b, c\)", header=("a", "b", "c"))
+    assert_refused(tmp_path, "a.tsv", "x\t1\n", r"a.tsv:1: 2 columns, 3 expected \(a, b, c\)", header=("a", "b", "c"))
 
 
-def test_ragged_lines(tmp_path):
+def test_ragged_lines_are_refused_or_skipped(tmp_path):
     for name, content in {
         "a.csv": "text,label\nhi,1\nhi,1,9\nx\n",
         "a.tsv": "text\tlabel\nhi\t1\nhi\t1\t9\nx\n",
     }.items():
-        refused(tmp_path, name, content, rf"{name}:3: 3 columns, 2 expected \(text, label\)")
+        assert_refused(tmp_path, name, content, rf"{name}:3: 3 columns, 2 expected \(text, label\)")
         rows = table(tmp_path, name, content, skip_ragged=True)
         assert len(rows) == 1 and rows.skipped == 2
-        refused(tmp_path, name, content.replace("hi,1\n", "").replace("hi\t1\n", ""), "no row of 2", skip_ragged=True)
+        assert_refused(
+            tmp_path, name, content.replace("hi,1\n", "").replace("hi\t1\n", ""), "no row of 2", skip_ragged=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -106,8 +108,8 @@ def test_ragged_lines(tmp_path):
         ("a.parquet", "PAR1", r"\.parquet is not one of"),
     ],
 )
-def test_faults_are_named(tmp_path, name, content, match):
-    refused(tmp_path, name, content, match)
+def test_invalid_table_is_refused_with_line(tmp_path, name, content, match):
+    assert_refused(tmp_path, name, content, match)
 
 
 def test_missing_file_suggests_the_nearest(tmp_path):
@@ -117,7 +119,7 @@ def test_missing_file_suggests_the_nearest(tmp_path):
     assert caught.value.hint == f"did you mean {tmp_path / 'train.tsv'}?"
 
 
-def test_take(tmp_path):
+def test_take_selects_rows(tmp_path):
     rows = table(tmp_path, "a.csv", "a,b\n1,2\n3,4\n5,6\n").take([2, 0])
     assert rows.columns == {"a": ["5", "1"], "b": ["6", "2"]} and [line for _, line in rows.origin] == [4, 2]
 
@@ -125,7 +127,7 @@ def test_take(tmp_path):
 TEXTS = ["plain", "", "a, b", 'quo"te', "NA", "naïve — 中文", "  spaced ", "null", "1", "-0", "=cmd", "long " * 50]
 
 
-def test_csv_round_trip(tmp_path):
+def test_csv_rows_survive_round_trip(tmp_path):
     drawn = random.Random(3)
     for _ in range(40):
         records = [[drawn.choice([*TEXTS, "two\nlines"]) for _ in range(3)] for _ in range(drawn.randrange(1, 20))]
@@ -137,7 +139,7 @@ def test_csv_round_trip(tmp_path):
 
 
 def content_of(kind: str, drawn: random.Random) -> list[str]:
-    """A good file as lines: a header and 30 rows."""
+    """The lines of a valid file: a header and 30 rows."""
     rows = [[drawn.choice(TEXTS), drawn.choice(["yes", "no"])] for _ in range(30)]
     if kind == "jsonl":
         return [json.dumps({"text": text, "label": label}, ensure_ascii=False) for text, label in rows]
@@ -166,11 +168,13 @@ def test_planted_faults_are_reported_at_their_line(tmp_path, kind):
         fault = drawn.choice([*FAULTS[kind], None])
         damaged = [line.encode() for line in lines]
         damaged[number] = damaged[number] + b"\xff" if fault is None else fault(lines[number]).encode()
-        refused(tmp_path, f"a.{kind}", drawn.choice([b"\n", b"\r\n"]).join(damaged), rf"a\.{kind}:{number + 1}[: ]")
+        assert_refused(
+            tmp_path, f"a.{kind}", drawn.choice([b"\n", b"\r\n"]).join(damaged), rf"a\.{kind}:{number + 1}[: ]"
+        )
 
 
 @pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl"])
-def test_mutated_files_give_user_errors_or_whole_rows(tmp_path, kind):
+def test_mutated_files_give_errors_or_complete_rows(tmp_path, kind):
     drawn = random.Random(23)
     refusals = 0
     for _ in range(100):
@@ -187,12 +191,12 @@ def test_mutated_files_give_user_errors_or_whole_rows(tmp_path, kind):
 CELL_PARTS = [*" ,;\t|\"'\n\r\x0b\x0c\x1c\x85\u2028é猫-\\#1", "a", "b c", "\r\n", "=1", "NA"]
 
 
-def any_cell(draw):
+def random_cell(draw):
     return "".join(draw.choices(CELL_PARTS, k=draw.choice([0, 1, 1, 2, 5])))
 
 
-def as_read_by_others(path, delimiter=","):
-    """The rows of a file as csv and pandas read them, which must agree."""
+def read_by_csv_and_pandas(path, delimiter=","):
+    """The header and rows of a file as read by csv and pandas, which must agree."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         header, *rows = [row for row in csv.reader(file, delimiter=delimiter) if row]
     frame = pytest.importorskip("pandas").read_csv(
@@ -202,35 +206,35 @@ def as_read_by_others(path, delimiter=","):
     return header, rows
 
 
-def test_quoted_cells_are_read_as_csv_and_pandas_read_them(tmp_path):
-    """150 tables of generated cells, written with every quoting and line end."""
+def test_quoted_cells_match_csv_and_pandas(tmp_path):
+    """150 tables of generated cells, written with all quoting rules and line ends."""
     draw, path = random.Random(1), tmp_path / "a.csv"
     for number in range(150):
-        rows = [[f"x{any_cell(draw)}", any_cell(draw), any_cell(draw)] for _ in range(draw.randint(1, 6))]
+        rows = [[f"x{random_cell(draw)}", random_cell(draw), random_cell(draw)] for _ in range(draw.randint(1, 6))]
         end, delimiter = draw.choice(["\n", "\r\n"]), draw.choice(",;|\t")
         with path.open("w", encoding="utf-8", newline="") as file:
             quoting = csv.QUOTE_ALL if number % 3 else csv.QUOTE_NONNUMERIC
             writer = csv.writer(file, delimiter=delimiter, lineterminator=end, quoting=quoting)
             writer.writerows([["text", "pair", "label"], *rows])
-        assert as_read_by_others(path, delimiter) == (["text", "pair", "label"], rows)
+        assert read_by_csv_and_pandas(path, delimiter) == (["text", "pair", "label"], rows)
         columns = read_table(path).columns
         assert [list(row) for row in zip(*columns.values(), strict=True)] == rows
 
 
-def test_written_tables_are_read_back_by_csv_pandas_and_lmtool(tmp_path):
+def test_written_tables_are_read_back(tmp_path):
     draw, path = random.Random(2), tmp_path / "a.csv"
     for _ in range(150):
         names = draw.sample(["text", "a\rb", 'say "x"', "two\r\nlines", "a,b", "n"], draw.randint(2, 4))
-        rows = [[any_cell(draw) for _ in names] for _ in range(draw.randint(1, 6))]
+        rows = [[random_cell(draw) for _ in names] for _ in range(draw.randint(1, 6))]
         write_delimited(path, (dict(zip(names, row, strict=True)) for row in rows), ",")
-        assert as_read_by_others(path) == (names, rows)
+        assert read_by_csv_and_pandas(path) == (names, rows)
         assert path.read_bytes().endswith(b"\n") and not path.read_bytes().endswith(b"\r\n")
         columns = read_table(path, known=names).columns
         assert [*columns] == names and [list(row) for row in zip(*columns.values(), strict=True)] == rows
 
 
 @pytest.mark.parametrize("cell", ["a\rb", "a\nb", "a\r\nb", "a\tb"])
-def test_a_tsv_output_refuses_cells_that_it_cannot_hold(cell, tmp_path):
+def test_tsv_output_refuses_tabs_and_line_ends(cell, tmp_path):
     with pytest.raises(UserError, match="a cell contains a tab or a line end"):
         write_delimited(tmp_path / "a.tsv", [{"text": "x"}, {"text": cell}], "\t")
     assert not (tmp_path / "a.tsv").exists()
@@ -238,26 +242,26 @@ def test_a_tsv_output_refuses_cells_that_it_cannot_hold(cell, tmp_path):
 
 @pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_the_line_of_excel_names_the_delimiter(first, end, tmp_path):
-    """Also against the expected columns; the numbers of lines are those of the file."""
+def test_excel_sep_line_sets_delimiter(first, end, tmp_path):
+    """Excel's line has precedence over the expected columns, and line numbers count it."""
     content = f'text;a,b,c{end}"x; ""y""";1{end}z, w;2{end}'
     rows = table(tmp_path, "b.csv", f"\ufeff{first}{end}{content}", known=["a", "b", "c"])
     assert rows.columns == {"text": ['x; "y"', "z, w"], "a,b,c": ["1", "2"]}
     assert [line for _, line in rows.origin] == [3, 4] and rows.metadata == {"delimiter": "semicolon"}
-    refused(tmp_path, "c.csv", f"{first}{end}text;label{end}x;1;2{end}", r"c.csv:3: 3 columns, 2 expected")
+    assert_refused(tmp_path, "c.csv", f"{first}{end}text;label{end}x;1;2{end}", r"c.csv:3: 3 columns, 2 expected")
     assert table(tmp_path, "d.csv", f"{first}{end}x;1{end}", header=["text", "label"]).columns["text"] == ["x"]
 
 
-def test_the_line_of_excel_is_refused_where_it_does_not_fit(tmp_path):
-    refused(tmp_path, "a.csv", "sep=:\na:b\n1:2\n", "a.csv:1: ':' is not one of the delimiters comma")
-    refused(tmp_path, "a.tsv", "sep=;\na;b\n1;2\n", "a.tsv:1: the line names the delimiter semicolon")
+def test_unsuitable_excel_sep_line_is_refused(tmp_path):
+    assert_refused(tmp_path, "a.csv", "sep=:\na:b\n1:2\n", "a.csv:1: ':' is not one of the delimiters comma")
+    assert_refused(tmp_path, "a.tsv", "sep=;\na;b\n1;2\n", "a.tsv:1: the line names the delimiter semicolon")
     assert table(tmp_path, "b.tsv", "sep=\t\na\tb\n1\t2\n").columns == {"a": ["1"], "b": ["2"]}
     assert table(tmp_path, "b.csv", "sep\nsep=;\n").columns == {"sep": ["sep=;"]}
 
 
-def test_a_tsv_that_a_program_has_quoted_is_noticed(tmp_path):
-    """Of 200 tables as pandas writes them, those with a quote in a cell; never one whose quotes are literal."""
-    pandas, draw, noticed = pytest.importorskip("pandas"), random.Random(4), 0
+def test_quoted_tsv_cells_are_reported(tmp_path):
+    """In 200 tables written by pandas, quoted cells are reported; literal quotes never are."""
+    pandas, draw, reported = pytest.importorskip("pandas"), random.Random(4), 0
     words = ["a", "b c", '"', '"d"', ",", "é", "''", '5" tall']
     for _ in range(200):
         rows = [["x" + "".join(draw.choices(words, k=3)), draw.choice("12")] for _ in range(draw.randint(1, 5))]
@@ -266,16 +270,16 @@ def test_a_tsv_that_a_program_has_quoted_is_noticed(tmp_path):
         place = read_table(tmp_path / "a.tsv").metadata.get("quoted_cell")
         quoted = [number for number, (text, _) in enumerate(rows) if '"' in text]
         assert place == (f"{tmp_path}/a.tsv:{quoted[0] + 2}" if quoted else None)
-        noticed += place is not None
+        reported += place is not None
         (tmp_path / "b.csv").write_bytes((tmp_path / "a.tsv").read_bytes())
         assert [list(row) for row in zip(*read_table(tmp_path / "b.csv").columns.values(), strict=True)] == rows
         literal = "".join("\t".join(row) + "\n" for row in [["text", "label"], *rows])
         assert "quoted_cell" not in table(tmp_path, "c.tsv", literal).metadata
-    assert 50 < noticed < 190
+    assert 50 < reported < 190
 
 
 @pytest.mark.parametrize("end", [".gz", ".zst"])
-def test_compressed_tables_are_those_of_the_files_in_them(end, tmp_path):
+def test_compressed_tables_equal_uncompressed_ones(end, tmp_path):
     contents = {
         "a.csv": 'sep=;\ntext;label\n"a\r\nb";1\n',
         "a.tsv": "text\tlabel\na\t1\n",
@@ -289,4 +293,4 @@ def test_compressed_tables_are_those_of_the_files_in_them(end, tmp_path):
         plain = table(tmp_path, name, content)
         rows = table(tmp_path, name + end, packed)
         assert rows.columns == plain.columns and rows.metadata == plain.metadata
-        refused(tmp_path, name + end, packed[: len(packed) // 2], "truncated|not readable")
+        assert_refused(tmp_path, name + end, packed[: len(packed) // 2], "truncated|not readable")

@@ -12,7 +12,7 @@ from lmtool.tokenizers.configs import ByteBpeConfig
 from .data_fixtures import bytebpe, wordpiece
 
 
-def test_bert():
+def test_bert_format_joins_texts_and_pairs():
     tokenizer = wordpiece()
     laid = text_format("bert", tokenizer)
     cls, sep = tokenizer.role("cls"), tokenizer.role("sep")
@@ -27,20 +27,20 @@ def test_bert():
         text_format("gpt", tokenizer)
 
 
-def test_roberta():
-    """`<s> a </s>`, `<s> a </s></s> b </s>`, over its own special tokens."""
+def test_roberta_format_joins_texts_and_pairs():
+    """`<s> a </s>` and `<s> a </s></s> b </s>`, with RoBERTa's special tokens."""
     tokenizer = build(ByteBpeConfig(special_tokens="roberta"), ["a small text of some words"] * 3, 300)
     laid = text_format("roberta", tokenizer)
     ids, columns = laid.join(tokenizer.encode("a"))
     assert tokenizer.pieces(ids) == ["<s>", "a", "</s>"] and columns == {} and ids.dtype == np.int64
     ids, columns = laid.join(tokenizer.encode("a"), tokenizer.encode("b"))
     assert tokenizer.pieces(ids) == ["<s>", "a", "</s>", "</s>", "b", "</s>"] and columns == {}
-    assert tokenizer.role("pad") == 1, "the published table of positions begins behind it"
+    assert tokenizer.role("pad") == 1, "the published position table starts after the pad id"
     template = FormatTemplate.of(laid, 2)
     assert [len(piece) for piece in template.pieces] == [1, 2, 1] and template.special_count == 4
 
 
-def test_gpt():
+def test_gpt_format_joins_texts_and_pairs():
     tokenizer = bytebpe()
     laid = text_format("gpt", tokenizer)
     eos = tokenizer.role("eos")
@@ -51,7 +51,7 @@ def test_gpt():
         text_format("bert", tokenizer)
 
 
-def test_encoder_decoders():
+def test_encoder_decoder_formats_join_texts_and_pairs():
     tokenizer = bytebpe()
     eos = tokenizer.role("eos")
     laid = text_format("t5", tokenizer)
@@ -66,8 +66,8 @@ def test_encoder_decoders():
 
 
 @pytest.mark.parametrize("rule", ["bert", "longest_first"])
-def test_truncation_takes_from_the_longer_one_token_at_a_time(rule):
-    def slowly(a: int, b: int, limit: int) -> tuple[int, int]:
+def test_truncation_shortens_the_longer_text(rule):
+    def one_by_one(a: int, b: int, limit: int) -> tuple[int, int]:
         first_longer = a > b
         while a + b > limit:
             if a > b or (rule == "longest_first" and a == b and not first_longer):
@@ -78,16 +78,16 @@ def test_truncation_takes_from_the_longer_one_token_at_a_time(rule):
 
     cases = [(a, b, limit) for a in range(12) for b in range(12) for limit in range(0, 24, 1)]
     for a, b, limit in cases:
-        assert truncate_texts(np.array([[a], [b]]), limit, rule).flatten().tolist() == [*slowly(a, b, limit)]
+        assert truncate_texts(np.array([[a], [b]]), limit, rule).flatten().tolist() == [*one_by_one(a, b, limit)]
     a, b = np.array([c[0] for c in cases]), np.array([c[1] for c in cases])
     new_a, new_b = truncate_texts(np.stack([a, b]), 7, rule)
-    assert list(zip(new_a.tolist(), new_b.tolist(), strict=True)) == [slowly(x, y, 7) for x, y, _ in cases]
+    assert list(zip(new_a.tolist(), new_b.tolist(), strict=True)) == [one_by_one(x, y, 7) for x, y, _ in cases]
 
 
-def test_roles_are_those_that_the_formats_ask_for():
-    """What a configuration is checked with is what the formats read."""
+def test_formats_list_the_roles_they_read():
+    """FORMATS lists exactly the roles that the formats read; configurations are checked against it."""
 
-    class Asked:
+    class RecordingTokenizer:
         def __init__(self):
             self.roles = []
 
@@ -96,6 +96,6 @@ def test_roles_are_those_that_the_formats_ask_for():
             return len(self.roles)
 
     for name, metadata in FORMATS.items():
-        asked = Asked()
-        text_format(name, asked)
-        assert tuple(asked.roles) == (*metadata.roles, *metadata.added)
+        tokenizer = RecordingTokenizer()
+        text_format(name, tokenizer)
+        assert tuple(tokenizer.roles) == (*metadata.roles, *metadata.added)

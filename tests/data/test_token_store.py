@@ -60,16 +60,16 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("text", SENTENCES)
-def test_sentences(text):
+def test_text_is_split_into_sentences(text):
     assert split_sentences(text) == SENTENCES[text]
 
 
-def test_sentences_lay_end_to_end_and_are_not_endless():
+def test_sentences_cover_the_text_and_have_limited_length():
     drawn = random.Random(1)
     for _ in range(200):
         text = "".join(drawn.choice("aB .!?\n\"'”。…é1\t") for _ in range(drawn.randrange(60)))
         assert "".join(split_sentences(text)) == text
-        block = text.replace("\n", " ")  # without a blank line fewer rules are tried, which find the same
+        block = text.replace("\n", " ")  # without blank lines fewer rules apply, with the same result
         assert [m.span() for m in tokenizing._WITHIN_A_BLOCK.finditer(block)] == [
             m.span() for m in tokenizing._END.finditer(block)
         ]
@@ -78,12 +78,12 @@ def test_sentences_lay_end_to_end_and_are_not_endless():
         assert "".join(pieces) == long and max(map(len, pieces)) <= LONGEST_SENTENCE
 
 
-def test_sentences_of_documents_in_parts_are_the_same():
+def test_sentences_do_not_depend_on_parts():
     drawn, more = random.Random(2), 0
     for number in range(2000):
         letters = drawn.choice(["aB .!?\n\"'”。…é1\t」_(", "a. \n", "。」x "])
         text = "".join(drawn.choice(letters) for _ in range(drawn.randrange(1, 80)))
-        if number % 50 == 0:  # longer than any sentence may be
+        if number % 50 == 0:  # longer than the limit of a sentence
             text = text.replace("a", "word " * 3000).replace("x", "x" * 12_000)
         splitter, sentences, start = SentenceSplitter(), [], 0
         while start < len(text):
@@ -95,7 +95,7 @@ def test_sentences_of_documents_in_parts_are_the_same():
     assert more > 500
 
 
-def test_documents_in_parts_give_the_same_store(tmp_path, tokenizers):
+def test_store_does_not_depend_on_parts(tmp_path, tokenizers):
     texts = ["", *documents(30, 3), "\u200b" * 50, "The cat sat. " * 300, " ", *documents(5, 4)]
     whole = open_store(ListSource(texts, []), "train", tokenizers["wordpiece"], tmp_path)
     source = ListSource(texts, [], "in parts")
@@ -111,8 +111,8 @@ def starts(text: str) -> range:
     return range(0, max(len(text), 1), 7)
 
 
-def test_text_is_never_held_whole(tmp_path, tokenizers, monkeypatch):
-    """Neither of many documents nor of one: what is held while a store is written does not grow with the text."""
+def test_memory_does_not_grow_with_text(tmp_path, tokenizers, monkeypatch):
+    """Memory does not grow with the text while a store is written, for many documents or a single one."""
     monkeypatch.setattr(store_draft, "portions", partial(portions, size=10_000))
     text, peaks = "The cat sat on the mat. " * 200, {}
     for count in (30, 120):
@@ -128,7 +128,7 @@ def test_text_is_never_held_whole(tmp_path, tokenizers, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "bytebpe"])
-def test_store_holds_what_the_tokenizer_gives(tmp_path, tokenizers, name):
+def test_store_contains_tokenizer_output(tmp_path, tokenizers, name):
     tokenizer = tokenizers[name]
     texts = ["", "The cat sat. The dog ran!\n\nA hill.", "\u200b", *documents(40, 3), "the cat " * 3000]
     store = open_store(ListSource(texts, ["x"]), "train", tokenizer, tmp_path)
@@ -149,29 +149,29 @@ def test_store_holds_what_the_tokenizer_gives(tmp_path, tokenizers, name):
     assert round(metadata["unknown_fraction"] * metadata["tokens"]) == unknown
 
 
-def test_what_was_read_is_given_back(tmp_path, tokenizers):
-    """Counting the tokens of a store maps all of it; a mapped page counts as memory of the process."""
+def test_release_frees_mapped_pages(tmp_path, tokenizers):
+    """Counting tokens maps the whole store, and mapped pages count as memory of the process until released."""
     small = open_store(ListSource(["The cat sat on the mat. "], []), "train", tokenizers["wordpiece"], tmp_path)
     np.tile(small.tokens, 300_000).tofile(tmp_path / "tokens")
     tokens = np.memmap(tmp_path / "tokens", small.tokens.dtype, mode="r").view(np.ndarray)
     assert type(tokens.base) is type(small.tokens.base)
-    before = mapped()
+    before = mapped_kilobytes()
     counts = np.bincount(tokens, minlength=200)
-    assert mapped() - before > 0.8 * tokens.nbytes / 1024
+    assert mapped_kilobytes() - before > 0.8 * tokens.nbytes / 1024
     release(tokens)
-    assert mapped() - before < 0.1 * tokens.nbytes / 1024
+    assert mapped_kilobytes() - before < 0.1 * tokens.nbytes / 1024
     assert np.array_equal(token_counts(tokens, 200), counts)
-    assert mapped() - before < 0.1 * tokens.nbytes / 1024
-    release(np.arange(3))  # of no file
+    assert mapped_kilobytes() - before < 0.1 * tokens.nbytes / 1024
+    release(np.arange(3))  # an array without a file is accepted
 
 
-def mapped() -> int:
-    """Kilobytes of files that the process has mapped and read."""
+def mapped_kilobytes() -> int:
+    """Resident kilobytes of files that the process has mapped."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
 
 
-def test_second_opening_reads_nothing(tmp_path, tokenizers):
+def test_existing_store_is_opened_without_reading_text(tmp_path, tokenizers):
     source = ListSource(documents(10), documents(3, 1))
     first = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
     again = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
@@ -180,7 +180,7 @@ def test_second_opening_reads_nothing(tmp_path, tokenizers):
         again.tokens[0] = 1
 
 
-def test_key_follows_split_tokenizer_and_text(tmp_path, tokenizers):
+def test_store_key_depends_on_split_tokenizer_and_text(tmp_path, tokenizers):
     source, other = ListSource(documents(10), documents(3, 1)), ListSource(documents(10), [], "other")
     stores = [
         open_store(source, "train", tokenizers["wordpiece"], tmp_path),
@@ -191,7 +191,7 @@ def test_key_follows_split_tokenizer_and_text(tmp_path, tokenizers):
     assert len({store.folder for store in stores}) == 4
 
 
-def test_progress_is_told(tmp_path, tokenizers):
+def test_tokenizing_reports_progress(tmp_path, tokenizers):
     stages = []
     source = ListSource(documents(10), [])
     open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda *stage: stages.append(stage))
@@ -203,14 +203,14 @@ def test_progress_is_told(tmp_path, tokenizers):
 FILES = ("tokens.bin", "document_offsets.bin", "sentence_offsets.bin", "document_sentences.bin", "manifest.json")
 
 
-def flip(path):
+def flip_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def zero(path):
-    """The second page of a file, or all of a smaller one."""
+def zero_page(path):
+    """Zeroes the second page of a file, or all of a smaller one."""
     content = bytearray(path.read_bytes())
     start = 4096 if len(content) > 4096 else 0
     end = min(start + 4096, len(content))
@@ -220,17 +220,17 @@ def zero(path):
 
 
 DAMAGES = {
-    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "deleted": Path.unlink,
-    "emptied": lambda path: path.write_bytes(b""),
-    "flipped": flip,
-    "zeroed": zero,
+    "empty": lambda path: path.write_bytes(b""),
+    "bit flip": flip_bit,
+    "zeroed": zero_page,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_store_is_rebuilt_and_reported(tmp_path, tokenizers, name, damage):
+def test_damaged_store_is_rebuilt_and_reported(tmp_path, tokenizers, name, damage):
     source = ListSource(documents(300), [])
     intact = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
     expected, path = np.array(intact.tokens), intact.folder / name
@@ -245,7 +245,7 @@ def test_a_damaged_store_is_rebuilt_and_reported(tmp_path, tokenizers, name, dam
     assert not messages and source.reads == 2
 
 
-def test_the_store_of_another_key_is_not_taken(tmp_path, tokenizers):
+def test_store_of_another_key_is_rebuilt(tmp_path, tokenizers):
     source, other = ListSource(documents(30), []), ListSource(documents(30, 1), [], "other")
     first = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
     second = open_store(other, "train", tokenizers["wordpiece"], tmp_path)
@@ -255,13 +255,13 @@ def test_the_store_of_another_key_is_not_taken(tmp_path, tokenizers):
     assert np.array_equal(open_store(other, "train", tokenizers["wordpiece"], tmp_path).tokens, expected)
 
 
-def test_what_cannot_be_read_back_names_the_cache(tmp_path, tokenizers, monkeypatch):
-    """A disk that returns other bytes than it was given."""
+def test_store_damaged_while_written_is_refused(tmp_path, tokenizers, monkeypatch):
+    """The disk returns other bytes than were written."""
     written = store_module.write_manifest
 
     def write(folder, metadata):
         written(folder, metadata)
-        flip(folder / "tokens.bin")
+        flip_bit(folder / "tokens.bin")
 
     monkeypatch.setattr(store_module, "write_manifest", write)
     with pytest.raises(UserError, match=r"cache_dir=.*tokens\.bin is damaged") as caught:
@@ -269,7 +269,7 @@ def test_what_cannot_be_read_back_names_the_cache(tmp_path, tokenizers, monkeypa
     assert "set cache_dir=" in caught.value.hint
 
 
-def test_a_damaged_vocabulary_is_trained_again_and_reported(tmp_path):
+def test_damaged_vocabulary_is_retrained_and_reported(tmp_path):
     source = ListSource(documents(50), [])
     config = WordPieceConfig()
     messages = []
@@ -290,8 +290,8 @@ def test_a_damaged_vocabulary_is_trained_again_and_reported(tmp_path):
             assert trained() == expected and source.reads == reads + 1 and not messages
 
 
-def test_a_warm_cache_is_read_without_writing(tmp_path, monkeypatch):
-    """It may be read-only: an administrator's, shared by many."""
+def test_existing_cache_is_read_without_writing(tmp_path, monkeypatch):
+    """A shared cache may be read-only."""
     source = ListSource(documents(50), [])
 
     def opened():
@@ -308,8 +308,8 @@ def test_a_warm_cache_is_read_without_writing(tmp_path, monkeypatch):
     assert np.array_equal(opened().tokens, tokens) and source.reads == reads
 
 
-def test_a_vocabulary_is_learned_from_a_bounded_sample(tmp_path, monkeypatch):
-    """However much text there is; each part of it has its share, and it is never held."""
+def test_vocabulary_is_trained_on_bounded_sample(tmp_path, monkeypatch):
+    """The sample covers all parts of the text evenly, and is streamed."""
     seen, notes = [], []
     learn = vocabulary_module.build
 
@@ -334,8 +334,8 @@ def test_a_vocabulary_is_learned_from_a_bounded_sample(tmp_path, monkeypatch):
         seen.clear()
 
 
-def test_any_number_of_processes_builds_the_same_store(tmp_path, tokenizers, monkeypatch):
-    """Of documents that come in parts too, whose sentences depend on the parts before."""
+def test_store_does_not_depend_on_process_count(tmp_path, tokenizers, monkeypatch):
+    """Also for documents in parts, whose sentences depend on earlier parts."""
     texts = ["", *documents(400, 3), "\u200b" * 50, "The cat sat. A dog ran " * 700, " ", *documents(200, 4)]
     monkeypatch.setattr(store_draft, "portions", partial(portions, size=2_000))
     stores = []
@@ -358,15 +358,15 @@ def pieces(text: str) -> range:
     return range(0, max(len(text), 1), 70)
 
 
-def test_a_process_that_dies_is_reported(tokenizers, monkeypatch):
+def test_dead_tokenizing_process_is_reported(tokenizers, monkeypatch):
     monkeypatch.setattr(tokenizing, "_CHILD", "raise SystemExit(3)")
     with pytest.raises(UserError, match=r"ended early \(exit status 3\)") as caught:
         list(tokenizing.tokenize(tokenizers["wordpiece"], portions(iter([("The cat sat.", True)])), 2))
     assert "run the same command again" in caught.value.hint
 
 
-def test_signals_are_for_the_process_that_reads(tokenizers):
-    """A batch system may send them to every process of a job."""
+def test_tokenizing_processes_ignore_signals(tokenizers):
+    """A batch system may send signals to every process of a job, and tokenizing processes ignore them."""
     with tokenizing._Children(tokenizers["wordpiece"], 1) as children:
         for _ in range(2):
             portion = next(portions(iter([("The cat sat.", True)])))
@@ -376,7 +376,7 @@ def test_signals_are_for_the_process_that_reads(tokenizers):
         assert children._all[0].poll() is None
 
 
-def test_processes_follow_text_and_environment(monkeypatch):
+def test_process_count_depends_on_text_and_environment(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
@@ -398,8 +398,8 @@ store.open_store(source, "train", Tokenizer.load(sys.argv[1] + "/tokenizer"), sy
 """
 
 
-def test_a_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
-    """What was finished and is intact is not tokenized again; of what is damaged, nothing from there on is kept."""
+def test_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
+    """Finished, intact portions are kept; everything after a damaged one is tokenized again."""
     tokenizers["wordpiece"].save(tmp_path / "tokenizer")
     source, killed = ListSource(documents(200), []), tmp_path / "killed" / "stores"
     environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
@@ -421,7 +421,7 @@ def test_a_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
             journal = draft.with_name(f"{draft.name}.jsonl")
             journal.write_bytes(journal.read_bytes().removesuffix(b"}\n") + b" \n")
         elif damage is not None:
-            zero(draft / damage)
+            zero_page(draft / damage)
 
         def record(*arguments, tokenized=tokenized, original=tokenizing.tokenize_portion):
             tokenized.append(arguments)
@@ -443,7 +443,7 @@ def test_a_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
         )
 
 
-def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):
+def test_draft_of_killed_process_is_removed(tmp_path, tokenizers):
     source = ListSource(documents(5), [])
     folder = open_store(source, "train", tokenizers["wordpiece"], tmp_path).folder
     (folder / "manifest.json").unlink()
@@ -452,13 +452,13 @@ def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):
     assert not list(folder.parent.glob(".*"))
 
 
-def test_no_tokens_and_nothing_left_behind(tmp_path, tokenizers):
+def test_text_without_tokens_is_refused_and_leaves_no_store(tmp_path, tokenizers):
     with pytest.raises(UserError, match="train text has no tokens"):
         open_store(ListSource(["\u200b", " "], []), "train", tokenizers["wordpiece"], tmp_path)
     assert [path.suffix for path in (tmp_path / "stores").iterdir()] == [".lock"]
 
 
-def test_unwritable_cache_is_named(tmp_path, tokenizers):
+def test_unwritable_cache_dir_is_refused(tmp_path, tokenizers):
     (tmp_path / "file").write_text("")
     for place, why in (("file", "is a file"), ("file/below", "Not a directory")):
         with pytest.raises(UserError, match=f"cache_dir=.*{place}: {why}") as caught:
@@ -466,13 +466,13 @@ def test_unwritable_cache_is_named(tmp_path, tokenizers):
         assert caught.value.hint.startswith("put cache_dir= in another folder")
 
 
-def test_limit_on_open_files_is_hinted_at(tmp_path):
+def test_too_many_open_files_hints_at_ulimit(tmp_path):
     with pytest.raises(UserError, match="cache_dir=.*: Too many open files") as caught, writing(tmp_path):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     assert caught.value.hint == "raise the limit on open files (ulimit -n)"
 
 
-def test_full_disk_is_named(tmp_path, tokenizers, monkeypatch):
+def test_full_disk_is_refused_with_hint(tmp_path, tokenizers, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -484,7 +484,7 @@ def test_full_disk_is_named(tmp_path, tokenizers, monkeypatch):
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_processes_that_start_together_make_one_store(tmp_path, tokenizers, locks):
+def test_concurrent_processes_build_one_store(tmp_path, tokenizers, locks):
     """In a file system without locks each process reads the text, and the first complete store stays."""
     no_locks = "import fcntl\ndef flock(*_): raise OSError(37, 'No locks available')\nfcntl.flock = flock\n"
     tokenizers["wordpiece"].save(tmp_path / "tokenizer")

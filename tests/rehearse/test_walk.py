@@ -26,7 +26,7 @@ from lmtool.cli import main as cli
 from lmtool.config.registry import lookup
 from lmtool.costs.rate import measure_bandwidth
 from lmtool.training.health import Health
-from tests.commands.conftest import CONF, but_for, finetune, pretrain, skip_reports, text, tiny, write_rows
+from tests.commands.conftest import CONF, finetune, merge_overrides, pretrain, skip_reports, text, tiny, write_rows
 
 pytestmark = pytest.mark.rehearse
 
@@ -287,7 +287,7 @@ def test_two_ranks_match_one(cuda):
     more = [*TEXT, *words_of("bert"), "log_every=1"]
     alone = losses(trained("alone", "bert", *more))
     words = ["pretrain", "model=bert_tiny", *tiny("bert_tiny"), "data=text", "data.path=text.txt", "cache_dir=cache"]
-    command = [sys.executable, "-m", "tests.rehearse", *but_for(words, [*more, "name=together"])]
+    command = [sys.executable, "-m", "tests.rehearse", *merge_overrides(words, [*more, "name=together"])]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     group = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}

@@ -1,4 +1,4 @@
-"""The table of shorthands: what each stands for, and that it stands for itself when it is read again."""
+"""Shorthands on the command line expand to full overrides, and expanding twice changes nothing."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ from lmtool.resolver.verbs import COMMANDS, VERBS
         ("pretrain", ["bert_tiny"], ["bert_tiny"]),
     ],
 )
-def test_words_in_full_stand_for_themselves(verb: str, words: list[str], full: list[str]) -> None:
+def test_shorthands_expand_once(verb: str, words: list[str], full: list[str]) -> None:
     line = expand_arguments(CommandLine(verb, tuple(words)))
     assert list(line.words) == full and expand_arguments(line) == line
 
 
-def test_a_task_by_its_file_is_read_with_what_other_shorthands_gave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_file_expands_after_other_shorthands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text("text,label\n" + "".join(f"some text {n},{n % 2}\n" for n in range(8)))
     full = ("task=custom", "task.kind=classification", "task.path=mine.csv")
@@ -49,13 +47,13 @@ def test_a_task_by_its_file_is_read_with_what_other_shorthands_gave(
     assert expand_arguments(CommandLine("predict", ("task=mine.csv",))).words == ("task=mine.csv",)
 
 
-def test_each_row_names_commands_and_a_function() -> None:
+def test_shorthands_name_existing_commands_and_functions() -> None:
     for shorthand in (*ARGUMENT_SHORTHANDS, *SECTION_SHORTHANDS):
         assert set(shorthand.verbs) <= COMMANDS.keys() and callable(imported(f"lmtool.resolver.{shorthand.expander}"))
     assert all(verb.config is None or COMMANDS[name].__name__ for name, verb in VERBS.items())
 
 
-def test_random_weights_have_the_shape_of_one_checkpoint() -> None:
+def test_checkpoint_none_needs_exactly_one_other_checkpoint() -> None:
     line = CommandLine("finetune", ("checkpoint=runs/a,runs/b,none",))
     with pytest.raises(UserError, match="in the model of the other checkpoint, but there are 2 others"):
         expand_sections({"checkpoint": "none"}, line)
@@ -64,7 +62,7 @@ def test_random_weights_have_the_shape_of_one_checkpoint() -> None:
     }
 
 
-def test_the_latest_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_run_is_replaced_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("runs/first").mkdir(parents=True)
     Path("runs/latest").symlink_to("first")
@@ -75,5 +73,5 @@ def test_the_latest_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert expand_sections(data, CommandLine("evaluate", ())) == data
 
 
-def test_a_refused_command_leaves_the_collector_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_command_reenables_garbage_collection(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "model=brt"]) == 2 and gc.isenabled()

@@ -1,4 +1,4 @@
-"""Checkpoints: what is damaged is noticed, what is whole is found, a full disk costs one save."""
+"""Checkpoints: damage is detected, intact checkpoints are found, and a full disk costs one save only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lmtool.weights.reading import read_file
 from tests.training.fakes import FakeLearner, FakeLoader, TokenizerFile, evaluator, open_run, settings, train_rows
 
 
-def go(path: Path, learner: FakeLearner | None = None, **changes: Any) -> FakeLearner:
+def train_run(path: Path, learner: FakeLearner | None = None, **changes: Any) -> FakeLearner:
     learner = learner or FakeLearner()
     with open_run(path) as run:
         train(
@@ -44,7 +44,7 @@ def go(path: Path, learner: FakeLearner | None = None, **changes: Any) -> FakeLe
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with three checkpoints."""
     path = tmp_path_factory.mktemp("trained") / "run"
-    go(path, max_steps=6, evaluate_every=2)
+    train_run(path, max_steps=6, evaluate_every=2)
     return path
 
 
@@ -55,7 +55,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_what_is_written(trained: Path) -> None:
+def test_checkpoint_folder_has_expected_files(trained: Path) -> None:
     folder = find(trained / "checkpoints" / "last")
     assert folder.name == "step_00000006"
     names = {path.name for path in folder.iterdir()}
@@ -70,7 +70,7 @@ def test_what_is_written(trained: Path) -> None:
     assert not [path for path in (trained / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
-def test_tied_weights_are_stored_once_and_come_back(trained: Path, tmp_path: Path) -> None:
+def test_tied_weights_are_stored_once_and_restored(trained: Path, tmp_path: Path) -> None:
     folder = find(trained)
     weights = checkpoints.read_weights(folder)
     learner = FakeLearner(seed=5)
@@ -81,8 +81,8 @@ def test_tied_weights_are_stored_once_and_come_back(trained: Path, tmp_path: Pat
     assert stored < sum(tensor.nbytes for tensor in learner.state_dict().values())
 
 
-def test_the_header_of_tied_weights_is_sorted(tmp_path: Path) -> None:
-    """The library orders a header's metadata at random in each process."""
+def test_header_of_tied_weights_is_sorted(tmp_path: Path) -> None:
+    """The safetensors library writes metadata in random order."""
     tensor = torch.arange(3.0)
     for number in range(8):
         path = tmp_path / f"{number}.safetensors"
@@ -91,7 +91,7 @@ def test_the_header_of_tied_weights_is_sorted(tmp_path: Path) -> None:
         assert read_file(path).keys() == {"a"}
 
 
-def test_tensors_that_overlap_without_being_equal_come_back(tmp_path: Path) -> None:
+def test_overlapping_tensors_are_restored(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {"base": base, "row": base[1], "turned": base.T, "flat": base.view(-1), "empty": torch.zeros(0)}
     checkpoints.save_tensors(tensors, tmp_path / "model.safetensors")
@@ -103,7 +103,7 @@ def test_tensors_that_overlap_without_being_equal_come_back(tmp_path: Path) -> N
 
 
 def damage(path: Path, kind: str, chance: random.Random) -> None:
-    """Cut the file, flip a bit, or zero a page of it (a part of a small one), so that its bytes do change."""
+    """Truncate the file, flip a bit, or zero a page (part of a small file), so that its bytes change."""
     content = bytearray(path.read_bytes())
     if kind == "truncate":
         content = content[: chance.randrange(len(content))]
@@ -118,11 +118,11 @@ def damage(path: Path, kind: str, chance: random.Random) -> None:
     path.write_bytes(bytes(content))
 
 
-def test_two_hundred_damages_are_all_noticed(trained: Path, tmp_path: Path) -> None:
+def test_verify_detects_200_random_damages(trained: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     source = find(trained / "checkpoints" / "last")
     files = sorted(path.name for path in source.iterdir())
-    noticed = 0
+    detected = 0
     for number in range(200):
         folder = tmp_path / "step_00000006"
         shutil.copytree(source, folder)
@@ -130,15 +130,15 @@ def test_two_hundred_damages_are_all_noticed(trained: Path, tmp_path: Path) -> N
         damage(folder / name, ("truncate", "flip", "zero")[number % 3], chance)
         with pytest.raises(Damaged) as caught:
             verify(folder)
-        noticed += name in str(caught.value)
+        detected += name in str(caught.value)
         shutil.rmtree(folder)
-    assert noticed == 200
+    assert detected == 200
 
 
 @pytest.mark.parametrize("kind", ["truncate", "flip", "zero"])
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
-def test_a_damaged_newest_checkpoint_is_set_aside(tmp_path: Path, name: str, kind: str) -> None:
-    whole = go(tmp_path / "whole", checkpoint_every=2, max_steps=12, evaluate_every=6)
+def test_damaged_newest_checkpoint_is_set_aside(tmp_path: Path, name: str, kind: str) -> None:
+    uninterrupted = train_run(tmp_path / "uninterrupted", checkpoint_every=2, max_steps=12, evaluate_every=6)
 
     class Breaking(FakeLearner):
         def on_step(self, step: int) -> None:
@@ -146,32 +146,32 @@ def test_a_damaged_newest_checkpoint_is_set_aside(tmp_path: Path, name: str, kin
                 raise RuntimeError("torn")
 
     with pytest.raises(RuntimeError):
-        go(tmp_path / "run", Breaking(), checkpoint_every=2, max_steps=12, evaluate_every=6)
+        train_run(tmp_path / "run", Breaking(), checkpoint_every=2, max_steps=12, evaluate_every=6)
     damage(tmp_path / "run/checkpoints/step_00000008" / name, kind, random.Random(1))
-    again = go(tmp_path / "run", checkpoint_every=2, max_steps=12, evaluate_every=6)
+    again = train_run(tmp_path / "run", checkpoint_every=2, max_steps=12, evaluate_every=6)
     assert (tmp_path / "run/checkpoints/bad-step_00000008" / name).exists()
     assert name in (tmp_path / "run/log.txt").read_text()
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(uninterrupted.parameters(), again.parameters(), strict=True))
     both = [
         [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
-        for run in ("whole", "run")
+        for run in ("uninterrupted", "run")
     ]
     assert train_rows(both[0]) == train_rows(both[1])
 
 
-def test_where_none_is_whole_the_run_stops_and_takes_nothing_away(run: Path) -> None:
+def test_run_without_intact_checkpoint_stops(run: Path) -> None:
     for folder in saved_steps(run / "checkpoints"):
         damage(folder / "model.safetensors", "flip", random.Random(2))
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
     with pytest.raises(CheckFailed, match="none of the 2 checkpoints"):
-        go(run, max_steps=6, evaluate_every=2)
+        train_run(run, max_steps=6, evaluate_every=2)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["stopped", "ended"])
 @pytest.mark.parametrize("loss", ["deleted", "damaged"])
-def test_a_lost_best_leaves_the_best_of_the_others(tmp_path: Path, loss: str, ended: bool) -> None:
-    """The weights that a run ends with are read when it resumes, and the one resumed from has a score."""
+def test_lost_best_checkpoint_is_replaced_on_resume(tmp_path: Path, loss: str, ended: bool) -> None:
+    """The checkpoint that the run resumes from becomes the best, until a later one has a better score."""
     path, scores = tmp_path / "run", iter([1.0, 2.0, 2.5, 2.25, 2.4, 2.4])
 
     class Breaking(FakeLearner):
@@ -205,10 +205,10 @@ def test_a_lost_best_leaves_the_best_of_the_others(tmp_path: Path, loss: str, en
     assert ("it was the best checkpoint" in (path / "log.txt").read_text()) == (loss == "damaged")
 
 
-# --- what commands read --------------------------------------------------------------------------------------------
+# --- finding and reading -------------------------------------------------------------------------------------------
 
 
-def test_find_takes_what_a_user_types(run: Path) -> None:
+def test_find_accepts_paths_of_a_run(run: Path) -> None:
     best = checkpoint_of_pointer(run / "checkpoints", "best")
     assert best is not None
     assert find(run) == find(run / "checkpoints") == best
@@ -229,7 +229,7 @@ def test_find_takes_what_a_user_types(run: Path) -> None:
         (lambda place: place / "swept", "swept is a sweep, not a run"),
     ],
 )
-def test_find_says_what_is_not_there(tmp_path: Path, make: Any, words: str) -> None:
+def test_find_error_names_the_problem(tmp_path: Path, make: Any, words: str) -> None:
     (tmp_path / "swept").mkdir()
     (tmp_path / "swept" / "sweep.json").write_text("{}")
     for name in ("model.bin", "notes.txt"):
@@ -239,7 +239,7 @@ def test_find_says_what_is_not_there(tmp_path: Path, make: Any, words: str) -> N
     assert caught.value.hint and "\n" not in caught.value.message
 
 
-def test_reading_a_damaged_file_names_it_and_a_whole_checkpoint(run: Path) -> None:
+def test_damaged_file_error_hints_at_intact_checkpoint(run: Path) -> None:
     folder = run / "checkpoints/step_00000006"
     damage(folder / "model.safetensors", "flip", random.Random(3))
     with pytest.raises(UserError, match=r"step_00000006/model\.safetensors is damaged") as caught:
@@ -248,7 +248,7 @@ def test_reading_a_damaged_file_names_it_and_a_whole_checkpoint(run: Path) -> No
     assert read_state(folder)["step"] == 6
 
 
-def test_a_truncated_or_missing_file_is_found_before_reading(run: Path) -> None:
+def test_truncated_or_missing_file_is_refused_by_find(run: Path) -> None:
     folder = run / "checkpoints/step_00000006"
     (folder / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"state\.json is damaged: 2 bytes"):
@@ -258,7 +258,7 @@ def test_a_truncated_or_missing_file_is_found_before_reading(run: Path) -> None:
         find(folder)
 
 
-def test_an_edited_manifest_is_noticed_and_a_newer_format_is_named(run: Path) -> None:
+def test_edited_or_newer_manifest_is_refused(run: Path) -> None:
     path = run / "checkpoints/step_00000006/manifest.json"
     manifest = json.loads(path.read_text())
     changed = {**manifest, "step": 7}
@@ -270,12 +270,12 @@ def test_an_edited_manifest_is_noticed_and_a_newer_format_is_named(run: Path) ->
         verify(path.parent)
 
 
-def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:
+def test_checkpoint_of_another_model_is_refused(run: Path) -> None:
     with pytest.raises(UserError, match=r"does not fit the model: .*dense\.bias is \(16,\), the model has \(32,\)"):
-        go(run, FakeLearner(hidden=32), max_steps=6, evaluate_every=2)
+        train_run(run, FakeLearner(hidden=32), max_steps=6, evaluate_every=2)
 
 
-def test_optimizer_state_goes_by_name_not_by_order() -> None:
+def test_optimizer_state_is_loaded_by_name() -> None:
     learner, other = FakeLearner(), FakeLearner()
     groups = learner.parameter_groups()
     optimizer = build_adamw(AdamWConfig(), groups)
@@ -294,15 +294,17 @@ def test_optimizer_state_goes_by_name_not_by_order() -> None:
         load_state_tensors(again, named_parameters(reverse), {"exp_avg.nowhere": torch.zeros(1)})
 
 
-# --- disks that refuse ---------------------------------------------------------------------------------------------
+# --- disk errors ---------------------------------------------------------------------------------------------------
 
 POINTS = ["save_tensors", "write_bytes", "sync_path", "write_manifest", "rename"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS])
 @pytest.mark.parametrize("point", POINTS)
-def test_one_failed_save_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int) -> None:
-    whole = go(tmp_path / "whole", max_steps=8, evaluate_every=2)
+def test_failed_save_does_not_change_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int
+) -> None:
+    uninterrupted = train_run(tmp_path / "uninterrupted", max_steps=8, evaluate_every=2)
     owner = os if point == "rename" else checkpoints
     real, calls = getattr(owner, point), []
     broken = {"save": 0}
@@ -324,8 +326,8 @@ def test_one_failed_save_costs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(owner, point, failing)
     monkeypatch.setattr(checkpoints, "write_checkpoint", write)
-    again = go(tmp_path / "run", max_steps=8, evaluate_every=2)
-    assert calls and all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+    again = train_run(tmp_path / "run", max_steps=8, evaluate_every=2)
+    assert calls and all(torch.equal(a, b) for a, b in zip(uninterrupted.parameters(), again.parameters(), strict=True))
     left = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert left == ["best", "last", "step_00000006", "step_00000008"]
     for folder in saved_steps(tmp_path / "run/checkpoints"):
@@ -333,7 +335,7 @@ def test_one_failed_save_costs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert "step 4 could not be saved" in (tmp_path / "run/log.txt").read_text()
 
 
-def test_three_failed_saves_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_consecutive_failed_saves_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpoints.write_checkpoint
 
     def write(folder: Path, step: int, *rest: Any) -> Path:
@@ -343,23 +345,23 @@ def test_three_failed_saves_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(checkpoints, "write_checkpoint", write)
     with pytest.raises(UserError, match="cannot write .*: no space left on device") as caught:
-        go(tmp_path / "run", max_steps=100, evaluate_every=2)
+        train_run(tmp_path / "run", max_steps=100, evaluate_every=2)
     assert caught.value.hint is not None and "free some space" in caught.value.hint
     assert "step 10 could not be saved (failure 3 of 3)" in (tmp_path / "run/log.txt").read_text()
     assert find(tmp_path / "run").name == "step_00000004"
 
 
-def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_final_save_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*arguments: Any) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoints, "write_checkpoint", write)
     with pytest.raises(UserError, match="no space left"):
-        go(tmp_path / "run", max_steps=2, evaluate_every=2)
+        train_run(tmp_path / "run", max_steps=2, evaluate_every=2)
 
 
-def test_the_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """A checkpoint supposes that its rows are on the disk; where they are not, the fault is not the checkpoint's."""
+def test_error_names_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """Rows are written before the checkpoint; if that fails, the error names the rows' file."""
 
     class Linking(FakeLearner):
         def on_step(self, step: int) -> None:
@@ -367,10 +369,10 @@ def test_the_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             (tmp_path / "run" / "metrics.jsonl").symlink_to("metrics.jsonl")
 
     with pytest.raises(UserError, match=r"cannot write .+/metrics\.jsonl: a link is in its place"):
-        go(tmp_path / "run", learner=Linking(), max_steps=2, evaluate_every=2)
+        train_run(tmp_path / "run", learner=Linking(), max_steps=2, evaluate_every=2)
 
 
-def test_a_best_score_whose_save_failed_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_score_with_failed_save_is_not_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, scores = checkpoints.write_checkpoint, iter([3.0, 1.0, 2.0, 2.5])
 
     def write(folder: Path, step: int, *rest: Any) -> Path:
@@ -388,31 +390,31 @@ def test_a_best_score_whose_save_failed_is_not_the_best(tmp_path: Path, monkeypa
     assert result.best is not None and result.best.name == "step_00000006"
 
 
-def test_a_real_full_file_is_an_os_error(tmp_path: Path) -> None:
+def test_save_to_missing_folder_raises_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught:
         checkpoints.save_tensors({"a": torch.zeros(4)}, tmp_path / "nowhere" / "model.safetensors")
     assert caught.value.errno == errno.ENOENT
 
 
-def test_a_disk_too_small_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_disk_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(keeper.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 10**5))
     with pytest.raises(UserError, match=r"has 0\.1 MB free; the checkpoints of this run need 1\.\d MB"):
-        go(tmp_path / "run")
+        train_run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     "change, kept",
     [
-        ({}, [4, 9, 10]),  # the best, and the two newest
+        ({}, [4, 9, 10]),  # the best and the two newest
         ({"keep": 1}, [4, 10]),
         ({"keep": "all"}, list(range(1, 11))),
         ({"keep_every": 3}, [3, 4, 6, 9, 10]),
-        ({"keep": 1, "keep_every": 3, "checkpoint_every": 5}, [3, 4, 6, 9, 10]),  # saved for its sake
+        ({"keep": 1, "keep_every": 3, "checkpoint_every": 5}, [3, 4, 6, 9, 10]),  # saved because of keep_every
     ],
 )
-def test_which_checkpoints_stay(tmp_path: Path, change: dict[str, Any], kept: list[int]) -> None:
+def test_keep_settings_retain_expected_checkpoints(tmp_path: Path, change: dict[str, Any], kept: list[int]) -> None:
     learner = FakeLearner()
     asked = settings(**{"max_steps": 10, "evaluate_every": 2, "checkpoint_every": 1, **change})
     with open_run(tmp_path / "run") as run:
@@ -423,7 +425,7 @@ def test_which_checkpoints_stay(tmp_path: Path, change: dict[str, Any], kept: li
     assert retained_checkpoints(asked, 10) >= len(kept)
 
 
-def test_how_many_stay_is_planned() -> None:
+def test_retained_checkpoints_follows_keep_settings() -> None:
     assert retained_checkpoints(settings(evaluate_every=None), 1000) == retained_checkpoints(settings(), math.inf) == 3
     assert retained_checkpoints(settings(evaluate_every=None, keep="all"), 1000) == 10
     assert retained_checkpoints(settings(evaluate_every=100, checkpoint_every=250, keep="all"), 1000) == 12

@@ -1,4 +1,4 @@
-"""The run folder: names, the lock, configurations, rows, results, secrets."""
+"""The run folder: names, the lock, the saved config, metric rows, results, and secrets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lmtool.training.loop import train
 from tests.training.fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
 
-def test_names_are_stable_or_counted(tmp_path: Path) -> None:
+def test_run_names_are_fixed_or_numbered(tmp_path: Path) -> None:
     assert select_folder(tmp_path, "mine", None, "x") == tmp_path / "mine"
     assert select_folder(tmp_path, None, str(tmp_path / "there"), "x") == tmp_path / "there"
     assert not (tmp_path / "mine").exists()
@@ -39,14 +39,14 @@ def test_names_are_stable_or_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-rf", "a b", "", "x" * 101, "a\nb", "ä", "..", "a\0b"])
-def test_hostile_names_are_refused(tmp_path: Path, name: str) -> None:
+def test_unsafe_run_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="is not a valid name") as caught:
         select_folder(tmp_path, name, None, "x")
     assert caught.value.hint is not None and caught.value.hint.startswith("name=")
 
 
-def forked(number: int, work: Any) -> list[int]:
-    """Exit statuses of `number` children that do the same at about the same time."""
+def run_in_processes(number: int, work: Any) -> list[int]:
+    """Exit statuses of `number` child processes that start work at about the same time."""
     start = time.time() + 0.15
     children = []
     for index in range(number):
@@ -62,18 +62,18 @@ def forked(number: int, work: Any) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-def test_processes_that_count_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_processes_get_different_folders(tmp_path: Path) -> None:
     def work(index: int) -> int:
         (select_folder(tmp_path, None, None, "run") / f"mine-{index}").touch()
         return 0
 
-    assert forked(20, work) == [0] * 20
+    assert run_in_processes(20, work) == [0] * 20
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"run-{number:04d}" for number in range(1, 21)]
     assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_of_fifty_processes_one_gets_the_lock(tmp_path: Path, stale: bool) -> None:
+def test_one_of_fifty_processes_gets_the_lock(tmp_path: Path, stale: bool) -> None:
     if stale:
         dead = Owner(Owner.me().host, Owner.me().boot, 2**22 - 7, "1")
         (tmp_path / "LOCK").write_text(json.dumps(asdict(dead)))
@@ -84,16 +84,16 @@ def test_of_fifty_processes_one_gets_the_lock(tmp_path: Path, stale: bool) -> No
         except UserError:
             (tmp_path / f"lost-{index}").touch()
             return 2
-        end = time.monotonic() + 120  # it lives until all others have tried, however busy the machine
+        end = time.monotonic() + 120  # lives until all others have tried
         while len(list(tmp_path.glob("lost-*"))) < 49 and time.monotonic() < end:
             time.sleep(0.02)
         return 0
 
-    statuses = forked(50, work)
+    statuses = run_in_processes(50, work)
     assert statuses.count(0) == 1 and statuses.count(2) == 49
 
 
-def test_a_lock_is_refused_while_its_owner_lives_and_taken_when_it_is_dead(tmp_path: Path) -> None:
+def test_lock_is_taken_only_after_owner_exits(tmp_path: Path) -> None:
     first = Lock(tmp_path / "LOCK")
     first.acquire()
     with pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
@@ -104,9 +104,9 @@ def test_a_lock_is_refused_while_its_owner_lives_and_taken_when_it_is_dead(tmp_p
 
     def work(index: int) -> int:
         Lock(tmp_path / "LOCK").acquire()
-        return 0  # dies without giving it up
+        return 0  # exits without releasing the lock
 
-    assert forked(1, work) == [0] and (tmp_path / "LOCK").exists()
+    assert run_in_processes(1, work) == [0] and (tmp_path / "LOCK").exists()
     again = Lock(tmp_path / "LOCK")
     again.acquire()
     again.release()
@@ -115,16 +115,14 @@ def test_a_lock_is_refused_while_its_owner_lives_and_taken_when_it_is_dead(tmp_p
 @pytest.mark.parametrize(
     "change, taken",
     [
-        ({}, False),  # this very process: alive
-        ({"started": "1"}, True),  # its number was given to another process since
+        ({}, False),  # this process, which is alive
+        ({"started": "1"}, True),  # the process id was reused
         ({"boot": "another"}, True),
-        ({"host": "elsewhere"}, False),  # nobody here can tell
+        ({"host": "elsewhere"}, False),  # cannot be checked from here
         ({"host": "elsewhere", "boot": "another", "pid": 1}, False),
     ],
 )
-def test_a_lock_left_behind_is_taken_only_where_its_owner_is_surely_dead(
-    tmp_path: Path, change: dict[str, Any], taken: bool
-) -> None:
+def test_stale_lock_is_taken_only_from_dead_owner(tmp_path: Path, change: dict[str, Any], taken: bool) -> None:
     (tmp_path / "LOCK").write_text(json.dumps({**asdict(Owner.me()), **change}))
     lock = Lock(tmp_path / "LOCK")
     if taken:
@@ -136,7 +134,7 @@ def test_a_lock_left_behind_is_taken_only_where_its_owner_is_surely_dead(
         assert ("rm " in str(caught.value.hint)) == ("host" in change)
 
 
-def test_without_advisory_locks_only_the_maker_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_works_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*arguments: Any) -> None:
         raise OSError(errno.ENOTSUP, "not supported")
 
@@ -158,16 +156,16 @@ CONFIG = {
 }
 
 
-def change(**changes: Any) -> dict[str, Any]:
+def config_with(**changes: Any) -> dict[str, Any]:
     return json.loads(json.dumps({**CONFIG, **changes}))
 
 
-def test_another_configuration_under_the_same_name_is_refused(tmp_path: Path) -> None:
+def test_changed_config_in_existing_run_is_refused(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", CONFIG):
         pass
     with open_run(tmp_path / "run", CONFIG):
         pass
-    other = change(max_steps=20, optimizer={"lr": 0.001}, model={"name": "bert", "sizes": [1, 3]}, device="cuda")
+    other = config_with(max_steps=20, optimizer={"lr": 0.001}, model={"name": "bert", "sizes": [1, 3]}, device="cuda")
     with pytest.raises(UserError) as caught:
         open_run(tmp_path / "run", other)
     assert caught.value.message.endswith(
@@ -175,18 +173,18 @@ def test_another_configuration_under_the_same_name_is_refused(tmp_path: Path) ->
     )
     assert not (tmp_path / "run/LOCK").exists()
     with pytest.raises(UserError, match=r"task\.kind \(absent\) -> \"x\""):
-        open_run(tmp_path / "run", change(task={"kind": "x"}))
+        open_run(tmp_path / "run", config_with(task={"kind": "x"}))
 
 
-def test_where_and_how_fast_may_differ(tmp_path: Path) -> None:
+def test_device_and_logging_may_change_in_existing_run(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", CONFIG):
         pass
-    with open_run(tmp_path / "run", change(device="cuda:1", log_every=3, cache_dir="/elsewhere", offline=True)):
+    with open_run(tmp_path / "run", config_with(device="cuda:1", log_every=3, cache_dir="/elsewhere", offline=True)):
         pass
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text()) == CONFIG
 
 
-def test_the_text_and_the_data_of_a_configuration_are_the_same(tmp_path: Path) -> None:
+def test_config_text_must_equal_config_data(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not the same"):
         RunFolder(tmp_path / "run", CONFIG, "seed: 2\n")
     assert not (tmp_path / "run/LOCK").exists()
@@ -194,7 +192,7 @@ def test_the_text_and_the_data_of_a_configuration_are_the_same(tmp_path: Path) -
         assert (run.path / "config.yaml").read_text().startswith("# the rate")
 
 
-def test_a_users_error_before_training_leaves_nothing(tmp_path: Path) -> None:
+def test_user_error_before_training_removes_new_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError), open_run(tmp_path / "run") as run:
         run.write_environment(["lmtool"])
         raise UserError("no rows")
@@ -204,17 +202,17 @@ def test_a_users_error_before_training_leaves_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "run/config.yaml").exists()
     with pytest.raises(UserError), open_run(tmp_path / "run"):
         raise UserError("no rows")
-    assert (tmp_path / "run/config.yaml").exists()  # it was there before
+    assert (tmp_path / "run/config.yaml").exists()  # the folder existed before
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write .*: not a directory") as caught:
         open_run(tmp_path / "file" / "run")
     assert "\n" not in caught.value.message and caught.value.hint
 
 
-def test_a_read_only_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mkdir(*arguments: Any, **keywords: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -226,7 +224,7 @@ def test_a_read_only_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         select_folder(tmp_path / "runs", None, None, "x")
 
 
-def test_rows_survive_a_torn_line_and_those_of_lost_steps_go(tmp_path: Path) -> None:
+def test_rows_drop_torn_line_and_later_steps(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         for step in range(1, 6):
             run.append({"step": step, "loss": 1 / 3, "none": float("nan")})
@@ -241,7 +239,7 @@ def test_rows_survive_a_torn_line_and_those_of_lost_steps_go(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("line", [b"{", b"[1]", b"\xff\xfe", b'{"loss": 1}', b'{"step": "x"}', b"[" * 100_000])
-def test_lines_that_are_no_rows_are_refused(tmp_path: Path, line: bytes) -> None:
+def test_invalid_metrics_line_is_refused(tmp_path: Path, line: bytes) -> None:
     with open_run(tmp_path / "run") as run:
         run.append({"step": 1})
         with (run.path / "metrics.jsonl").open("ab") as file:
@@ -250,7 +248,7 @@ def test_lines_that_are_no_rows_are_refused(tmp_path: Path, line: bytes) -> None
             run.drop_rows_after(3)
 
 
-def test_a_line_of_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
+def test_huge_metrics_line_is_refused(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         with (run.path / "metrics.jsonl").open("wb") as file:
             file.truncate(8 << 30)
@@ -268,7 +266,7 @@ def test_a_line_of_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
         (lambda path: path.symlink_to("/dev/zero"), "no regular file", ("result.json", "predictions.jsonl")),
     ],
 )
-def test_what_stands_in_the_place_of_a_file_is_refused_before_training(
+def test_invalid_output_path_is_refused_before_training(
     tmp_path: Path, make: Any, kind: str, names: tuple[str, ...]
 ) -> None:
     for name in names:
@@ -282,7 +280,7 @@ def test_what_stands_in_the_place_of_a_file_is_refused_before_training(
 
 @pytest.mark.parametrize("name", ["LOCK", "log.txt", "checkpoints", "plots", "wandb"])
 @pytest.mark.parametrize("target", ["file", "folder", "nowhere", "/dev/null"])
-def test_a_link_that_would_be_written_through_is_refused(tmp_path: Path, name: str, target: str) -> None:
+def test_link_in_run_folder_is_refused(tmp_path: Path, name: str, target: str) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "run").mkdir()
@@ -294,11 +292,11 @@ def test_a_link_that_would_be_written_through_is_refused(tmp_path: Path, name: s
     assert [path.name for path in (tmp_path / "run").iterdir()] == [name] and not (tmp_path / "nowhere").exists()
 
 
-def _symbolic(path: Path, target: Path) -> None:
+def _symbolic_link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-def _hard(path: Path, target: Path) -> None:
+def _hard_link(path: Path, target: Path) -> None:
     path.hardlink_to(target)
 
 
@@ -308,10 +306,10 @@ class Interrupted(FakeLearner):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("link", [_symbolic, _hard])
-def test_what_is_linked_from_a_run_folder_stays_as_it_is(tmp_path: Path, link: Any) -> None:
-    """A run of a stranger, unpacked: files of the user by the names that a run writes, drafts of guessed processes too.
-    A resumed run, its report and its end leave them alone."""
+@pytest.mark.parametrize("link", [_symbolic_link, _hard_link])
+def test_resumed_run_does_not_write_through_links(tmp_path: Path, link: Any) -> None:
+    """A downloaded run may link names that a run writes, including guessed drafts, to the user's files. Resuming,
+    finishing and reporting that run leave those files unchanged."""
     budget = settings(max_steps=4, evaluate_every=2)
     with open_run(tmp_path / "run") as run, pytest.raises(KeyboardInterrupt):
         train(Interrupted(), FakeLoader(), lambda step: {"loss": 1.0}, run, budget)
@@ -321,7 +319,7 @@ def test_what_is_linked_from_a_run_folder_stays_as_it_is(tmp_path: Path, link: A
         "checkpoints/last", "checkpoints/best", "plots/loss.png", "diverged/step_00000003.json",
         *(f".tmp-{name}-{machine}-{os.getpid()}" for name in ("environment.json", "metrics.jsonl", "report.html")),
     ]  # fmt: skip
-    names += ["LOCK", "log.txt"] if link is _hard else []
+    names += ["LOCK", "log.txt"] if link is _hard_link else []
     own: dict[str, tuple[Path, bytes]] = {}
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -346,7 +344,7 @@ def test_what_is_linked_from_a_run_folder_stays_as_it_is(tmp_path: Path, link: A
     assert not [*folder.rglob(".tmp-*")] and not (folder / "LOCK").exists()
 
 
-def test_a_link_planted_on_the_way_is_not_followed(tmp_path: Path) -> None:
+def test_link_created_during_run_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("mine")
     with open_run(tmp_path / "run") as run:
         run.append({"step": 1})
@@ -362,8 +360,8 @@ def test_a_link_planted_on_the_way_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "own").read_text() == "mine"
 
 
-def test_a_run_folder_that_is_a_link_is_a_run_folder(tmp_path: Path) -> None:
-    """The user's own: runs/ on another disk, or one run of it."""
+def test_linked_run_folder_is_accepted(tmp_path: Path) -> None:
+    """Users may link runs/, or one run, to another disk."""
     (tmp_path / "disk" / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs").symlink_to("disk/runs")
     (tmp_path / "disk" / "runs" / "two").symlink_to("one")
@@ -375,7 +373,7 @@ def test_a_run_folder_that_is_a_link_is_a_run_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run", "link"])
 @pytest.mark.parametrize("has_linked_config", [False, True])
-def test_folder_that_is_not_empty_and_no_run_is_refused(tmp_path: Path, name: str, has_linked_config: bool) -> None:
+def test_nonempty_folder_without_run_is_refused(tmp_path: Path, name: str, has_linked_config: bool) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (tmp_path / "link").symlink_to("run")
@@ -391,7 +389,7 @@ def test_folder_that_is_not_empty_and_no_run_is_refused(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("left", ["LOCK", ".tmp-config.yaml-0a1b2c3d-99999999", "submitted.json"])
-def test_folder_of_a_run_that_was_killed_before_its_configuration_is_accepted(tmp_path: Path, left: str) -> None:
+def test_folder_of_run_killed_before_config_is_accepted(tmp_path: Path, left: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / left).write_text("")
     with open_run(tmp_path / "run") as run:
@@ -409,16 +407,16 @@ def test_folder_of_a_run_that_was_killed_before_its_configuration_is_accepted(tm
         ("{command: finetune, since: 2020-01-01}", "is not plain data"),
     ],
 )
-def test_config_yaml_that_is_no_configuration_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+def test_invalid_config_yaml_is_refused(tmp_path: Path, content: str, problem: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text(content)
     with pytest.raises(UserError, match=problem) as caught:
-        open_run(tmp_path / "run", change(command="finetune"))
+        open_run(tmp_path / "run", config_with(command="finetune"))
     assert caught.value.hint and (tmp_path / "run/config.yaml").read_text() == content
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
 
 
-def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_written_after_full_disk_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, full = os.write, [False]
 
     def write(handle: int, content: bytes) -> int:
@@ -439,7 +437,7 @@ def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert "cannot be written" in (run.path / "log.txt").read_text()
 
 
-def test_a_result_makes_a_run_finished(tmp_path: Path) -> None:
+def test_run_with_done_result_is_finished(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         assert run.result() is None
         run.write_result({"status": "diverged"})
@@ -452,7 +450,7 @@ def test_a_result_makes_a_run_finished(tmp_path: Path) -> None:
 SECRETS = ["hf_" + "aB3" * 11, "deadbeef" * 5, 'quo"te\\secret-ä', "wandb-key-12345"]
 
 
-def test_secrets_are_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_contains_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, secret in enumerate(SECRETS):
         monkeypatch.setenv(f"PLANTED_{number}_TOKEN", secret)
 
@@ -476,13 +474,13 @@ def test_secrets_are_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "torch" in environment["packages"]
 
 
-def test_configurations_need_no_torch() -> None:
+def test_training_configs_import_no_torch() -> None:
     code = "import sys, lmtool.training.configs; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("group", ["optimizer", "schedule"])
-def test_every_yaml_is_its_class(group: str) -> None:
+def test_yaml_equals_config_class(group: str) -> None:
     from lmtool.config.registry import lookup
 
     folder = Path(__file__).parents[2] / "conf" / group
@@ -490,7 +488,7 @@ def test_every_yaml_is_its_class(group: str) -> None:
     assert names
     for name in names:
         values = yaml.safe_load((folder / f"{name}.yaml").read_text())
-        if "defaults" in values:  # a preset of a class, which another test decodes
+        if "defaults" in values:  # a preset, decoded by another test
             assert values["defaults"][0] in names
             continue
         entry = lookup(group, name)
@@ -498,7 +496,7 @@ def test_every_yaml_is_its_class(group: str) -> None:
         assert values == json.loads(entry.config().model_dump_json()), name
 
 
-def test_latest_is_a_link_to_the_newest_run_and_none_to_a_job(tmp_path: Path) -> None:
+def test_latest_links_newest_run_but_no_sweep_job(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with RunFolder(tmp_path / name, CONFIG, yaml.safe_dump(CONFIG)) as run:
             run.announce()
@@ -508,13 +506,13 @@ def test_latest_is_a_link_to_the_newest_run_and_none_to_a_job(tmp_path: Path) ->
         job.announce()
     assert (tmp_path / "latest").readlink() == Path("second")
     (tmp_path / "latest").unlink()
-    (tmp_path / "latest").mkdir()  # a copy of runs that followed the link
+    (tmp_path / "latest").mkdir()  # a copy of runs/ in which the link became a folder
     with RunFolder(tmp_path / "second", CONFIG, yaml.safe_dump(CONFIG)) as run:
         run.announce()
     assert (tmp_path / "latest").is_dir() and not [*tmp_path.glob(".tmp-*")]
 
 
-def test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone(tmp_path: Path) -> None:
+def test_linked_lock_is_refused_and_target_unchanged(tmp_path: Path) -> None:
     target = tmp_path / "notes.txt"
     target.write_text("the user's own")
     (tmp_path / "run").mkdir()

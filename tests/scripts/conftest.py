@@ -1,4 +1,4 @@
-"""Scripts as modules: they stand beside the package, and import each other by name."""
+"""Imports scripts as modules; scripts/ is outside the package, and scripts import each other by name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """A function that imports a script by its name."""
+    """A function that imports a script by name."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     return importlib.import_module

@@ -1,5 +1,5 @@
-"""The benchmark's figures and tables, from generated rows and stand-ins for its workers: nothing is timed, no peer is
-needed."""
+"""Figures and tables of the benchmark, computed from generated rows and fake workers: nothing is timed, and the
+transformers Trainer is not needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-# Answers as scripts/timing/worker.py does, at a fixed rate: lmtool four times as fast, in half the memory.
+# Answers like scripts/timing/worker.py at a fixed rate: lmtool is four times as fast and needs half the memory.
 FAKE_WORKER = """
 import json, sys
 name, settings = sys.argv[1], json.loads(sys.argv[3])
@@ -43,7 +43,7 @@ def benchmark(script):
 
 @pytest.fixture
 def workers(script, tmp_path, monkeypatch):
-    """Stand-ins for the workers, in a folder of their own."""
+    """Fake workers in a temporary folder."""
     path = tmp_path / "worker.py"
     path.write_text(FAKE_WORKER)
     monkeypatch.setattr(script("timing.turns"), "WORKERS", path)
@@ -52,7 +52,7 @@ def workers(script, tmp_path, monkeypatch):
 
 @pytest.fixture
 def works(script):
-    """The tables by their names."""
+    """The benchmark's tables by name."""
     return {work.name: work for work in script("timing.works").WORKS}
 
 
@@ -65,7 +65,7 @@ def turn(variant, round_number, seconds, tokens=1000, slots=1000, examples=16, p
 
 @pytest.fixture
 def rows():
-    """Three rounds; the machine is twice as slow in the second, for all alike. The fourth was cut short."""
+    """Three rounds, the second on a machine half as fast, and an incomplete fourth round."""
     lines = [{"kind": "worker", "work": "masked_lm", "ready": "lmtool", "flops_per_token": 1e6}]
     for number, (slow, own) in enumerate([(1, 1.0), (2, 1.0), (1, 1.25)]):
         lines.append(turn("trainer_lines", number, 8.0 * slow, slots=2000, peak=400))
@@ -75,7 +75,7 @@ def rows():
     return [*lines, turn("trainer_lines", 3, 1.0, slots=2000, peak=400)]
 
 
-def test_ratios_are_taken_within_their_round(script, works, rows):
+def test_ratios_compare_turns_of_the_same_round(script, works, rows):
     lines, packed, same_texts = script("timing.report").ratios(works["masked_lm"], rows)
     assert (lines.speed.median, lines.speed.smallest, lines.speed.largest, lines.rounds) == (8.0, 6.4, 8.0, 3)
     assert (packed.speed.median, packed.speed.smallest, packed.speed.largest) == (2.0, 1.6, 2.0)
@@ -84,22 +84,23 @@ def test_ratios_are_taken_within_their_round(script, works, rows):
     assert same_texts.comparison.own == "lmtool_texts" and same_texts.verdict == "no aim"
 
 
-def test_the_share_of_the_machines_products_is_taken_within_a_round(script, works, rows):
-    """1000 tokens of 1 MFLOP in a second (of the last round 1.25) beside 2 GFLOP/s; the slow round is slow for both."""
+def test_fraction_of_product_speed_uses_the_same_round(script, works, rows):
+    """1000 tokens of 1 MFLOP in a second (1.25 in the last round), relative to products at 2 GFLOP/s; the slow round
+    slows both."""
     share = script("timing.report").shares(works["masked_lm"], rows, "lmtool_tokens")
     assert (share.median, share.smallest, share.largest) == pytest.approx((0.5, 0.4, 0.5))
 
 
-def test_the_table_says_what_was_measured(script, works, rows):
+def test_table_contains_speed_memory_and_aims(script, works, rows):
     table = script("timing.report").compose(works["masked_lm"], rows)
     padded = next(line for line in table.splitlines() if "padded to the longest" in line)
-    assert "50%" in padded and "125" in padded  # half of the places are padding; the median of 125, 62.5, 125, 1000
+    assert "50%" in padded and "125" in padded  # half of the positions are padding; the median of 125, 62.5, 125, 1000
     assert "8.00x as fast (6.40 to 8.00 in 3 rounds; aim 8x reached)" in table and "0.62x, aim 0.7x reached" in table
     assert "are 50% (40% to 50%) of what the machine's own products do; aim 65% NOT reached" in table
     assert "at 1 to 2 GFLOP/s, so speeds of different rounds differ" in table
 
 
-def test_a_busy_machine_is_reported(script, rows):
+def test_report_warns_about_busy_machine(script, rows):
     report = script("timing.report")
     assert report.foreign_line(rows) is None
     rows += [{"kind": "finished", "work": "masked_lm", "foreign": 0.012}]
@@ -108,14 +109,14 @@ def test_a_busy_machine_is_reported(script, rows):
     assert report.foreign_line(rows).endswith("used 25.0% of the processors: do not trust the figures")
 
 
-def test_processor_seconds_of_others_leave_out_this_process(script):
+def test_foreign_seconds_exclude_this_process(script):
     before = script("common").foreign_seconds()
     if before is None:
         pytest.skip("needs /proc/stat")
     until = time.process_time() + 0.5
     while time.process_time() < until:
         pass
-    machine = os.cpu_count() * 2  # seconds that the others could use at most, if the half second took two
+    machine = os.cpu_count() * 2  # upper bound on the others' seconds, if the half second took two
     assert -0.1 <= script("common").foreign_seconds() - before < machine
 
 
@@ -123,7 +124,7 @@ def test_processor_seconds_of_others_leave_out_this_process(script):
     ("loss", "norm", "words"),
     [(2.0001, 3.0, "the same step"), (2.001, 3.0, "ANOTHER STEP"), (2.0, 3.001, "ANOTHER STEP")],
 )
-def test_a_claim_of_the_same_work_is_checked(script, works, rows, loss, norm, words):
+def test_check_reports_different_steps_or_examples(script, works, rows, loss, norm, words):
     check = {"kind": "check", "work": "masked_lm", "own": "lmtool_texts", "rival": "trainer_lines"}
     rows.append(check | {"loss": loss, "norm": norm, "rival_loss": 2.0, "rival_norm": 3.0})
     (line,) = script("timing.report").checks(works["masked_lm"], rows)
@@ -132,20 +133,20 @@ def test_a_claim_of_the_same_work_is_checked(script, works, rows, loss, norm, wo
     assert "NOT THE SAME EXAMPLES" in script("timing.report").checks(works["masked_lm"], rows)[0]
 
 
-def test_a_table_without_rows_says_so(script, works):
+def test_table_without_rows_reports_not_measured(script, works):
     rows = [{"kind": "failed", "work": "sst2", "variant": "trainer_padded", "why": "out of paper"}]
     table = script("timing.report").compose(works["sst2"], rows)
     assert table.count("not measured") == len(works["sst2"].variants) and "not measured: out of paper" in table
 
 
-def test_works_compare_variants_that_they_have(works):
+def test_comparisons_name_existing_variants(works):
     for work in works.values():
         for comparison in work.comparisons:
             assert work.variant(comparison.own).own and not work.variant(comparison.rival).own
         assert {variant.name for variant in work.rivals} == {comparison.rival for comparison in work.comparisons}
 
 
-def test_turns_alternate_and_lmtool_is_in_the_middle(script, works):
+def test_turn_order_alternates_with_lmtool_in_the_middle(script, works):
     order_of = script("timing.turns").order_of
     for work in works.values():
         there, back = order_of(work, 0), order_of(work, 1)
@@ -155,7 +156,7 @@ def test_turns_alternate_and_lmtool_is_in_the_middle(script, works):
         assert not there[0].own and not there[-1].own
 
 
-def test_workers_take_turns_until_the_rounds_are_done(script, works, workers, tmp_path):
+def test_workers_take_turns_for_all_rounds(script, works, workers, tmp_path):
     settings = {"device": "cpu", "threads": 1, "rounds": 3, "turn_seconds": 5.0, "most_steps": 40}
     rows: list = []
     work = works["sst2"]
@@ -170,7 +171,7 @@ def test_workers_take_turns_until_the_rounds_are_done(script, works, workers, tm
     assert len(table) == len(work.comparisons)
 
 
-def test_a_rival_that_cannot_start_is_a_row_and_lmtool_an_error(script, works, workers, tmp_path):
+def test_failed_rival_is_reported_and_failed_lmtool_raises(script, works, workers, tmp_path):
     settings = {
         "device": "cpu",
         "threads": 1,
@@ -193,13 +194,13 @@ def run(benchmark, monkeypatch, *words):
     benchmark.main()
 
 
-def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkeypatch, tmp_path, capsys):
+def test_resume_finishes_interrupted_benchmark(benchmark, workers, monkeypatch, tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
     run(benchmark, monkeypatch, "--quick", "--precision", "fp32", "--only", "squad,prediction", "--output", str(file))
     whole = capsys.readouterr().out
     assert "the same step" in whole and "4.00x as fast" in whole
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    # Cut in the second round of the first table, within a line.
+    # Truncated in the second round of the first table, within a line.
     cut = next(at for at, row in enumerate(rows) if row["kind"] == "turn" and row["round"] == 1) + 2
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:cut]) + lines[cut][:20])
@@ -210,7 +211,7 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
     ]
     after = [json.loads(line) for line in file.read_text().splitlines()]
     assert sum(row["kind"] == "check" for row in after) == sum(row["kind"] == "check" for row in rows)
-    # There is nothing left to measure, and the table of docs/speed.md needs nothing but the file.
+    # Nothing is left to measure, and the table of docs/speed.md needs only the file.
     size = file.stat().st_size
     run(benchmark, monkeypatch, "--resume", str(file))
     other = tmp_path / "other.jsonl"
@@ -227,7 +228,7 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_corpus_is_measured(benchmark, monkeypatch, capsys):
+def test_corpus_option_measures_memory(benchmark, monkeypatch, capsys):
     run(benchmark, monkeypatch, "--corpus", "1")
     header, row = capsys.readouterr().out.splitlines()
     size, seconds, peak = row.split()
@@ -238,7 +239,7 @@ def test_the_memory_of_a_corpus_is_measured(benchmark, monkeypatch, capsys):
     assert caught.value.code == 1 and "lmtool pretrain ended with status 2" in capsys.readouterr().err
 
 
-def test_the_published_sizes_are_measured_on_request(benchmark, workers, monkeypatch, tmp_path, capsys):
+def test_sizes_option_measures_published_sizes(benchmark, workers, monkeypatch, tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
     run(benchmark, monkeypatch, "--sizes", "base", "--precision", "fp32", "--output", str(file))
     screen = capsys.readouterr().out
@@ -261,7 +262,7 @@ def test_the_published_sizes_are_measured_on_request(benchmark, workers, monkeyp
         (["--resume", "other.jsonl"], "other.jsonl was measured with torch 1.0, and here it is"),
     ],
 )
-def test_wrong_words_are_one_line(benchmark, workers, monkeypatch, tmp_path, capsys, words, message):
+def test_invalid_options_print_error_and_hint(benchmark, workers, monkeypatch, tmp_path, capsys, words, message):
     (tmp_path / "empty.jsonl").write_text("")
     machine = {**benchmark.describe_machine(), "torch": "1.0"}
     (tmp_path / "other.jsonl").write_text(json.dumps(machine) + '\n{"kind": "settings"}\n')
@@ -271,7 +272,7 @@ def test_wrong_words_are_one_line(benchmark, workers, monkeypatch, tmp_path, cap
     assert caught.value.code == 2 and error.startswith(f"error: {message}") and hint.startswith("hint: ")
 
 
-def test_without_the_peer_one_line_says_what_to_type(benchmark, monkeypatch, capsys):
+def test_missing_transformers_prints_hint(benchmark, monkeypatch, capsys):
     monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as caught:
         run(benchmark, monkeypatch)
@@ -282,7 +283,7 @@ def test_without_the_peer_one_line_says_what_to_type(benchmark, monkeypatch, cap
     ]
 
 
-def test_the_machine_line_warns_of_company(script):
+def test_machine_line_warns_about_load(script):
     machine_line = script("timing.report").machine_line
     machine = {"kind": "machine", "processor": "P", "cores": 2, "torch": "1", "transformers": "2", "lmtool": "3"}
     rates = {"kind": "examples", "work": "sst2", "gflops": {"fp32": 15.2, "bf16": 60.0}}

@@ -1,4 +1,4 @@
-"""What is gathered for a machine without a network, from wheels made here: no index is asked."""
+"""Wheels bundled for an offline machine; the tests write their own wheels and ask no package index."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-# By name: file name of the wheel, what it needs.
-HF_FORMAT = {
+# By name: file name of the wheel and its requirements.
+WHEELS = {
     "lmtool": ("lmtool-0.1.0-py3-none-any.whl", ["torch>=2.11", "early", "Fast>=1", "datasets; extra == 'hub'"]),
     "early": ("early-1.0-py3-none-any.whl", ["backport; python_version < '3.12'", "ring[gold]"]),
     "fast": ("Fast-2.0-cp312-cp312-manylinux_2_17_x86_64.whl", ["arm; platform_machine == 'aarch64'", "early"]),
@@ -21,7 +21,7 @@ HF_FORMAT = {
 
 
 def write_wheel(folder: Path, name: str, size: int = 10) -> None:
-    file, needed = HF_FORMAT[name]
+    file, needed = WHEELS[name]
     lines = ["Metadata-Version: 2.4", f"Name: {name}", *(f"Requires-Dist: {requirement}" for requirement in needed)]
     with zipfile.ZipFile(folder / file, "w") as archive:
         archive.writestr(f"{name}-1.dist-info/METADATA", "\n".join(lines) + "\n")
@@ -30,12 +30,12 @@ def write_wheel(folder: Path, name: str, size: int = 10) -> None:
 
 @pytest.fixture
 def bundle(script, monkeypatch):
-    """The script, with an index that has `HF_FORMAT`; `bundle.asked` is what was asked of it."""
+    """The script with a fake index of the wheels in `WHEELS`; `bundle.requested` lists the requests."""
     module = script("bundle")
-    module.asked = []
+    module.requested = []
 
     def fetch(requirement, versions, folder, options):
-        module.asked.append(requirement.name)
+        module.requested.append(requirement.name)
         write_wheel(folder, requirement.name.lower())
 
     monkeypatch.setattr(module, "fetch", fetch)
@@ -51,21 +51,21 @@ def bundle(script, monkeypatch):
         ("3.12", "aarch64", {"lmtool", "early", "Fast", "ring", "gold", "arm"}),
     ],
 )
-def test_all_that_is_needed_there_and_nothing_else(bundle, tmp_path, version, machine, names):
-    """By the conditions of the target, extras where they are named; never torch, each once."""
+def test_gather_fetches_exactly_the_required_wheels(bundle, tmp_path, version, machine, names):
+    """Markers are evaluated for the target; extras only where named, each wheel once, never torch."""
     wheels = bundle.gather(tmp_path, version, machine)
     assert {path.name.split("-")[0] for path in wheels} == names
-    assert sorted(bundle.asked) == sorted(names - {"lmtool"})
+    assert sorted(bundle.requested) == sorted(names - {"lmtool"})
 
 
-def test_a_folder_of_wheels(bundle, tmp_path, capsys):
+def test_bundle_writes_folder_of_wheels(bundle, tmp_path, capsys):
     assert bundle.main(["--python-version", "3.12", "--machine", "x86_64", "--output", str(tmp_path / "out")]) == 0
     assert len(list((tmp_path / "out").glob("*.whl"))) == 5
     printed = capsys.readouterr().out
     assert "5 wheels" in printed and "without torch" in printed and "--no-index --find-links out lmtool" in printed
 
 
-def test_too_many_megabytes_are_refused(bundle, tmp_path, monkeypatch, capsys):
+def test_too_large_bundle_is_refused(bundle, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bundle, "LARGEST_BYTES", 100)
     with pytest.raises(SystemExit) as ended:
         bundle.main(["--python-version", "3.12", "--machine", "x86_64", "--output", str(tmp_path / "out")])
@@ -73,7 +73,7 @@ def test_too_many_megabytes_are_refused(bundle, tmp_path, monkeypatch, capsys):
     assert "MB of wheels" in capsys.readouterr().err
 
 
-def test_a_wheel_built_for_this_machine_alone_is_refused(script, monkeypatch, tmp_path):
+def test_platform_wheel_built_locally_is_refused(script, monkeypatch, tmp_path):
     bundle = script("bundle")
     failed = type("Done", (), {"returncode": 1})
     monkeypatch.setattr(bundle.subprocess, "run", lambda *words, **named: failed)
@@ -85,7 +85,7 @@ def test_a_wheel_built_for_this_machine_alone_is_refused(script, monkeypatch, tm
     assert (tmp_path / "gold-1.0-py3-none-any.whl").exists()
 
 
-def test_versions_are_those_of_the_constraints(script):
+def test_versions_are_read_from_constraints(script):
     bundle = script("bundle")
     versions = bundle.pinned_versions((bundle.ROOT / "constraints.txt").read_text())
     assert versions["hydra-core"] == "1.3.8" and versions["pyyaml"].startswith("6.")

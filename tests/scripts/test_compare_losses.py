@@ -1,4 +1,4 @@
-"""What counts as equal and what is run: runs written by hand stand for those of two trees."""
+"""Comparison of losses and weights between two trees, with handwritten runs in place of real ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-# Gives each job the run that was written for its tree; the clone is empty here.
+# Copies the prepared run of its tree for each job; the clone is empty here.
 FAKE_WORKER = """
 import json, os, shutil, sys
 for name in json.loads(sys.argv[1]):
@@ -21,7 +21,7 @@ for name in json.loads(sys.argv[1]):
 
 
 def write_run(folder: Path, losses=(2.0, 1.0), weights=None) -> Path:
-    """A run of so many steps and an evaluation, as lmtool leaves it."""
+    """A run folder as lmtool writes it: one step per loss, and an evaluation."""
     checkpoint = folder / "checkpoints" / "step_00000002"
     checkpoint.mkdir(parents=True)
     (folder / "checkpoints" / "last").write_text("step_00000002\n")
@@ -35,12 +35,12 @@ def write_run(folder: Path, losses=(2.0, 1.0), weights=None) -> Path:
     return folder
 
 
-def test_equal_runs_are_equal_whatever_their_speed(script, tmp_path):
+def test_compare_ignores_speed(script, tmp_path):
     result = script("compare_losses").compare(write_run(tmp_path / "a"), write_run(tmp_path / "b"))
     assert (result.losses, result.tensors, result.differences) == (4, 2, ())
 
 
-def test_not_a_number_equals_itself(script, tmp_path):
+def test_nan_losses_compare_equal(script, tmp_path):
     runs = [write_run(tmp_path / name, losses=(math.nan,)) for name in "ab"]
     assert script("compare_losses").compare(*runs).differences == ()
 
@@ -59,12 +59,12 @@ def test_not_a_number_equals_itself(script, tmp_path):
         ),
     ],
 )
-def test_the_smallest_difference_counts(script, tmp_path, changes, said):
+def test_compare_reports_smallest_difference(script, tmp_path, changes, said):
     result = script("compare_losses").compare(write_run(tmp_path / "a", **changes), write_run(tmp_path / "b"))
     assert result.differences[0].startswith(said)
 
 
-def test_every_experiment_each_architecture_and_a_mixture_run(script):
+def test_jobs_cover_experiments_architectures_and_mixture(script):
     compare = script("compare_losses")
     jobs = compare.jobs_of(compare.ROOT)
     experiments = {path.stem for path in (compare.ROOT / "conf" / "experiment").glob("*_tiny.yaml")}
@@ -73,14 +73,14 @@ def test_every_experiment_each_architecture_and_a_mixture_run(script):
     assert all(
         {"max_steps=50", "log_every=1", "max_minutes=null", "offline=true"} <= set(words) for words in jobs.values()
     )
-    # A finetuning run starts from a pretraining run, which comes with it and before it.
+    # A finetuning run includes the pretraining run that it starts from, and comes after it.
     assert list(compare.select_jobs(jobs, ["finetune_gpt", "mixture"])) == ["gpt_tiny", "finetune_gpt", "mixture"]
     with pytest.raises(SystemExit) as ended:
         compare.select_jobs(jobs, ["bert"])
     assert ended.value.code == 2
 
 
-def test_what_was_cut_short_is_made_again(script, tmp_path):
+def test_unfinished_jobs_are_run_again(script, tmp_path):
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "result.json").write_text("{}")
     write_run(tmp_path / "half")
@@ -92,7 +92,7 @@ def test_what_was_cut_short_is_made_again(script, tmp_path):
 
 
 @pytest.mark.parametrize(("drift", "status"), [(0.0, 0), (1e-9, 3)])
-def test_the_exit_status(script, monkeypatch, tmp_path, capfd, drift, status):
+def test_exit_status_is_3_if_losses_differ(script, monkeypatch, tmp_path, capfd, drift, status):
     compare = script("compare_losses")
     write_run(tmp_path / "mine", losses=(2.0, 1.0 + drift))
     write_run(tmp_path / "theirs")

@@ -1,4 +1,4 @@
-"""scripts/conf.py writes the fields of base YAML files from the classes: defaults and comments stand once."""
+"""scripts/conf.py writes defaults and comments of base YAML files from the configuration classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmtool.tuning.configs.methods import LoraConfig
 Script = Callable[[str], ModuleType]
 
 
-def test_every_base_yaml_is_as_it_is_written_from_its_class(script: Script) -> None:
+def test_every_base_yaml_is_up_to_date(script: Script) -> None:
     files = list(script("conf").files())
     assert len(files) > 120
     assert [path.name for path, text in files if path.read_text(encoding="utf-8") != text] == [], "run `make conf`"
@@ -30,7 +30,7 @@ def test_every_base_yaml_is_as_it_is_written_from_its_class(script: Script) -> N
     ],
     ids=["comment", "value", "key"],
 )
-def test_what_differs_is_written_again(script: Script, tmp_path: Path, old: str, new: str) -> None:
+def test_changed_yaml_is_restored_from_class(script: Script, tmp_path: Path, old: str, new: str) -> None:
     shipped = (groups.conf_dir() / "optimizer" / "adamw.yaml").read_text(encoding="utf-8")
     path = tmp_path / "adamw.yaml"
     assert old in shipped
@@ -39,9 +39,9 @@ def test_what_differs_is_written_again(script: Script, tmp_path: Path, old: str,
     assert sorted(text.splitlines()) == sorted(shipped.splitlines())
 
 
-def test_a_comment_is_the_first_sentence(script: Script, tmp_path: Path) -> None:
+def test_yaml_comment_is_first_sentence_of_description(script: Script, tmp_path: Path) -> None:
     path = tmp_path / "lora.yaml"
     path.write_text("# Purpose.\n# lmtool finetune\nname: lora\ndora: off\n", encoding="utf-8")
     text = script("conf").updated_text(path, LoraConfig, LoraConfig().model_dump(mode="json"))
-    assert text.startswith("# Purpose.\n# lmtool finetune\nname: lora\ndora: off")  # spelled as in the file
+    assert text.startswith("# Purpose.\n# lmtool finetune\nname: lora\ndora: off")  # spelling of the file is kept
     assert "(Liu et al. 2024)\n" in text

@@ -1,5 +1,5 @@
-"""The course: its document is read as written, run command by command, resumed, and becomes one page. That of docs/ is
-composed command by command, and names what it wrote."""
+"""The course script runs a document's commands, resumes, and writes one page. Every command of docs/course.md is
+composed, and its directives name files that earlier commands write."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def course(script, monkeypatch, tmp_path):
     module = script("course")
     (tmp_path / "course.md").write_text(DOCUMENT.replace("echo 'one\ntwo'", "printf 'one\\ntwo\\n'"))
     monkeypatch.setattr(module, "COURSE", tmp_path / "course.md")
-    monkeypatch.setattr(module, "import_all", lambda: None)  # --version needs none of it
+    monkeypatch.setattr(module, "import_all", lambda: None)  # not needed for --version
 
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["course.py", "--folder", str(tmp_path / "out"), *words])
@@ -97,7 +97,7 @@ def result(folder: Path, **values: object) -> None:
     (folder / "result.json").write_text(json.dumps(values))
 
 
-def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
+def test_course_runs_resumes_and_writes_page(course, tmp_path, capsys):
     out = tmp_path / "out"
     assert course("--only", "third") == 1
     assert "topic third lacks runs/absent: no topic writes it" in capsys.readouterr().err
@@ -125,7 +125,9 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
     assert "0.500 (n = 1) against 0.200, difference +0.3 ± 0.12" in page
     assert "no result of runs/c" in page and "not run yet" in page
     assert (out / "logs/second-2.out").read_text().startswith("lmtool ") and "text with 1 &lt; 2" in page
-    assert page.count('<pre class="printed">{&quot;value&quot;: 2.0') == 2  # the first line, and all before lmtool's
+    assert (
+        page.count('<pre class="printed">{&quot;value&quot;: 2.0') == 2
+    )  # the first line, and all lines before lmtool's
     assert page.count("<h3>Heads</h3>") == 1 and "<h3>Curves</h3>" not in page
     assert 'id="e3-d2-a" clip-path="url(#e3-d2-a)"' in page and 'href="#e3-d2-a"' in page
     assert "<td>1</td>" not in page
@@ -138,10 +140,10 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
         ([1.0, 1.02], [0.8, 0.82], "holds here"),
         ([0.8, 0.82, 0.81], [1.0, 1.02, 1.01], "does not hold at this scale"),
         ([1.0, 1.0], [1.0, 1.0], "not clear here"),
-        ([1.0, 1.0], [0.8, 0.8], "not clear here"),  # equal by chance: nothing is known of their spread
+        ([1.0, 1.0], [0.8, 0.8], "not clear here"),  # equal values: the spread is unknown
     ],
 )
-def test_few_runs_have_to_be_far_apart(script, tmp_path, lefts, rights, words):
+def test_claim_needs_significant_difference(script, tmp_path, lefts, rights, words):
     for name, values in (("a", lefts), ("b", rights)):
         for seed, value in enumerate(values):
             result(tmp_path / f"{name}-{seed}", value=value)
@@ -161,16 +163,16 @@ def test_few_runs_have_to_be_far_apart(script, tmp_path, lefts, rights, words):
         ("absent\n```", "absent", "this block does not end"),
     ],
 )
-def test_what_is_no_course_is_refused_by_its_line(script, capsys, old, new, said):
+def test_invalid_course_document_is_refused(script, capsys, old, new, said):
     assert old in DOCUMENT
     with pytest.raises(SystemExit):
         script("course_text").read_course(DOCUMENT.replace(old, new), "course.md")
     assert said in capsys.readouterr().err
 
 
-def test_the_shipped_course_composes_and_names_what_it_wrote(script, monkeypatch, tmp_path, capsys):
-    """Every command is composed and decoded, in the order of the page; a run that a command would train stands as a
-    checkpoint with its configuration and nothing in it. Directives name what a command above them writes."""
+def test_shipped_course_composes_and_names_written_files(script, monkeypatch, tmp_path, capsys):
+    """Every command is composed and decoded in the order of the page. Instead of training, a checkpoint with the
+    configuration and empty weights is written. Directives name files that an earlier command writes."""
     text = script("course_text")
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
@@ -182,7 +184,7 @@ def test_the_shipped_course_composes_and_names_what_it_wrote(script, monkeypatch
             for line in part.lines if isinstance(part, text.Commands) else ():
                 written |= text.written_paths(line)
                 if line.startswith("lmtool "):
-                    composed(line, page, capsys)
+                    compose_command(line, page, capsys)
             named = [part.page] if isinstance(part, text.Show) else []
             named += [part.left, part.right] if isinstance(part, text.Claim) else []
             for name in [value.folder if isinstance(value, text.Value) else value for value in named]:
@@ -190,8 +192,8 @@ def test_the_shipped_course_composes_and_names_what_it_wrote(script, monkeypatch
                     assert any(fnmatch(path, name) or name.startswith(f"{path}/") for path in written), (topic.id, name)
 
 
-def test_models_that_are_compared_have_the_same_compute_and_positions(script):
-    """Where a claim sets one pretrained model against another, finetuned on the same rows or probed."""
+def test_compared_models_share_compute_and_positions(script):
+    """Claims compare pretrained models that were finetuned on the same rows, or probed."""
     text = script("course_text")
     course = text.read_course((ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
     trained, compared = {}, []
@@ -208,17 +210,17 @@ def test_models_that_are_compared_have_the_same_compute_and_positions(script):
     assert {trained[name] for name in compared} == {("5e12", "rotary")}
 
 
-def composed(line: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def compose_command(line: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [re.sub(r"^seed=1,.*", "seed=1,2", word) for word in shlex.split(line, comments=True)[1:]]
-    if words[0] in ("report", "runs", "list", "show", "resume"):  # read no configuration
+    if words[0] in ("report", "runs", "list", "show", "resume"):  # these read no configuration
         return
     status = cli.main([*words, "--cfg", "job"])
     printed = capsys.readouterr()
     assert status == 0, f"{line}\n{printed.err}"
     for folder in folders_of(words) if words[0] in ("pretrain", "finetune", "import") else []:
         for number, job in enumerate(yaml.safe_load_all(printed.out)):
-            named = re.search(rf"{folder}/({number}_[\w.+-]+)", page)  # a job's folder says what it varies
-            stand_in(folder / (named[1] if named else str(number)) if "-m" in words else folder, job)
+            named = re.search(rf"{folder}/({number}_[\w.+-]+)", page)  # a job's folder names the varied keys
+            write_placeholder_run(folder / (named[1] if named else str(number)) if "-m" in words else folder, job)
 
 
 def folders_of(words: list[str]) -> list[Path]:
@@ -226,8 +228,8 @@ def folders_of(words: list[str]) -> list[Path]:
     return [Path("runs") / keys["name"]] if "name" in keys else [Path(keys["output"])] if "output" in keys else []
 
 
-def stand_in(run: Path, config: dict[str, object]) -> None:
-    """A run with a checkpoint that says how it was trained, without weights."""
+def write_placeholder_run(run: Path, config: dict[str, object]) -> None:
+    """Writes a run with a checkpoint that has a configuration and no weights."""
     checkpoint = run / "checkpoints" / "step_00000001"
     checkpoint.mkdir(parents=True)
     for name, content in (("config.json", json.dumps(config)), ("state.json", "{}"), ("model.safetensors", "")):

@@ -1,4 +1,5 @@
-"""The trials of scripts/faults.py: a small draw of each kind holds, a defect is seen, a stopped script resumes."""
+"""The trials of scripts/faults.py: a small sample of each kind passes, a defect is detected, and a stopped script
+resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
 
 
 def run(output: Path, *words: str, code: str = "") -> subprocess.CompletedProcess[str]:
-    """The script with its own rows and stage; or some code in its place."""
+    """Runs the script, or the given code, with an output folder."""
     start = ["-c", code] if code else [str(SCRIPT)]
     command = [sys.executable, *start, "--output", str(output), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=output.parent, check=False)
@@ -28,24 +29,24 @@ QUICK = ("--quick", "--only", "tables,typos")
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A small draw of the two kinds that train nothing, and the folder it leaves."""
+    """A small sample of the two kinds that train nothing, with its output folder."""
     output = tmp_path_factory.mktemp("faults") / "out"
     return output, run(output, *QUICK)
 
 
 @pytest.mark.slow
-def test_a_small_draw_of_each_kind_holds(tmp_path: Path) -> None:
+def test_small_sample_of_each_kind_passes(tmp_path: Path) -> None:
     done = run(tmp_path / "out", "--quick")
-    assert holds(tmp_path / "out", done) == 14
+    assert passed_kinds(tmp_path / "out", done) == 14
 
 
 @pytest.mark.slow
-def test_a_small_draw_of_two_kinds_holds(quick: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    assert holds(*quick) == 2
+def test_small_sample_of_two_kinds_passes(quick: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    assert passed_kinds(*quick) == 2
 
 
-def holds(output: Path, done: subprocess.CompletedProcess[str]) -> int:
-    """How many kinds were drawn, of which every trial held."""
+def passed_kinds(output: Path, done: subprocess.CompletedProcess[str]) -> int:
+    """The number of sampled kinds, after checking that every trial passed."""
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     rows = [json.loads(line) for line in (output / "rows.jsonl").read_text().splitlines()]
     kinds = {row["kind"] for row in rows}
@@ -55,7 +56,7 @@ def holds(output: Path, done: subprocess.CompletedProcess[str]) -> int:
     return len(kinds)
 
 
-BLIND = f"""
+PADDING_READER = f"""
 import runpy, sys
 sys.path[:0] = [{str(SCRIPT.parents[1])!r}, {str(SCRIPT.parent)!r}]
 from lmtool.data import tables
@@ -74,8 +75,8 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 
 
 @pytest.mark.slow
-def test_a_defect_is_seen(tmp_path: Path, script: Any) -> None:
-    """A reader that fills up ragged lines without a word, as some do: a trial that plants one fails."""
+def test_defective_reader_is_detected(tmp_path: Path, script: Any) -> None:
+    """A trial with a ragged line fails if the reader silently pads such lines."""
     tables, trial_rng = import_module("tests.faults.inputs"), import_module("tests.faults.outcomes").trial_rng
 
     def is_ragged(seed: int) -> bool:
@@ -84,14 +85,14 @@ def test_a_defect_is_seen(tmp_path: Path, script: Any) -> None:
         return role != "corpus" and name in ("a column too many", "a cell too many") and bool(table.line)
 
     seed = next(seed for seed in range(1000) if is_ragged(seed))
-    done = run(tmp_path / "out", "--only", "tables", "--seed", str(seed), code=BLIND)
+    done = run(tmp_path / "out", "--only", "tables", "--seed", str(seed), code=PADDING_READER)
     assert done.returncode == 3 and "SILENT: " in done.stdout and "read without a word" in done.stdout, done.stderr
     done = run(tmp_path / "out", "--only", "tables", "--seed", str(seed))
     assert done.returncode == 0 and "refused: " in done.stdout, done.stdout
 
 
 @pytest.mark.slow
-def test_a_stopped_script_resumes(quick: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_stopped_script_resumes(quick: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     output, before = quick
     rows = (output / "rows.jsonl").read_text().splitlines()
     kept = [row for row in rows if '"typos"' not in row]
@@ -100,7 +101,7 @@ def test_a_stopped_script_resumes(quick: tuple[Path, subprocess.CompletedProcess
     done = run(output, *QUICK)
     again = (output / "rows.jsonl").read_text().splitlines()
     assert again[: len(kept)] == kept and len(again) == len(rows)
-    assert done.stdout == before.stdout  # the same table
+    assert done.stdout == before.stdout  # same table
 
 
 ANSWERS: list[tuple[int | None, str, str, str]] = [
@@ -117,7 +118,7 @@ ANSWERS: list[tuple[int | None, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("status", "out", "err", "outcome"), ANSWERS)
-def test_answers_that_nothing_excuses(status: int | None, out: str, err: str, outcome: str, script: Any) -> None:
+def test_unacceptable_answers_fail_a_trial(status: int | None, out: str, err: str, outcome: str, script: Any) -> None:
     commands = import_module("tests.faults.harness")
     with pytest.raises(commands.TrialFailed) as failed:
         commands.require_sound(commands.Answer(("pretrain",), status, out, err))
@@ -126,7 +127,7 @@ def test_answers_that_nothing_excuses(status: int | None, out: str, err: str, ou
     assert commands.require_sound(good) is good
 
 
-def test_the_table_and_the_list_of_failures(script: Callable[[str], ModuleType]) -> None:
+def test_table_and_failures_are_formatted(script: Callable[[str], ModuleType]) -> None:
     faults = script("faults")
     rows = [
         {"kind": "kills", "seed": 0, "outcome": "recovered", "detail": "fine"},

@@ -1,5 +1,5 @@
-"""Every pair of a family, a tuning method and a kind of task works, or is refused with a way out: what
-scripts/matrix.py holds of all combinations, over as few as have every pair."""
+"""Every pair of a family, a tuning method and a task kind trains, or is refused with a valid hint. scripts/matrix.py
+checks all combinations; these tests use the fewest combinations that contain every pair."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def chosen(matrix: ModuleType, folder: Path) -> list[Any]:
+def covering_cells(matrix: ModuleType, folder: Path) -> list[Any]:
     matrix.write_rows(folder)
     return matrix.covering_cells(matrix.FAMILIES, [*matrix.METHODS], matrix.KINDS, folder)
 
 
 @pytest.mark.parametrize("family", slow_but({"albert"}, shipped("model")))
-def test_every_pair_works_or_is_refused_with_a_way_out(family: str, matrix: ModuleType, folder: Path) -> None:
-    outcomes = [matrix.trial(cell, folder) for cell in chosen(matrix, folder) if cell.family == family]
+def test_every_pair_trains_or_is_refused_with_hint(family: str, matrix: ModuleType, folder: Path) -> None:
+    outcomes = [matrix.trial(cell, folder) for cell in covering_cells(matrix, folder) if cell.family == family]
     assert not [outcome for outcome in outcomes if outcome.failures]
     assert {outcome.cell.method for outcome in outcomes} == {*matrix.METHODS}
     # Most methods edit the layers of a transformer.
@@ -47,8 +47,8 @@ def test_every_pair_works_or_is_refused_with_a_way_out(family: str, matrix: Modu
     assert sum(not outcome.refusal for outcome in outcomes) > len(outcomes) * least
 
 
-def test_the_matrix_has_every_method_and_kind(matrix: ModuleType) -> None:
-    """But for those over others: fused adapters, mixtures of tasks, suites of them."""
+def test_matrix_has_every_method_and_task_kind(matrix: ModuleType) -> None:
+    """Except those built from others: fused adapters, task mixtures, and suites."""
     methods = {word.partition("=")[2] for words in matrix.METHODS.values() for word in words if word[:7] == "tuning="}
     assert {*shipped("tuning")} - {"adapter_fusion"} == methods | {"full"}
     assert {*shipped("task")} - {"mixture", "glue"} == {*matrix.KINDS}

@@ -1,4 +1,4 @@
-"""What holds of every script: it says what it does, each module imports, and none is in a circle of imports."""
+"""Every script prints help, every module imports, and no modules import each other in a cycle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN = sorted(name for name, path in MODULES.items() if "\nimport argparse\n" in 
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules of scripts/ that one imports, inside functions too."""
+    """The modules of scripts/ that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
@@ -26,22 +26,22 @@ def imported(path: Path) -> Iterator[str]:
         yield from (name for name in names if name in MODULES)
 
 
-def test_no_circle_of_imports() -> None:
+def test_scripts_have_no_import_cycle() -> None:
     graph = {name: set(imported(path)) for name, path in MODULES.items()}
     assert "timing.turns" in graph["benchmark"] and "course_page" in graph["course"]
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
 
 
-def test_every_module_imports(script: Callable[[str], ModuleType]) -> None:
+def test_every_module_of_scripts_imports(script: Callable[[str], ModuleType]) -> None:
     for name in MODULES:
         assert script(name.removesuffix(".__init__")).__doc__, name
 
 
-def test_every_script_says_what_it_does(tmp_path: Path) -> None:
-    """In one process, whose imports are paid once; each begins with its name and what it is for."""
+def test_every_script_prints_help(tmp_path: Path) -> None:
+    """One process runs all scripts, to import lmtool once; help has the script's name and purpose."""
     assert {
         "benchmark",
         "bundle",

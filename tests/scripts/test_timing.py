@@ -1,5 +1,5 @@
-"""The workers of `make bench` and `make gpu` in this process, with tiny sizes: both sides of every table run, read the
-same examples, and compute the same step."""
+"""The workers of `make bench` and `make gpu`, with tiny sizes and in this process: both sides of every table run,
+read the same examples, and compute the same step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the examples of all tables share a corpus."""
+    """A folder in which all tables share one corpus."""
     return tmp_path_factory.mktemp("peers")
 
 
 @pytest.fixture
 def prepared(script, folder):
-    """A function: a table by its name, its settings in a tiny size, and the folder of its examples."""
+    """A function that returns a table by name, its settings at a tiny size, and the folder of its examples."""
 
     def prepare(name):
         works = script("timing.works")
@@ -41,7 +41,7 @@ def prepared(script, folder):
 
 
 def answers_of(script, variant, folder, settings):
-    """What a worker says when it is let go twice."""
+    """The answers of a worker to two turns."""
     answers = io.StringIO()
     gate = script("timing.gate").Gate(io.StringIO('{"steps": 2}\n{"steps": 1, "count": true}\n'), answers, "cpu")
     script("timing.worker").side_of(variant.name)(folder, {**settings, "variant": dict(variant.options)}, gate)
@@ -53,7 +53,7 @@ NAMES = ("masked_lm", "causal_lm", "sst2", "squad", "prediction")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_lmtools_side_of_every_table_runs(name, script, prepared):
+def test_lmtool_side_of_every_table_runs(name, script, prepared):
     work, settings, folder = prepared(name)
     for variant in work.own:
         ready, first, second = answers_of(script, variant, folder, settings)
@@ -65,7 +65,7 @@ def test_lmtools_side_of_every_table_runs(name, script, prepared):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", (*NAMES, "mnli"))
-def test_every_rival_runs_and_reads_what_it_claims(name, script, prepared):
+def test_every_rival_runs_on_the_claimed_examples(name, script, prepared):
     pytest.importorskip("accelerate")
     work, settings, folder = prepared(name)
     rows = {variant.name: answers_of(script, variant, folder, settings)[1] for variant in work.variants}
@@ -78,7 +78,7 @@ def test_every_rival_runs_and_reads_what_it_claims(name, script, prepared):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["squad", "masked_lm", "causal_lm", "sst2"])
-def test_the_same_step_is_computed_by_both(name, script, prepared):
+def test_both_sides_compute_the_same_step(name, script, prepared):
     pytest.importorskip("accelerate")
     work, settings, folder = prepared(name)
     claims = [comparison for comparison in work.comparisons if comparison.same]
@@ -90,7 +90,7 @@ def test_the_same_step_is_computed_by_both(name, script, prepared):
 
 
 @pytest.mark.slow
-def test_another_model_or_batch_is_not_compared(script, prepared):
+def test_comparison_of_different_models_is_refused(script, prepared):
     pytest.importorskip("accelerate")
     import torch
 
@@ -101,7 +101,7 @@ def test_another_model_or_batch_is_not_compared(script, prepared):
         witness.give_weights(script("timing.trainer").trainer_model({**settings, "variant": {}}, "extractive_qa"))
 
 
-def test_products_count_their_operations(script, tmp_path, monkeypatch):
+def test_products_worker_reports_its_flops(script, tmp_path, monkeypatch):
     monkeypatch.setitem(script("timing.gate").PRODUCT_SIZE, "cpu", 16)
     variant = script("timing.turns").MULTIPLY
     _, first, _ = answers_of(script, variant, tmp_path, {"precision": "fp32", "device": "cpu"})
@@ -109,9 +109,9 @@ def test_products_count_their_operations(script, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_flops_are_those_of_the_formula(script, prepared):
-    """6 L (4d^2 + 2df) for the layers, 12 L d S for the attention, half of it where it is causal, and 6 (V d) for the
-    head where it predicts; lmtool does not count the token that neighbouring rows share twice."""
+def test_reported_flops_match_formula(script, prepared):
+    """6 L (4d^2 + 2df) for the layers, 12 L d S for attention (half if causal), and 6 (V d) for the head at predicted
+    positions; lmtool counts the token shared by adjacent rows once."""
     work, settings, folder = prepared("causal_lm")
     joined = work.variant("lmtool_joined")
     ready = answers_of(script, joined, folder, settings)[0]

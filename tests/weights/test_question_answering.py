@@ -11,7 +11,7 @@ import pytest
 import lmtool
 from lmtool.cli import main as cli
 from tests.breadth import slow_but
-from tests.commands.conftest import GOOD, TINY, but_for, follow_card, sentence
+from tests.commands.conftest import GOOD, TINY, follow_card, merge_overrides, sentence
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def run(*words: str, status: int = 0) -> None:
 
 def finetune(model: str) -> None:
     words = ["task=squad_v2", "task.path=questions", "checkpoint=none", "max_steps=2", "cache_dir=cache", "name=run"]
-    assert cli.main(["finetune", f"model={model}", *but_for(TINY, words), "batch_examples=8"]) == 0
+    assert cli.main(["finetune", f"model={model}", *merge_overrides(TINY, words), "batch_examples=8"]) == 0
 
 
 @pytest.mark.parametrize("model", slow_but({"bert_tiny"}, ["bert_tiny", "gpt_tiny", "bart_tiny"]))
