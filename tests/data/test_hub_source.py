@@ -188,5 +188,5 @@ def test_first_complete_folder_stays_without_file_locks(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(hub_source, "hold_lock", lambda path: nullcontext(False))
     monkeypatch.setattr(HubSource, "_read_split", read_after_another_process)
-    assert everything(source()) == TEXTS
+    assert all_texts(source()) == TEXTS
     assert list(folder.parent.iterdir()) == [folder]
