@@ -193,7 +193,7 @@ def test_invalid_sweep_settings_are_refused(
     assert run_calls == [] and list(Path().iterdir()) == []
 
 
-def test_a_missing_extra_is_one_line(
+def test_missing_launcher_package_suggests_install(
     run_calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     imported = importlib.import_module

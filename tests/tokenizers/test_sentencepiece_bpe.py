@@ -46,7 +46,7 @@ def strings(count: int, seed: int) -> list[str]:
 
 
 def mismatched_texts(config: SentencePieceConfig, texts: list[str]) -> list[str]:
-    """Texts with mismatched_texts ids in the library."""
+    """Texts with different ids in the library."""
     content, ours = train_model(config, TEXTS, 500), build(config, TEXTS, 500)
     library = sentencepiece.SentencePieceProcessor(model_proto=content)
     # Normalization before the library: remove control characters, map white space to a space, NFKC.
