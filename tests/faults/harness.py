@@ -203,7 +203,7 @@ def is_refusal(answer: Answer, *names: str) -> bool:
     return answer.status != 0
 
 
-def require_refusal(answer: Answer, *names: str, accepted: str = "read without a word") -> None:
+def require_refusal(answer: Answer, *names: str, accepted: str = "read without a message") -> None:
     """Raises TrialFailed if the command succeeded, or if its error contains none of `names`. accepted: the detail of
     the failure of a command that succeeded."""
     if not is_refusal(answer, *names):

@@ -25,7 +25,7 @@ Change = Callable[[bytes], bytes]
 _INVALID_BYTES = {
     "a NUL byte": b"\0",
     "a byte that is not UTF-8": b"\xff",
-    "a cut UTF-8 sequence": b"\xe2\x82 ",
+    "a truncated UTF-8 sequence": b"\xe2\x82 ",
     "a surrogate in UTF-8": b"\xed\xa0\x80",
     "an overlong form": b"\xc0\xaf",
 }
@@ -34,7 +34,7 @@ _INVALID_FILES: dict[str, Change] = {
     "nothing": lambda content: b"",
     "white space": lambda content: b" \n\t\r\n\x0c\n" * 50,
     "UTF-16": lambda content: content.decode().encode("utf-16"),
-    "UTF-32, big end first": lambda content: b"\x00\x00\xfe\xff" + content.decode().encode("utf-32-be"),
+    "big-endian UTF-32": lambda content: b"\x00\x00\xfe\xff" + content.decode().encode("utf-32-be"),
     "gzip's first bytes": lambda content: b"\x1f\x8b\x08\x00" + content,
     "a picture's first bytes": lambda content: b"\x89PNG\r\n" + content,
 }
@@ -86,30 +86,30 @@ def encode_rows(rows: Rows, file_format: str) -> bytes:
 _INVALID_LINES: dict[str, tuple[tuple[str, ...], Change]] = {
     **{name: (FORMATS, lambda line, raw=raw: line[:3] + raw + line[3:]) for name, raw in _INVALID_BYTES.items()},
     "a lone carriage return": (("tsv", "jsonl"), lambda line: line[:5] + b"\r" + line[5:]),
-    "a column too many": (("tsv",), lambda line: line + b"\tmore"),
-    "a cell too many": (("csv",), lambda line: line + b",more"),
-    "a column too few": (("tsv", "csv"), lambda line: line.replace(b"\t", b" ").replace(b",", b" ")),
+    "an extra column": (("tsv",), lambda line: line + b"\tmore"),
+    "an extra cell": (("csv",), lambda line: line + b",more"),
+    "a missing column": (("tsv", "csv"), lambda line: line.replace(b"\t", b" ").replace(b",", b" ")),
     "an unclosed quote": (("csv",), lambda line: b'"' + line),
-    "text behind a closed quote": (("csv",), lambda line: b'"a" b' + line[line.rindex(b",") :]),
+    "text after a closing quote": (("csv",), lambda line: b'"a" b' + line[line.rindex(b",") :]),
     "half an object": (("jsonl",), lambda line: line[: len(line) // 2]),
     "a list": (("jsonl",), lambda line: b"[1, 2]"),
     "a number": (("jsonl",), lambda line: b"3"),
-    "a key twice": (("jsonl",), lambda line: line[:-1] + b', "label": "0"}'),
-    "a further key": (("jsonl",), lambda line: line[:-1] + b', "more": 1}'),
+    "a repeated key": (("jsonl",), lambda line: line[:-1] + b', "label": "0"}'),
+    "an additional key": (("jsonl",), lambda line: line[:-1] + b', "more": 1}'),
     "a missing key": (("jsonl",), lambda line: b'{"label": "0"}'),
-    "a comma too many": (("jsonl",), lambda line: line[:-1] + b",}"),
+    "an extra comma": (("jsonl",), lambda line: line[:-1] + b",}"),
     "single quotes": (("jsonl",), lambda line: line.replace(b'"', b"'")),
     "two objects": (("jsonl",), lambda line: line + b" " + line),
     "NaN": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": NaN, "x": "')),
-    "an object within": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": {"a": 1}, "x": "')),
+    "a nested object": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": {"a": 1}, "x": "')),
     "null for a text": (("jsonl",), lambda line: b'{"sentence": null, "label": "0"}'),
     "a list for a text": (("jsonl",), lambda line: b'{"sentence": ["a"], "label": "0"}'),
     "depth": (("jsonl",), lambda line: b'{"sentence": ' + b"[" * 100_000 + b"]" * 100_000 + b', "label": "0"}'),
     "thousands of digits": (("jsonl",), lambda line: b'{"sentence": ' + b"9" * 6000 + b', "label": "0"}'),
-    "a high surrogate alone": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": "\\ud83d')),
-    "a low surrogate alone": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": "\\ude00 x')),
+    "a lone high surrogate": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": "\\ud83d')),
+    "a lone low surrogate": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": "\\ude00 x')),
 }
-_LEGAL_IN_CORPORA = ("a further key", "null for a text")
+_LEGAL_IN_CORPORA = ("an additional key", "null for a text")
 """Faults in the rows of a task that are legal in data for pretraining."""
 _UNKNOWN_LABELS = ("7", "", "-", "1.5x", "one", "１", "0 1")
 """Labels that no training row has."""

@@ -191,13 +191,13 @@ def _append_row(path: Path, rng: random.Random) -> None:
 
 
 CHANGES: dict[str, Change] = {
-    "a word": _replace_word, "two rows swapped": _swap_rows, "a row less": _drop_row, "a row more": _append_row,
-    "gone": lambda path, rng: path.unlink(),
+    "a word replaced": _replace_word, "two rows swapped": _swap_rows, "a row removed": _drop_row,
+    "a row added": _append_row, "deleted": lambda path, rng: path.unlink(),
 }  # fmt: skip
 """Changes after which a run must not resume."""
 LEGAL: dict[str, Change] = {
     "touched": lambda path, rng: os.utime(path, (0, 0)),
-    "written again": lambda path, rng: (content := path.read_bytes(), path.unlink(), path.write_bytes(content)),
+    "rewritten": lambda path, rng: (content := path.read_bytes(), path.unlink(), path.write_bytes(content)),
 }
 
 
@@ -231,7 +231,7 @@ def _resume_with_changed_data(stage: Path, workdir: Path, rng: random.Random) ->
             require_success(answer)
             require_same_result(workdir / "runs" / run, stage / "done" / run)
             return Verdict(Outcome.RECOVERED, shape)
-        names = [path.name] if name == "gone" else ["text", "data", "task", path.name]
+        names = [path.name] if name == "deleted" else ["text", "data", "task", path.name]
         require_refusal(answer, *names, accepted=f"resumed: {answer.output[-200:]}")
     return refused_or_done(answer, shape)
 

@@ -249,7 +249,7 @@ _SPAWNING_COMMANDS: dict[str, list[str]] = {
     "joblib": [*_RUN, "name=a", "-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
     "submitit": [*_RUN, "name=a", "-m", "seed=1", "hydra/launcher=submitit_local"],
     "a tracker": [*_RUN, "name=a", "logger=tensorboard"],
-    "processes that tokenize": [*with_overrides(_RUN, "data.path=long.txt"), "name=a"],
+    "parallel tokenization": [*with_overrides(_RUN, "data.path=long.txt"), "name=a"],
     "compiled": [*_RUN, "name=a", "compile=true"],
 }
 _PARALLEL_CHARACTERS = 8_000_000
@@ -263,7 +263,7 @@ def modules(stage: Path, workdir: Path, seed: int) -> Verdict:
     rng = trial_rng("modules", seed)
     name, start = list(_SPAWNING_COMMANDS)[seed % len(_SPAWNING_COMMANDS)], rng.choice(list(_LAUNCHERS))
     copy(stage, workdir, "text.txt", "cache")
-    if name == "processes that tokenize":
+    if name == "parallel tokenization":
         text = (workdir / "text.txt").read_text()
         (workdir / "long.txt").write_text(text * (_PARALLEL_CHARACTERS // len(text) + 1))
     _plant_modules(workdir, rng)

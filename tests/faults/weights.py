@@ -76,18 +76,18 @@ def _add_slow_pattern(workdir: Path) -> None:
 
 _TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 _FILES = {
-    "a pickle that runs": _replace_weights(pickle.dumps(_Bomb()), "pytorch_model.bin"),
-    "an old pickle that runs": _replace_weights(pickle.dumps(_Bomb(), protocol=0), "pytorch_model.bin"),
+    "a pickle with code": _replace_weights(pickle.dumps(_Bomb()), "pytorch_model.bin"),
+    "an old pickle with code": _replace_weights(pickle.dumps(_Bomb(), protocol=0), "pytorch_model.bin"),
     "a header of 2^63 bytes": _replace_weights(struct.pack("<Q", 1 << 63) + b"{}"),
     "a header of 90 million bytes": _replace_weights(struct.pack("<Q", 90_000_000) + b"{}"),
-    "a header that is no object": _replace_weights(_safetensors([1])),
-    "a tensor of other size": _replace_weights(_safetensors({"x": {**_TENSOR, "shape": [1 << 40]}}, b"\0" * 8)),
-    "tensors that overlap": _replace_weights(_safetensors({"x": _TENSOR, "y": _TENSOR}, b"\0" * 8)),
+    "a header that is not an object": _replace_weights(_safetensors([1])),
+    "a tensor of wrong size": _replace_weights(_safetensors({"x": {**_TENSOR, "shape": [1 << 40]}}, b"\0" * 8)),
+    "overlapping tensors": _replace_weights(_safetensors({"x": _TENSOR, "y": _TENSOR}, b"\0" * 8)),
     "no tensors": _replace_weights(_safetensors({})),
     "a tensor named with terminal codes": _replace_weights(_safetensors({f"bert.{ESCAPES}": _TENSOR}, b"\0" * 8)),
     "no weights": _replace_weights(None),
-    "shards outside": _replace_by_index({"bert.x": "../../precious/file", "bert.y": "/etc/passwd"}),
-    "shards of terminal codes": _replace_by_index({"bert.x": ESCAPES}),
+    "shards outside the folder": _replace_by_index({"bert.x": "../../precious/file", "bert.y": "/etc/passwd"}),
+    "shards named with terminal codes": _replace_by_index({"bert.x": ESCAPES}),
     "a shard that is the index": _replace_by_index({"bert.x": "model.safetensors.index.json"}),
     "a shard that is a pickle": lambda workdir: (
         _replace_by_index({"bert.x": "evil.bin"})(workdir),
@@ -111,7 +111,7 @@ _CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
 _TOKENS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no model": lambda data: data.pop("model") and None,
     "a vocabulary that repeats an id": lambda data: data["model"]["vocab"].update({"x": 0, "y": 0}),
-    "an id of 2^31": lambda data: data["model"]["vocab"].update({"x": 2**31 - 1}),
+    "an id of 2^31 - 1": lambda data: data["model"]["vocab"].update({"x": 2**31 - 1}),
     "a list": lambda data: [1],
     "terminal codes as a token": lambda data: data["model"]["vocab"].update({ESCAPES: 3}),
 }
@@ -167,15 +167,15 @@ _SAVED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a class path": lambda data: data.update(_target_="os.system"),
     "a class path in the model": lambda data: data["model"].update(_target_="os.system"),
     "another model": lambda data: data["model"].update(name="evil.module:Class"),
-    "a climbing model": lambda data: data["model"].update(name="../../evil"),
+    "a model outside the folder": lambda data: data["model"].update(name="../../evil"),
     "a plugin": lambda data: data.update(plugins=["evil"]),
     "another command": lambda data: data.update(command="rm"),
-    "another version": lambda data: data.update(version=99),
+    "an unknown version": lambda data: data.update(version=99),
     "no model": lambda data: data.pop("model") and None,
     "a list": lambda data: [1],
     "an endless model": lambda data: data["model"].update(num_layers=10**9),
     "a huge vocabulary": lambda data: data["model"].update(vocab_size=2**31 - 1),
-    "labels of terminal codes": lambda data: data["task"].update(labels=[ESCAPES, "b"]),
+    "labels with terminal codes": lambda data: data["task"].update(labels=[ESCAPES, "b"]),
     "three labels": lambda data: data["task"].update(labels=["a", "b", "c"]),
     "an interpolation": lambda data: data.update(checkpoint="${oc.env:SOME_TOKEN}"),
     "terminal codes": lambda data: data.update(checkpoint=ESCAPES),
@@ -189,7 +189,7 @@ def _run_scenes() -> Iterator[Scene]:
         plant, expected = _forge("runs/tuned", "state.json", edit), EITHER if optional else REFUSED
         yield Scene(f"state.json: {name}, resumed", ("resume", "runs/tuned"), plant, ("state.json",), expected)
     for name, edit in _SAVED.items():
-        optional = "labels of" in name or name in ("an interpolation", "terminal codes")
+        optional = "labels with" in name or name in ("an interpolation", "terminal codes")
         plant, expected = _forge("done/tuned", "config.json", edit), EITHER if optional else REFUSED
         yield Scene(f"config.json: {name}", PREDICT, plant, ("done/tuned", "plugin"), expected)
 

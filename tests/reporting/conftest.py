@@ -1,4 +1,4 @@
-"""Run folders made of plain files, as a training command leaves them."""
+"""Run folders of plain files, as a training command writes them."""
 
 from __future__ import annotations
 

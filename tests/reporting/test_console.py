@@ -29,12 +29,12 @@ BASELINE = {"name": "unigram", "metric": "loss", "value": 6.81}
 
 
 def log_to(file: TextIO) -> Callable[[str], None]:
-    """Takes the lines of a log."""
+    """A function that writes log lines to the file."""
     return lambda line: print(line, file=file)
 
 
-def train(output: Output, log_every: int = 10, steps: int = 100) -> ProgressDisplay:
-    """A training of 0.2 s a step, told step by step."""
+def report_training(output: Output, log_every: int = 10, steps: int = 100) -> ProgressDisplay:
+    """Report a training of 0.2 s a step to a progress display."""
     time = [0.0]
     with ProgressDisplay(output, "loss", log_every, BASELINE, now=lambda: time[0]) as progress:
         progress.on_start(0, steps, None)
@@ -55,7 +55,7 @@ def plan_of_steps() -> RunPlan:
     return replace(costs.plan(), steps=1000, step_seconds=(0.28, 0.28))
 
 
-def screens(output: Output) -> None:
+def print_screens(output: Output) -> None:
     planned = replace(plan_of_steps(), budgets={"max_steps": 1000}, ends_by="max_steps", epochs=3.4)
     screen = StartScreen(
         command="pretrain",
@@ -87,12 +87,12 @@ def screens(output: Output) -> None:
     )
 
 
-def test_plain_output_has_one_line_an_interval_and_no_escapes():
+def test_plain_output_has_one_line_per_log_interval():
     stream, log = io.StringIO(), io.StringIO()
-    train(Output(stream, log_to(log)))
+    report_training(Output(stream, log_to(log)))
     lines = stream.getvalue().splitlines()
     steps = [line for line in lines if "validation" not in line]
-    assert len(steps) == 11  # the first step, then one an interval
+    assert len(steps) == 11  # the first step, then one per interval
     assert steps[0] == "step 1/100 · loss 8.980 · lr 4.5e-4 · 1,000 tokens/s"
     assert steps[1] == "step 10/100 · loss 8.800 · lr 4.5e-4 · 1,000 tokens/s · left 0:18"
     assert lines[-1] == "step 100 · validation · loss 6.000 · mlm accuracy 0.100 · ★ best"
@@ -100,9 +100,9 @@ def test_plain_output_has_one_line_an_interval_and_no_escapes():
     assert [line for line in log.getvalue().splitlines() if "checkpoint" not in line] == lines
 
 
-def test_screens_say_what_will_happen_and_what_did():
+def test_start_and_end_screens_show_plan_and_result():
     stream = io.StringIO()
-    screens(Output(stream))
+    print_screens(Output(stream))
     text = stream.getvalue()
     assert not set(text) & {"\r", "\x1b", "\x00", "\u202e"}
     for part in ("resumes from step 400", "documents 1,234", "truncated fraction 1.2%", "4.09 M tokens", "3.4 epochs"):
@@ -113,7 +113,7 @@ def test_screens_say_what_will_happen_and_what_did():
     assert len(text.splitlines()) < 30
 
 
-def test_only_the_best_evaluation_has_the_star():
+def test_only_best_evaluations_have_star():
     stream = io.StringIO()
     progress = ProgressDisplay(Output(stream), "accuracy")
     progress.on_start(0, None, None)
@@ -123,24 +123,24 @@ def test_only_the_best_evaluation_has_the_star():
     assert progress.best == 0.7
 
 
-def test_time_left_follows_the_nearer_budget():
+def test_time_left_follows_nearer_budget():
     time = [0.0]
     progress = ProgressDisplay(Output(io.StringIO()), now=lambda: time[0])
     progress.on_start(0, 1000, 50.0)
     progress.on_step({"step": 1, "loss": 1.0, "tokens": 100, "tokens_per_second": 50.0})
-    assert math.isnan(progress.seconds_left(1)), "the first step says nothing of the others"
-    time[0] = 16.0  # half of it an evaluation, which a budget of minutes does not count
+    assert math.isnan(progress.seconds_left(1)), "the first step does not predict the others"
+    time[0] = 16.0  # half of the time is evaluation, which max_minutes does not count
     progress.on_step({"step": 11, "loss": 1.0, "tokens": 1100, "tokens_per_second": 125.0})
     assert progress.seconds_left(11) == 2 * 40.0
-    progress.on_start(11, 1000, 40.0)  # a resumed run: its first row counts the tokens of the steps before, too
+    progress.on_start(11, 1000, 40.0)  # the first row of a resumed run includes earlier tokens
     progress.on_step({"step": 20, "loss": 1.0, "tokens": 2000, "tokens_per_second": 100.0})
     time[0] = 26.0
     progress.on_step({"step": 30, "loss": 1.0, "tokens": 3000, "tokens_per_second": 100.0})
     assert progress.seconds_left(30) == 30.0
 
 
-def test_the_bar_counts_to_the_budget_that_ends_the_run():
-    """A budget in minutes counts where the speed is known: the first steps are slow, and end nothing."""
+def test_progress_counts_to_budget_that_ends_run():
+    """A budget in minutes gives a number of steps only after the slow first steps."""
     stream = io.StringIO()
     progress = ProgressDisplay(Output(stream), now=lambda: 0.0)
     for steps in (6000, 40, None):
@@ -163,7 +163,7 @@ def test_the_bar_counts_to_the_budget_that_ends_the_run():
         ),
     ],
 )
-def test_evaluations_are_counted_where_they_take_time(evaluated: float, tokens: int, end: str, planned: str):
+def test_evaluation_time_is_shown_if_noticeable(evaluated: float, tokens: int, end: str, planned: str):
     stream = io.StringIO()
     result = {"status": "done", "seconds": 60.0, "evaluation_seconds": evaluated, "steps": 10}
     print_end(Output(stream), result=result, baseline=None, run_dir="runs/x", report="r", next_commands=())
@@ -171,25 +171,25 @@ def test_evaluations_are_counted_where_they_take_time(evaluated: float, tokens: 
     assert replace(plan_of_steps(), evaluations=10, evaluation_tokens=tokens).time_text == planned
 
 
-class Gone(io.StringIO):
+class BrokenStream(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_reader_that_goes_away_ends_nothing():
+def test_broken_output_pipe_does_not_stop_training():
     log = io.StringIO()
-    train(Output(Gone(), log_to(log)))
+    report_training(Output(BrokenStream(), log_to(log)))
     assert "step 100/100" in log.getvalue()
 
 
-def test_a_log_that_cannot_be_written_is_told_once():
+def test_unwritable_log_warns_once():
     stream = io.StringIO()
-    train(Output(stream, log_to(Gone())))
+    report_training(Output(stream, log_to(BrokenStream())))
     assert stream.getvalue().count("warning: the log file cannot be written") == 1
     assert "step 100/100" in stream.getvalue()
 
 
-def test_piped_into_head_the_process_goes_on_and_exits_with_zero(tmp_path):
+def test_process_piped_into_head_finishes_with_status_0(tmp_path):
     code = f"""
         from lmtool.reporting.console import Output
         output = Output()
@@ -205,7 +205,7 @@ def test_piped_into_head_the_process_goes_on_and_exits_with_zero(tmp_path):
     assert (tmp_path / "done").exists()
 
 
-def test_a_narrow_encoding_gets_plain_letters():
+def test_ascii_stream_gets_ascii_replacements():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     Output(stream).line("★ best · ± 1 … λ")
@@ -213,8 +213,8 @@ def test_a_narrow_encoding_gets_plain_letters():
 
 
 @pytest.fixture
-def on_a_terminal(tmp_path, monkeypatch):
-    """A function from the name of a terminal to what a training writes to it; its log is log.txt."""
+def terminal_output(tmp_path, monkeypatch):
+    """A function from the name of a terminal to the output of a training on it; the log is log.txt."""
 
     def write(term: str) -> str:
         monkeypatch.setenv("TERM", term)
@@ -223,7 +223,7 @@ def on_a_terminal(tmp_path, monkeypatch):
         seen: list[bytes] = []
 
         def read() -> None:
-            with suppress(OSError):  # EIO: it was closed
+            with suppress(OSError):  # EIO after the terminal was closed
                 while part := os.read(main, 65536):
                     seen.append(part)
 
@@ -231,8 +231,8 @@ def on_a_terminal(tmp_path, monkeypatch):
         reader.start()
         with (tmp_path / "log.txt").open("w") as log, os.fdopen(child, "w") as terminal:
             output = Output(terminal, log_to(log))
-            screens(output)
-            train(output)
+            print_screens(output)
+            report_training(output)
         reader.join()
         os.close(main)
         return b"".join(seen).decode()
@@ -240,8 +240,8 @@ def on_a_terminal(tmp_path, monkeypatch):
     return write
 
 
-def test_a_terminal_shows_a_live_bar_and_rows_and_the_log_stays_plain(on_a_terminal, tmp_path):
-    text = on_a_terminal("xterm")
+def test_terminal_shows_live_bar_and_log_stays_plain(terminal_output, tmp_path):
+    text = terminal_output("xterm")
     assert "\x1b[" in text and "\x1b[?25h" in text  # the cursor comes back
     assert "train loss" in text and "★" in text and "left" in text
     assert "<script>" in text and "\x1b[31m\r" not in text
@@ -249,12 +249,12 @@ def test_a_terminal_shows_a_live_bar_and_rows_and_the_log_stays_plain(on_a_termi
     assert "\x1b" not in log and "\r" not in log and "step 100/100" in log and "checkpoint" in log
 
 
-def test_a_dumb_terminal_is_plain(on_a_terminal):
-    text = on_a_terminal("dumb")
+def test_dumb_terminal_gets_plain_output(terminal_output):
+    text = terminal_output("dumb")
     assert "\x1b" not in text and "step 100" in text
 
 
-def test_table_is_aligned_and_safe():
+def test_table_is_aligned_and_escaped():
     lines = table_lines(["run", "accuracy"], [["a", 0.5], ["longer\x1b[0m", None]])
     assert lines == ["run            accuracy", "-------------  --------", "a                 0.500", "longer\\x1b[0m"]
 
@@ -269,18 +269,18 @@ def test_table_is_aligned_and_safe():
         (Score("loss", float("nan"), 0.1, 6.0), "unknown"),
     ],
 )
-def test_verdict(score, verdict):
+def test_verdict_follows_standard_error(score, verdict):
     assert score.verdict == verdict
     assert score.sentence and score.text
 
 
-def test_a_baseline_of_another_metric_is_no_baseline():
+def test_baseline_of_other_metric_is_ignored():
     score = score_of({"metric": "f1", "value": 0.5}, {"name": "majority", "metric": "accuracy", "value": 0.4})
     assert score is not None and score.baseline is None
     assert score_of({}, None) is None
 
 
-def test_numbers_as_a_person_reads_them():
+def test_numbers_are_formatted_for_people():
     assert [count(n) for n in (7, 1234, 4_422_000, 1.1e12)] == ["7", "1,234", "4.42 M", "1.1 T"]
     assert [size(n) for n in (0, 17_500_000)] == ["0 B", "17.5 MB"]
     assert [duration(s) for s in (18.24, 200, 9000, 200_000)] == ["18.2 s", "3 min 20 s", "2 h 30 min", "2 d 7 h"]
@@ -299,7 +299,7 @@ def test_numbers_as_a_person_reads_them():
     ]
 
 
-def test_labels_are_shown_as_they_are_written() -> None:
+def test_label_names_are_shown_unchanged() -> None:
     few = {"labels": {"not_entailment": 3, "a b": 4}}
     assert _sections("data", few) == [("data", "labels: not_entailment 3 · a b 4")]
     many = {"labels": {f"class_{number}": number + 7 for number in range(30)}}

@@ -1,4 +1,4 @@
-"""The models of a distilled run beside each other."""
+"""Report of a distilled run: teacher, student and undistilled student side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def distilled(task_run, **config):
     return folder
 
 
-def test_the_same_student_without_a_teacher_is_found(task_run):
+def test_undistilled_run_with_same_settings_is_found(task_run):
     folder = distilled(task_run, max_steps=5)
     task_run("longer", 0.7, distill={"name": "none"}, max_steps=6)
     assert [model["name"] for model in models_of(read_run(folder))] == ["teacher runs/big", "student"]
@@ -32,7 +32,7 @@ def test_the_same_student_without_a_teacher_is_found(task_run):
     assert models[2] == {**MODELS[1], "name": UNDISTILLED, "run": "alone", "score": 0.75, "standard_error": None}
 
 
-def test_a_student_that_is_not_there_has_its_command(task_run):
+def test_missing_undistilled_run_gets_command(task_run):
     folder = distilled(task_run)
     page = distillation_html(read_run(folder))
     assert "distill=none name=student-alone" in page and "1.23 k" not in page and "1,234" in page
@@ -41,7 +41,7 @@ def test_a_student_that_is_not_there_has_its_command(task_run):
     assert "teacher runs/big" in (folder / "report.html").read_text()
 
 
-def test_a_run_without_a_teacher_says_nothing(task_run):
+def test_run_without_teacher_has_no_distillation_section(task_run):
     assert distillation_html(read_run(task_run())) == ""
 
 
@@ -56,7 +56,7 @@ MEASURED = {
 }
 
 
-def test_agreement_is_said_and_drawn(task_run):
+def test_agreement_is_reported_and_drawn(task_run):
     folder = distilled(task_run)
     result = json.loads((folder / "result.json").read_text())
     result["distillation"] |= MEASURED
@@ -68,7 +68,7 @@ def test_agreement_is_said_and_drawn(task_run):
     assert "layer 2, teacher's 4" in page and "25-50%" in page
 
 
-def test_agreement_that_was_not_measured_has_its_reason(task_run):
+def test_unmeasured_agreement_has_reason(task_run):
     folder = distilled(task_run)
     result = json.loads((folder / "result.json").read_text())
     result["distillation"] |= {"interchange_accuracy": None, "interchange_accuracy_reason": "no layers are aligned"}
@@ -77,7 +77,7 @@ def test_agreement_that_was_not_measured_has_its_reason(task_run):
     assert agreement_figure({}) is None
 
 
-def test_each_stack_has_its_heat_map():
+def test_each_stack_has_heat_map():
     cells = [*CELLS, *({**cell, "side": "outputs"} for cell in CELLS), {**CELLS[0], "value": None, "n": 0}]
     figure = agreement_figure({"cells": cells})
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["encoder", "decoder"]

@@ -12,7 +12,7 @@ from lmtool.reporting.run_files import Accuracy, CheckpointProbes, LayerProbes
 
 
 @pytest.mark.parametrize(("prediction", "shown"), [("", "(empty)"), ([], "(empty)"), (["a", "b"], "a b"), ("a", "a")])
-def test_an_empty_prediction_is_not_mistaken_for_the_text_after_it(prediction: object, shown: str) -> None:
+def test_empty_prediction_is_shown_as_empty(prediction: object, shown: str) -> None:
     row = {"id": 0, "source": "the text", "gold": "c", "prediction": prediction, "loss": 2.5}
     evaluation = {"n": 1, "loss": 2.5, "metrics": {}, "hardest": [row], "warnings": []}
     stream = io.StringIO()
@@ -20,7 +20,7 @@ def test_an_empty_prediction_is_not_mistaken_for_the_text_after_it(prediction: o
     assert f"loss 2.500  gold c  predicted {shown}  the text" in stream.getvalue()
 
 
-def test_a_probe_that_is_always_right_or_wrong_has_no_error_of_zero() -> None:
+def test_probe_with_perfect_accuracy_has_no_error() -> None:
     def accuracy(value: float, error: float) -> Accuracy:
         return {"accuracy": value, "standard_error": error}
 

@@ -1,4 +1,4 @@
-"""The plan as arithmetic, and as rows."""
+"""Arithmetic of a run's plan, and its rows in the report."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def plan_with(devices: int = 1, **fields: Any) -> RunPlan:
     return replace(plan, **{"steps": 1000, **fields})
 
 
-def test_work_is_two_operations_a_value_and_four_a_seen_token():
+def test_flops_count_weights_and_attention():
     assert Work(1.0, 10).flops == 60 and Work(0.5, 10, passes=1).flops == 10
     assert Work(1.0, 0, attention=8, context=5).flops == 3 * 4 * 8 * 5
 
 
-def test_plan_adds_up():
+def test_plan_totals_match_its_parts():
     plan = plan_with(step_seconds=(2.2, 2.2), time_source="measured")
     assert plan.flops_per_token == pytest.approx(3 * (2 * 85e6 + 4 * 12 * 768 * 128 + 0.15 * 2 * 24e6))
     assert plan.tokens == 4_096_000 and plan.total_parameters == 110_000_000
@@ -50,8 +50,8 @@ def test_plan_adds_up():
     assert "1 h" in plan_with(step_seconds=(2.2, 3.6)).time_text and " to " in plan_with(step_seconds=(1, 2)).time_text
 
 
-def test_shares_of_many_devices():
-    """fsdp: an eighth of what lasts, and three layers' weights and gradients beside what is in no layer, twice."""
+def test_sharded_memory_is_divided_by_devices():
+    """fsdp: an eighth of the state, plus gathered weights and gradients of three layers and of the other parameters."""
     whole, share = memory_of(SIZES, FORWARD), memory_of(SIZES, FORWARD, 8, sharded=True)
     for part in ("weights", "gradients", "optimizer"):
         assert share[part] == whole[part] / 8
@@ -60,7 +60,7 @@ def test_shares_of_many_devices():
     assert "per device" in dict(plan_rows(plan_with(devices=8)))["memory"]
 
 
-def test_what_does_not_fit_says_what_would():
+def test_plan_that_does_not_fit_gives_advice():
     room = replace(plan_with(), capacity_bytes=10**9, advice=("micro_batch_tokens=512: 0.9 GB",))
     rows = dict(plan_rows(room))
     assert not room.fits and rows["fits"].startswith("no: ") and "1 GB available" in rows["fits"]
@@ -87,22 +87,22 @@ def test_what_does_not_fit_says_what_would():
         ({"max_flops": 5e12}, "max_flops", "after 5 TFLOP (max_flops)"),
     ],
 )
-def test_what_ends_it_is_said(budgets: dict[str, float], ends_by: str, text: str) -> None:
+def test_ending_budget_is_named(budgets: dict[str, float], ends_by: str, text: str) -> None:
     rows = dict(plan_rows(replace(plan_with(), budgets=budgets, ends_by=ends_by)))
     assert rows["ends"] == text and "epochs" not in rows
 
 
-def test_without_a_rate_the_time_is_unknown():
+def test_time_without_rate_is_unknown():
     plan = plan_with()
     assert plan.seconds is None and dict(plan_rows(plan))["time"] == "unknown"
 
 
-def test_a_step_takes_its_products_its_memory_and_its_calls():
+def test_step_time_sums_products_memory_and_calls():
     work = StepWork(1e12, 1e9, 1e8, 12)
     assert seconds_measured(work, 1e12, 1e10) == pytest.approx(1 + 0.6 + 0.28 + 12 * 125 * 20e-6)
     assert seconds_measured(work, 1e12, 1e10, cuda=True) == pytest.approx(1.88)
     low, high = seconds_on(work, DEVICES["h100"], "bf16")
-    assert low == pytest.approx(12 * 125 * 5e-6 + 28e8 / 3.35e12) and high > 1500 * 20e-6  # calls, not products
+    assert low == pytest.approx(12 * 125 * 5e-6 + 28e8 / 3.35e12) and high > 1500 * 20e-6  # kernel calls dominate
     large = replace(work, flops=1e15, devices=8)
     low, high = seconds_on(large, DEVICES["h100"], "bf16")
     assert low == pytest.approx(1e15 / 989e12 / 0.5, rel=1e-2)
@@ -113,14 +113,14 @@ def test_a_step_takes_its_products_its_memory_and_its_calls():
     )
 
 
-def test_a_device_that_nobody_published():
+def test_unknown_device_suggests_known_one():
     with pytest.raises(UserError, match="device=h1000") as refused:
         device_of("h1000")
     assert "device=h100?" in str(refused.value.hint) and "t4" in str(refused.value.hint)
-    assert DEVICES["t4"].rate("bf16") == DEVICES["t4"].fp32  # it has none
+    assert DEVICES["t4"].rate("bf16") == DEVICES["t4"].fp32  # a T4 has no bf16
 
 
-def test_measured_rate_is_a_rate():
+def test_measured_rates_are_plausible():
     from lmtool.costs.rate import measure_bandwidth, measure_rate
 
     assert 1e7 < measure_rate(32, 64, "bf16", "cpu", seconds=0.02) < 1e15

@@ -1,4 +1,4 @@
-"""What the plots of a run show, read from the figures themselves."""
+"""Plots of a run, checked on matplotlib figures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from lmtool.reporting.run_files import RunFiles
 
 
 def run_of(steps: int, terms: dict[str, float] | None = None, scored: tuple[str, ...] = (), **files: Any) -> RunFiles:
-    """A run with so many logged steps. terms: of the training loss, with their values. scored: those that held-out data
-    have too, beside their loss of 1."""
+    """A run with `steps` logged steps.
+
+    Args:
+        terms: Terms of the training loss, with their values.
+        scored: Terms that the validation row has too; each is 1.
+    """
     train = [
         {
             "step": 10 * row, "loss": 3.0 + 1 / row, "learning_rate": 1e-3, "grad_norm": 1.0,
@@ -28,8 +32,8 @@ def run_of(steps: int, terms: dict[str, float] | None = None, scored: tuple[str,
 
 
 @pytest.mark.parametrize("steps", [1, 2, drawing.MIN_LINE_POINTS - 1, drawing.MIN_LINE_POINTS, 60])
-def test_few_logged_steps_are_points_and_many_a_line(steps: int) -> None:
-    """Two points of a schedule that rises and falls would be joined by a line that it never took."""
+def test_few_logged_steps_are_drawn_as_points(steps: int) -> None:
+    """A line between two points of a warmup schedule would show values that never occurred."""
     run = run_of(steps, {"mlm": 2.0, "nsp": 1.0})
     figures = [plots.loss_figure(run), plots.curves_figure(run), plots.terms_figure(run)]
     axes = [axes for figure in figures if figure is not None for axes in figure.axes]
@@ -58,10 +62,10 @@ def test_few_logged_steps_are_points_and_many_a_line(steps: int) -> None:
         ({"sst2": 2.0}, (), {"task": "sst2"}, 3.1, "loss"),
     ],
 )
-def test_training_and_held_out_data_on_one_axis_are_one_loss(
+def test_loss_figure_compares_same_loss(
     terms: dict[str, float], scored: tuple[str, ...], result: dict[str, str], drawn: float | None, named: str
 ) -> None:
-    """A run that learns from a teacher loses a weighted sum in training, and its own loss on held-out data."""
+    """The training loss of a distilled run is a weighted sum; its validation loss is that of the task alone."""
     run = run_of(10, terms, scored, result=result)
     (axes,) = plots.loss_figure(run).axes  # type: ignore[union-attr]
     assert axes.get_title(loc="left").startswith(named)
@@ -73,7 +77,7 @@ def test_training_and_held_out_data_on_one_axis_are_one_loss(
         assert overlay is not None and overlay.axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(drawn)
 
 
-def test_names_at_the_ends_of_lines_are_apart() -> None:
+def test_line_labels_do_not_overlap() -> None:
     cosines = np.ones((3, 2, 2))
     read = [
         looks.SimilarityByLayer(name, (0, 1, 2), [1.0, 0.9, last], [0.1] * 3, cosines)
@@ -86,7 +90,7 @@ def test_names_at_the_ends_of_lines_are_apart() -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int) -> None:
+def test_axis_labels_of_heat_map_fit_figure(layers: int) -> None:
     cells = [
         {"side": "inputs", "student_layer": layer, "teacher_layer": 2 * layer, "region": region, "value": 0.5, "n": 9}
         for layer in range(layers)
@@ -101,7 +105,7 @@ def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int)
     assert names == ["embeddings", "layer 1, teacher's 2", "layer 2, teacher's 4"][:layers]
 
 
-def test_maps_of_positions_say_what_is_down_and_across_on_dark_paper_too() -> None:
+def test_position_maps_have_axis_labels_and_clear_background() -> None:
     figure = heat_maps.position_maps_figure(np.zeros((6, 4, 4)))
     maps, bars = figure.axes[::2], figure.axes[1::2]
     assert [axes.get_ylabel() for axes in maps] == ["query", "", "", "", "query", ""]
@@ -111,8 +115,8 @@ def test_maps_of_positions_say_what_is_down_and_across_on_dark_paper_too() -> No
     assert not re.search(r"\b[Dd]ark\b", words)
 
 
-def test_dots_at_the_ends_are_drawn_whole() -> None:
-    """The largest dot of a calibrated model is at 1 and 1; the last scored step at the end of its axis."""
+def test_points_at_axis_ends_are_not_clipped() -> None:
+    """The largest point of a calibrated model is at (1, 1), and the last scored step at the end of the axis."""
     assert not plots.calibration_figure([[90, 1.0, 1.0], [10, 0.0, 0.0]]).axes[0].collections[0].get_clip_on()
     figure = plots.curves_figure(
         RunFiles(

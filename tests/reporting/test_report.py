@@ -32,7 +32,7 @@ LOADING = {"script", "iframe", "object", "embed", "link", "img", "base", "form",
 
 
 class Page(HTMLParser):
-    """Checks that tags nest, that nothing is loaded, and keeps ids and text."""
+    """Check that tags nest and nothing is loaded; collect ids and text."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -72,7 +72,7 @@ def read_page(path: Path) -> Page:
     assert len(raw) < 1_500_000
     text = raw.decode("utf-8")
     assert not re.search(r"https?://|//[a-z]|@import|url\((?!#)", text)
-    # Control characters of the data would be the browser's to interpret.
+    # A browser would interpret control characters in the data.
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", text)
     assert "<script" not in text
     page = Page(text)
@@ -80,7 +80,7 @@ def read_page(path: Path) -> Page:
     return page
 
 
-def test_report_of_a_pretraining_says_what_happened(language_run):
+def test_pretraining_report_shows_result_and_samples(language_run):
     page = read_page(write_report(language_run))
     assert "5.120" in page.text and "6.810" in page.text and "Better than the unigram baseline" in page.text
     assert "84.5 standard errors" in page.text
@@ -92,22 +92,22 @@ def test_report_of_a_pretraining_says_what_happened(language_run):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (language_run / "plots").iterdir())
     source = (language_run / "report.html").read_text()
     assert source.count('class="roomy"') == source.count('class="narrow"') == 2, (
-        "letters that a phone shows large enough"
+        "every figure has a narrow version with readable text"
     )
 
 
-def test_report_of_a_task_shows_right_wrong_and_surprising(task_run):
+def test_task_report_shows_surprising_predictions(task_run):
     folder = task_run()
     page = read_page(write_report(folder))
     assert "0.750 ± 0.068" in page.text  # binomial, 40 examples
     assert "Better than the majority baseline" in page.text
     surprising = page.text[page.text.index("Surprising") :]
-    assert "text 36" in surprising  # the surest wrong one
+    assert "text 36" in surprising  # the most confident error
     assert "gold: negative" in surprising
     assert (folder / "plots" / "confusion.png").is_file()
 
 
-def test_report_of_a_regression(task_run):
+def test_regression_report_shows_closest_and_furthest(task_run):
     folder = task_run("stsb")
     rows = [{"id": n, "a": "x", "b": "y", "gold": n / 10, "prediction": n / 12 + 0.1, "score": 0} for n in range(30)]
     (folder / "predictions.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -116,8 +116,8 @@ def test_report_of_a_regression(task_run):
     assert (folder / "plots" / "scatter.png").is_file()
 
 
-def test_report_of_tagged_words(task_run):
-    """Words with their tags, wrong ones beside the truth; scores of each type; rows of another form are passed over."""
+def test_tagging_report_shows_tags_and_class_scores(task_run):
+    """Wrong tags appear beside the gold tag, and rows of another form are skipped."""
     folder = task_run("ner")
     row = {"id": 1, "tokens": ["Anna", "saw", "<Bonn>"], "gold": ["B-PER", "O", "B-LOC"], "score": 0.25}
     rows = [{**row, "prediction": ["B-PER", "O", "O"]}, {**row, "id": 2, "prediction": row["gold"]}]
@@ -135,7 +135,7 @@ def test_report_of_tagged_words(task_run):
 
 
 @pytest.mark.parametrize(
-    ("gold", "predicted", "says"),
+    ("gold", "predicted", "message"),
     [
         ([], "", "no answer (75%)"),
         ([], "fox", "fox (75%), gold: no answer"),
@@ -144,20 +144,20 @@ def test_report_of_tagged_words(task_run):
         ("ein Fuchs", "", "nothing (75%), gold: ein Fuchs"),
     ],
 )
-def test_a_prediction_of_nothing_has_a_word(gold: Any, predicted: str, says: str) -> None:
+def test_empty_prediction_is_named(gold: Any, predicted: str, message: str) -> None:
     row = {"id": 1, "question": "who?", "gold": gold, "prediction": predicted, "score": 0.75}
-    assert f'<small class="quiet">{says}</small>' in prediction_html(row)
+    assert f'<small class="quiet">{message}</small>' in prediction_html(row)
 
 
 @pytest.mark.parametrize(
     ("fraction", "text"),
     [(0, "0%"), (1.48e-9, "< 0.001%"), (-1.48e-9, "> -0.001%"), (1.2e-5, "0.0012%"), (0.00012, "0.012%"), (1, "100%")],
 )
-def test_a_share_is_no_power_of_ten(fraction: float, text: str) -> None:
+def test_percentages_have_no_exponent(fraction: float, text: str) -> None:
     assert percent(fraction) == text
 
 
-def test_many_labels_and_predictions_stay_small(task_run):
+def test_report_of_many_labels_stays_small(task_run):
     folder = task_run()
     with (folder / "predictions.jsonl").open("w") as file:
         for number in range(20_000):
@@ -167,14 +167,14 @@ def test_many_labels_and_predictions_stay_small(task_run):
 
 
 @pytest.mark.parametrize("content", ["", "\n", '{"step": 1', "not json\n[]\n{}\n", '{"step": 1, "loss": NaN}\n'])
-def test_metrics_without_points(language_run, content):
+def test_metrics_without_points_have_no_curves(language_run, content):
     (language_run / "metrics.jsonl").write_text(content)
     assert "Curves" not in read_page(write_report(language_run)).text
 
 
 @pytest.fixture
-def sketched(monkeypatch):
-    """Figures are made and not rendered, which takes longer than all the rest of a page."""
+def unrendered_figures(monkeypatch):
+    """Skip rendering of figures, the slowest part of a page."""
 
     def save(figure, target, **settings):
         if settings["format"] == "png":
@@ -185,10 +185,10 @@ def sketched(monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("unrendered_figures")
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "facts.json", "environment.json", "samples.json"])
 @pytest.mark.parametrize("content", slow_but({None, "{broken"}, [None, "", "{broken", "[1, 2]", '"text"', "\x00\xff"]))
-def test_missing_and_broken_files_cost_only_their_section(language_run, name, content):
+def test_missing_or_broken_file_drops_only_its_section(language_run, name, content):
     path = language_run / name
     path.unlink()
     if content is not None:
@@ -198,17 +198,17 @@ def test_missing_and_broken_files_cost_only_their_section(language_run, name, co
         assert f"{name} is not valid JSON" in page.text
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("unrendered_figures")
 @pytest.mark.parametrize("name", ["metrics.jsonl", "predictions.jsonl", "samples.json"])
-def test_files_of_gigabytes_cost_only_their_section(task_run, name):
+def test_oversized_file_drops_only_its_section(task_run, name):
     run = task_run()
     with (run / name).open("wb") as file:
         file.truncate(8 << 30)
     assert re.search(f"{name}.* (more|longer) than [0-9]+ bytes", read_page(write_report(run)).text)
 
 
-@pytest.mark.usefixtures("sketched")
-def test_values_of_wrong_types_are_passed_over(language_run):
+@pytest.mark.usefixtures("unrendered_figures")
+def test_values_of_wrong_types_are_skipped(language_run):
     result = {
         "status": 1,
         "metric": "loss",
@@ -225,14 +225,14 @@ def test_values_of_wrong_types_are_passed_over(language_run):
     read_page(write_report(language_run))
 
 
-def test_no_run_is_a_user_error_that_names_it(tmp_path):
+def test_folder_without_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         write_report(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is not a run"):
         write_report(tmp_path)
 
 
-def test_predictions_are_read_one_at_a_time(task_run):
+def test_damaged_prediction_line_is_counted(task_run):
     folder = task_run()
     with (folder / "predictions.jsonl").open("a") as file:
         file.write('{"torn')
@@ -241,8 +241,10 @@ def test_predictions_are_read_one_at_a_time(task_run):
     assert run.problems == ["predictions.jsonl: left out 1 line without a JSON object."]
 
 
-def predict(run: Path, predictions: list, gold: list, metrics: dict, text: str | None = "text", **more) -> Path:
-    """Give a run predictions, and the scores that they have."""
+def write_predictions(
+    run: Path, predictions: list, gold: list, metrics: dict, text: str | None = "text", **more
+) -> Path:
+    """Write predictions and their scores into a run."""
     rows = [
         {"id": number, "split": "dev", **({"text": f"{text} {number}"} if text else {}), "gold": g, "prediction": p}
         for number, (g, p) in enumerate(zip(gold, predictions, strict=True))
@@ -253,17 +255,17 @@ def predict(run: Path, predictions: list, gold: list, metrics: dict, text: str |
     return run
 
 
-def compared(*runs: Path) -> str:
+def comparison_text(*runs: Path) -> str:
     stream = io.StringIO()
     print_comparison(Output(stream), compare(runs))
     return stream.getvalue()
 
 
-def test_runs_side_by_side_on_the_terminal(task_run):
+def test_comparison_shows_runs_and_paired_difference(task_run):
     gold = ["yes", "no"] * 100
-    first = predict(task_run("one", 1.0, optimizer={"lr": 0.001}), gold, gold, {"accuracy": 1.0, "loss": 0.1})
+    first = write_predictions(task_run("one", 1.0, optimizer={"lr": 0.001}), gold, gold, {"accuracy": 1.0, "loss": 0.1})
     guesses = ["yes"] * 200
-    second = predict(
+    second = write_predictions(
         task_run("two", 0.5, optimizer={"lr": 0.01}), guesses, gold, {"accuracy": 0.5, "loss": 0.7}, seconds=90
     )
     stream = io.StringIO()
@@ -278,85 +280,90 @@ def test_runs_side_by_side_on_the_terminal(task_run):
 
 
 @pytest.mark.parametrize(
-    ("predictions", "gold", "metrics", "says"),
+    ("predictions", "gold", "metrics", "message"),
     [
-        (["a", "b"], ["a", "b"], {"accuracy": 0.25}, "do not follow from single labels"),  # not what the rows give
+        (
+            ["a", "b"],
+            ["a", "b"],
+            {"accuracy": 0.25},
+            "do not follow from single labels",
+        ),  # not the accuracy of the rows
         (["a", "b"], ["a", "c"], {"accuracy": 0.5}, "they were scored on different rows"),
         ([["a"], ["b"]], [["a"], ["b"]], {"accuracy": 1.0}, "neither single labels"),
         ([], [], {}, "two has no labeled predictions"),
         (["a", "b"], ["a", "b"], {"f1": 1.0, "accuracy": "high"}, "do not follow from single labels"),
     ],
 )
-def test_what_cannot_be_paired_has_its_reason(task_run, predictions, gold, metrics, says):
+def test_unpaired_runs_have_reason(task_run, predictions, gold, metrics, message):
     pairs = [["a"], ["b"]] if gold and isinstance(gold[0], list) else ["a", "b"]
-    first = predict(task_run("one"), pairs, pairs, {"accuracy": 1.0})
-    second = predict(task_run("two"), predictions, gold, metrics)
-    assert says in compared(first, second)
+    first = write_predictions(task_run("one"), pairs, pairs, {"accuracy": 1.0})
+    second = write_predictions(task_run("two"), predictions, gold, metrics)
+    assert message in comparison_text(first, second)
     with pytest.raises(UserError, match="named twice"):
-        compared(first, first)
+        comparison_text(first, first)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "says"),
-    [  # the text of the rows, and the digest in result.json; None where there is none
+    ("first", "second", "message"),
+    [  # text of the rows and digest in result.json; None if absent
         (("one", None), ("another", None), "they were scored on different rows"),
         (("one", "1a"), ("one", "2b"), "they were scored on different rows"),
-        (("one", "1a"), ("another", "1a"), "the same rows resampled for both"),  # the digest is of what was read
+        (("one", "1a"), ("another", "1a"), "the same rows resampled for both"),  # the digest covers the rows as read
         ((None, "1a"), (None, "1a"), "the same rows resampled for both"),
         ((None, None), (None, "1a"), "the texts that one was scored on are not known"),
         (("one", None), (None, None), "the texts that two was scored on are not known"),
     ],
 )
-def test_runs_are_paired_only_on_the_same_texts(task_run, first, second, says):
+def test_only_runs_on_same_texts_are_paired(task_run, first, second, message):
     gold = ["yes", "no"] * 20
     runs = []
     for name, (text, digest) in (("one", first), ("two", second)):
         recorded = {} if digest is None else {"validation_rows_sha256": digest}
-        runs.append(predict(task_run(name), gold, gold, {"accuracy": 1.0}, text, **recorded))
-    text = compared(*runs)
-    assert says in text and ("95% interval" in text) == ("resampled" in says)
+        runs.append(write_predictions(task_run(name), gold, gold, {"accuracy": 1.0}, text, **recorded))
+    text = comparison_text(*runs)
+    assert message in text and ("95% interval" in text) == ("resampled" in message)
 
 
-def test_ids_do_not_decide_whether_rows_are_the_same(task_run):
+def test_row_ids_do_not_affect_pairing(task_run):
     gold = ["yes", "no"] * 20
-    first, second = (predict(task_run(name), gold, gold, {"accuracy": 1.0}) for name in ("one", "two"))
+    first, second = (write_predictions(task_run(name), gold, gold, {"accuracy": 1.0}) for name in ("one", "two"))
     rows = [json.loads(line) for line in (second / "predictions.jsonl").read_text().splitlines()]
     write_rows(second / "predictions.jsonl", [{**row, "id": f"row-{row['id']}"} for row in rows])
-    assert "the same rows resampled for both" in compared(first, second)
+    assert "the same rows resampled for both" in comparison_text(first, second)
 
 
-def test_values_of_a_regression_are_paired(task_run):
+def test_regression_values_are_paired(task_run):
     gold = [0.5 * number for number in range(20)]
     noise = [value + (-1) ** place for place, value in enumerate(gold)]
-    first = predict(task_run("one"), gold, gold, {"mse": 0.0, "accuracy": 1.0}, metric="mse", value=0.0)
-    second = predict(task_run("two"), noise, gold, {"mse": 1.0, "accuracy": 0.0}, metric="mse", value=1.0)
-    text = compared(first, second)
+    first = write_predictions(task_run("one"), gold, gold, {"mse": 0.0, "accuracy": 1.0}, metric="mse", value=0.0)
+    second = write_predictions(task_run("two"), noise, gold, {"mse": 1.0, "accuracy": 0.0}, metric="mse", value=1.0)
+    text = comparison_text(first, second)
     assert "+1.0000" in text and "accuracy" not in text.split("resampled")[1]
 
 
-def test_comparison_shows_scores_and_what_differs(task_run, tmp_path):
+def test_comparison_page_shows_scores_and_differing_keys(task_run, tmp_path):
     runs = [task_run("one", 0.7, optimizer={"lr": 0.001}), task_run("two", 0.9, optimizer={"lr": 0.002})]
     page = read_page(write_comparison(compare(runs), tmp_path / "out" / "comparison.html"))
-    assert page.text.index("two") < page.text.index("one")  # the better one first
+    assert page.text.index("two") < page.text.index("one")  # the better run first
     differs = page.text[page.text.index("What differs") : page.text.index("Curves")]
     assert "optimizer.lr" in differs and "seed" not in differs
     with pytest.raises(UserError, match="two runs"):
         compare(runs[:1])
 
 
-def test_differing_keys_knows_absent_from_null():
+def test_absent_key_differs_from_null():
     assert changed_keys([{"a": 1, "b": None}, {"a": 1}]) == ["b"]
     assert changed_keys([{"name": "x"}, {"name": "y"}]) == []
 
 
-def test_importing_reporting_needs_neither_torch_nor_matplotlib_nor_rich():
+def test_reporting_imports_neither_torch_nor_matplotlib():
     modules = "report, comparison, costs, console, screens, html"
     heavy = "[name for name in ('torch', 'matplotlib', 'rich') if name in sys.modules]"
     code = f"import sys; from lmtool.reporting import {modules}; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_marks_of_spaces_are_undone_and_nearest_words_shown() -> None:
+def test_samples_show_words_without_space_marks() -> None:
     place = {"position": 2, "truth": "▁sat", "guesses": [["▁ran", 0.5], ["sat", 0.25]]}
     page = samples_html([{"pieces": ["▁The", "▁cat", "▁sat", "ting", ".", "<sep>"], "masked": [place]}])
     assert 'The cat <mark class="wrong">ran <s>sat</s></mark>ting. <span class="quiet">&lt;sep&gt;</span>' in page
@@ -365,7 +372,7 @@ def test_marks_of_spaces_are_undone_and_nearest_words_shown() -> None:
     assert "<td>cat</td><td>dog 0.500 · cow 0.250</td>" in page and "Written by" not in page and "x</td>" not in page
 
 
-def test_each_term_of_a_sum_is_beside_its_baseline(language_run) -> None:
+def test_loss_terms_are_shown_with_baselines(language_run) -> None:
     path = language_run / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     write_rows(path, [row | {"loss_mlm": 4.5, "loss_nsp": 0.6} for row in rows])
@@ -382,12 +389,12 @@ def test_each_term_of_a_sum_is_beside_its_baseline(language_run) -> None:
     ("gold", "predicted", "right", "labels"),
     [
         (["a", "b"], ["a", "a"], 1, True),
-        ([["The book", "a text"], []], ["book", ""], 2, False),  # any accepted answer is right; answers are no labels
+        ([["The book", "a text"], []], ["book", ""], 2, False),  # any accepted answer is right; answers are not labels
         (["one text", "another"], ["one text", "a third"], 1, False),
         (["a,b", ""], ["a,b", "b"], 1, False),  # sets of labels
     ],
 )
-def test_labels_alone_have_a_table_of_confusions(gold: list, predicted: list, right: int, labels: bool) -> None:
+def test_only_labels_have_confusion_table(gold: list, predicted: list, right: int, labels: bool) -> None:
     rows = [
         {"id": n, "gold": own, "prediction": guess} for n, (own, guess) in enumerate(zip(gold, predicted, strict=True))
     ]
@@ -396,7 +403,7 @@ def test_labels_alone_have_a_table_of_confusions(gold: list, predicted: list, ri
     assert (len(summary.pairs) > 0 and summary.has_labels(())) is labels
 
 
-def test_replaced_tokens_are_detected_missed_and_falsely_accused() -> None:
+def test_replaced_token_detection_is_shown_and_counted() -> None:
     masked = [
         {"position": 1, "truth": "cat", "shown": "[MASK]", "guesses": [["cat", 0.5]], "sampled": "dog"},
         {"position": 3, "truth": "##s", "shown": "[MASK]", "guesses": [["##s", 0.5]], "sampled": "##ed"},

@@ -1,4 +1,4 @@
-"""A bar of a long preparation, and lines now and then where there is no terminal."""
+"""Progress of long preparations: a bar on a terminal, otherwise a line every 30 seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 from lmtool.reporting.console import Output, StageProgress
 
 
-def test_a_line_now_and_then_where_there_is_no_terminal():
+def test_stage_progress_without_terminal_prints_lines():
     times, lines = iter([0.0, 10.0, 40.0, 50.0, 80.0]), []
     progress = StageProgress(None, lines.append, lambda: next(times))
     for done in (0, 10, 40, 50, 100):
@@ -15,7 +15,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal():
     assert lines == ["tokenizing train: 40%, 2.00 MB/s, about 1 min 0 s left"]
 
 
-def test_a_bar_that_is_redrawn_and_taken_away_on_a_terminal(monkeypatch):
+def test_stage_progress_on_terminal_redraws_bar(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     times, drawn = iter([0.0, 0.01, 10.0, 20.0, 21.0]), []
     progress = StageProgress(drawn.append, drawn.append, lambda: next(times))
@@ -28,7 +28,7 @@ def test_a_bar_that_is_redrawn_and_taken_away_on_a_terminal(monkeypatch):
     assert len(drawn[-1]) == 29
 
 
-def test_a_line_takes_the_place_of_a_bar():
+def test_line_replaces_bar():
     stream = io.StringIO()
     output = Output(stream)
     output._draw("half")

@@ -1,4 +1,4 @@
-"""The summary of a sweep, from folders of plain files."""
+"""Summary of a sweep: groups, intervals, tables and figures, from folders of plain files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Values = dict[str, Sequence[Any]]
 
 
 def job(sweep: Path, number: int, overrides: dict[str, Any], **record: Any) -> Path:
-    """A job that is done where a value is given, as a launcher leaves it; scored on the same rows as the others."""
+    """Write a job folder as a launcher does: done if it has a value, otherwise failed; all jobs score the same rows."""
     folder = sweep / str(number)
     folder.mkdir(parents=True)
     typed = [f"{key}={value}" for key, value in overrides.items()]
@@ -38,7 +38,7 @@ def job(sweep: Path, number: int, overrides: dict[str, Any], **record: Any) -> P
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Callable[..., Path]:
-    """A sweep over every combination of the values; score(*values) of its jobs."""
+    """A sweep over every combination of the values, each job scored by score(*values)."""
 
     def make(values: Values, score: Callable[..., float | None], name: str = "sweep", **record: Any) -> Path:
         for number, combination in enumerate(itertools.product(*values.values())):
@@ -50,7 +50,7 @@ def grid(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_students_t_and_the_standard_error() -> None:
+def test_t_quantile_and_standard_error_match_scipy() -> None:
     # scipy.stats.t.ppf(.975, n); scipy.stats.sem([1, 2, 4])
     quantiles = {1: 12.7062047364, 2: 4.3026527297, 3: 3.1824463053, 10: 2.2281388520, 30: 2.0422724563}
     assert all(math.isclose(t_quantile(n), value, rel_tol=1e-10) for n, value in quantiles.items())
@@ -58,8 +58,8 @@ def test_students_t_and_the_standard_error() -> None:
     assert mean_and_error([3.0]) == (3.0, None)
 
 
-def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -> None:
-    """A setting that is better by little on every seed is significant, however far the seeds are."""
+def test_paired_difference_over_seeds_is_significant(grid: Callable[..., Path]) -> None:
+    """A small gain on every seed is significant even if the seeds vary much more."""
     scores = {("a", 1): 0.5, ("a", 2): 0.7, ("a", 3): 0.9, ("b", 1): 0.51, ("b", 2): 0.712, ("b", 3): 0.911}
     sweep = read_sweep(grid({"tuning": "ab", "seed": (1, 2, 3)}, lambda *setting: scores[setting]))
     (block,) = blocks_of(sweep)
@@ -74,7 +74,7 @@ def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -
 
 
 @pytest.mark.parametrize(
-    ("scores", "value", "apart", "says"),
+    ("scores", "value", "apart", "message"),
     [  # of 277 rows; (a, b) of each seed
         (((0.6, 0.6 - 1 / 277), (0.7, 0.7 - 1 / 277)), -1 / 277, None, "which gives no interval. Add a pair: seed=3."),
         (
@@ -86,17 +86,17 @@ def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -
         (((0.6, 0.6), (0.7, 0.7)), 0.0, False, "Not significantly different from it: "),
     ],
 )
-def test_pairs_that_differ_by_the_same_amount_are_no_finding(
-    grid: Callable[..., Path], scores: Any, value: float, apart: bool | None, says: str
+def test_equal_paired_differences_give_no_interval(
+    grid: Callable[..., Path], scores: Any, value: float, apart: bool | None, message: str
 ) -> None:
-    """Scores of few rows are whole numbers of rows: that two seeds differ equally is chance, and gives no interval.
-    Where they differ by nothing, 0 lies in any interval."""
+    """Scores of few rows are multiples of one row, so two seeds may differ equally by chance: no interval. A difference
+    of 0 is in any interval."""
     folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: scores[seed - 1]["ab".index(tuning)])
     (block,) = blocks_of(read_sweep(folder))
     gap = difference(block.groups[1], block.groups[0])
     assert (gap.value, gap.significant, gap.pairs) == (pytest.approx(value), apart, 2)
     assert (gap.low is None) == (value != -1.5 / 277)
-    assert says in sentences(block)[0]
+    assert message in sentences(block)[0]
     header, rows = group_table(block)
     assert rows[1][header.index("significant")] == {None: "unknown", False: "no"}[apart]
     (referred,) = blocks_of(read_sweep(folder), against="tuning=b")
@@ -112,7 +112,7 @@ def test_pairs_that_differ_by_the_same_amount_are_no_finding(
         ("task.label_words", "accuracy", None),
     ],
 )
-def test_losses_over_other_targets_are_not_comparable(
+def test_losses_over_different_targets_warn(
     grid: Callable[..., Path], key: str, metric: str, caution: str | None
 ) -> None:
     sweep = read_sweep(grid({key: "ab"}, {"a": 0.5, "b": 0.6}.__getitem__, metric=metric))
@@ -120,8 +120,8 @@ def test_losses_over_other_targets_are_not_comparable(
     assert [sentence[: len(caution or "")] for sentence in cautions] == ([caution] if caution else [])
 
 
-def rows_of(folder: Path, digest_of: Callable[[dict[str, str]], str | None]) -> Path:
-    """Records the digest of the rows that each job was scored on."""
+def record_digests(folder: Path, digest_of: Callable[[dict[str, str]], str | None]) -> Path:
+    """Record the digest of each job's validation rows."""
     for path in folder.glob("*/job.json"):
         record = json.loads(path.read_text())
         digest = digest_of(dict(text.split("=") for text in record["overrides"]))
@@ -129,12 +129,14 @@ def rows_of(folder: Path, digest_of: Callable[[dict[str, str]], str | None]) -> 
     return folder
 
 
-def test_settings_with_other_rows_are_neither_ranked_nor_paired(
+def test_settings_on_different_rows_are_not_ranked(
     grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     scores = {("a", 1): 0.5, ("a", 2): 0.7, ("b", 1): 0.9, ("b", 2): 0.8}
     folder = grid({"task.path": "ab", "tuning": ("full", "lora"), "seed": (1, 2)}, lambda *key: scores[key[0], key[2]])
-    rows_of(folder, lambda settings: settings["task.path"] + settings["seed"])  # the seed holds rows out
+    record_digests(
+        folder, lambda settings: settings["task.path"] + settings["seed"]
+    )  # the seed chooses the held-out rows
     blocks = blocks_of(read_sweep(folder))
     assert [block.task for block in blocks] == ["rte, task.path=a", "rte, task.path=b"]
     assert all(block.keys == ["tuning"] and len(block.contrasts()) == 1 for block in blocks)
@@ -145,8 +147,8 @@ def test_settings_with_other_rows_are_neither_ranked_nor_paired(
     assert printed.count("Best of 2 settings on rte, task.path=") == 2 and "Best of 4" not in printed
 
 
-def test_file_that_changed_between_jobs_separates_them(grid: Callable[..., Path]) -> None:
-    folder = rows_of(grid({"tuning": "ab"}, {"a": 0.5, "b": 0.6}.__getitem__), lambda settings: None)
+def test_changed_data_file_separates_jobs(grid: Callable[..., Path]) -> None:
+    folder = record_digests(grid({"tuning": "ab"}, {"a": 0.5, "b": 0.6}.__getitem__), lambda settings: None)
     for number, digest in (("0", "1a" * 32), ("1", "2b" * 32)):
         path = folder / number / "job.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "validation_rows_sha256": digest}))
@@ -154,11 +156,9 @@ def test_file_that_changed_between_jobs_separates_them(grid: Callable[..., Path]
 
 
 @pytest.mark.parametrize("texts", [False, True])
-def test_rows_of_an_older_sweep_are_known_by_their_texts_or_have_no_interval(
-    grid: Callable[..., Path], texts: bool
-) -> None:
+def test_older_sweep_without_digests_compares_texts(grid: Callable[..., Path], texts: bool) -> None:
     folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: 0.5 + seed / 10 + (tuning == "b") * seed / 20)
-    rows_of(folder, lambda settings: None)
+    record_digests(folder, lambda settings: None)
     for number in range(4):
         row = {"id": 0, "split": "dev", **({"sentence": "the cat"} if texts else {}), "gold": "x", "prediction": "x"}
         (folder / str(number) / "predictions.jsonl").write_text(json.dumps(row) + "\n")
@@ -170,14 +170,14 @@ def test_rows_of_an_older_sweep_are_known_by_their_texts_or_have_no_interval(
     write_sweep(read_sweep(folder), [block])
 
 
-def test_one_seed_knows_no_error_and_says_so(grid: Callable[..., Path]) -> None:
+def test_single_seed_has_no_error(grid: Callable[..., Path]) -> None:
     (block,) = blocks_of(read_sweep(grid({"tuning": "abc"}, {"a": 0.1, "b": 0.2, "c": 0.3}.__getitem__)))
     assert "n = 1: no error over seeds is known" in headline(block)
     assert sentences(block)[0].startswith("Whether the others differ significantly is unknown")
 
 
-def test_what_learns_and_what_is_forgotten_stand_beside_the_score(grid: Callable[..., Path]) -> None:
-    """In means over the jobs that say; a column where no job says, or where all say the same, is left out."""
+def test_group_table_shows_parameters_and_forgetting(grid: Callable[..., Path]) -> None:
+    """Means over the jobs with values; a column with missing or equal values is dropped."""
     folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: {"a": 0.4, "b": 0.3}[tuning])
     for number, (learn, after) in enumerate([(70, 2.5), (70, 3.5), (9, 2.0), (9, "?")]):
         forgetting = {"before": {"loss": 2.0}, "after": {"loss": after}}
@@ -193,7 +193,7 @@ def test_what_learns_and_what_is_forgotten_stand_beside_the_score(grid: Callable
     assert "trainable parameters" not in group_table(blocks_of(read_sweep(folder))[0])[0]
 
 
-def test_differences_are_over_the_seeds_that_both_have(grid: Callable[..., Path]) -> None:
+def test_differences_use_common_seeds(grid: Callable[..., Path]) -> None:
     scores = {("a", 1): 0.5, ("a", 2): 0.6, ("a", 3): 0.7, ("b", 1): None, ("b", 2): 0.5, ("b", 3): 0.65}
     sweep = read_sweep(grid({"tuning": "ab", "seed": (1, 2, 3)}, lambda *setting: scores[setting]))
     (block,) = blocks_of(sweep)
@@ -202,7 +202,7 @@ def test_differences_are_over_the_seeds_that_both_have(grid: Callable[..., Path]
     assert "Not significantly different from it: tuning=b." in sentences(block)
 
 
-def test_tasks_and_metrics_are_blocks_of_their_own(tmp_path: Path) -> None:
+def test_tasks_and_metrics_have_separate_blocks(tmp_path: Path) -> None:
     for number, (task, metric, value) in enumerate(
         [("rte", "accuracy", 0.6), ("stsb", "mse", 0.9), ("stsb", "mse", 0.4)]
     ):
@@ -213,12 +213,12 @@ def test_tasks_and_metrics_are_blocks_of_their_own(tmp_path: Path) -> None:
         ("rte", "accuracy", 1),
         ("stsb", "mse", 3),
     ]
-    assert blocks[1].best.mean == 0.4  # an error: the smaller the better
+    assert blocks[1].best.mean == 0.4  # lower is better
     page = read_page(write_sweep(read_sweep(tmp_path), blocks)[0])
     assert "stsb: mse" in page.text and "no such file" in page.text
 
 
-def test_a_job_of_none_lacks_the_keys_of_the_others(tmp_path: Path) -> None:
+def test_distill_none_needs_no_distillation_keys(tmp_path: Path) -> None:
     taught = {"distill": "soft", "distill.teacher": "runs/x"}
     for number, overrides in enumerate([{**taught, "optimizer.lr": 1}, {"distill": "none", "optimizer.lr": 1}]):
         job(tmp_path, number, overrides, value=0.5)
@@ -230,7 +230,7 @@ def test_a_job_of_none_lacks_the_keys_of_the_others(tmp_path: Path) -> None:
     assert block.keys == ["distill", "distill.gold"] and not block.missing
 
 
-def test_missing_cells_and_jobs_that_never_started(grid: Callable[..., Path], tmp_path: Path) -> None:
+def test_missing_grid_cells_and_unstarted_jobs_are_listed(grid: Callable[..., Path], tmp_path: Path) -> None:
     folder = grid({"batch_examples": (16, 32), "optimizer.lr": (1e-3, 1e-4)}, lambda *_: 0.5)
     (folder / "3" / "job.json").unlink()
     (block,) = blocks_of(read_sweep(folder))
@@ -241,7 +241,7 @@ def test_missing_cells_and_jobs_that_never_started(grid: Callable[..., Path], tm
     (folder / "sweep.json").write_text(json.dumps({"command": "finetune", "jobs": planned}))
     sweep = read_sweep(folder)
     assert [row[2] for row in unscored_table(sweep)[1]] == ["not started"] and not blocks_of(sweep)[0].missing
-    # Values that a sampler drew span a grid that nobody asked for.
+    # Sampled values form no grid, so no cell is missing.
     for number in range(9):
         job(tmp_path / "drawn", number, {"optimizer.lr": number, "batch_examples": number}, value=0.1)
     assert not blocks_of(read_sweep(tmp_path / "drawn"))[0].missing
@@ -263,7 +263,7 @@ def test_missing_cells_and_jobs_that_never_started(grid: Callable[..., Path], tm
         ('{"job": "x", "overrides": 7, "exit_status": true, "value": 1e999, "error": ["x"]}', "x"),
     ],
 )
-def test_a_damaged_job_is_listed_with_its_reason(tmp_path: Path, content: str, reason: str) -> None:
+def test_damaged_job_is_listed_with_reason(tmp_path: Path, content: str, reason: str) -> None:
     job(tmp_path, 0, {"a": 1}, value=0.5)
     job(tmp_path, 1, {}).joinpath("job.json").write_text(content)
     sweep = read_sweep(tmp_path)
@@ -274,7 +274,7 @@ def test_a_damaged_job_is_listed_with_its_reason(tmp_path: Path, content: str, r
     write_sweep(sweep, [block])
 
 
-def test_a_job_under_way_is_known_by_its_owner(tmp_path: Path) -> None:
+def test_running_job_is_detected_by_lock_owner(tmp_path: Path) -> None:
     from dataclasses import asdict
 
     from lmtool.runs.locks import Owner
@@ -291,33 +291,33 @@ def test_a_job_under_way_is_known_by_its_owner(tmp_path: Path) -> None:
     assert blocks_of(read_sweep(tmp_path)) == []
 
 
-def test_against_names_a_job_or_a_setting(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_accepts_job_or_setting(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     rates = (1e-3, 1e-4, 1e-5)
     folder = grid({"optimizer.lr": rates, "seed": (1, 2)}, lambda rate, seed: 0.5 + 100 * rate + seed / 100 * rate)
     for against in ("2", str(folder / "3"), "optimizer.lr=1e-4"):
         assert report.main([str(folder), f"against={against}"]) == 0
         assert "Best minus optimizer.lr=0.0001: +0.090" in capsys.readouterr().out
-    for words, says in (
+    for words, message in (
         (["against=99"], "neither a job nor a setting"),
         (["against=optimizer.lr=7"], "neither a job nor a setting"),
         (["against=1", "against=2"], "give run folders"),
         (["agianst=1"], "there is no key agianst"),
         ([str(folder)], "is a sweep"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             report.main([str(folder), *words])
     with pytest.raises(UserError, match="needs the folder of a sweep"):
         report.main([str(folder / "0"), "against=1"])
 
 
-def test_a_folder_that_is_no_sweep(tmp_path: Path) -> None:
+def test_folder_without_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a sweep"):
         read_sweep(tmp_path)
     with pytest.raises(UserError, match="is not a folder"):
         read_sweep(tmp_path / "nowhere")
 
 
-def test_page_and_table_are_safe(
+def test_page_and_table_escape_hostile_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("A_SECRET", "plantedsecret")
@@ -345,14 +345,14 @@ def test_page_and_table_are_safe(
         ({"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1, 2)}, ""),
     ],
 )
-def test_the_figure_fits_what_varies(grid: Callable[..., Path], values: Values, figure: str) -> None:
+def test_figure_depends_on_varied_keys(grid: Callable[..., Path], values: Values, figure: str) -> None:
     sweep = read_sweep(grid(values, lambda *setting: len(repr(setting)) / 100 + float(str(setting[-1])) / 1000))
     text = write_sweep(sweep, blocks_of(sweep))[0].read_text()
     assert ("<svg" in text) == bool(figure) and figure in text
 
 
 @pytest.mark.slow
-def test_a_thousand_jobs_stay_a_small_page(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_of_1200_jobs_stays_small(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder = grid(
         {"a": range(40), "b": range(10), "seed": range(3)}, lambda a, b, seed: (a * 7 + b * 3 + seed) % 11 / 11
     )

@@ -82,11 +82,11 @@ def test_defective_reader_is_detected(tmp_path: Path, script: Any) -> None:
     def is_ragged(seed: int) -> bool:
         form, role = tables.FORMATS[seed % 3], tables.TABLE_ROLES[seed // 3 % len(tables.TABLE_ROLES)]
         name, table = tables.faulty_table(trial_rng("tables", seed), form, role)
-        return role != "corpus" and name in ("a column too many", "a cell too many") and bool(table.line)
+        return role != "corpus" and name in ("an extra column", "an extra cell") and bool(table.line)
 
     seed = next(seed for seed in range(1000) if is_ragged(seed))
     done = run(tmp_path / "out", "--only", "tables", "--seed", str(seed), code=PADDING_READER)
-    assert done.returncode == 3 and "SILENT: " in done.stdout and "read without a word" in done.stdout, done.stderr
+    assert done.returncode == 3 and "SILENT: " in done.stdout and "read without a message" in done.stdout, done.stderr
     done = run(tmp_path / "out", "--only", "tables", "--seed", str(seed))
     assert done.returncode == 0 and "refused: " in done.stdout, done.stdout
 

@@ -1,4 +1,4 @@
-"""A command that other processes import by name: it writes what it was given and what it found around it."""
+"""A job that other processes import by name; it records its seed, process, threads and package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmtool.errors import UserError
 
 
 def run_job(verb: str, plugins: tuple[str, ...], data: dict[str, Any]) -> dict[str, Any]:
-    """Stands for `cli.run_job`."""
+    """Replaces `cli.run_job`."""
     print(f"seed {data['seed']} speaks")
     if data["seed"] == 2:
         raise UserError("no such seed", "use another")

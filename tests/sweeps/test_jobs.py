@@ -1,4 +1,4 @@
-"""Sweeps run on Hydra's own launcher, with commands that only write a result."""
+"""Sweeps on Hydra's basic launcher, with a fake command that only writes a result."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lmtool.sweeps.jobs import Launch
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """The configurations the fake command was called with, in an empty working folder."""
+def run_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Verbs and configurations of the fake command's calls, in an empty working folder."""
     monkeypatch.chdir(tmp_path)
     calls: list[Any] = []
 
@@ -46,22 +46,20 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     return calls
 
 
-def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
-    seen: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_continues_after_failed_job(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["finetune", "model=bert_tiny", "task=sst2,cola", "task.path=rows", "seed=0,2,1", "-m"]
     assert cli.main(typed) == 4
-    assert [(config.task.name, config.seed) for _, config in seen] == [
+    assert [(config.task.name, config.seed) for _, config in run_calls] == [
         ("sst2", 0), ("sst2", 2), ("sst2", 1), ("cola", 0), ("cola", 2), ("cola", 1)
     ]  # fmt: skip
     folder = Path("runs/finetune-sweep-0001")
     places = ["0_task-sst2_seed-0", "1_task-sst2_seed-2", "2_task-sst2_seed-1"]
-    assert [config.run_dir for _, config in seen[:3]] == [str(folder / place) for place in places]
-    assert all(config.name is None for _, config in seen)
-    assert (seen[1][1].task.name, seen[1][1].seed) == ("sst2", 2)
+    assert [config.run_dir for _, config in run_calls[:3]] == [str(folder / place) for place in places]
+    assert all(config.name is None for _, config in run_calls)
+    assert (run_calls[1][1].task.name, run_calls[1][1].seed) == ("sst2", 2)
     record = json.loads((folder / places[1] / "job.json").read_text())
     assert record["exit_status"] == 4 and record["error"] == "the loss is nan at step 3"
-    # Hydra leaves nothing of its own in a job's folder.
+    # Hydra writes nothing into a job's folder.
     assert {path.name for path in (folder / places[0]).iterdir()} == {"job.json", "result.json", "submitted.json"}
     shown = capsys.readouterr()
     ends = [line for line in shown.out.splitlines() if line.startswith("job ") and " of 6" in line]
@@ -73,21 +71,23 @@ def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
     assert cli.main(typed[:4] + ["seed=1", "-m"]) == 0 and Path("runs/finetune-sweep-0002").is_dir()
 
 
-def test_a_fault_in_one_job_is_the_worst_status(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_worst_job_status_is_exit_status(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=3,2,1"]) == 1
-    assert len(seen) == 3
+    assert len(run_calls) == 3
     assert "ValueError: a fault of ours" in capsys.readouterr().err
 
 
-def test_an_interrupt_ends_the_sweep(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_ends_sweep(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=1,4,0"]) == 130
-    assert [config.seed for _, config in seen] == [1, 4]
+    assert [config.seed for _, config in run_calls] == [1, 4]
     assert "stopped at step 1" in capsys.readouterr().out
 
 
-def test_an_error_in_any_job_stops_before_the_first(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_in_any_configuration_stops_before_first_job(
+    run_calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny,gpt_tiny", "objective=mlm", "max_length=64,1024"]) == 2
-    assert seen == [] and not Path("runs").exists()
+    assert run_calls == [] and not Path("runs").exists()
     error = capsys.readouterr().err
     assert error.count("objective=mlm trains an encoder") == 1 and error.count("max_length=1024 is more") == 1
 
@@ -98,13 +98,13 @@ def no_summary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_summary")
-def test_a_named_sweep_runs_what_is_missing(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_sweep_runs_missing_and_failed_jobs(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["pretrain", "-m", "model=bert_tiny", "name=mine"]
     assert cli.main([*typed, "seed=0,2"]) == 4
     again = capsys.readouterr().out
     assert "to resume it: lmtool pretrain -m model=bert_tiny seed=0,2 name=mine" in again
     assert cli.main([*typed, "seed=2,1,0"]) == 4  # a grown grid, in another order
-    assert [config.run_dir.removeprefix("runs/mine/") for _, config in seen] == [
+    assert [config.run_dir.removeprefix("runs/mine/") for _, config in run_calls] == [
         "0_seed-0", "1_seed-2", "1_seed-2", "2_seed-1"
     ]  # fmt: skip
     shown = capsys.readouterr().out
@@ -112,15 +112,15 @@ def test_a_named_sweep_runs_what_is_missing(seen: list[Any], capsys: pytest.Capt
     assert "job 1 (1_seed-2): runs again after an error: the loss is nan at step 3" in shown
     assert json.loads(Path("runs/mine/0_seed-0/job.json").read_text())["skipped"] is True
     assert not list(Path("runs").glob("pretrain-sweep-*"))
-    # What was fixed may be varied: the job with its value is the one there was.
+    # A job folder keeps the values of its first run.
     assert cli.main([*typed, "seed=0,1", "optimizer.lr=1e-3"]) == 2
     assert "optimizer.lr (not typed) -> 1e-3" in capsys.readouterr().err
-    assert len(seen) == 4 and len(list(Path("runs/mine").glob("*/"))) == 3
+    assert len(run_calls) == 4 and len(list(Path("runs/mine").glob("*/"))) == 3
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"overrides": 3}'])
-def test_job_without_a_sound_submitted_file_is_recognized_and_counted_once(
-    seen: list[Any], content: str | None, capsys: pytest.CaptureFixture[str]
+def test_job_with_damaged_submitted_file_is_skipped(
+    run_calls: list[Any], content: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = ["pretrain", "-m", "model=bert_tiny", "name=mine"]
     assert cli.main([*typed, "seed=0,1"]) == 0
@@ -134,28 +134,28 @@ def test_job_without_a_sound_submitted_file_is_recognized_and_counted_once(
     problem = "missing" if content is None else "damaged"
     assert f"warning: {file} is {problem}; the job is recognized by job.json" in shown.err
     assert "mine: 3 of 3 jobs done" in shown.out
-    assert [config.seed for _, config in seen] == [0, 1, 5] and len(list(Path("runs/mine").glob("*/"))) == 3
+    assert [config.seed for _, config in run_calls] == [0, 1, 5] and len(list(Path("runs/mine").glob("*/"))) == 3
 
 
 @pytest.mark.usefixtures("no_summary")
-def test_a_grid_grows_by_another_key(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_grid_grows_by_another_key(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["pretrain", "-m", "model=bert_tiny", "name=mine", "seed=0,1"]
     assert cli.main([*typed, "optimizer.lr=1e-3"]) == 0
     assert cli.main([*typed, "optimizer.lr=1e-3,1e-4"]) == 0
-    names = [config.run_dir.removeprefix("runs/mine/") for _, config in seen]
+    names = [config.run_dir.removeprefix("runs/mine/") for _, config in run_calls]
     assert names == ["0_seed-0", "1_seed-1", "2_seed-0_lr-0.0001", "3_seed-1_lr-0.0001"]
     capsys.readouterr()
     assert cli.main([*typed, "optimizer.lr=1e-3", "max_steps=7"]) == 2
     assert "runs/mine holds a sweep with other values: max_steps (not typed) -> 7" in capsys.readouterr().err
     submitted = Path("runs/mine/0_seed-0/submitted.json")
     record = json.loads(submitted.read_text())
-    record["config"]["max_length"] = 7  # a YAML, or lmtool, that says something else today
+    record["config"]["max_length"] = 7  # as after a change of a YAML or of lmtool's defaults
     submitted.write_text(json.dumps(record))
     assert cli.main([*typed, "optimizer.lr=1e-3"]) == 2
     assert "runs/mine/0_seed-0 holds a job of another configuration: max_length 7 -> " in capsys.readouterr().err
 
 
-def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
+def test_long_overrides_give_valid_folder_names() -> None:
     varied = {"optimizer.lr": "1e-4", "data.path": "/a/b=c,d/" + "long" * 60, "model.things": "[1,2]"}
     name = folder_name(3, varied)
     assert name.startswith("3_lr-1e-4_path-a-b-c-d-longlong") and len(name) == 120
@@ -163,13 +163,13 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["name=a,b"], "name=a,b: a sweep has one name"),
         (["run_dir=x"], "run_dir=x: each job of a sweep has a separate folder"),
         *(
-            pytest.param([word], says, marks=pytest.mark.slow)
-            for word, says in [
+            pytest.param([word], message, marks=pytest.mark.slow)
+            for word, message in [
                 ("name=../x", "is not a valid name"),
                 ("hydra.sweep.subdir=x", "hydra.sweep.subdir=x: folders of jobs are named after the varied keys"),
                 ("hydra/launcher=jobli", "hydra/launcher=jobli is not one of basic, joblib"),
@@ -184,17 +184,17 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
         ),
     ],
 )
-def test_what_a_sweep_is_refused_for(
-    words: list[str], says: str, seen: list[Any], capsys: pytest.CaptureFixture[str]
+def test_invalid_sweep_settings_are_refused(
+    words: list[str], message: str, run_calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", *words]) == 2
     error = capsys.readouterr().err
-    assert says in error and "Traceback" not in error and error.count("error:") == 1, error
-    assert seen == [] and list(Path().iterdir()) == []
+    assert message in error and "Traceback" not in error and error.count("error:") == 1, error
+    assert run_calls == [] and list(Path().iterdir()) == []
 
 
-def test_a_missing_extra_is_one_line(
-    seen: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_missing_launcher_package_suggests_install(
+    run_calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     imported = importlib.import_module
 
@@ -211,10 +211,10 @@ def test_a_missing_extra_is_one_line(
     ]  # fmt: skip
 
 
-def test_configurations_of_all_jobs(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cfg_job_prints_configurations_of_all_jobs(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "--cfg", "job"]) == 0
     shown = capsys.readouterr().out
-    assert "seed: 0" in shown and "seed: 1" in shown and seen == [] and not Path("runs").exists()
+    assert "seed: 0" in shown and "seed: 1" in shown and run_calls == [] and not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -225,33 +225,31 @@ def test_configurations_of_all_jobs(seen: list[Any], capsys: pytest.CaptureFixtu
         (["hydra/sweeper=optuna", "hydra.sweeper.storage=sqlite:///here.db", "hydra.sweep.dir=there"], 2),
     ],
 )
-def test_configurations_are_printed_whatever_chooses_the_jobs(
-    words: list[str], seeds: list[int] | int, seen: list[Any], capsys: pytest.CaptureFixture[str]
+def test_cfg_job_works_with_every_sweeper(
+    words: list[str], seeds: list[int] | int, run_calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=1,2,3", *words, "--cfg", "job"]) == 0
     printed = [config["seed"] for config in yaml.safe_load_all(capsys.readouterr().out)]
     assert printed == seeds if isinstance(seeds, list) else len(printed) == seeds and set(printed) <= {1, 2, 3}
-    assert seen == [] and list(Path().iterdir()) == []
+    assert run_calls == [] and list(Path().iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_summary")
-def test_a_launcher_gets_no_more_jobs_at_a_time_than_were_asked_for(
-    seen: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_max_batch_size_limits_launched_jobs(run_calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, launch = [], Launch._launch
     monkeypatch.setattr(Launch, "_launch", lambda self, left: sizes.append(len(left)) or launch(self, left))
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=5,6,7", "hydra.sweeper.max_batch_size=2"]) == 0
-    assert sizes == [2, 1] and [config.seed for _, config in seen] == [5, 6, 7]
+    assert sizes == [2, 1] and [config.seed for _, config in run_calls] == [5, 6, 7]
 
 
-def test_secrets_typed_for_a_sweep_are_masked(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_in_sweep_files_are_masked(run_calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "plantedsecret")
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "cache_dir=/tmp/plantedsecret"]) == 0
     for file in Path("runs").rglob("*"):
         assert file.is_dir() or "plantedsecret" not in file.read_text(), file
 
 
-def test_the_metric_goes_back_to_the_sweeper(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeper_receives_metric_of_each_job(run_calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from hydra._internal.callbacks import Callbacks
 
     returned: list[float] = []
@@ -262,17 +260,15 @@ def test_the_metric_goes_back_to_the_sweeper(seen: list[Any], monkeypatch: pytes
     assert returned[0] == 0.5 and math.isnan(returned[1]) and returned[2] == 0.6
 
 
-def test_a_folder_that_cannot_be_written(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_sweep_folder_is_refused(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs").write_text("a file")
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1"]) == 2
     assert "error: cannot create the sweep's folder runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["2_seed-5", "0_seed-0/job.log"])
-def test_links_in_the_folder_of_a_sweep_are_not_followed(
-    seen: list[Any], name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The folder itself may be a link of the user's; what lies in it, unpacked, is not."""
+def test_links_in_sweep_folder_are_refused(run_calls: list[Any], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sweep folder itself may be a link; entries in it, as in an unpacked archive, may not."""
     Path("disk/mine").mkdir(parents=True)
     Path("own").mkdir()
     Path("runs").symlink_to("disk")
@@ -285,17 +281,17 @@ def test_links_in_the_folder_of_a_sweep_are_not_followed(
 
 
 @pytest.mark.parametrize(("where", "folder"), [("name=mine", "runs/mine"), ("hydra.sweep.dir=mine", "mine")])
-def test_folder_that_is_not_empty_and_no_sweep_is_refused(
-    seen: list[Any], where: str, folder: str, capsys: pytest.CaptureFixture[str]
+def test_nonempty_folder_without_sweep_is_refused(
+    run_calls: list[Any], where: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(folder).mkdir(parents=True)
     Path(folder, "sweep.html").write_text("mine")
     assert cli.main(["finetune", "model=bert_tiny", "task=sst2", "task.path=rows", "-m", "seed=0,1", where]) == 2
     assert f"error: {folder} is not empty and not a sweep of lmtool: it has sweep.html" in capsys.readouterr().err
-    assert [path.name for path in Path(folder).iterdir()] == ["sweep.html"] and not seen
+    assert [path.name for path in Path(folder).iterdir()] == ["sweep.html"] and not run_calls
 
 
-def test_user_errors_of_a_job_carry_their_status(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_error_in_job_exits_with_2(run_calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any) -> None:
         raise UserError("no such file", "set data.path=")
 
@@ -303,14 +299,14 @@ def test_user_errors_of_a_job_carry_their_status(seen: list[Any], monkeypatch: p
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1"]) == 2
 
 
-def test_a_launcher_that_is_not_installed_leaves_nothing(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_launcher_creates_no_folder(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "-m", "seed=0,1", "hydra/launcher=nowhere"]) == 2
     assert "hydra/launcher=nowhere is not one of" in capsys.readouterr().err
     assert not list(Path().glob("runs/*"))
 
 
 @pytest.mark.parametrize(
-    ("section", "says"),
+    ("section", "message"),
     [
         ("hydra: {launcher: {_target_: os.system}}", "hydra.launcher._target_"),
         ("hydra: {sweeper: {params: {seed: '0,1'}, _target_: os.system}}", "hydra.sweeper._target_"),
@@ -322,37 +318,37 @@ def test_a_launcher_that_is_not_installed_leaves_nothing(seen: list[Any], capsys
     ],
 )
 @pytest.mark.parametrize("words", [["-m", "seed=0,1"], ["--cfg", "job"]])
-def test_a_yaml_has_nothing_of_hydras_that_is_not_read(
-    section: str, says: str, words: list[str], seen: list[Any], capsys: pytest.CaptureFixture[str]
+def test_hydra_settings_in_yaml_are_refused(
+    section: str, message: str, words: list[str], run_calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path("mine/experiment")
     folder.mkdir(parents=True)
     (folder / "odd.yaml").write_text(f"# @package _global_\n{section}\n")
     assert cli.main(["pretrain", "model=bert_tiny", *words, "--config-dir", "mine", "experiment=odd"]) == 2
     error = capsys.readouterr().err
-    assert f"odd.yaml: {says} cannot be set in YAML" in error and "hint: remove it" in error
-    assert seen == [] and [path.name for path in Path().iterdir()] == ["mine"]
+    assert f"odd.yaml: {message} cannot be set in YAML" in error and "hint: remove it" in error
+    assert run_calls == [] and [path.name for path in Path().iterdir()] == ["mine"]
 
 
-def test_a_class_that_is_typed_is_not_imported(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_typed_target_class_is_not_imported(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "-m", "model=bert_tiny", "seed=0,1"]
     for key in ("hydra.launcher._target_", "hydra.sweeper._target_"):
         assert cli.main([*words, f"{key}=os.system"]) == 2
         assert f"{key}=os.system: lmtool never imports a name from a configuration" in capsys.readouterr().err
-    assert seen == [] and list(Path().iterdir()) == []
+    assert run_calls == [] and list(Path().iterdir()) == []
 
 
-def test_other_launchers_can_send_a_job_to_another_process() -> None:
+def test_job_function_is_picklable() -> None:
     job = partial(perform, partial(cli.run_job, "pretrain", ("outsider",)))
     again = pickle.loads(pickle.dumps(job))
     assert again.args[0].args == ("pretrain", ("outsider",)) and again.args[0].func is cli.run_job
 
 
-def test_what_the_plain_sweeper_cannot_do(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_basic_sweeper_refuses_intervals(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "-m", "optimizer.lr=interval(1e-5,1e-2)"]) == 2
     assert "error: optimizer.lr=interval(1e-5,1e-2): the plain sweeper" in capsys.readouterr().err
     assert cli.main(["pretrain", "-m", "seed=range(5,7)", "model=bert_tiny"]) == 0
-    assert [config.seed for _, config in seen] == [5, 6]
+    assert [config.seed for _, config in run_calls] == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -364,6 +360,6 @@ def test_what_the_plain_sweeper_cannot_do(seen: list[Any], capsys: pytest.Captur
         (["seed=0,1", "hydra.sweep.dir=there"], "there", "lmtool pretrain seed=0,1 hydra.sweep.dir=there"),
     ],
 )
-def test_the_command_that_resumes_names_the_sweep(typed: list[str], location: str | None, resumed: str) -> None:
+def test_resume_command_names_sweep(typed: list[str], location: str | None, resumed: str) -> None:
     request: Any = SimpleNamespace(typed=typed, verb="pretrain")
     assert jobs._resume_command(request, Path("runs/here"), location) == resumed

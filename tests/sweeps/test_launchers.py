@@ -1,4 +1,4 @@
-"""Jobs in processes of their own: joblib's and submitit's launchers, signals, what a job finds around it."""
+"""Jobs in separate processes: the joblib and submitit launchers, signals, GPUs and the copied code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TYPED = ["pretrain", "-m", "model=bert_tiny", "name=mine"]
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def fake_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "run_job", fakes.run_job)
     monkeypatch.setattr(table, "show", lambda folder: [])
@@ -37,7 +37,7 @@ def results(sweep: Path) -> dict[str, Any]:
     return {path.parent.name: json.loads(path.read_text()) for path in sweep.glob("*/result.json")}
 
 
-def test_joblib(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_joblib_runs_jobs_in_worker_processes(fake_jobs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     assert cli.main([*TYPED, "seed=1,2", *launcher]) == errors.USER_ERROR
     shown = capfd.readouterr().out
@@ -49,12 +49,12 @@ def test_joblib(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "hint: use another" in Path("runs/mine/1_seed-2/job.log").read_text()
     result = results(Path("runs/mine"))["0_seed-1"]
     assert result["threads"] == str(threads) and result["pid"] != os.getpid()
-    assert cli.main([*TYPED, "seed=1,3", *launcher]) == 0  # in the processes that are there
+    assert cli.main([*TYPED, "seed=1,3", *launcher]) == 0  # reuses the worker processes
     assert "job 0 (0_seed-1): already done, skipped\n1 job by joblib" in capfd.readouterr().out
     assert results(Path("runs/mine")).keys() == {"0_seed-1", "2_seed-3"}
 
 
-def a_job(folder: Path, **changes: Any) -> job.SweepJob:
+def make_job(folder: Path, **changes: Any) -> job.SweepJob:
     folder.mkdir(parents=True, exist_ok=True)
     fixed: dict[str, Any] = {
         "number": 0, "folder": str(folder), "overrides": ["seed=1"], "varied": {"seed": "1"}, "data": {"seed": 1},
@@ -65,7 +65,7 @@ def a_job(folder: Path, **changes: Any) -> job.SweepJob:
     return job.SweepJob(**(fixed | changes))
 
 
-def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_job_is_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[int] = []
 
     def stop(data: dict[str, Any]) -> None:
@@ -74,29 +74,29 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.Mon
     before = signal.signal(signal.SIGUSR2, lambda number, frame: called.append(number))
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     try:
-        job.perform(stop, {"job": a_job(tmp_path / "0_a").to_base64()})
+        job.perform(stop, {"job": make_job(tmp_path / "0_a").to_base64()})
     finally:
         signal.signal(signal.SIGUSR2, before)
     record = folders.read_record(tmp_path / "0_a")
     assert called == [signal.SIGUSR2] and record["exit_status"] == errors.REQUEUE and record["slurm"] == "12"
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    # A time limit that was met too often is the end: submitit says so.
+    # submitit raises after too many timeouts: the job is terminated.
     signal.signal(signal.SIGUSR2, lambda number, frame: [][number])
     try:
-        job.perform(stop, {"job": a_job(tmp_path / "0_a").to_base64()})
+        job.perform(stop, {"job": make_job(tmp_path / "0_a").to_base64()})
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert folders.read_record(tmp_path / "0_a")["exit_status"] == errors.TERMINATED
 
 
-def test_no_job_of_a_stopped_start_begins(tmp_path: Path) -> None:
+def test_jobs_of_stopped_launch_do_not_start(tmp_path: Path) -> None:
     (tmp_path / job.STOPPED).mkdir()
     (tmp_path / job.STOPPED / "one").touch()
-    job.perform(lambda data: pytest.fail("it began"), {"job": a_job(tmp_path / "0").to_base64()})
+    job.perform(lambda data: pytest.fail("the job started"), {"job": make_job(tmp_path / "0").to_base64()})
     assert folders.read_record(tmp_path / "0") == {}
 
 
-def test_what_a_queue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_state_is_read_from_squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     squeue = tmp_path / "squeue"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     known = {"exit_status": 1, "slurm": "12"}
@@ -109,9 +109,9 @@ def test_what_a_queue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert folders.queue_state("12") is None
 
 
-def test_each_process_takes_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_takes_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    for _ in range(3):  # as many processes, each with locks of its own
+    for _ in range(3):  # three processes, each with its locks
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
         monkeypatch.setattr(job, "_device_locks", [])
         job.take_device(tmp_path, "auto")
@@ -126,7 +126,7 @@ def test_each_process_takes_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
 
 
-def test_the_code_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_code_is_verified_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = tmp_path / "my_own_plugin.py"
     plugin.write_text("x = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -170,8 +170,8 @@ def start(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     )
 
 
-def weights(sweep: Path) -> dict[str, tuple[bytes, list[Any]]]:
-    """By the folder of a job, its last weights and its losses."""
+def job_weights(sweep: Path) -> dict[str, tuple[bytes, list[Any]]]:
+    """Last weights and losses of each job, by the name of its folder."""
     return {
         path.name: (
             (path / "checkpoints/step_00000006/model.safetensors").read_bytes(),
@@ -191,16 +191,16 @@ def all_done(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.slow
-def test_every_launcher_gives_the_same_losses(tmp_path: Path) -> None:
+def test_launchers_give_same_losses_and_weights(tmp_path: Path) -> None:
     all_done(start(tmp_path, *GRID, "name=basic"))
     all_done(start(tmp_path, *GRID, "name=joblib", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"))
     all_done(start(tmp_path, *GRID, "name=local", "hydra/launcher=submitit_local"))
-    reference = weights(tmp_path / "runs/basic")
+    reference = job_weights(tmp_path / "runs/basic")
     assert len(reference) == 4
-    assert weights(tmp_path / "runs/joblib") == reference and weights(tmp_path / "runs/local") == reference
+    assert job_weights(tmp_path / "runs/joblib") == reference and job_weights(tmp_path / "runs/local") == reference
 
 
-def until(reached: Any, process: subprocess.Popen[str]) -> None:
+def wait_until(reached: Any, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 300
     while not reached():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
@@ -209,27 +209,27 @@ def until(reached: Any, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_sweep_that_was_ended_runs_what_is_missing(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_sweep_runs_missing_jobs(tmp_path: Path, number: signal.Signals) -> None:
     all_done(start(tmp_path, *GRID, "name=whole"))
     typed = [*GRID, "name=halved", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     process, sweep = start(tmp_path, *typed), tmp_path / "runs/halved"
-    until(lambda: any(folders.is_done(path.parent, has_result=True) for path in sweep.glob("*/job.json")), process)
+    wait_until(lambda: any(folders.is_done(path.parent, has_result=True) for path in sweep.glob("*/job.json")), process)
     process.send_signal(number)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == (130 if number == signal.SIGINT else -9)
-    # The processes of the jobs notice that their parent is gone.
-    until(lambda: not any(sweep.glob("*/LOCK")), start(tmp_path, "--cfg", "job"))
+    # Job processes stop after their parent died.
+    wait_until(lambda: not any(sweep.glob("*/LOCK")), start(tmp_path, "--cfg", "job"))
     done = [path.parent for path in sweep.glob("*/job.json") if folders.is_done(path.parent, has_result=True)]
     before = {folder / "result.json": (folder / "result.json").stat().st_mtime_ns for folder in done}
     again = all_done(start(tmp_path, *typed))
     assert again.count("already done, skipped") == len(before) < 4
     assert all(path.stat().st_mtime_ns == changed for path, changed in before.items())
-    assert weights(sweep) == weights(tmp_path / "runs/whole")
+    assert job_weights(sweep) == job_weights(tmp_path / "runs/whole")
 
 
 @pytest.mark.slow
-def test_later_jobs_run_the_code_that_was_submitted(tmp_path: Path) -> None:
-    """A job of submitit finds the copy, though it starts in a folder with another lmtool in it."""
+def test_later_jobs_run_submitted_code(tmp_path: Path) -> None:
+    """submitit jobs import the copy even if another lmtool is in the working folder."""
     (tmp_path / "lmtool").mkdir()
     (tmp_path / "lmtool/__init__.py").write_text("raise ImportError('the one of today')\n")
     all_done(start(tmp_path, "seed=1,2", "name=local", "hydra/launcher=submitit_local", PYTHONSAFEPATH="1"))
@@ -239,21 +239,21 @@ def test_later_jobs_run_the_code_that_was_submitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
-def test_slurm_runs_and_requeues(tmp_path: Path) -> None:
-    """Two jobs as by the basic launcher; then one that is preempted in its first steps and queued again."""
+def test_slurm_jobs_match_basic_launcher_and_requeue(tmp_path: Path) -> None:
+    """Two jobs equal those of the basic launcher; then one job is preempted in its first steps and requeued."""
     slurm = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=low", "hydra.launcher.timeout_min=20"]
     all_done(start(tmp_path, "seed=1,2", "name=basic"))
     all_done(start(tmp_path, "seed=1,2", "name=slurm", *slurm))
-    assert weights(tmp_path / "runs/slurm") == weights(tmp_path / "runs/basic")
+    assert job_weights(tmp_path / "runs/slurm") == job_weights(tmp_path / "runs/basic")
     process, run = start(tmp_path, "seed=1,3", "name=slurm", *slurm), tmp_path / "runs/slurm/2_seed-3"
-    until(lambda: (run / "metrics.jsonl").exists(), process)
+    wait_until(lambda: (run / "metrics.jsonl").exists(), process)
     queued = folders.read_record(run)["slurm"]
     subprocess.run(["scancel", "--signal=USR2", queued], check=True)
-    until(lambda: folders.queue_state(queued) == "PENDING", process)
+    wait_until(lambda: folders.queue_state(queued) == "PENDING", process)
     assert folders.read_record(run)["exit_status"] == errors.REQUEUE
     subprocess.run(["scontrol", "update", f"JobId={queued}", "StartTime=now"], check=True)
     assert "already done, skipped" in all_done(process)
     all_done(start(tmp_path, "seed=3", "name=whole"))
-    assert weights(tmp_path / "runs/slurm")["2_seed-3"][0] == (
+    assert job_weights(tmp_path / "runs/slurm")["2_seed-3"][0] == (
         next((tmp_path / "runs/whole").glob("0*/checkpoints/step_00000006/model.safetensors")).read_bytes()
     )

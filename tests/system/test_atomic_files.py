@@ -1,4 +1,4 @@
-"""Drafts: what a killed process left is taken away, what a living one writes is not, and no link is followed."""
+"""Atomic writes: drafts of dead processes are removed, those of running ones stay, and links are not followed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lmtool.system import files
 from lmtool.system.files import draft_path, open_to_append, real_folder, replace_bytes
 
 
-def _in_child(path: Path) -> tuple[int, Path]:
-    """A process that has begun a draft of a path, and waits."""
+def _start_draft(path: Path) -> tuple[int, Path]:
+    """A child process that holds an unfinished draft of a path, and that draft."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -28,32 +28,32 @@ def _in_child(path: Path) -> tuple[int, Path]:
     return child, draft
 
 
-def _end(child: int) -> None:
+def _kill(child: int) -> None:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
-def test_drafts_of_dead_processes_are_taken_away_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+def test_only_drafts_of_dead_processes_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    child, draft = _in_child(path)
+    child, draft = _start_draft(path)
     replace_bytes(tmp_path / "other.json", b"{}")
     assert draft.read_text() == "half"
-    _end(child)
+    _kill(child)
     replace_bytes(tmp_path / "other.json", b"{}")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["other.json"]
 
 
-def test_of_another_machine_only_old_drafts_are_taken_away(tmp_path: Path) -> None:
+def test_only_old_drafts_of_other_machines_are_removed(tmp_path: Path) -> None:
     new, old, own = (tmp_path / f".tmp-result.json-{machine}-1" for machine in ("0123abcd", "0123abce", "mine"))
     for draft in (new, old, own):
         draft.mkdir()
     os.utime(old, (0, 0))
-    os.utime(own, (0, 0))  # not named as drafts are
+    os.utime(own, (0, 0))  # does not match the name of a draft
     replace_bytes(tmp_path / "other.json", b"{}")
     assert new.exists() and not old.exists() and own.exists()
 
 
-def test_a_crash_leaves_the_old_content_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_keeps_old_content_and_removes_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_text("old")
 
@@ -66,7 +66,7 @@ def test_a_crash_leaves_the_old_content_and_no_draft(tmp_path: Path, monkeypatch
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_links_are_replaced_refused_and_never_followed(tmp_path: Path) -> None:
+def test_links_in_run_folders_are_never_followed(tmp_path: Path) -> None:
     own, place = tmp_path / "own", tmp_path / "place"
     own.mkdir()
     place.mkdir()
@@ -86,7 +86,7 @@ def test_links_are_replaced_refused_and_never_followed(tmp_path: Path) -> None:
     assert (own / "file").read_text() == "mine" and [entry.name for entry in own.iterdir()] == ["file"]
 
 
-def test_a_link_that_a_user_types_is_followed(tmp_path: Path) -> None:
+def test_link_in_user_path_is_followed(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "out.jsonl").symlink_to("disk/real.jsonl")
     write_rows(tmp_path / "out.jsonl", [{"prediction": 1}])

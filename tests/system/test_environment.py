@@ -1,4 +1,4 @@
-"""What the command line sets for torch's libraries does what it is set for."""
+"""Environment variables set for torch's libraries, and safe module search paths of child processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmtool.training.compiling import compiled
 from lmtool.training.precision import cpu_has_bf16
 from tests.data.data_fixtures import wordpiece
 
-# The memory that stays after products of many shapes, in bytes.
+# Prints the memory retained after matrix products of many shapes, in bytes.
 SCRIPT = """
 import ctypes, os, torch
 def resident():
@@ -39,17 +39,17 @@ print(resident() - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux") or not cpu_has_bf16(), reason="reads /proc; needs bf16")
-def test_products_of_many_shapes_keep_little():
-    def kept(environment):
+def test_environment_limits_memory_of_bf16_products():
+    def retained_bytes(environment):
         clean = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
         words = [sys.executable, "-c", SCRIPT]
         done = subprocess.run(words, env={**clean, **environment}, capture_output=True, text=True, check=True)
         return int(done.stdout)
 
-    assert kept(ENVIRONMENT) < kept({}) / 2
+    assert retained_bytes(ENVIRONMENT) < retained_bytes({}) / 2
 
 
-def test_the_command_line_sets_it_and_the_user_goes_first(monkeypatch):
+def test_cli_sets_environment_unless_user_did(monkeypatch):
     environment = {"GOMP_SPINCOUNT": "7"}
     monkeypatch.setattr(cli.os, "environ", environment)
     assert cli.main(["help"]) == 0
@@ -60,12 +60,12 @@ PLANTED = "RAN"
 
 
 def plant_modules(folder):
-    """Files of a stranger by the names of modules of Python, that leave a file where they are run."""
+    """Foreign files named like modules of Python; a file appears if one of them is imported."""
     for name in ("json", "token", "threading", "tempfile"):
         (folder / f"{name}.py").write_text(f"open({PLANTED!r}, 'w')\n")
 
 
-def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
+def test_modules_in_working_folder_are_not_imported(tmp_path, monkeypatch):
     plant_modules(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
@@ -76,16 +76,16 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     assert len(portion.tokens) and not Path(PLANTED).exists()
 
 
-def test_what_libraries_start_leaves_the_working_folder_out(monkeypatch):
-    """While a run compiles, and only then: a process that a user's own code starts is not touched."""
+def test_python_safe_path_is_set_only_while_compiling(monkeypatch):
+    """Processes that a user's code starts keep their own search path."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     with compiled(True, "eager"):
         assert os.environ["PYTHONSAFEPATH"] == "1"
     assert "PYTHONSAFEPATH" not in os.environ
 
 
-def test_lmtool_in_the_working_folder_is_found():
-    """As in a checkout that is not installed."""
+def test_lmtool_in_working_folder_is_imported():
+    """A checkout that is not installed."""
     command = [sys.executable, "-S", "-m", "lmtool", "--version"]
     root = Path(lmtool.__file__).resolve().parents[1]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -93,7 +93,7 @@ def test_lmtool_in_the_working_folder_is_found():
     assert done.stdout == f"lmtool {lmtool.__version__}\n"
 
 
-def test_every_python_that_is_started_leaves_the_working_folder_out():
+def test_child_pythons_exclude_working_folder():
     package = Path(lmtool.__file__).parent
     starts = [
         (path.name, line.strip())
@@ -105,8 +105,8 @@ def test_every_python_that_is_started_leaves_the_working_folder_out():
     assert not [start for start in starts if not re.search(r'sys\.executable(,|\)\() ?"-[PI]"', start[1])]
 
 
-def test_no_folder_of_the_package_is_ignored():
-    """What git ignores stays out of the wheel, tracked or not."""
+def test_package_folders_are_not_git_ignored():
+    """The wheel lacks every path that git ignores, even tracked ones."""
     root = Path(lmtool.__file__).resolve().parents[1]
     if not (root / ".gitignore").is_file():
         pytest.skip("no checkout")

@@ -1,4 +1,4 @@
-"""What the processes of a run say when they end: each error once, and nothing of what only follows from another."""
+"""Errors of several ranks: each is printed once, and consequences of another rank's failure are not printed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lmtool.system.ranks import PID, RankExit, RankExits, RankInfo
 
 
 @pytest.fixture
-def ends(tmp_path, monkeypatch):
-    """Two processes of a machine; neither waits long."""
+def exits(tmp_path, monkeypatch):
+    """Two ranks on one machine, with short waits."""
     monkeypatch.setattr(ranks, "JOINT_SECONDS", 0.2)
     monkeypatch.setattr(ranks, "CAUSE_SECONDS", 0.2)
     for number in ("0", "1"):
@@ -24,48 +24,48 @@ def ends(tmp_path, monkeypatch):
     return [RankExits(tmp_path, RankInfo(rank, 2, rank, 2)) for rank in (0, 1)]
 
 
-def test_the_same_error_is_printed_once(ends):
-    assert ends[0].record_error(2, ("no data", "use some")) == ""
-    assert ends[1].record_error(2, ("no data", "use some")) is None
-    assert {number: end.exit_status for number, end in ends[1].read().items()} == {0: 2, 1: 2}
+def test_same_error_is_printed_once(exits):
+    assert exits[0].record_error(2, ("no data", "use some")) == ""
+    assert exits[1].record_error(2, ("no data", "use some")) is None
+    assert {number: end.exit_status for number, end in exits[1].read().items()} == {0: 2, 1: 2}
 
 
-def test_rank_0_may_say_more(ends):
-    ends[0].record_error(4, ("the loss exploded; its batch is saved", "a lower rate"))
-    assert ends[1].record_error(4, ("the loss exploded", "a lower rate")) is None
+def test_rank_0_prints_longer_message_of_same_error(exits):
+    exits[0].record_error(4, ("the loss exploded; its batch is saved", "a lower rate"))
+    assert exits[1].record_error(4, ("the loss exploded", "a lower rate")) is None
 
 
-def test_another_error_has_its_rank_before_it(ends):
-    assert ends[1].record_error(2, ("no room",)) == "rank 1: "
-    assert ends[0].record_error(2, ("no data",)) == ""
+def test_different_error_has_rank_prefix(exits):
+    assert exits[1].record_error(2, ("no room",)) == "rank 1: "
+    assert exits[0].record_error(2, ("no data",)) == ""
 
 
-def test_what_follows_from_another_end_is_not_printed(ends):
-    ends[1].write(RankExit(1, 2, ("no room",), at=2.0))
-    assert ends[0].record_exception(1, ("RuntimeError: Connection closed by peer",)) is None
+def test_lost_connection_is_not_printed_after_earlier_error(exits):
+    exits[1].write(RankExit(1, 2, ("no room",), at=2.0))
+    assert exits[0].record_exception(1, ("RuntimeError: Connection closed by peer",)) is None
 
 
-def test_a_rank_that_the_launcher_ends_after_a_failure_prints_nothing(ends):
-    ends[0].record_exception(1, ("RuntimeError: timed out",))
-    assert ends[1].record_error(143, ("stopped by SIGTERM",)) is None
-    assert [ends[0].read()[number].reported for number in (0, 1)] == [True, False]
+def test_sigterm_after_failure_is_not_printed(exits):
+    exits[0].record_exception(1, ("RuntimeError: timed out",))
+    assert exits[1].record_error(143, ("stopped by SIGTERM",)) is None
+    assert [exits[0].read()[number].reported for number in (0, 1)] == [True, False]
 
 
-def test_a_signal_to_one_rank_is_printed_if_no_other_has_reported_a_failure(ends):
-    ends[0].write(RankExit(0, 1, ("RuntimeError: Connection closed by peer",), False, False, at=2.0))
-    assert ends[1].record_error(143, ("stopped by SIGTERM",)) == "rank 1: "
+def test_sigterm_without_reported_failure_is_printed(exits):
+    exits[0].write(RankExit(0, 1, ("RuntimeError: Connection closed by peer",), False, False, at=2.0))
+    assert exits[1].record_error(143, ("stopped by SIGTERM",)) == "rank 1: "
 
 
-def test_a_rank_whose_launcher_has_ended_neither_waits_nor_prints(tmp_path):
-    """The launcher printed why it ended, and removed the folder of the ranks."""
+def test_rank_without_launcher_exits_silently(tmp_path):
+    """The launcher printed the reason and removed the folder of the ranks."""
     started = time.monotonic()
     for rank in (0, 1):
         assert RankExits(tmp_path / "removed", RankInfo(rank, 2, rank, 2)).record_error(143, ("stopped",)) is None
     assert time.monotonic() - started < ranks.JOINT_SECONDS / 2
 
 
-def test_a_rank_that_starts_after_its_launcher_ended_ends_too(tmp_path):
-    """Linux tells a process only of the end of a parent that still runs when it asks."""
+def test_rank_started_after_launcher_died_exits(tmp_path):
+    """Linux signals the death of a parent only if the parent still runs at the time of the request."""
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     group = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
     environment = {name: str(value) for name, value in group.items()} | {ranks.LAUNCHER: ended.stdout.decode().strip()}
@@ -76,24 +76,24 @@ def test_a_rank_that_starts_after_its_launcher_ended_ends_too(tmp_path):
     assert done.returncode == 143 and "stopped by SIGTERM" in done.stderr
 
 
-def test_of_two_bugs_the_first_is_printed(ends):
-    assert ends[1].record_exception(1, ("KeyError: 'x'",)) == "rank 1: "
-    assert ends[0].record_exception(1, ("KeyError: 'x'",)) is None
-    assert [ends[0].read()[number].reported for number in (0, 1)] == [False, True]
+def test_first_of_two_exceptions_is_printed(exits):
+    assert exits[1].record_exception(1, ("KeyError: 'x'",)) == "rank 1: "
+    assert exits[0].record_exception(1, ("KeyError: 'x'",)) is None
+    assert [exits[0].read()[number].reported for number in (0, 1)] == [False, True]
 
 
-def test_a_killed_process_is_left_to_the_launcher(ends):
-    """So is what another says of its lost connection; one that hangs is named by those who waited."""
-    assert not ends[0].any_killed() and ends[0].running_ranks() == [0, 1]
+def test_killed_rank_silences_lost_connections(exits):
+    """The launcher reports the killed rank; the other ranks name a rank that hangs."""
+    assert not exits[0].any_killed() and exits[0].running_ranks() == [0, 1]
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    (ends[0].folder / "1" / PID).write_text(str(ended.pid))
+    (exits[0].folder / "1" / PID).write_text(str(ended.pid))
     ended.wait()
-    assert ends[0].any_killed()
-    assert ends[0].record_exception(1, ("RuntimeError: Connection closed by peer",)) is None
-    assert ends[0].running_ranks() == [1]
+    assert exits[0].any_killed()
+    assert exits[0].record_exception(1, ("RuntimeError: Connection closed by peer",)) is None
+    assert exits[0].running_ranks() == [1]
 
 
-def test_one_process_and_no_files(tmp_path):
+def test_ranks_without_folder_print_every_error(tmp_path):
     alone = RankExits(None, RankInfo())
     assert alone.record_error(2, ("no data",)) == "" and alone.record_exception(1, ("KeyError",)) == ""
     without = RankExits(None, RankInfo(1, 2, 1, 2))

@@ -1,4 +1,4 @@
-"""Secrets are masked however they are written, and text from outside commands no terminal."""
+"""Secrets are masked in every spelling, and control characters in foreign text are escaped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = 'it\'s "quo\\ted" & <sécret>/+=%'
 
 
 @pytest.mark.parametrize(
-    "spelled",
+    "spell",
     [
         str,
         json.dumps,
@@ -35,8 +35,8 @@ SECRET = 'it\'s "quo\\ted" & <sécret>/+=%'
         lambda text: f"x.y='{text}'".replace("'", "\\'"),
     ],
 )
-def test_a_secret_is_known_in_every_spelling(spelled) -> None:
-    text = f"before {spelled(SECRET)} after"
+def test_secret_is_masked_in_every_spelling(spell) -> None:
+    text = f"before {spell(SECRET)} after"
     hidden = masked(text, {"SOME_TOKEN": SECRET})
     assert "***" in hidden and "cret" not in hidden and "quo" not in hidden
     assert hidden.startswith("before ") and hidden.endswith("after")
@@ -56,16 +56,16 @@ def test_a_secret_is_known_in_every_spelling(spelled) -> None:
         "SMTP_PASS",
     ],
 )
-def test_the_name_of_a_variable_says_that_it_is_secret(name: str) -> None:
+def test_values_of_secret_variables_are_masked(name: str) -> None:
     assert masked("say open sesame", {name: "open sesame"}) == "say ***"
 
 
 @pytest.mark.parametrize("name", ["PATH", "PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "AUTHOR", "HOME"])
-def test_other_variables_are_not(name: str) -> None:
+def test_values_of_other_variables_are_not_masked(name: str) -> None:
     assert masked("say open sesame", {name: "open sesame"}) == "say open sesame"
 
 
-def test_short_values_stand_in_ordinary_text() -> None:
+def test_short_and_common_values_are_not_masked() -> None:
     assert masked("ab and true", {"A_TOKEN": "ab", "B_TOKEN": "true"}) == "ab and true"
 
 
@@ -81,7 +81,7 @@ def test_short_values_stand_in_ordinary_text() -> None:
         ("'postgres://bob:hunter2@db:5432/x'", "'postgres://***@db:5432/x'"),
     ],
 )
-def test_credentials_in_addresses(text: str, hidden: str) -> None:
+def test_credentials_in_urls_are_masked(text: str, hidden: str) -> None:
     assert masked(text, {}) == hidden
 
 
@@ -96,33 +96,33 @@ def test_credentials_in_addresses(text: str, hidden: str) -> None:
         "max_tokens=1000 tokenizer.name=bpe",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_harmless_text_is_not_masked(text: str) -> None:
     assert masked(text, {}) == text
 
 
-def test_what_is_cut_is_masked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_masked_before_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
     assert "very" not in quoted("x" * 70 + "verysecretvalue")
     assert "very" not in plain("x" * 70 + "verysecretvalue", 80)
 
 
-def test_forms_of_keys() -> None:
+def test_api_keys_and_hashes_are_masked() -> None:
     assert masked(f"hf_{'aB3' * 11} and {'deadbeef' * 5}", {}) == "*** and ***"
 
 
-def test_the_password_in_a_variable_with_an_address_is_secret_everywhere() -> None:
+def test_password_of_url_variable_is_masked_everywhere() -> None:
     environ = {"DATABASE_URL": "postgres://bob:hunter%402two@db/x", "HOME": "/home/me"}
     assert masked("hunter%402two or hunter@2two in /home/me", environ) == "*** or *** in /home/me"
 
 
-def test_data_is_masked_text_by_text() -> None:
+def test_strings_in_nested_data_are_masked() -> None:
     data = {"steps": 100000, "a hidden key": ["hidden", None, {"x": 1.5}]}
     environ = {"MAX_TOKENS": "100000", "A_KEY": "hidden"}
     hidden = masked_data(data, lambda text: masked(text, environ))
     assert hidden == {"steps": 100000, "a *** key": ["***", None, {"x": 1.5}]}
 
 
-def test_nothing_printed_commands_a_terminal() -> None:
+def test_control_characters_are_escaped() -> None:
     stream = io.StringIO()
     say("one\x1b[31m\rtwo\u202e\nthree\udcff", stream)
     assert stream.getvalue() == "one\\x1b[31m\\rtwo\\u202e\nthree\\udcff\n"

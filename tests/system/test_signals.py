@@ -1,4 +1,4 @@
-"""Signals: a checkpoint, the right exit status, and the same run afterwards."""
+"""Signals: a run saves a checkpoint, exits with the right status, and resumes to the same weights."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ STATUSES = {
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """What is ignored stays ignored: under nohup, or in the background of a script, these signals would be, too."""
+def default_handlers() -> Iterator[None]:
+    """Handle all signals: lmtool leaves ignored signals ignored, as under nohup or in a background job."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in STATUSES}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -38,7 +38,7 @@ def heard() -> Iterator[None]:
 
 
 class Signalled(FakeLearner):
-    """Gets a signal in the middle of a step."""
+    """Receives a signal in the middle of a step."""
 
     def __init__(self, number: signal.Signals, step: int):
         super().__init__()
@@ -49,41 +49,39 @@ class Signalled(FakeLearner):
             os.kill(os.getpid(), self.number)
 
 
-def go(path: Path, learner: FakeLearner) -> Any:
+def run_training(path: Path, learner: FakeLearner) -> Any:
     with open_run(path) as run:
         return train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=8))
 
 
 @pytest.mark.parametrize("number", STATUSES)
-def test_a_signal_saves_and_stops_and_the_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_saves_checkpoint_and_run_resumes(tmp_path: Path, number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises(Stopped) as caught:
-        go(tmp_path / "run", Signalled(number, 3))
+        run_training(tmp_path / "run", Signalled(number, 3))
     assert caught.value.exit_status == STATUSES[number] and number.name in caught.value.message
     assert caught.value.hint is not None and "lmtool resume" in caught.value.hint
     assert find(tmp_path / "run").name == "step_00000003"
     assert signal.getsignal(number) is before and not (tmp_path / "run/LOCK").exists()
     again, whole = FakeLearner(), FakeLearner()
-    go(tmp_path / "run", again)
-    go(tmp_path / "whole", whole)
+    run_training(tmp_path / "run", again)
+    run_training(tmp_path / "whole", whole)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), whole.parameters(), strict=True))
 
 
-def test_a_second_signal_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_stops_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: Any) -> Path:
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("not interrupted")
 
     monkeypatch.setattr(keeper.disk, "write_checkpoint", slow)
     with pytest.raises(Stopped, match="at once") as caught:
-        go(tmp_path / "run", Signalled(signal.SIGINT, 3))
+        run_training(tmp_path / "run", Signalled(signal.SIGINT, 3))
     assert caught.value.exit_status == 143
     assert not (tmp_path / "run/LOCK").exists()
 
 
-def test_a_second_signal_during_a_save_leaves_no_half_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_signal_leaves_no_partial_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpoints.write_manifest
 
     def write(folder: Path, step: int) -> None:
@@ -92,12 +90,12 @@ def test_a_second_signal_during_a_save_leaves_no_half_checkpoint(
 
     monkeypatch.setattr(checkpoints, "write_manifest", write)
     with pytest.raises(Stopped, match="at once"):
-        go(tmp_path / "run", Signalled(signal.SIGINT, 3))
+        run_training(tmp_path / "run", Signalled(signal.SIGINT, 3))
     assert list((tmp_path / "run/checkpoints").iterdir()) == []
 
 
 class Finalized:
-    """Gets a signal where Python drops what is raised."""
+    """Receives a signal in a finalizer, where Python drops exceptions."""
 
     def __del__(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -105,29 +103,29 @@ class Finalized:
             pass
 
 
-def test_a_signal_that_a_finalizer_drops_comes_again() -> None:
+def test_signal_dropped_by_finalizer_is_raised_again() -> None:
     hook = sys.unraisablehook
     with pytest.raises(Interrupted) as caught, Interrupts():
         Finalized()
         time.sleep(5)
     assert caught.value.signal is signal.SIGTERM and sys.unraisablehook is hook
-    with pytest.raises(Interrupted), Interrupts():  # where the inner context ends before that
+    with pytest.raises(Interrupted), Interrupts():  # the inner context ends first
         with Interrupts():
             Finalized()
         raise AssertionError("not interrupted")
-    with Interrupts():  # and where the command is over, it is over
+    with Interrupts():  # no signal after the last context
         Finalized()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_what_a_library_makes_of_a_signal_is_one_again() -> None:
+def test_library_error_caused_by_signal_is_an_interrupt() -> None:
     with pytest.raises(Interrupted) as caught, Interrupts():
         try:
             os.kill(os.getpid(), signal.SIGUSR1)
         except KeyboardInterrupt as interrupt:
             raise ValueError("no value") from interrupt
     assert caught.value.signal is signal.SIGUSR1
-    with pytest.raises(UserError), Interrupts():  # what lmtool says itself stays
+    with pytest.raises(UserError), Interrupts():  # an error of lmtool is not replaced
         try:
             os.kill(os.getpid(), signal.SIGUSR1)
         except KeyboardInterrupt:
@@ -137,7 +135,7 @@ def test_what_a_library_makes_of_a_signal_is_one_again() -> None:
         raise ValueError("a bug in a step")
 
 
-def test_a_third_signal_ends_the_process() -> None:
+def test_third_signal_ends_process() -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -152,7 +150,7 @@ def test_a_third_signal_ends_the_process() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
 
 
-def test_ignored_signals_stay_ignored_and_threads_leave_handlers_alone() -> None:
+def test_ignored_signals_and_threads_keep_handlers() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals("lmtool resume runs/x") as signals:

@@ -1,4 +1,4 @@
-"""Tiny data sets in the layouts of their sources, a tokenizer and models for the tests of tasks."""
+"""Tiny data sets in the layouts of their sources, and a tokenizer and models, for the tests of tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = [*GOOD, *BAD, 'she said "no"', "it isn't\u00a0bad", "the end", "nobody k
 
 
 def task_data(name, **overrides):
-    """A shipped YAML as plain data, its defaults merged in, with overrides by dotted key."""
+    """A shipped YAML as plain data, merged with its defaults; overrides are keys with `__` for dots."""
     data = saved.read_yaml(CONF / f"{name}.yaml")
     merged = {}
     for base in data.pop("defaults", []):

@@ -1,4 +1,4 @@
-"""Unlabeled texts of another domain beside a task's: gradient reversal and moment matching."""
+"""Domain adaptation with unlabeled texts: gradient reversal (dann) and covariance matching (coral)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WORDS = tokenizer()
 LOSSES = {"dann": {"steps": 10, "hidden_size": 7}, "coral": {}}
 
 
-def loaded(folder, name, kind="classification", labels=("good", "bad"), **fields):
-    """A task with the texts of another domain, and its learner."""
+def load_data_and_learner(folder, name, kind="classification", labels=("good", "bad"), **fields):
+    """A task with unlabeled texts of another domain, and its learner."""
     table(folder / "own.tsv", ["text", "label"], singles(20, list(labels)))
     table(folder / "other.tsv", ["text"], [(text,) for text in TEXTS[:6]])
     domain = {"name": name, "target": str(folder / "other.tsv"), **LOSSES[name], **fields}
@@ -43,9 +43,9 @@ def first_batch(data, learner, count=8):
 @pytest.mark.parametrize(
     ("kind", "labels"), [("classification", ("good", "bad")), ("regression", (0.5, 2.0)), ("multi_label", ("a", "a,b"))]
 )
-def test_one_loss_more(tmp_path, name, kind, labels) -> None:
-    """The task's loss is that without it; the other one has gradients of its own, towards the backbone too."""
-    data, learner = loaded(tmp_path, name, kind, labels)
+def test_domain_loss_leaves_task_loss_unchanged(tmp_path, name, kind, labels) -> None:
+    """The domain loss adds a term with gradients for its head and the backbone, but not for the task's head."""
+    data, learner = load_data_and_learner(tmp_path, name, kind, labels)
     examples, batch = first_batch(data, learner)
     learner.eval()
     sums = learner(batch, 5).sums
@@ -65,8 +65,8 @@ def test_one_loss_more(tmp_path, name, kind, labels) -> None:
     assert set(scored.terms) == {kind}
 
 
-def test_the_gradient_is_reversed(tmp_path) -> None:
-    data, learner = loaded(tmp_path, "dann")
+def test_dann_reverses_gradient(tmp_path) -> None:
+    data, learner = load_data_and_learner(tmp_path, "dann")
     _, batch = first_batch(data, learner)
     learner.eval()
     method = learner.adaptation
@@ -84,7 +84,7 @@ def test_the_gradient_is_reversed(tmp_path) -> None:
     assert not any(tensor.grad is not None and tensor.grad.any() for tensor in learner.backbone.parameters())
 
 
-def test_covariances_by_hand() -> None:
+def test_coral_loss_matches_covariances() -> None:
     method = build(Choice("task/domain").validate({"name": "coral", "target": "x"}))
     source, target = torch.randn(9, 4), torch.randn(5, 4)
     gap = np.cov(source.numpy(), rowvar=False) - np.cov(target.numpy(), rowvar=False)
@@ -93,8 +93,8 @@ def test_covariances_by_hand() -> None:
     assert math.isfinite(float(method.loss(source[:1], target[:1], None, 1)))
 
 
-def test_pairs_of_texts(tmp_path) -> None:
-    data, learner = loaded(tmp_path, "coral")
+def test_source_and_target_texts_are_paired(tmp_path) -> None:
+    data, learner = load_data_and_learner(tmp_path, "coral")
     examples, batch = first_batch(data, learner)
     plan, own = examples.plan(0), len(data.train)
     assert len(plan) == own and examples.metadata()["target_examples"] == 6
@@ -110,7 +110,7 @@ def test_pairs_of_texts(tmp_path) -> None:
     assert learner.inspector(examples, 32).measure(200).broken() == []
 
 
-def test_refusals(tmp_path) -> None:
+def test_invalid_target_files_are_refused(tmp_path) -> None:
     config = task_config("classification", path=tmp_path, domain={"name": "dann", "target": "gone.tsv"})
     with pytest.raises(UserError, match="task.domain.target=gone.tsv does not exist"):
         target_rows(config, tmp_path, True)

@@ -1,4 +1,4 @@
-"""What finetuning starts from if neither checkpoint= nor model= is set."""
+"""The default checkpoint of finetuning without checkpoint= and model=."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULTS = {"hf://google-bert/bert-base-uncased": "bert", "hf://google-t5/t5-bas
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_default_model_can_learn_every_task(name: str) -> None:
+def test_default_checkpoint_suits_every_task(name: str) -> None:
     task = Choice("task", key="kind").validate(compose.option("task", name))
     assert isinstance(task, TaskConfig)
     model = Choice("model").validate({"name": DEFAULTS[task.default_checkpoint]})
@@ -32,7 +32,7 @@ def test_the_default_model_can_learn_every_task(name: str) -> None:
     ("members", "head", "start"),
     [(["sst2", "stsb"], None, "bert"), (["sst2", "stsb"], "text_to_text", "t5"), (["sst2", "samsum"], None, "t5")],
 )
-def test_a_mixture_starts_from_what_all_its_members_can_use(members: list[str], head: str | None, start: str) -> None:
+def test_default_checkpoint_of_mixture_suits_all_members(members: list[str], head: str | None, start: str) -> None:
     section = with_sections({"task": {"kind": "mixture", "members": members, "head": head}})["task"]
     task = Choice("task", key="kind").validate(section)
     assert isinstance(task, TaskConfig) and DEFAULTS[task.default_checkpoint] == start
@@ -41,12 +41,12 @@ def test_a_mixture_starts_from_what_all_its_members_can_use(members: list[str], 
 @pytest.mark.parametrize(
     "typed", [{"checkpoint": "none"}, {"checkpoint": "runs/a"}, {"model": {"name": "bert"}}, {"task": None}]
 )
-def test_what_is_typed_stays(typed: dict[str, object]) -> None:
+def test_typed_start_is_kept(typed: dict[str, object]) -> None:
     data = {"checkpoint": None, "model": {"name": "auto"}, "task": compose.option("task", "sst2")} | typed
     assert with_published_weights(data, CommandLine("finetune", ())) == data
 
 
-def test_without_a_network_a_finished_run_that_fits_is_named(
+def test_offline_error_suggests_finished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

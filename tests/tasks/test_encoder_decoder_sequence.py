@@ -1,4 +1,4 @@
-"""Classification over encoder-decoders: the decoder reads the same text, its last token is the one that counts."""
+"""Classification with encoder-decoders: the decoder reads the same text, and the head reads its last state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch_of(examples, numbers):
     return examples.batch(examples.plan(0).rows[np.asarray(numbers)], np.asarray(numbers), 0)
 
 
-def test_the_decoder_reads_the_text_behind_its_start(learner_and_data):
+def test_decoder_reads_text_after_start_token(learner_and_data):
     learner, data = learner_and_data
     learner.eval()
     examples = examples_of(learner, data.train)
@@ -52,7 +52,7 @@ def test_the_decoder_reads_the_text_behind_its_start(learner_and_data):
     torch.testing.assert_close(learner.outputs(batch, 0)[number : number + 1], wanted)
 
 
-def test_packing_changes_nothing_also_under_dropout(learner_and_data):
+def test_packing_keeps_loss_and_gradients_under_dropout(learner_and_data):
     learner, data = learner_and_data
     learner.train()
     examples = examples_of(learner, data.train)

@@ -1,4 +1,4 @@
-"""Extractive question answering: windows, characters, losses, the best spans, no answer, and what is refused."""
+"""Extractive question answering: windows, answer positions, losses, best spans, thresholds and refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def whole_batch(examples):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["extractive_qa", "squad", "squad_v2"])
-def test_every_task_steps_on_windows_and_packing_changes_nothing(name, family, tokenizers, tmp_path):
+def test_packed_windows_match_single_windows(name, family, tokenizers, tmp_path):
     data = data_of(name, tmp_path)
     learner = learner_of(data, family, tokenizers).train()
     assert set(learner.heads) == {name}
@@ -113,7 +113,7 @@ def test_every_task_steps_on_windows_and_packing_changes_nothing(name, family, t
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_targets_are_the_answers_and_every_character_is_in_a_window(family, tokenizers, tmp_path):
+def test_targets_cover_answers_and_windows_cover_context(family, tokenizers, tmp_path):
     data = data_of("squad", tmp_path)
     learner = learner_of(data, family, tokenizers)
     examples = examples_of(learner, data.train, 48)
@@ -134,7 +134,7 @@ def test_targets_are_the_answers_and_every_character_is_in_a_window(family, toke
         else:
             text = LONG[int(starts[own][start]) : int(ends[own][end])]
             gold = data.train.labels[row][0]
-            # A token may reach beyond the answer's border.
+            # A token may extend past the answer.
             assert gold.text in text and len(text) <= len(gold.text) + 12
             exact.add(row)
     assert exact == set(range(len(data.train)))
@@ -142,7 +142,7 @@ def test_targets_are_the_answers_and_every_character_is_in_a_window(family, toke
     assert examples.metadata()["answers_in_no_window"] == 0
 
 
-def test_the_loss_is_the_mean_of_start_and_end(tokenizers, tmp_path):
+def test_loss_is_mean_of_start_and_end_losses(tokenizers, tmp_path):
     data = data_of("squad", tmp_path)
     learner = learner_of(data, "bert", tokenizers).eval()
     batch = whole_batch(examples_of(learner, data.train, 48))
@@ -156,7 +156,7 @@ def test_the_loss_is_the_mean_of_start_and_end(tokenizers, tmp_path):
     torch.testing.assert_close(learner.score(batch)["squad"].losses.mean(), ours)
 
 
-def test_best_spans_are_those_of_every_pair():
+def test_best_spans_match_exhaustive_search():
     torch.manual_seed(0)
     starts, ends, allowed = torch.randn(3, 9), torch.randn(3, 9), torch.rand(3, 9) > 0.3
     allowed[2] = False
@@ -180,7 +180,7 @@ def kind_of(name="squad_v2", **fields):
     return build(task_config(name, path="x", **fields))
 
 
-def test_windows_are_joined_into_one_answer():
+def test_window_answers_are_merged():
     kind = kind_of(n_best=2)
     first = WindowAnswers(np.array([(3, 5, 4.0), (0, 2, 1.0)], SPANS), 3.0)
     second = WindowAnswers(np.array([(3, 5, 4.5), (8, 9, 2.0)], SPANS), 2.0)
@@ -197,18 +197,18 @@ def test_windows_are_joined_into_one_answer():
     assert record["prediction"] == "" and record["null_difference"] == -2.5
 
 
-def test_the_threshold_is_tuned_in_training_and_stored(tokenizers, tmp_path):
+def test_null_threshold_is_tuned_and_stored(tokenizers, tmp_path):
     data = data_of("squad_v2", tmp_path)
     learner = learner_of(data, "bert", tokenizers).eval()
     rows = data.validation["dev"]
     best = [[(answers[0].start, answers[0].start + len(answers[0].text), 1.0)] if answers else [(0, 2, 1.0)]
             for answers in rows.labels]  # fmt: skip
-    # The model is right, but for one question, and surer of no answer where there is none.
+    # Every span is right; the null score is higher for questions without an answer.
     nulls = [6.0 if not answers else 2.0 + number / 10 for number, answers in enumerate(rows.labels)]
     predictions = [
         Prediction(PredictedAnswer(np.array(spans, SPANS), null), 1.0) for spans, null in zip(best, nulls, strict=True)
     ]
-    # The threshold is 0.
+    # The untuned threshold is 0.
     assert [row.value.answered for row in learner.with_thresholds(predictions)] == [False] * len(rows)
     learner.calibrate(rows, predictions)
     assert learner.state_dict()["heads.squad_v2.null_threshold"].item() == pytest.approx(1.5)
@@ -217,7 +217,7 @@ def test_the_threshold_is_tuned_in_training_and_stored(tokenizers, tmp_path):
     draws = [np.arange(len(rows)), np.array([1, 4, 4])]
     sampled = learner.kind.resampled(rows, learner.with_thresholds(predictions), draws)
     assert sampled["f1"] == [1.0, 1.0] and sampled["has_answer_f1"] == [1.0, 0.0]
-    # An evaluation tunes only where it is told to; a threshold that is given stays.
+    # An evaluation tunes only if scorer.calibrates; task.null_threshold= is kept.
     examples = examples_of(learner, rows, 48, "dev")
     for calibrates in (False, True):
         learner.heads["squad_v2"].null_threshold.fill_(99.0)
@@ -230,7 +230,7 @@ def test_the_threshold_is_tuned_in_training_and_stored(tokenizers, tmp_path):
     assert given.heads["squad_v2"].null_threshold.item() == 0.5
 
 
-def test_a_best_score_takes_an_article_for_an_answer(tokenizers, tmp_path):
+def test_article_alone_is_not_no_answer(tokenizers, tmp_path):
     rows = data_of("squad_v2", tmp_path).validation["dev"]
     kind = learner_of(data_of("squad_v2", tmp_path), "bert", tokenizers).kind
     the = LONG.index("the ")
@@ -239,12 +239,12 @@ def test_a_best_score_takes_an_article_for_an_answer(tokenizers, tmp_path):
         Prediction(PredictedAnswer(np.array([(*span, 1.0)], SPANS), 2.0 if own else 0.0), 1.0)
         for span, own in zip(texts, rows.labels, strict=True)
     ]
-    # Giving all six answers: four are right, and "the" twice is none of "no answer", as in evaluate-v2.0.
+    # With all six answers given, four are right, and "the" does not equal "no answer", as in evaluate-v2.0.
     assert kind.metrics(rows, predictions)["best_f1"] == pytest.approx(4 / 6)
     assert kind.tuned_threshold(rows, predictions) == 1.0
 
 
-def test_predictions_are_slices_of_their_contexts(tokenizers, tmp_path):
+def test_predictions_are_spans_of_context(tokenizers, tmp_path):
     data = data_of("squad", tmp_path)
     learner = learner_of(data, "bert", tokenizers).eval()
     records = list(evaluation(learner, data.validation["dev"], max_length=48).records())
@@ -255,7 +255,7 @@ def test_predictions_are_slices_of_their_contexts(tokenizers, tmp_path):
         assert record["n_best"][0]["text"] == record["prediction"]
 
 
-def test_questions_about_one_context_are_held_out_together(tmp_path):
+def test_questions_of_same_context_are_held_out_together(tmp_path):
     rows = [{**row, "context": f"{LONG} {number % 3}"} for number, row in enumerate(rows_of_file(30))]
     write(tmp_path, rows)
     data = load_task(task_config("squad", path=tmp_path), 0, tmp_path / "cache", True)
@@ -263,7 +263,7 @@ def test_questions_about_one_context_are_held_out_together(tmp_path):
     assert held and not held & trained
 
 
-def changed(**fields):
+def rows_with_change(**fields):
     rows = rows_of_file()
     return [*rows[:2], {**rows[2], **fields}, *rows[3:]]
 
@@ -279,11 +279,11 @@ def changed(**fields):
         ({"id": "q1"}, "train.jsonl:3: id=q1 repeats the id of .*train.jsonl:2"),
     ],
 )
-def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):
+def test_invalid_answers_are_refused_with_file_and_line(tmp_path, fields, message):
     with pytest.raises(UserError, match=message):
-        data_of("squad", tmp_path, changed(**fields))
+        data_of("squad", tmp_path, rows_with_change(**fields))
     if "is not in" in message:
-        data = data_of("squad", tmp_path, changed(**fields), bad_answers="skip")
+        data = data_of("squad", tmp_path, rows_with_change(**fields), bad_answers="skip")
         assert (
             len(data.train) == 5
             and data.metadata["skipped_answers"] == 1
@@ -291,7 +291,7 @@ def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):
         )
 
 
-def test_a_long_question_is_cut_and_counted(tokenizers, tmp_path):
+def test_long_questions_are_truncated_and_counted(tokenizers, tmp_path):
     data = data_of("squad", tmp_path, question_tokens=4)
     examples = examples_of(learner_of(data, "bert", tokenizers), data.train, 48)
     assert examples.metadata()["cut_questions"] == 6 and examples.metadata()["longest"] <= 48

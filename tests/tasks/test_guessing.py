@@ -1,4 +1,4 @@
-"""What a user's own file is for, guessed from its columns."""
+"""The task of a user's file, guessed from its columns."""
 
 from __future__ import annotations
 
@@ -30,30 +30,32 @@ def table(folder, name="reviews.csv", **columns):
 CASES = {
     "classes": ({"review": TEXTS, "stars": [1, 2, 3] * 20}, Guess("classification", ("review",), "stars")),
     "named classes": ({"text": TEXTS, "mood": ["good", "bad"] * 30}, Guess("classification", ("text",), "mood")),
-    "a pair": (
+    "text pair": (
         {"id": list(range(60)), "a": TEXTS, "b": TEXTS[::-1], "label": ["x", "y"] * 30},
         Guess("classification", ("a", "b"), "label"),
     ),
     "values": (
         {"text": TEXTS, "score": [number / 7 for number in range(60)]}, Guess("regression", ("text",), "score")
     ),
-    "a label beside another column": (
+    "label and another column": (
         {"text": TEXTS, "year": [1990, 1991] * 30, "label": ["x", "y"] * 30},
         Guess("classification", ("text",), "label"),
     ),
-    "several labels a cell": (
+    "several labels per cell": (
         {"text": TEXTS, "labels": ["a", "b,a", "c, b", "", "c", "a"] * 10}, Guess("multi_label", ("text",), "labels")
     ),
-    "genres between bars": (
+    "labels separated by bars": (
         {"text": TEXTS, "genres": ["a", "b|a", "c|b"] * 20}, Guess("multi_label", ("text",), "genres", "|")
     ),
-    "one label a cell": ({"text": TEXTS, "labels": ["a", "b", "c"] * 20}, Guess("classification", ("text",), "labels")),
+    "one label per cell": (
+        {"text": TEXTS, "labels": ["a", "b", "c"] * 20}, Guess("classification", ("text",), "labels")
+    ),
     "decimal commas": (
         {"text": TEXTS, "score": [f"{number // 7},{number % 7}" for number in range(60)]},
         Guess("regression", ("text",), "score"),
     ),
-    "columns that pandas numbered": ({"0": TEXTS, "1": [0, 1] * 30}, Guess("classification", ("0",), "1")),
-    "a list of words with its own name in it": (
+    "numbered columns of pandas": ({"0": TEXTS, "1": [0, 1] * 30}, Guess("classification", ("0",), "1")),
+    "value equal to its column name": (
         {"word": ["word", *(f"w{number}" for number in range(59))], "label": ["x", "y"] * 30},
         Guess("classification", ("word",), "label"),
     ),
@@ -75,18 +77,18 @@ LISTS = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_columns_say_the_kind(name, tmp_path):
+def test_task_kind_is_guessed_from_columns(name, tmp_path):
     columns, wanted = CASES[name]
     assert guess(table(tmp_path, **columns), {}) == wanted
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_lists_say_the_kind(name, tmp_path):
+def test_task_kind_is_guessed_from_lists(name, tmp_path):
     columns, wanted = LISTS[name]
     assert guess(table(tmp_path, "rows.jsonl", **columns), {}) == wanted
 
 
-def test_a_folder_and_columns_of_words(tmp_path):
+def test_task_kind_is_guessed_from_folder_and_conll(tmp_path):
     table(tmp_path, "train.csv", text=TEXTS, label=["x", "y"] * 30)
     assert guess(str(tmp_path), {}) == Guess("classification", ("text",), "label")
     (tmp_path / "x.tsv").write_text("a\tB-X\nb\tO\n\nc\tO\n")
@@ -109,7 +111,7 @@ def test_a_folder_and_columns_of_words(tmp_path):
          ["task.text=[a]", "task.text=[b]"]),
     ],
 )  # fmt: skip
-def test_two_meanings_are_refused_with_both_forms(columns, message, forms, tmp_path):
+def test_ambiguous_file_is_refused_with_alternatives(columns, message, forms, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         guess(table(tmp_path, **columns), {})
     assert all(form in caught.value.hint for form in forms)
@@ -126,7 +128,7 @@ def test_two_meanings_are_refused_with_both_forms(columns, message, forms, tmp_p
         ([[*TEXTS, TEXTS[0]], range(200, 261)], "'a review of the thing number 0' is also a value", "[text,label]"),
     ],
 )
-def test_a_table_without_a_header_is_asked_about(columns, shown, header, tmp_path):
+def test_table_without_header_is_refused(columns, shown, header, tmp_path):
     path = tmp_path / "rows.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows(zip(*columns, strict=True))
@@ -136,12 +138,12 @@ def test_a_table_without_a_header_is_asked_about(columns, shown, header, tmp_pat
         shown in caught.value.message
         and f"name them: {shlex.quote(f'task={path}')} 'task.header={header}'" in caught.value.hint
     )
-    if "label" in header:  # what the hint says is read
+    if "label" in header:  # the hint works
         form = guess(str(path), {"header": header})
         assert form.label == "label" and {*form.text} == {*header[1:-1].split(",")} - {"label"}
 
 
-def test_a_header_that_is_named_is_not_asked_about(tmp_path):
+def test_named_header_is_accepted(tmp_path):
     path = table(tmp_path, text=TEXTS, good=["good", "bad"] * 30)
     with pytest.raises(UserError, match="its first line is a row") as caught:
         guess(path, {})
@@ -150,7 +152,7 @@ def test_a_header_that_is_named_is_not_asked_about(tmp_path):
     assert guess(path, {"header": "[text,good]"}) == Guess("classification", ("text",), "good")
 
 
-def test_what_is_said_is_not_guessed(tmp_path):
+def test_typed_settings_are_not_guessed(tmp_path):
     path = table(tmp_path, text=TEXTS, mood=["a", "b"] * 30, tone=["c", "d"] * 30)
     assert guess(path, {"label": "tone"}) == Guess("classification", ("text",), "tone")
     assert guess(path, {"kind": "multi_label", "label": "mood"}).kind == "multi_label"
@@ -159,19 +161,19 @@ def test_what_is_said_is_not_guessed(tmp_path):
 
 
 @pytest.mark.parametrize("label", [["pos"] * 60, [1] * 60])
-def test_a_label_that_is_the_same_in_all_rows_is_refused(label, tmp_path):
-    """Another column would be taken for the label in its place."""
+def test_constant_label_is_refused(label, tmp_path):
+    """No other column is guessed as the label instead."""
     with pytest.raises(UserError, match="all rows have the same label"):
         guess(table(tmp_path, text=["a", "b"] * 30, label=label), {})
 
 
 @pytest.mark.parametrize("columns", [{"text": TEXTS}, {"number": list(range(60))}])
-def test_nothing_to_predict_or_to_read(columns, tmp_path):
+def test_file_without_label_or_text_is_refused(columns, tmp_path):
     with pytest.raises(UserError, match="holds"):
         guess(table(tmp_path, **columns), {})
 
 
-def test_paths_and_names(tmp_path):
+def test_paths_are_distinguished_from_task_names(tmp_path):
     assert is_path("x.csv", []) and is_path(str(tmp_path), []) and not is_path("sst2", ["sst2"])
     assert not is_path("unknown", []) and not is_path("a.csv,b.csv", [])
     with pytest.raises(UserError, match="no such file"):
@@ -181,8 +183,8 @@ def test_paths_and_names(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["review_title", None, "id"])
-def test_the_index_of_a_data_frame_is_no_text(name, tmp_path):
-    """It is a column of the file, which is read where it is named."""
+def test_index_of_data_frame_is_not_text(name, tmp_path):
+    """The index is a column of the file, read only if task.text= names it."""
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"text": TEXTS, "label": ["x", "y"] * 30})
     titles = pandas.Index([f"the title of number {number}" for number in range(60)], name=name)
@@ -198,7 +200,7 @@ def test_the_index_of_a_data_frame_is_no_text(name, tmp_path):
     assert guess(str(tmp_path / "column.parquet"), {}).text == ("title", "text")
 
 
-def test_compressed_files_are_guessed_like_the_files_in_them(tmp_path):
+def test_compressed_files_are_guessed_like_plain_files(tmp_path):
     for name in ("reviews.csv", "train.jsonl"):
         path = table(tmp_path, name, text=TEXTS, mood=["good", "bad"] * 30)
         compressed = tmp_path / "folder" / f"{name}.gz"

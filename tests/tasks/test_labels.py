@@ -1,4 +1,4 @@
-"""A checkpoint's head under a task's labels: matched by name, its rows in the task's order."""
+"""Reuse of a checkpoint's head: labels are matched by name, and its rows put into the task's order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def section(labels, **more):
         (["LABEL_0", "LABEL_1"], ("label_1", "label_0"), (1, 0), "LABEL_1 = label_1"),
     ],
 )
-def test_classes_are_matched(theirs, ours, order, note):
+def test_matching_classes_reuse_head(theirs, ours, order, note):
     taken = load_head(section(theirs), task(ours))
     assert (taken.order, taken.labels, taken.settings) == (order, ours, {"head": "transformers"})
     assert taken.note.startswith(note) and bool(taken.note) == bool(note)
@@ -45,23 +45,23 @@ def test_classes_are_matched(theirs, ours, order, note):
         ([], ("a", "b")),
     ],
 )
-def test_others_are_not(theirs, ours):
+def test_different_classes_do_not_reuse_head(theirs, ours):
     assert load_head(section(theirs), task(ours)) is None
 
 
-def test_data_need_not_hold_every_class():
+def test_subset_of_classes_reuses_head():
     taken = load_head(section(["a", "b", "c"]), task(("c", "a")), partial=True)
     assert (taken.labels, taken.order) == (("c", "a", "b"), (2, 0, 1))
     assert load_head(section(["LABEL_0", "LABEL_1", "LABEL_2"]), task(("c", "a")), partial=True) is None
 
 
-def test_kinds_differ():
+def test_head_of_other_task_kind_is_not_reused():
     assert load_head(section(["a", "b"]), RegressionConfig(name="mine")) is None
     assert load_head({"kind": "regression", "name": "classifier", "label": "x"}, task(("a", "b"))) is None
     assert load_head({"kind": "regression", "name": "old"}, RegressionConfig(name="mine")).settings == {}
 
 
-def test_rows_follow_the_labels():
+def test_head_rows_follow_label_order():
     tensors = {
         "backbone.x": torch.ones(1), "heads.pooler.dense.weight": torch.eye(2), "heads.mine.output.bias": torch.ones(9),
         "heads.classifier.output.weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),

@@ -1,4 +1,4 @@
-"""Which reader reads a file, and what the readers of words in columns, of .parquet and of .csv give."""
+"""File layouts: CoNLL columns, CoNLL-U, parquet and delimited tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(tmp_path, name, content, config):
 CONLL = "-DOCSTART- -X- O O\n\nEU NNP B-ORG\nrejects\tVBZ O\n \t\n\n-DOCSTART- -X- O O\nPeter NNP B-PER"
 
 
-def test_conll_columns(tmp_path):
+def test_conll_columns_are_read(tmp_path):
     rows = read(tmp_path, "train.conll", CONLL, words())
     assert rows.columns["tokens"] == [["EU", "rejects"], ["Peter"]]
     assert rows.columns["column_2"] == [["NNP", "VBZ"], ["NNP"]]
@@ -48,7 +48,7 @@ def test_conll_columns(tmp_path):
     assert named.columns["tags"] == [["NNP", "VBZ"], ["NNP"]] and named.columns["ner"][1] == ["B-PER"]
 
 
-def test_divided_by_tabs_a_word_may_hold_spaces_and_begin_with_a_hash(tmp_path):
+def test_tab_separated_words_may_contain_spaces_and_hashes(tmp_path):
     rows = read(tmp_path, "a.tsv", "\ufeff#now\tO\r\n1 000\tB-X\r\n\t\r\n\u3000\tO\r\n", words())
     assert rows.columns["tokens"][0] == ["#now", "1 000"] and rows.columns["tags"] == [["O", "B-X"], ["O"]]
     assert read(tmp_path, "a.txt", "only\nwords\n", words()).columns.keys() == {"tokens", LINES}
@@ -61,7 +61,7 @@ CONLLU = (
 )
 
 
-def test_conllu(tmp_path):
+def test_conllu_is_read(tmp_path):
     rows = read(tmp_path, "en-ud-dev.conllu", CONLLU, words())
     assert rows.columns["tokens"] == [["do", "n't"], ["#"]] and rows.columns["upos"] == [["AUX", "PART"], ["SYM"]]
     assert rows.columns["xpos"][1] == ["NN"] and rows.columns["id"] == ["a-1", "a-2"]
@@ -81,18 +81,18 @@ def test_conllu(tmp_path):
         ("a.xlsx", b"PK", r"task.kind=words reads \.conll, .*, not \.xlsx"),
     ],
 )
-def test_errors_name_the_line(tmp_path, name, content, message):
+def test_layout_errors_name_file_and_line(tmp_path, name, content, message):
     with pytest.raises(UserError, match=message) as caught:
         read(tmp_path, name, content, words())
     assert caught.value.hint
 
 
-def test_ragged_sentences_are_skipped_as_a_whole_and_counted(tmp_path):
+def test_ragged_sentences_are_skipped_and_counted(tmp_path):
     rows = read(tmp_path, "a.conll", "a O\nb\nc O\n\nd O\n", words(ragged_rows="skip"))
     assert rows.columns["tokens"] == [["d"]] and rows.skipped == 1
 
 
-def test_a_suffix_means_what_the_kind_says(tmp_path):
+def test_layout_of_suffix_depends_on_task_kind(tmp_path):
     assert layout_of(tmp_path / "a.tsv", words()) == "conll" and layout_of(tmp_path / "a.tsv", texts()) == "table"
     assert layout_of(tmp_path / "a.conll", texts()) is None
     with pytest.raises(UserError, match=r"task.kind=texts reads .*, not \.conll"):
@@ -106,17 +106,17 @@ def test_a_suffix_means_what_the_kind_says(tmp_path):
         ("text,label\na,1\n", None), ('"text";"label, or not"\na;1\n', "semicolon"), ("te;xt,la|bel\na,1\n", None),
     ],
 )  # fmt: skip
-def test_delimiters_of_csv_are_seen_from_the_first_line(tmp_path, content, delimiter):
+def test_csv_delimiter_is_detected_from_first_line(tmp_path, content, delimiter):
     rows = read(tmp_path, "a.csv", content, texts())
     assert len(rows.columns) == 2 and rows.metadata == ({"delimiter": delimiter} if delimiter else {})
 
 
-def test_delimiter_of_a_file_without_a_header_line(tmp_path):
+def test_csv_delimiter_without_header_is_detected(tmp_path):
     rows = read(tmp_path, "a.csv", "good, very; good;1\n", texts(header=("text", "more", "label")))
     assert rows.columns["label"] == ["1"] and rows.metadata == {"delimiter": "semicolon"}
 
 
-def test_parquet(tmp_path):
+def test_parquet_class_numbers_become_names(tmp_path):
     table = pyarrow.table({"tokens": [["a", "b"], ["c"]], "tags": [[0, 1], [-1]], "label": [1, None]})
     classes = {"names": ["O", "B-X"], "_type": "ClassLabel"}
     features = {"tags": {"feature": classes, "_type": "List"}, "label": classes}

@@ -1,4 +1,4 @@
-"""Labelled data from files: layouts, labels by name, held-out rows, and errors with their file and line."""
+"""Labeled data from files: layouts, labels by name, held-out rows, and errors with file and line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lmtool.errors import UserError
 from lmtool.tasks.files import hub_table
 from lmtool.tasks.loading import load_task
 
-OTHERS = ("ax", "banking77", "boolq", "cb", "wic")
+OTHER_TASKS = ("ax", "banking77", "boolq", "cb", "wic")
 GLUE = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 
 
@@ -32,17 +32,17 @@ def load(config, seed=0, **keywords):
     return load_task(config, seed, "unused", True, **keywords)
 
 
-def test_every_shipped_task_decodes_and_is_covered_here():
+def test_shipped_tasks_decode_and_are_all_tested():
     # The members of a mixture are typed.
     configs = {path.stem: task_config(path.stem) for path in CONF.glob("*.yaml") if path.stem != "mixture"}
     assert all(config.name == name for name, config in configs.items())
-    # Other kinds have their own files.
+    # Other kinds have other test files.
     names = {name for name, config in configs.items() if config.kind in ("classification", "regression")}
-    assert names == {*GLUE, *OTHERS, "classification", "regression", "custom", "pydocs"}
+    assert names == {*GLUE, *OTHER_TASKS, "classification", "regression", "custom", "pydocs"}
 
 
 @pytest.mark.parametrize("name", GLUE)
-def test_glue_folders_as_distributed(name, tmp_path):
+def test_glue_folders_load_as_distributed(name, tmp_path):
     config = task_config(name, path=glue(name, tmp_path / name))
     data = load(config)
     assert len(data.train) == 12
@@ -71,8 +71,8 @@ def test_glue_folders_as_distributed(name, tmp_path):
         )
 
 
-def test_mrpc_as_its_authors_distribute_it(tmp_path):
-    """Two .txt files with a byte order mark; the test file is labeled and never trained or validated on."""
+def test_mrpc_loads_as_distributed_by_microsoft(tmp_path):
+    """Two .txt files with a byte order mark; the labeled test file is used neither for training nor for validation."""
     names = ["\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
     rows = [[label, 1, 2, text, text + " too"] for text, label in singles(20, [1, 0])]
     table(tmp_path / "msr_paraphrase_train.txt", names, rows, end="\r\n")
@@ -82,7 +82,7 @@ def test_mrpc_as_its_authors_distribute_it(tmp_path):
     assert data.test["test"].labels is not None
 
 
-def test_mnli_names_without_genres_and_other_kinds_of_file(tmp_path):
+def test_mnli_loads_jsonl_without_genres(tmp_path):
     rows = [
         {"premise": text, "hypothesis": "so", "label": label} for text, label in singles(9, ["neutral", "entailment"])
     ]
@@ -93,11 +93,11 @@ def test_mnli_names_without_genres_and_other_kinds_of_file(tmp_path):
     assert data.metadata["warnings"] == ["no training row has the label contradiction"]
 
 
-def test_custom_task_from_the_command_line(tmp_path):
+def test_custom_task_reads_csv(tmp_path):
     (tmp_path / "reviews.csv").write_text("stars,review\n" + "".join(f'{n % 3 + 9},"a, ""{n}"""\n' for n in range(30)))
     config = task_config("custom", path=tmp_path / "reviews.csv", text=["review"], label="stars")
     data = load(config)
-    assert data.config.labels == ("9", "10", "11")  # by number, not by letter
+    assert data.config.labels == ("9", "10", "11")  # sorted as numbers
     assert texts_of(data.train)[0][0].startswith('a, "')
     assert len(data.train) == 27 and len(data.validation["dev"]) == 3
     assert "3 of 30 training rows held out" in data.metadata["development"]
@@ -107,7 +107,7 @@ def test_custom_task_from_the_command_line(tmp_path):
     assert set(regression.train.labels) == {9.0, 10.0, 11.0}
 
 
-def test_held_out_rows_are_seeded_and_share_no_text_with_train(tmp_path):
+def test_held_out_rows_are_seeded_and_disjoint_from_train(tmp_path):
     table(tmp_path / "train.tsv", ["text", "label"], [[f"text {number // 3}", number % 2] for number in range(300)])
     config = task_config("classification", path=tmp_path)
     first, again, other = (load(config, seed) for seed in (0, 0, 1))
@@ -116,14 +116,14 @@ def test_held_out_rows_are_seeded_and_share_no_text_with_train(tmp_path):
     assert held.ids == again.validation["dev"].ids != other.validation["dev"].ids
 
 
-def test_train_examples_is_a_seeded_draw(tmp_path):
+def test_train_examples_are_sampled_by_seed(tmp_path):
     path = glue("sst2", tmp_path)
     few = [load(task_config("sst2", path=path, train_examples=5), seed).train.ids for seed in (0, 0, 3)]
     assert len(few[0]) == 5 and few[0] == few[1] != few[2]
     assert load(task_config("sst2", path=path, train_examples=99)).metadata["train_rows"] == 12
 
 
-def test_labels_are_names_before_they_are_numbers(tmp_path):
+def test_label_names_take_precedence_over_numbers(tmp_path):
     table(tmp_path / "train.tsv", ["text", "label"], [["a", 1], ["b", 0], ["c", 0]])
     by_name = load(task_config("classification", path=tmp_path, labels=["1", "0"]))
     rows = [
@@ -142,7 +142,7 @@ def test_labels_are_names_before_they_are_numbers(tmp_path):
 
 
 def write_rows(path, labels):
-    """Writes a row per line. Lists of labels, which may be tags, have a list of as many words."""
+    """Write one row per line; a list of labels gets a list of as many words."""
     rows = [
         {"text": ["word"] * len(label) if isinstance(label, list) else f"{path.stem} {number}", "label": label}
         for number, label in enumerate(labels)
@@ -151,8 +151,8 @@ def write_rows(path, labels):
 
 
 @pytest.mark.parametrize("kind", ["classification", "multi_label", "token_classification"])
-def test_labels_that_are_numbers_are_never_indices(kind, tmp_path):
-    """Each row keeps the label that its file has, or the first unknown one is refused: 200 pairs of label sets."""
+def test_numeric_labels_are_not_indices(kind, tmp_path):
+    """Every row keeps its label or the first unknown label is refused, for 200 pairs of label sets."""
     draw, refused = random.Random(0), 0
     spellings = ["-1", "0", "1", "2", "3", "4", "5", "10", "1.5", "other"]
     tags = {"text": ["text"], "label": "label", "scheme": "none", "metrics": ["accuracy"], "metric": "accuracy"}
@@ -185,7 +185,7 @@ def test_labels_that_are_numbers_are_never_indices(kind, tmp_path):
     assert 60 < refused < 160
 
 
-def test_minus_one_is_a_label_where_the_classes_have_it(tmp_path):
+def test_minus_one_is_label_if_in_train(tmp_path):
     for name, labels in (("train", [-1, 1] * 2), ("dev", [-1, 1]), ("test", [-1, -1])):
         write_rows(tmp_path / f"{name}.jsonl", labels)
     data = load(task_config("classification", path=tmp_path, test=["test"]))
@@ -195,7 +195,7 @@ def test_minus_one_is_a_label_where_the_classes_have_it(tmp_path):
 @pytest.mark.parametrize(
     "spellings", [(1, 1.0), ("7", "07"), ("1", "+1"), ("2.50", "2.5"), ("9" * 5000, "+" + "9" * 5000)]
 )
-def test_two_spellings_of_a_number_are_asked_about(spellings, tmp_path):
+def test_two_spellings_of_same_number_are_refused(spellings, tmp_path):
     first, second = spellings
     write_rows(tmp_path / "train.jsonl", [first, second] * 3)
     with pytest.raises(UserError, match=r"train.jsonl:[12]: label .* is the same number as .* of .*train.jsonl:[12]"):
@@ -204,7 +204,7 @@ def test_two_spellings_of_a_number_are_asked_about(spellings, tmp_path):
     assert two.config.labels == (str(first), str(second))
 
 
-def test_balanced_weights_are_written_into_the_config(tmp_path):
+def test_balanced_class_weights_are_stored_in_config(tmp_path):
     table(
         tmp_path / "train.tsv", ["text", "label"], [[f"t{number}", "b" if number % 4 else "a"] for number in range(8)]
     )
@@ -214,7 +214,7 @@ def test_balanced_weights_are_written_into_the_config(tmp_path):
     assert data.config.labels == ("a", "b")
 
 
-def test_no_data_and_missing_paths():
+def test_missing_path_is_refused():
     with pytest.raises(UserError, match="task=custom has no default data") as caught:
         load(task_config("custom"))
     assert "task.path=FOLDER" in caught.value.hint
@@ -222,7 +222,7 @@ def test_no_data_and_missing_paths():
         load(task_config("sst2", path="/no/such"))
 
 
-def test_without_the_hub_the_error_says_what_to_type(monkeypatch):
+def test_offline_error_suggests_commands(monkeypatch):
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("a connection was opened"))
     with pytest.raises(UserError) as caught:
         load(task_config("sst2"))
@@ -230,21 +230,21 @@ def test_without_the_hub_the_error_says_what_to_type(monkeypatch):
     assert "lmtool finetune task=sst2 task.path=" in caught.value.hint and "checkpoint=" in caught.value.hint
 
 
-def test_without_the_library_the_error_says_what_to_install(monkeypatch):
+def test_missing_datasets_library_error_suggests_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="the library datasets, which is not installed") as caught:
         load(task_config("sst2"))
     assert "pip install 'lmtool[hub]'" in caught.value.hint and "task.path=FOLDER" in caught.value.hint
 
 
-def test_an_unreachable_hub_is_not_waited_for(monkeypatch):
+def test_unreachable_hub_fails_at_once(monkeypatch):
     monkeypatch.setattr("lmtool.data.hub_source.is_reachable", lambda _: False)
     with pytest.raises(UserError, match="cannot be read: no network"):
         load_task(task_config("sst2"), 0, "unused", False)
 
 
-def test_hub_rows_come_with_class_names(monkeypatch):
-    """The hub's numbers are turned into its names first: another order of labels there does no harm."""
+def test_hub_class_numbers_become_names(monkeypatch):
+    """Labels are matched by the hub's names, so their order there does not matter."""
 
     class Split(dict):
         column_names = ("sentence", "label", "idx")
@@ -286,13 +286,13 @@ def two_rows(tmp_path, header, *rows):
         ((["a", "positive"], ["b", ""]), r"train.tsv:3: no value in the column label"),
     ],
 )
-def test_unknown_labels(tmp_path, rows, message):
+def test_unknown_labels_are_refused(tmp_path, rows, message):
     path = two_rows(tmp_path, ["sentence", "label"], *rows)
     with pytest.raises(UserError, match=message):
         load(task_config("sst2", path=path))
 
 
-def test_missing_columns_list_those_there(tmp_path):
+def test_missing_column_error_lists_columns(tmp_path):
     path = two_rows(tmp_path, ["phrase", "label"], ["a", 0], ["b", 1])
     with pytest.raises(UserError, match="no column sentence to read; there are phrase, label"):
         load(task_config("sst2", path=path))
@@ -302,7 +302,7 @@ def test_missing_columns_list_those_there(tmp_path):
     assert "task.label=" in caught.value.hint
 
 
-def test_columns_joined_to_one_text(tmp_path):
+def test_columns_are_joined_to_one_text(tmp_path):
     config = task_config("wic", path=glue("wic", tmp_path / "wic"))
     data = load(config)
     assert [*data.train.columns] == ["word+sentence1", "sentence2"]
@@ -315,8 +315,8 @@ def test_columns_joined_to_one_text(tmp_path):
         task_config("wic", text=["word+label", "sentence2"])
 
 
-def test_columns_of_the_hub_are_decoded():
-    """Lists of class numbers, truth values as classes, and objects, as the library gives them."""
+def test_hub_columns_are_decoded():
+    """Lists of class numbers, booleans as classes, and objects, in the form of the datasets library."""
 
     class Split(dict):
         column_names = ("text", "labels", "answer")
@@ -335,7 +335,7 @@ def test_columns_of_the_hub_are_decoded():
     assert columns == {"text": texts, "labels": [["anger", "joy"], []], "answer": [True, ""], **flat}
 
 
-def test_regression_values_are_finite_numbers(tmp_path):
+def test_invalid_regression_values_are_refused(tmp_path):
     for given in ("five", "nan", "inf", ""):
         path = two_rows(tmp_path, ["sentence1", "sentence2", "label"], ["a", "b", "1.5"], ["a", "c", given])
         with pytest.raises(UserError, match=rf"train.tsv:3: label='{given}' is not a number"):
@@ -351,18 +351,18 @@ def test_regression_values_are_finite_numbers(tmp_path):
     [
         (["a", "b", "NA"], "1 training row is labeled NA: remove it if that means a missing label"),
         ([*["a", "b"] * 30, "nan", "nan"], "2 training rows are labeled nan: remove them if"),
-        (["a", "NA", "b"] * 4, None),  # as large as the others: Namibia
+        (["a", "NA", "b"] * 4, None),  # as frequent as the others: Namibia
         (["a", "b", "c"], None),
     ],
 )
-def test_a_class_that_reads_like_a_missing_value(labels, warning, tmp_path):
+def test_label_like_missing_value_warns(labels, warning, tmp_path):
     for split in ("train", "dev"):
         table(tmp_path / f"{split}.tsv", ["text", "label"], [[f"t {n}", label] for n, label in enumerate(labels)])
     (*warnings,) = load(task_config("custom", path=tmp_path, kind="classification")).metadata["warnings"]
     assert not warnings if warning is None else len(warnings) == 1 and warnings[0].startswith(warning)
 
 
-def test_columns_that_are_no_classes(tmp_path):
+def test_unsuitable_label_columns_are_refused(tmp_path):
     table(tmp_path / "train.tsv", ["text", "label"], [[f"t{number}", number / 7] for number in range(60)])
     with pytest.raises(UserError, match="60 different values") as caught:
         load(task_config("classification", path=tmp_path))
@@ -372,7 +372,7 @@ def test_columns_that_are_no_classes(tmp_path):
         load(task_config("classification", path=tmp_path))
 
 
-def test_two_files_of_one_split(tmp_path):
+def test_two_files_of_one_split_are_refused(tmp_path):
     path = two_rows(tmp_path, ["sentence", "label"], ["a", 0], ["b", 1])
     for name in ("dev.tsv", "validation.tsv"):
         table(path / name, ["sentence", "label"], [["a", 0]])
@@ -399,7 +399,7 @@ def test_two_files_of_one_split(tmp_path):
         ("dev.txt", lambda path: path.write_text("x"), "dev.txt is not read"),
     ],
 )
-def test_a_split_that_cannot_be_read_is_never_replaced_by_held_out_rows(tmp_path, name, make, words):
+def test_unreadable_split_is_refused(tmp_path, name, make, words):
     path = two_rows(tmp_path, ["sentence", "label"], ["a", 0], ["b", 1])
     assert [*load(task_config("sst2", path=path)).validation] == ["dev"]
     make(path / name)
@@ -408,11 +408,11 @@ def test_a_split_that_cannot_be_read_is_never_replaced_by_held_out_rows(tmp_path
     assert f"task.path={path}: " in caught.value.message and caught.value.hint
     (path / name).rmdir() if (path / name).is_dir() else (path / name).unlink()
     table(path / "dev.tsv", ["sentence", "label"], [["a", 0]])
-    (path / "dev").mkdir()  # not needed where there is a development file
+    (path / "dev").mkdir()  # ignored beside a development file
     assert len(load(task_config("sst2", path=path)).validation["dev"]) == 1
 
 
-def test_development_splits_that_are_not_there(tmp_path):
+def test_missing_validation_splits_are_refused(tmp_path):
     path = two_rows(tmp_path, ["sentence", "label"], ["a", 0], ["b", 1])
     with pytest.raises(UserError, match="names the split nope; the data have the splits train") as caught:
         load(task_config("sst2", path=path, validation=["nope"]))
@@ -426,11 +426,11 @@ def test_development_splits_that_are_not_there(tmp_path):
     with pytest.raises(UserError, match="names the split hard; the data have the splits dev, train") as caught:
         load(task_config("sst2", path=path, validation=["dev", "hard"]))
     assert "task.validation=[dev]" in caught.value.hint
-    # A preset names both development sets of MNLI; where there is one plain set, it is taken.
+    # The preset of MNLI names two development sets; a single dev file replaces both.
     assert [*load(task_config("sst2", path=path, validation=["dev_matched", "dev_mismatched"])).validation] == ["dev"]
 
 
-def test_a_mapped_file_that_cannot_be_read(tmp_path):
+def test_unreadable_mapped_file_is_refused(tmp_path):
     names = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
     rows = [[label, 1, 2, text, text + " too"] for text, label in singles(20, [1, 0])]
     table(tmp_path / "msr_paraphrase_train.txt", names, rows)
@@ -439,13 +439,13 @@ def test_a_mapped_file_that_cannot_be_read(tmp_path):
         load(task_config("mrpc", path=tmp_path))
 
 
-def test_a_folder_without_train(tmp_path):
+def test_folder_without_train_file_is_refused(tmp_path):
     (tmp_path / "notes.md").write_text("x")
     with pytest.raises(UserError, match="no train file; there is notes.md"):
         load(task_config("sst2", path=tmp_path))
 
 
-def test_take_keeps_rows_together(tmp_path):
+def test_take_keeps_columns_aligned(tmp_path):
     rows = load(task_config("mrpc", path=glue("mrpc", tmp_path))).train
     taken = rows.take(np.array([3, 1]))
     assert taken.ids == [rows.ids[3], rows.ids[1]] and taken.origin == [rows.origin[3], rows.origin[1]]
@@ -453,7 +453,7 @@ def test_take_keeps_rows_together(tmp_path):
     assert taken.labels.tolist() == rows.labels[[3, 1]].tolist()
 
 
-def test_repeated_ids_and_unlabeled_tests_are_said(tmp_path):
+def test_repeated_ids_and_unlabeled_tests_are_reported(tmp_path):
     table(tmp_path / "train.tsv", ["id", "text", "label"], [[n % 3, f"a text {n}", n % 2] for n in range(6)])
     table(tmp_path / "dev.tsv", ["id", "text", "label"], [[n, f"a text {n}", n % 2] for n in range(4)])
     table(tmp_path / "test.tsv", ["text"], [["a text"]])

@@ -1,4 +1,4 @@
-"""Long texts by windows: every token is read, and the windows of a row vote."""
+"""Long texts in windows: every token is read, and the outputs of a row's windows are combined."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data_of(kind, folder, pair=False, **overrides):
 
 @pytest.mark.parametrize("windows", ["mean", "max"])
 @pytest.mark.parametrize("kind", LABELS)
-def test_windows_vote(kind, windows, wordpiece, tmp_path):
+def test_window_outputs_are_combined(kind, windows, wordpiece, tmp_path):
     data = data_of(kind, tmp_path, windows=windows, stride=3, **({"thresholds": 0.5} if kind == "multi_label" else {}))
     learner = data.config.learner(backbone(), wordpiece, 0).eval()
     examples = examples_of(learner, data.train, 16)
@@ -40,7 +40,7 @@ def test_windows_vote(kind, windows, wordpiece, tmp_path):
     batch = examples.batch(plan.rows, np.arange(len(plan)), 0)
     assert len(plan) > len(data.train) and examples.metadata()["truncated"] == 0
     assert max(batch.inputs.lengths) <= 16 and batch.parts.tolist() == plan.rows["part"].tolist()
-    # Each token of a row is read, in its place.
+    # Every token of a row is read at its position.
     read = {row: {} for row in range(6)}
     pieces = batch.inputs.tokens.split(list(batch.inputs.lengths))
     for tokens, record in zip(pieces, plan.rows, strict=True):
@@ -48,7 +48,7 @@ def test_windows_vote(kind, windows, wordpiece, tmp_path):
             assert read[int(record["row"])].setdefault(int(record["begin"]) + offset, token) == token
     for row, text in enumerate(data.train.columns["other"]):
         assert [read[row][place] for place in sorted(read[row])] == wordpiece.encode(text).tolist()
-    # The votes of a row are joined.
+    # The outputs of a row's windows are combined.
     with torch.no_grad():
         outputs = learner.outputs(batch, 0).double()
     fractions = {"classification": outputs.softmax(-1), "regression": outputs, "multi_label": outputs.sigmoid()}[kind]
@@ -65,7 +65,7 @@ def test_windows_vote(kind, windows, wordpiece, tmp_path):
             assert list(prediction.value) == (joined >= 0.5).astype(int).tolist()
 
 
-def test_of_a_pair_the_second_text_is_windowed(wordpiece, tmp_path):
+def test_second_text_of_pair_is_windowed(wordpiece, tmp_path):
     data = data_of("classification", tmp_path, pair=True, windows="mean")
     examples = examples_of(data.config.learner(backbone(), wordpiece, 0), data.train, 19)
     plan = examples.plan(0)

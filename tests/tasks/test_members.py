@@ -1,4 +1,4 @@
-"""A task among objectives: its own learner under another protocol, in a mixture with text and other tasks."""
+"""Tasks as objectives of pretraining, alone and in a mixture with text and other tasks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokenizers():
 
 @pytest.fixture
 def sections(tmp_path):
-    """Two tasks as members: classes with balanced weights, and values."""
+    """Two tasks as members: a classification with balanced weights and a regression."""
     table(tmp_path / "mood.tsv", ["text", "label"], singles(31, ["good", "bad", "bad"]))
     table(tmp_path / "score.tsv", ["text", "label"], singles(20, [0.5, 2.5, 4.0]))
     mood = {
@@ -44,8 +44,8 @@ def sections(tmp_path):
     return {"name": "task", "task": mood}, {"name": "task", "task": score}
 
 
-def made(section, family, tokens):
-    """A resolved objective, its learner, and the data of both splits."""
+def make_learner(section, family, tokens):
+    """The resolved objective, its learner, and the data of both splits."""
     objective, read = read_tasks(Choice("objective").validate(section), 3, "unread", True)
     learner = objective.learner(backbone(family), tokens, 3)
     text = store(tokens)
@@ -54,9 +54,9 @@ def made(section, family, tokens):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_learner_of_the_task(sections, family, tokenizers):
-    """Same names, losses, gradients and scores, with dropout and without."""
-    objective, learner, stores = made(sections[0], family, tokenizers[family])
+def test_task_objective_matches_task_learner(sections, family, tokenizers):
+    """Same names, losses and gradients, with and without dropout."""
+    objective, learner, stores = make_learner(sections[0], family, tokenizers[family])
     assert objective.task.labels == ("bad", "good") and objective.task.loss.class_weights[1] > 1
     own = objective.task.learner(backbone(family), tokenizers[family], 3)
     assert learner.state_dict().keys() == own.state_dict().keys()
@@ -69,9 +69,9 @@ def test_it_is_the_learner_of_the_task(sections, family, tokenizers):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_members_of_a_mixture(sections, family, tokenizers):
+def test_mixture_of_text_and_tasks_matches_members(sections, family, tokenizers):
     section = {"name": "mixture", "members": [TEXT[family], *sections], "weights": [0.5, 0.3, 0.2]}
-    objective, learner, stores = made(section, family, tokenizers[family])
+    objective, learner, stores = make_learner(section, family, tokenizers[family])
     assert [part.title for part in objective.member_configs()][1:] == ["mood", "score"] and objective.weights == (
         0.5,
         0.3,
@@ -93,7 +93,7 @@ def test_members_of_a_mixture(sections, family, tokenizers):
 
     held_out = learner.examples(stores["validation"], 32)
     assert len(held_out.plan(0)) == sum(len(member.plan(0)) for member in held_out.members.values()), (
-        "all, whatever its share"
+        "every held-out row, whatever its fraction"
     )
     batches = list(PackedLoader(held_out, 0, None, 300, shuffle=False).epoch_batches())
     predictors = learner.predictors(stores["train"], examples)
@@ -113,18 +113,18 @@ def test_members_of_a_mixture(sections, family, tokenizers):
     assert golds & {"good", "bad"} and golds & {0.5, 2.5, 4.0}
 
 
-def test_texts_are_labeled(sections, tokenizers):
-    _, learner, _ = made(sections[0], "bert", tokenizers["bert"])
+def test_task_objective_labels_texts(sections, tokenizers):
+    _, learner, _ = make_learner(sections[0], "bert", tokenizers["bert"])
     records = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), Inference(32, 100, FP32_CPU)))
     assert [record["text"] for record in records] == ["a fine film", "a mess"]
     assert all(record["prediction"] in ("good", "bad") and 0.5 <= record["score"] <= 1 for record in records)
     assert learner.reads == ("text",) and learner.line(records[0]).endswith("  a fine film")
 
 
-def test_names_are_a_heads_alone(sections, tokenizers):
+def test_repeated_head_names_are_refused(sections, tokenizers):
     def named(name, *members):
         task = {"name": "task", "task": sections[0]["task"] | {"name": name}}
-        made({"name": "mixture", "members": [*members, task]}, "bert", tokenizers["bert"])
+        make_learner({"name": "mixture", "members": [*members, task]}, "bert", tokenizers["bert"])
 
     with pytest.raises(UserError, match="the task masked_lm has the name of another member's head"):
         named("masked_lm", "mlm")
@@ -143,7 +143,7 @@ def test_names_are_a_heads_alone(sections, tokenizers):
             MixtureConfig(members=tuple(members))
 
 
-def test_the_data_are_told_apart_by_a_hash(sections, tmp_path):
+def test_fingerprint_depends_on_rows(sections, tmp_path):
     def hashed():
         (data,) = read_tasks(Choice("objective").validate(sections[0]), 3, "unread", True)[1].values()
         return data.metadata["fingerprint"]
@@ -152,6 +152,6 @@ def test_the_data_are_told_apart_by_a_hash(sections, tmp_path):
     assert before == hashed()
     file = tmp_path / "mood.tsv"
     file.write_text(file.read_text().replace("good", "fair"))
-    assert before == hashed(), "the name of a class changes no number"
+    assert before == hashed(), "the fingerprint excludes class names"
     file.write_text(file.read_text().replace("story", "tale"))
     assert before != hashed()

@@ -1,4 +1,4 @@
-"""Several classes a text: labels as lists and as text, torch's loss, tuned thresholds that stay with the head."""
+"""Multi-label classification: labels as lists or text, losses as in torch, and tuned thresholds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load(folder, **overrides):
     return load_task(task_config("multi_label", path=folder, **overrides), 0, folder, True)
 
 
-def test_lists_and_text_are_the_same(tmp_path):
+def test_label_lists_and_delimited_text_are_equal(tmp_path):
     for name, labels, given in (
         ("lists", LABELS, {}), ("text", ["; ".join(label) for label in LABELS], {"delimiter": ";"})
     ):  # fmt: skip
@@ -44,19 +44,19 @@ def test_lists_and_text_are_the_same(tmp_path):
         data = load(tmp_path / name, **given)
         assert data.config.labels == ("a", "b", "c") and data.metadata["labels"] == {"a": 3, "b": 5, "c": 3}
         assert data.train.labels[:3].tolist() == [[0, 1, 0], [1, 1, 0], [0, 0, 0]]
-        assert data.config.learner  # a kind with a learner
+        assert data.config.learner  # the kind has a learner
 
 
 @pytest.mark.parametrize(
     ("labels", "message"), [([["a"], ["d", "b"]], "dev.jsonl:2: label 'd' is unknown"), ([["a", "b", "a b"]], "'a b'")]
 )
-def test_unknown_labels_are_named(labels, message, tmp_path):
+def test_unknown_labels_are_refused(labels, message, tmp_path):
     write(tmp_path), write(tmp_path, labels, "dev")
     with pytest.raises(UserError, match=message):
         load(tmp_path)
 
 
-def test_a_column_without_classes_is_refused(tmp_path):
+def test_column_without_labels_is_refused(tmp_path):
     write(tmp_path, [[], []])
     with pytest.raises(UserError, match="empty in all 2 training rows"):
         load(tmp_path)
@@ -70,14 +70,14 @@ def test_a_column_without_classes_is_refused(tmp_path):
         ({"loss": {"label_smoothing": 0.1, "focal_gamma": 2.0}}, "give one of them"),
     ],
 )
-def test_what_does_not_fit_is_refused(fields, message):
+def test_invalid_settings_are_refused(fields, message):
     with pytest.raises(ValidationError, match=message):
         MultiLabelConfig(**fields)
 
 
 @pytest.mark.parametrize("weights", ["none", "balanced"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_the_loss_is_torchs(weights, smoothing, words, tmp_path):
+def test_loss_matches_torch_bce(weights, smoothing, words, tmp_path):
     write(tmp_path), write(tmp_path, split="dev")
     data = load(tmp_path, loss__class_weights=weights, loss__label_smoothing=smoothing)
     learner = data.config.learner(backbone(), words, 0).eval()
@@ -93,7 +93,7 @@ def test_the_loss_is_torchs(weights, smoothing, words, tmp_path):
     torch.testing.assert_close(ours, F.binary_cross_entropy_with_logits(logits, target, pos_weight=tensor))
 
 
-def test_the_focal_loss_of_each_class(words, tmp_path):
+def test_focal_loss_matches_definition(words, tmp_path):
     write(tmp_path), write(tmp_path, split="dev")
     learner = load(tmp_path, loss__focal_gamma=2.0).config.learner(backbone(), words, 0).eval()
     data = load(tmp_path)
@@ -104,7 +104,7 @@ def test_the_focal_loss_of_each_class(words, tmp_path):
     torch.testing.assert_close(learner(batch, 1).sums["multi_label"], ((1 - p) ** 2 * -p.log()).sum())
 
 
-def test_thresholds_are_tuned_and_stay_with_the_head(words, tmp_path):
+def test_thresholds_are_tuned_and_stored_with_head(words, tmp_path):
     write(tmp_path), write(tmp_path, split="dev")
     data = load(tmp_path)
     learner = data.config.learner(backbone(), words, 0)
@@ -121,7 +121,7 @@ def test_thresholds_are_tuned_and_stay_with_the_head(words, tmp_path):
     assert evaluation(other, rows).metrics() == tuned.metrics()
     record = next(iter(tuned.records()))
     assert record["gold"] == "b" and set(record["prediction"].split(",")) <= {"", "a", "b", "c"}
-    # The probability of each class is kept beside the decision.
+    # Records have the probability of each class.
     assert list(record["probabilities"]) == ["a", "b", "c"]
     fractions = zip(record["probabilities"].items(), thresholds, strict=True)
     decided = [name for (name, share), threshold in fractions if share >= threshold]

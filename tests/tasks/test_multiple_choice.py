@@ -1,4 +1,4 @@
-"""Multiple choice: what is read of a row, one softmax over its choices, and rows that stay together."""
+"""Multiple choice: texts of a row, one softmax over its choices, and rows kept in one batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def batch_of(examples, numbers):
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
 @pytest.mark.parametrize("name", ["multiple_choice", "copa", "swag"])
-def test_every_task_steps_and_packing_changes_nothing(name, family, tokenizers, tmp_path):
+def test_packing_keeps_loss_and_predictions(name, family, tokenizers, tmp_path):
     data = data_of(name, tmp_path)
     learner = data.config.learner(backbone(family), tokenizers[family], 0).train()
     examples = examples_of(learner, data.train, 48)
@@ -68,7 +68,7 @@ def test_every_task_steps_and_packing_changes_nothing(name, family, tokenizers, 
     assert learner.baseline(*sets, [], {})["metric"] == "accuracy"
 
 
-def test_what_is_read_of_a_row():
+def test_copa_and_swag_rows_become_pairs():
     rows = Rows(["a"], {"premise": ["It broke."], "question": ["cause"], "choice1": ["x"], "choice2": ["y"]}, None, [])
     rows.origin.append(("f", 1))
     pairs = build(task_config("copa", path="x")).pairs(rows).columns
@@ -78,7 +78,7 @@ def test_what_is_read_of_a_row():
     assert pairs == {"first": ["He sits."] * 4, "second": [f"Then he e{k}" for k in range(4)]}
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_invalid_choices_and_labels_are_refused(tmp_path):
     with pytest.raises(ValueError, match="there must be a text before the choices"):
         task_config("multiple_choice", choices=3)
     (tmp_path / "train.jsonl").write_text(json.dumps({**rows_of("copa")[0], "label": 2}) + "\n")

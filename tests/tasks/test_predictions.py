@@ -1,4 +1,4 @@
-"""Predictions in columns: read again as they were entered, and a few bytes a row."""
+"""Predictions in columns: returned as stored, in few bytes per row."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FORMS = {
     "tags": [[1, 2], [], [0], [5, 5, 5]],
     "texts": ["yes", "no", "yes", ""],
     "several forms": [1, "no", [1], 2.0],
-    "whole numbers, then another": [0, 1, 2, 0.5],
+    "integers, then a float": [0, 1, 2, 0.5],
 }
 
 
 @pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
-def test_they_are_read_again_as_they_were(values):
+def test_prediction_columns_return_stored_values(values):
     fractions = np.eye(4, 3, dtype=np.float32)
     given = [Prediction(value, number / 8, fractions[number]) for number, value in enumerate(values)]
     given[2] = given[2]._replace(text="written")
@@ -45,7 +45,7 @@ def test_they_are_read_again_as_they_were(values):
         held[4]
 
 
-def test_arrays_of_one_shape_are_one_array():
+def test_arrays_of_equal_shape_are_stacked():
     held = PredictionColumns(3)
     for row in range(3):
         held.put(row, Prediction(np.full(2, row, np.float32), 0.5))
@@ -69,21 +69,21 @@ def data_of(name, folder):
     return load_task(task_config(name, path=folder), 0, folder, True)
 
 
-# Bytes that a row may take: of a class its number, score, probabilities and loss; of 20 classes a byte and
-# a probability each; five tags of 8 bytes; of an answer 20 spans of 12 bytes and the objects around them.
+# Maximum bytes per row. sst2: class number, score, probabilities and loss; multi_label: a byte and a probability
+# for each of 20 classes; wnut17: five tags of 8 bytes; squad_v2: 20 spans of 12 bytes and their objects.
 @pytest.mark.parametrize(("name", "most"), [("sst2", 80), ("multi_label", 220), ("wnut17", 140), ("squad_v2", 900)])
-def test_scoring_keeps_few_bytes_a_row(name, most, tmp_path):
+def test_scoring_memory_per_row_is_small(name, most, tmp_path):
     data = data_of(name, tmp_path)
     learner = data.config.learner(backbone(num_layers=1, hidden_size=8, feedforward_size=8), tokenizer(), 0)
     (rows,), counts, kept = data.validation.values(), (6, 20, 420), []
-    for count in counts:  # the first fills what is kept once
+    for count in counts:  # the first evaluation fills caches
         split = split_data(learner, rows.take(np.arange(count) % len(rows)), "dev")
         examples = learner.examples(split, 32)
         batches = list(PackedLoader(examples, 0, None, 256, shuffle=False).epoch_batches())
         scorer = learner.scorer(split, examples, {})
         gc.collect()
         tracemalloc.start()
-        evaluation = evaluate(learner, scorer, watched(batches, scorer))
+        evaluation = evaluate(learner, scorer, checked_batches(batches, scorer))
         assert len(evaluation.predictions) == count and not scorer.partial_rows
         del scorer
         gc.collect()
@@ -92,8 +92,8 @@ def test_scoring_keeps_few_bytes_a_row(name, most, tmp_path):
     assert (kept[2] - kept[1]) / (counts[2] - counts[1]) < most
 
 
-def watched(batches, scorer):
-    """Batches; behind each, what a row gave is kept until its other parts have come, and no longer."""
+def checked_batches(batches, scorer):
+    """Yield the batches; after each, check that only incomplete rows are held."""
     for batch in batches:
         yield batch
         assert all(len(parts) < scorer.parts_N[row] for row, parts in scorer.partial_rows.items())

@@ -1,4 +1,4 @@
-"""Classes as words in prompts that are learned: what is read, which logits decide, what stands beside a text."""
+"""Prompt-based finetuning (LM-BFF): prompts, label words, demonstrations and the auxiliary MLM loss."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from lmtool.weights.padded_model import load
 from lmtool.weights.reading import read
 from tests.weights.published_folders import make
 
-WORDED = [*TEXTS, "It was terrible.", "It was great.", "no ? yes , so maybe"] * 3
+PROMPT_TEXTS = [*TEXTS, "It was terrible.", "It was great.", "no ? yes , so maybe"] * 3
 TOKENIZERS = {
     "bert": WordPieceConfig(minimum_count=1),
     "gpt": ByteBpeConfig(minimum_count=1),
     "t5": SentencePieceConfig(sentinels=4),
     "bart": ByteBpeConfig(minimum_count=1, special_tokens="roberta"),
 }
-STILL = {**SIZES, "vocab_size": 420, "dropout": 0.0}
+NO_DROPOUT = {**SIZES, "vocab_size": 420, "dropout": 0.0}
 MODELS = {
-    "bert": BertConfig(**STILL),
-    "gpt": GptConfig(**STILL),
-    "t5": T5Config(**STILL, head_size=8),
-    "bart": BartConfig(**STILL, activation_dropout=0.0),
+    "bert": BertConfig(**NO_DROPOUT),
+    "gpt": GptConfig(**NO_DROPOUT),
+    "t5": T5Config(**NO_DROPOUT, head_size=8),
+    "bart": BartConfig(**NO_DROPOUT, activation_dropout=0.0),
 }
 
 
 @pytest.fixture(scope="module")
 def tokenizers():
     sizes = {"t5": 120}
-    return {name: build(config, WORDED, sizes.get(name, 400)) for name, config in TOKENIZERS.items()}
+    return {name: build(config, PROMPT_TEXTS, sizes.get(name, 400)) for name, config in TOKENIZERS.items()}
 
 
 def data_of(folder, name="sst2", **overrides):
@@ -54,8 +54,8 @@ def learner_of(data, tokenizers, family="bert", seed=0):
     return build(data.config).learner(build(MODELS[family], 0), tokenizers[family], seed)
 
 
-def read_by(learner, examples, count=2, epoch=0):
-    """The documents of the first examples, as text."""
+def input_texts(learner, examples, count=2, epoch=0):
+    """Text of the first inputs."""
     rows = examples.plan(epoch).rows[:count]
     batch = examples.batch(rows, np.arange(len(rows)), epoch)
     return [
@@ -65,7 +65,7 @@ def read_by(learner, examples, count=2, epoch=0):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "gpt"])
-def test_logits_of_words_equal_those_of_transformers_in_the_same_text(family, tmp_path):
+def test_label_word_logits_match_transformers(family, tmp_path):
     theirs = make(family, tmp_path / "model")
     loaded = load(str(tmp_path / "model"), offline=True)
     candidates = ["the", "dog", "by", "sea", "a", "s", "t", "film"]
@@ -95,21 +95,21 @@ def test_logits_of_words_equal_those_of_transformers_in_the_same_text(family, tm
         torch.testing.assert_close(logits_NC[number], all_LV[at, words], atol=1e-4, rtol=1e-4)
 
 
-def test_prompts_are_read_in_the_format_of_the_model(tokenizers, tmp_path):
+def test_prompts_follow_input_format_of_model(tokenizers, tmp_path):
     data = data_of(tmp_path)
     learners = {family: learner_of(data, tokenizers, family) for family in ("bert", "gpt")}
-    texts = {family: read_by(learner, examples_of(learner, data.train))[1] for family, learner in learners.items()}
+    texts = {family: input_texts(learner, examples_of(learner, data.train))[1] for family, learner in learners.items()}
     assert texts["bert"] == "[CLS] what a lovely story [UNK] it was [MASK] . [SEP]"
     assert texts["gpt"].replace(" ", "").replace("_", " ").startswith("what a lovely story 1")
     assert texts["gpt"].endswith("_was")
     pair = data_of(tmp_path, "mnli")
     learner = learner_of(pair, tokenizers)
-    text = read_by(learner, examples_of(learner, pair.train))[0]
+    text = input_texts(learner, examples_of(learner, pair.train))[0]
     assert text == "[CLS] a fine and warm film [UNK] ? [MASK] , a fine and warm film [UNK] no [SEP]"
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
-def test_an_encoder_decoder_reads_a_gap_and_writes_the_word(tokenizers, family, tmp_path):
+def test_encoder_decoder_fills_mask_with_label_word(tokenizers, family, tmp_path):
     data = data_of(tmp_path)
     learner = learner_of(data, tokenizers, family)
     examples = examples_of(learner, data.train, 60)
@@ -125,16 +125,16 @@ def test_an_encoder_decoder_reads_a_gap_and_writes_the_word(tokenizers, family, 
     assert len(evaluation(learner.eval(), data.validation["dev"], max_length=60).predictions) == 6
 
 
-def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
+def test_truncation_keeps_prompt(tokenizers, tmp_path):
     data = data_of(tmp_path)
     learner = learner_of(data, tokenizers)
     examples = examples_of(learner, data.train, 9)
-    assert read_by(learner, examples, 1) == ["[CLS] a fine and it was [MASK] . [SEP]"]
+    assert input_texts(learner, examples, 1) == ["[CLS] a fine and it was [MASK] . [SEP]"]
     assert examples.metadata()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
     with pytest.raises(UserError, match="leaves too little room for text: the prompt around it has 6 tokens"):
         examples_of(learner, data.train, 6)
     writer = learner_of(data, tokenizers, "bart")
-    pieces = read_by(writer, examples_of(writer, data.train, 14), 1)[0].split()
+    pieces = input_texts(writer, examples_of(writer, data.train, 14), 1)[0].split()
     assert len(pieces) == 14 and pieces[-3:] == ["<mask>", ".", "</s>"]
     lengths = np.random.default_rng(0).integers(0, 15, (5, 40))
     for own, cut in zip(lengths.T, truncate_texts(lengths, 33, "bert").T, strict=True):
@@ -145,7 +145,7 @@ def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
-def test_words_are_learned(tokenizers, family, tmp_path):
+def test_label_words_are_learned(tokenizers, family, tmp_path):
     data = data_of(tmp_path, auxiliary_mlm=0.1 if family == "bert" else 0.0)
     learner, rows = learner_of(data, tokenizers, family), data.train.take(np.arange(4))
     examples = examples_of(learner, rows, 64)
@@ -160,20 +160,20 @@ def test_words_are_learned(tokenizers, family, tmp_path):
     assert evaluation(learner.eval(), rows, max_length=64).metrics()["accuracy"] == 1.0
 
 
-def test_demonstrations_stand_where_the_model_reads_them(tokenizers, tmp_path):
+def test_demonstrations_are_placed_by_architecture(tokenizers, tmp_path):
     data = data_of(tmp_path, demonstrations=2)
     bert, gpt = (learner_of(data, tokenizers, family) for family in ("bert", "gpt"))
-    text = read_by(bert, examples_of(bert, data.train, 60), 1)[0]
+    text = input_texts(bert, examples_of(bert, data.train, 60), 1)[0]
     question, first, second, end = text.split(" [SEP]")
     assert question == "[CLS] a fine and warm film [UNK] it was [MASK] ." and not end
     assert first.endswith("it was terrible .") and second.endswith("it was great .")
-    text = read_by(gpt, examples_of(gpt, data.train, 64), 1)[0].replace(" ", "").replace("_", " ")
+    text = input_texts(gpt, examples_of(gpt, data.train, 64), 1)[0].replace(" ", "").replace("_", " ")
     first, second, question = text.split("//")
     assert first.endswith("It was terrible.") and second.endswith("It was great.")
     assert question.startswith("a fine and warm film 0") and question.endswith("It was")
 
 
-def test_demonstrations_are_drawn_for_every_text_by_itself(tokenizers):
+def test_demonstrations_are_sampled_uniformly_per_text(tokenizers):
     rows = {"a": [(f"a{number}",) for number in range(5)], "b": [(f"b{number}",) for number in range(3)]}
     pattern = Pattern("{text} {label}", tokenizers["bert"])
     drawn = Demonstrations(rows, ["a", "b"], ["text"], pattern, 4, 7)
@@ -181,7 +181,7 @@ def test_demonstrations_are_drawn_for_every_text_by_itself(tokenizers):
     assert own[0].tolist() == [2, 3]
     pool = drawn.sampled(own, keys, 1, 1)[:, 0]
     fractions = [np.bincount(pool[:, number], minlength=8) / 4000 for number in range(2)]
-    # Uniform over the other rows of its class, and over all of the other class: five standard errors.
+    # Uniform over the other rows of the class and all rows of the other class, within five standard errors.
     np.testing.assert_allclose(fractions[0], [0.25, 0.25, 0, 0.25, 0.25, 0, 0, 0], atol=5 * (0.25 * 0.75 / 4000) ** 0.5)
     np.testing.assert_allclose(fractions[1][5:], 1 / 3, atol=5 * (2 / 9 / 4000) ** 0.5)
     joint = np.bincount(pool[:, 0] * 8 + pool[:, 1], minlength=64)
@@ -198,7 +198,7 @@ def test_demonstrations_are_drawn_for_every_text_by_itself(tokenizers):
         alone.sampled(alone.own_indices(Rows.of_texts(text=["x"])), keys[:1], 1, 1)
 
 
-def test_draws_of_demonstrations_are_joined_by_the_mean_of_their_logits(tokenizers, tmp_path):
+def test_logits_are_averaged_over_demonstration_sets(tokenizers, tmp_path):
     data = data_of(tmp_path, demonstrations=3)
     learner, dev = learner_of(data, tokenizers).eval(), data.validation["dev"]
     held_out = split_data(learner, dev, "dev")
@@ -215,14 +215,14 @@ def test_draws_of_demonstrations_are_joined_by_the_mean_of_their_logits(tokenize
             learner.outputs(batch, 0), learner.labels(batch), reduction="none"
         ).view(6, 3)
     np.testing.assert_allclose(scored.losses, losses.mean(1), atol=1e-5)
-    # A text stands beside the same rows when it is read alone.
+    # A text gets the same demonstrations when evaluated alone.
     alone = evaluation(learner, dev.take(np.array([4])), max_length=60).predictions[0]
     np.testing.assert_allclose(alone.probabilities, fractions[4], atol=1e-6)
     assert data.config.demonstration_rows.keys() == {"negative", "positive"}
     assert all(row[0] in data.train.columns["sentence"] for row in data.config.demonstration_rows["positive"])
 
 
-def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
+def test_auxiliary_mlm_masks_unlabeled_rows(tokenizers, tmp_path):
     data = data_of(tmp_path, auxiliary_mlm=0.25)
     learner = learner_of(data, tokenizers)
     assert learner.loss_weights == {"sst2": 0.75, "mlm": 0.25}
@@ -238,7 +238,7 @@ def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
         start, length = batch.inputs.starts[number], batch.inputs.lengths[number]
         assert tokens[start + 1 : start + length - 3].tolist() == whole
         assert tokens[start + length - 3] == learner.tokenizer.role("mask")
-    # The place of an answer is read in the question, and only there.
+    # Answer positions are only in the labeled inputs.
     assert (batch.inputs.documents[learner.answer_indices(batch)] == torch.tensor([0, 2, 4])).all()
     masked = [examples.batch(examples.plan(epoch).rows[:1], np.arange(1), epoch) for epoch in (0, 3)]
     assert not torch.equal(masked[0].inputs.tokens, masked[1].inputs.tokens)
@@ -259,7 +259,7 @@ def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
         ({"negative": "ß", "positive": "great"}, None, "'ß', for negative, is not in this vocabulary"),
     ],
 )
-def test_words_that_are_not_one_token_each_are_refused(tokenizers, words, template, message, tmp_path):
+def test_label_words_must_be_single_distinct_tokens(tokenizers, words, template, message, tmp_path):
     data = data_of(tmp_path, prompt__words=words)
     with pytest.raises(UserError, match=message):
         learner_of(data, tokenizers)
@@ -281,14 +281,14 @@ def test_words_that_are_not_one_token_each_are_refused(tokenizers, words, templa
         ("stsb", "bert", {}, "task.head"),
     ],
 )
-def test_what_does_not_go_with_a_prompt_is_named_before_anything_is_read(name, family, fields, key):
+def test_prompt_conflicts_are_found_before_loading(name, family, fields, key):
     problem = task_config(name, **{"head": "prompt", **fields}).first_conflict(MODELS[family])
     assert problem.key == key and problem.hint and "\n" not in problem.message
     for shipped in ("sst2", "cola", "mnli", "qnli", "mrpc", "qqp", "rte", "cb", "boolq", "wic"):
         assert task_config(shipped, head="prompt").first_conflict(MODELS["bert"]) is None
 
 
-def test_a_checkpoint_with_a_prompt_keeps_it():
+def test_checkpoint_with_prompt_keeps_prompt():
     trained = task_config("sst2", head="prompt", demonstrations=True, prompt__words={"negative": "bad"})
     assert trained.demonstrations == 16
     section = trained.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Tasks from prompts: what is read, what is scored, what is refused; and that nothing is trained."""
+"""Zero-shot and few-shot evaluation with prompts: scores, demonstrations, generation and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def t5():
 
 
 def data_of(folder, name="sst2", train=8, **overrides):
-    """Rows whose texts are all different, and one held-out row that is in train too."""
+    """Rows with distinct texts, except one held-out row that is also in train."""
     rows = [{"sentence": f"{TEXTS[n % 8]} {n}", "label": LABELS[n % 2]} for n in range(train + 4)]
     overrides = {"prompt": {**PROMPT}, **overrides} if name == "sst2" else overrides
     if name == "copa":
@@ -58,8 +58,8 @@ def data_of(folder, name="sst2", train=8, **overrides):
     return load_task(task_config(name, path=folder, **overrides), 0, folder / "cache", True)
 
 
-def plain(writer, text, answer):
-    """The mean log-probability of an answer's tokens, and their number, by one forward over the whole text."""
+def reference_log_prob(writer, text, answer):
+    """The summed log-probability of an answer's tokens, and their number, by one forward over the whole text."""
     prompt, ids = writer.encode(text).tolist(), writer.encode(answer).tolist()
     packed = Packed(torch.tensor([*prompt, *ids]), (len(prompt) + len(ids),))
     with torch.no_grad():
@@ -75,7 +75,7 @@ def softmax(scores):
 
 @pytest.mark.parametrize("shots", [0, 3])
 @pytest.mark.parametrize("normalisation", ["none", "length", "calibrated"])
-def test_label_words_score_as_plain_forwards_over_the_text(gpt, tmp_path, shots, normalisation):
+def test_label_word_scores_match_plain_forward(gpt, tmp_path, shots, normalisation):
     data = data_of(tmp_path, prompt__words={"negative": "bad", "positive": "very good"})
     kind, dev = build(data.config), data.validation["dev"]
     shown = demonstrations(kind, data.train, [dev], shots, 1)
@@ -89,7 +89,7 @@ def test_label_words_score_as_plain_forwards_over_the_text(gpt, tmp_path, shots,
 
         def scores(text):
             prompt = "\n\n".join([*demos, f"Review: {text}\nSentiment:"])
-            return [plain(gpt, prompt, answer) for answer in (" bad", " very good")]
+            return [reference_log_prob(gpt, prompt, answer) for answer in (" bad", " very good")]
 
         sums = [total for total, _ in scores(text)]
         counts = [count for _, count in scores(text)]
@@ -101,7 +101,7 @@ def test_label_words_score_as_plain_forwards_over_the_text(gpt, tmp_path, shots,
             sums = list(np.array(sums) - np.log(np.mean(nothing, axis=0)))
         np.testing.assert_allclose(prediction.probabilities, softmax(sums), atol=1e-4)
         assert prediction.value == int(np.argmax(sums))
-    assert len(lengths) == 2  # the words differ in length, so that normalising matters
+    assert len(lengths) == 2  # the words differ in length, so that normalization matters
     assert evaluation.scores["accuracy"] == np.mean(
         [row.value == label for row, label in zip(evaluation.predictions, dev.labels, strict=True)]
     )
@@ -109,7 +109,7 @@ def test_label_words_score_as_plain_forwards_over_the_text(gpt, tmp_path, shots,
     assert (evaluation.shown == shots).all()
 
 
-def test_choices_are_scored_behind_their_own_text(gpt, tmp_path):
+def test_choices_are_scored_after_question(gpt, tmp_path):
     data = data_of(tmp_path, "copa")
     kind, dev = build(data.config), data.validation["dev"]
     evaluation = FewShot(kind, gpt, 200).evaluate(demonstrations(kind, data.train, [dev], 0, 0), dev)
@@ -117,17 +117,17 @@ def test_choices_are_scored_behind_their_own_text(gpt, tmp_path):
     for number, prediction in enumerate(evaluation.predictions):
         row = {name: texts[number] for name, texts in dev.columns.items()}
         prompt = f"{row['premise']} {wordings[row['question']]}"
-        scores = [plain(gpt, prompt, f" {row[name]}") for name in ("choice1", "choice2")]
+        scores = [reference_log_prob(gpt, prompt, f" {row[name]}") for name in ("choice1", "choice2")]
         expected = softmax([total / count for total, count in scores])
         np.testing.assert_allclose(prediction.probabilities, expected, atol=1e-4)
 
 
-def test_what_follows_the_answer_is_scored_with_it(gpt, tmp_path):
+def test_text_after_answer_is_scored(gpt, tmp_path):
     data = data_of(tmp_path, prompt__template="{label}: {sentence}")
     kind, dev = build(data.config), data.validation["dev"]
     few_shot = FewShot(kind, gpt, 200, "none")
     prediction = few_shot.evaluate(demonstrations(kind, data.train, [dev], 0, 0), dev).predictions[0]
-    # Nothing stands in front: the end of a text does.
+    # An empty prompt is replaced by the end-of-text token.
     text = dev.columns["sentence"][0]
     ids = [gpt.encode(f"{label}: {text}").tolist() for label in LABELS]
     packed = [Packed(torch.tensor([gpt.model.ends[0], *own]), (len(own) + 1,)) for own in ids]
@@ -142,7 +142,7 @@ def test_what_follows_the_answer_is_scored_with_it(gpt, tmp_path):
     np.testing.assert_allclose(prediction.probabilities, softmax(sums), atol=1e-4)
 
 
-def test_an_encoder_decoder_scores_the_target_and_writes(t5, tmp_path):
+def test_encoder_decoder_scores_target(t5, tmp_path):
     data = data_of(tmp_path)
     kind, dev = build(data.config), data.validation["dev"]
     shown = demonstrations(kind, data.train, [dev], 1, 0)
@@ -164,7 +164,7 @@ def test_an_encoder_decoder_scores_the_target_and_writes(t5, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gpt", "t5"])
-def test_texts_are_written_up_to_the_end_of_the_line(gpt, t5, family, tmp_path, monkeypatch):
+def test_generation_stops_at_end_of_line(gpt, t5, family, tmp_path, monkeypatch):
     data = data_of(tmp_path, "tatoeba", generation__max_new_tokens=6)
     kind, dev, writer = build(data.config), data.validation["dev"], {"gpt": gpt, "t5": t5}[family]
     shown = demonstrations(kind, data.train, [dev], 2, 0)
@@ -186,7 +186,7 @@ def test_texts_are_written_up_to_the_end_of_the_line(gpt, t5, family, tmp_path, 
     assert len(FewShot(kind, writer, 200).evaluate(shown, dev).predictions) == len(dev)
 
 
-def test_demonstrations_are_drawn_by_seed_and_never_held_out(tmp_path):
+def test_demonstrations_are_seeded_and_never_held_out(tmp_path):
     data = data_of(tmp_path)
     kind, dev = build(data.config), data.validation["dev"]
     draws = [demonstrations(kind, data.train, [dev], 7, seed).columns["sentence"] for seed in range(4)]
@@ -197,7 +197,7 @@ def test_demonstrations_are_drawn_by_seed_and_never_held_out(tmp_path):
         demonstrations(kind, data.train, [dev], 8, 0)
 
 
-def test_the_oldest_demonstrations_are_left_out(gpt, tmp_path):
+def test_oldest_demonstrations_are_dropped_first(gpt, tmp_path):
     data = data_of(tmp_path)
     kind, dev = build(data.config), data.validation["dev"]
     shown = demonstrations(kind, data.train, [dev], 4, 0)
@@ -221,7 +221,7 @@ def test_the_oldest_demonstrations_are_left_out(gpt, tmp_path):
         Prompts(kind, PromptTemplate(kind.config.template), gpt, shown, 9).question(values, 3, ("dev.jsonl", 7))
 
 
-def test_templates_keep_white_space_with_what_follows_it():
+def test_templates_keep_whitespace_with_following_text():
     template = PromptTemplate("{a}\nis {label}, says {b}")
     values = {"a": "x {b}", "b": "y"}
     assert (template.before(values), template.answer("fine", values)) == ("x {b}\nis", " fine, says y")
@@ -242,7 +242,7 @@ def test_shipped_prompts_name_columns_and_classes(name):
     assert len(set(config.prompt.words.values())) == len(config.prompt.words) and len(SHIPPED) >= 16
 
 
-def test_what_cannot_be_asked_is_refused(gpt, tmp_path):
+def test_invalid_prompts_are_refused(gpt, tmp_path):
     cases = [
         ({"prompt__template": "{sentense} {label}"}, "did you mean {sentence}"),
         ({"prompt__words": {"nice": "x"}}, "names 'nice'"),

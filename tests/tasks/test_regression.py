@@ -1,4 +1,4 @@
-"""Values that are standardized: the loss is in their deviation, predictions and scores are of the values as given."""
+"""Standardized regression: the loss is in standard deviations, predictions and metrics in the original unit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def data_of(folder, values=VALUES, name="regression", **fields):
     return load_task(task_config(name, path=folder, **fields), 0, folder / "cache", True)
 
 
-def test_the_loss_is_in_the_deviation_of_the_values(tmp_path):
+def test_standardized_loss_is_in_standard_deviations(tmp_path):
     data, words = data_of(tmp_path, standardize="train"), tokenizer()
     labels = np.asarray(data.train.labels)
     assert data.config.standardize == pytest.approx((labels.mean(), labels.std()))
@@ -39,7 +39,7 @@ def test_the_loss_is_in_the_deviation_of_the_values(tmp_path):
         values = learner.outputs(batch, 0)[:, 0].numpy()
         loss = learner(batch, 1).sums["regression"].item()
     assert loss == pytest.approx(((values - labels) ** 2).sum() / labels.var(), rel=1e-4)
-    assert 5 < loss < 80, "a new head begins near the mean, whose loss is 20"
+    assert 5 < loss < 80, "a new head predicts near the mean, whose loss is 20"
     dev = evaluation(learner, data.validation["dev"])
     predicted = [row["prediction"] for row in dev.records()]
     errors = np.array(predicted) - np.asarray(data.validation["dev"].labels)
@@ -50,7 +50,7 @@ def test_the_loss_is_in_the_deviation_of_the_values(tmp_path):
     assert predictor.losses(labels).mean() == pytest.approx(1.0)
 
 
-def test_what_is_refused(tmp_path):
+def test_invalid_standardization_is_refused(tmp_path):
     with pytest.raises(UserError, match="all training rows have the value 3") as raised:
         data_of(tmp_path, [3.0], standardize="train")
     assert "omit task.standardize=" in str(raised.value.hint)
@@ -60,7 +60,7 @@ def test_what_is_refused(tmp_path):
     assert problem.key == "task.standardize" and "has none" in problem.message
 
 
-def test_a_member_that_outweighs_the_others_is_named(tmp_path):
+def test_dominating_mixture_member_warns(tmp_path):
     (tmp_path / "mood").mkdir()
     mood = data_of(tmp_path / "mood", ["good", "bad"], "classification", text=["text"])
 

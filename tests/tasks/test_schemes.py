@@ -1,4 +1,4 @@
-"""The schemes of tags, seen and read as BIO."""
+"""Tagging schemes: detected and converted to BIO."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmtool.tasks.kinds.tokens import bio_labels, continuation_tags, scheme_of, 
         ("none", "NOUN I-x", "NOUN I-x"),
     ],
 )
-def test_tags_as_bio(scheme, tags, bio):
+def test_tags_are_converted_to_bio(scheme, tags, bio):
     assert to_bio(tags.split(), scheme) == bio.split()
 
 
@@ -29,18 +29,18 @@ def test_tags_as_bio(scheme, tags, bio):
         (["B-A E-A"], "iobes"), (["U-A O"], "iobes"), (["NOUN O"], "none"), (["O O"], "none"), (["-LRB- B-A"], "none"),
     ],
 )  # fmt: skip
-def test_the_scheme_is_seen(sentences, scheme):
+def test_scheme_is_detected(sentences, scheme):
     assert scheme_of([tags.split() for tags in sentences]) == scheme
 
 
-def test_a_tag_of_another_scheme_is_named():
+def test_tag_of_other_scheme_is_refused():
     for scheme, tags in (("bio", ["O", "E-A"]), ("iob1", ["O", "S-A"]), ("iobes", ["O", "A"])):
         with pytest.raises(ValueError) as caught:
             to_bio(tags, scheme)
         assert caught.value.args == (1, tags[1])
 
 
-def test_labels_are_complete():
+def test_bio_labels_are_completed():
     assert bio_labels(["O", "I-b", "B-a"]) == ("O", "B-a", "I-a", "B-b", "I-b")
     assert continuation_tags(["B-a", "I-a", "O", "B-b"], "bio") == [1, 1, 2, 3]
     assert continuation_tags(["B-a", "I-a"], "none") == [0, 1]

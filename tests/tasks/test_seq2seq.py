@@ -1,4 +1,4 @@
-"""Texts from texts: what is read and predicted, what is scored, and that it is learned."""
+"""Sequence-to-sequence tasks: losses, generation, scores, baselines and scheduled sampling."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.types import Packed
 
-STILL = {**SIZES, "dropout": 0.0}
+NO_DROPOUT = {**SIZES, "dropout": 0.0}
 FAMILIES = {
-    "t5": (T5Config(**STILL, head_size=8), "gpt2"),
-    "bart": (BartConfig(**STILL, activation_dropout=0.0), "roberta"),
-    "gpt": (GptConfig(**STILL), "gpt2"),
+    "t5": (T5Config(**NO_DROPOUT, head_size=8), "gpt2"),
+    "bart": (BartConfig(**NO_DROPOUT, activation_dropout=0.0), "roberta"),
+    "gpt": (GptConfig(**NO_DROPOUT), "gpt2"),
 }
 RECURRENT = {
     "lstm": (LstmConfig(vocab_size=300, embedding_size=12, hidden_size=16, max_positions=64, dropout=0.0), "gpt2"),
@@ -61,8 +61,8 @@ def batch_of(learner, rows, max_length=48):
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_loss_is_that_of_each_target_by_itself(family):
-    """Worked out text by text with the model alone: of the target and its end, given the source."""
+def test_loss_matches_unbatched_reference(family):
+    """Reference: the loss of target and eos given the source, text by text."""
     learner = learner_of(family, prefix="ask: ").eval()
     tokenizer, backbone = learner.tokenizer, learner.backbone
     eos = tokenizer.role("eos")
@@ -88,7 +88,7 @@ def test_the_loss_is_that_of_each_target_by_itself(family):
 
 
 @torch.no_grad()
-def test_with_mask_prefix_a_source_sees_all_of_itself():
+def test_prefix_mask_covers_source():
     plain, prefix = learner_of("gpt").eval(), learner_of("gpt", mask="prefix").eval()
     batches = [batch_of(learner, rows_of()) for learner in (plain, prefix)]
     lengths = [len(plain.tokenizer.encode(source)) + 1 for source, _ in PAIRS]
@@ -99,7 +99,7 @@ def test_with_mask_prefix_a_source_sees_all_of_itself():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pairs_are_learned_and_written(family):
+def test_seq2seq_learns_and_generates_pairs(family):
     learner = learner_of(family, mask="prefix" if family == "gpt" else "causal")
     rows = rows_of()
     batch = batch_of(learner, rows)
@@ -125,7 +125,7 @@ def test_pairs_are_learned_and_written(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_examples_are_shown_with_the_tokens_they_predict(family):
+def test_inspection_shows_target_tokens(family):
     learner = learner_of(family)
     (entry,) = learner.inspector(examples_of(learner, rows_of(PAIRS[:1]), 48), 48).describe(1)
     pieces = learner.tokenizer.pieces(learner.tokenizer.encode(PAIRS[0][1]))
@@ -133,7 +133,7 @@ def test_examples_are_shown_with_the_tokens_they_predict(family):
     assert len(shown) > 2 and all(piece in str(entry["targets"]["seq2seq"]) for piece in shown)
 
 
-def test_rows_of_one_source_are_one_text_with_all_targets():
+def test_rows_with_same_source_are_merged():
     rows = rows_of([("a", ("x", "y")), ("b", "z"), ("a", ("y", "w"))])
     joined = merge_by_source(rows)
     assert joined.columns == {"source": ["a", "b"]} and joined.labels == [("x", "y", "w"), ("z",)]
@@ -142,7 +142,7 @@ def test_rows_of_one_source_are_one_text_with_all_targets():
     assert len(list(scored.records())) == 2 and scored.terms["seq2seq"].counts_E.shape == (3,)
 
 
-def test_in_training_a_seeded_part_is_generated():
+def test_seeded_subset_is_generated_during_training():
     learner, rows = learner_of("t5", generate_examples=2), rows_of()
     examples = examples_of(learner, rows, 48)
     data = type("Data", (), {"rows": {"seq2seq": rows}, "split": "dev"})()
@@ -154,7 +154,7 @@ def test_in_training_a_seeded_part_is_generated():
     assert chosen[0] == chosen[1] and len(chosen[0]) == 2 and chosen[2] == list(range(len(PAIRS)))
 
 
-def test_the_baseline_is_the_better_of_copy_and_most_frequent():
+def test_baseline_is_better_of_copy_and_most_frequent():
     learner = learner_of("t5")
     train = rows_of([("a", "x"), ("b", "x"), ("c", "d")])
     data = {name: type("Data", (), {"rows": {"seq2seq": rows}})() for name, rows in (("train", train),)}
@@ -167,7 +167,7 @@ def test_the_baseline_is_the_better_of_copy_and_most_frequent():
         assert (baseline["name"], baseline["value"]) == (name, pytest.approx(value))
 
 
-def test_cut_sources_and_targets_are_counted_apart():
+def test_truncated_sources_and_targets_are_counted():
     long = " ".join(["film"] * 30)
     for family in ("t5", "gpt"):
         learner = learner_of(family)
@@ -180,8 +180,8 @@ def test_cut_sources_and_targets_are_counted_apart():
 
 
 @pytest.mark.parametrize("schedule", ["linear", "exponential", "inverse_sigmoid"])
-def test_scheduled_sampling_reads_own_predictions(schedule):
-    """By the schedule's formula; where the share is 0, every token read but the first is the model's own."""
+def test_scheduled_sampling_follows_schedule(schedule):
+    """The probability of the true token follows the formulas of Bengio et al. (2015)."""
     config = ScheduledSamplingConfig(schedule=schedule, steps=10.0, least=0.1)
     formula = {"linear": 1 - 3 / 10, "exponential": np.exp(-3 / 10), "inverse_sigmoid": 10 / (10 + np.exp(3 / 10))}
     assert truth_probability(config, 3) == pytest.approx(formula[schedule])
@@ -189,7 +189,7 @@ def test_scheduled_sampling_reads_own_predictions(schedule):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_or_some_tokens_are_replaced(family):
+def test_scheduled_sampling_replaces_tokens_by_predictions(family):
     learner = learner_of(family, scheduled_sampling__schedule="linear", scheduled_sampling__steps=100.0).train()
     batch = batch_of(learner, rows_of())
     side = batch.inputs if batch.outputs is None else batch.outputs
@@ -212,8 +212,8 @@ def test_all_or_some_tokens_are_replaced(family):
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
-def test_step_by_step_each_own_token_follows_what_was_read(family):
-    """What stands in the place of a true token is the best one behind all tokens before it, own ones too."""
+def test_step_by_step_predictions_follow_replaced_tokens(family):
+    """A replaced token is the best prediction after all earlier tokens, replaced ones included."""
     pace = {"schedule": "linear", "steps": 100.0, "predictions": "step_by_step"}
     learner = learner_of(family, **{f"scheduled_sampling__{name}": value for name, value in pace.items()}).train()
     for seed, head in enumerate(parameter for parameter in learner.parameters() if parameter.ndim > 1):
@@ -237,15 +237,15 @@ def test_step_by_step_each_own_token_follows_what_was_read(family):
         assert torch.equal(new.tokens[untouched], old.tokens[untouched]) and learner.training
 
 
-def test_empty_targets_are_refused_with_their_line(tmp_path):
+def test_empty_targets_are_refused_with_line(tmp_path):
     (tmp_path / "train.tsv").write_text("source\ttarget\na\tb\nc\t \n")
     with pytest.raises(UserError, match=r"train.tsv:3: the column target is empty"):
         load_task(task_config("seq2seq", path=tmp_path, **PLAIN), 0, tmp_path, True)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_tasks_step_on_tiny_files(name, tmp_path):
-    """In the layout of their source, hub columns included."""
+def test_shipped_tasks_train_on_tiny_files(name, tmp_path):
+    """Files in the layout of the task's source."""
     config = task_config(name, path=tmp_path, metrics=["exact_match"], metric="exact_match")
     columns = [config.text[0], config.label]
     rows = [("name[Blue Spice]", "a warm film"), ("what a story", "the end")] * 3

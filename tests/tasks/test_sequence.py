@@ -1,4 +1,4 @@
-"""Classification and regression: every shipped task steps, losses are torch's, packing changes nothing."""
+"""Classification and regression: shipped tasks train, losses match torch, packing does not change gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lmtool.tuning.configs import FullConfig, HeadConfig
 from lmtool.weights.saved_model import CheckpointModel
 
 KINDS = ("classification", "multi_label", "regression")
-# AX has nothing to train on.
+# AX has no training data.
 TASKS = sorted(path.stem for path in CONF.glob("*.yaml") if task_data(path.stem)["kind"] in KINDS and path.stem != "ax")
 
 
@@ -76,7 +76,7 @@ def step(learner, batches):
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_steps_and_packing_changes_nothing(name, family, tokenizers, tmp_path, monkeypatch):
+def test_packing_keeps_loss_and_gradients(name, family, tokenizers, tmp_path, monkeypatch):
     data = data_of(name, tmp_path, monkeypatch)
     learner = data.config.learner(backbone(family), tokenizers[family], 0).train()
     assert set(learner.heads) == ({"pooler", data.config.name} if family == "bert" else {data.config.name})
@@ -95,7 +95,7 @@ def test_every_task_steps_and_packing_changes_nothing(name, family, tokenizers, 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weights", ["none", "balanced", [1.0, 3.5]])
-def test_the_loss_is_torchs(smoothing, weights, tokenizers, tmp_path):
+def test_loss_matches_torch_cross_entropy(smoothing, weights, tokenizers, tmp_path):
     table(tmp_path / "train.tsv", ["text", "label"], singles(9, [1, 0, 0]))
     config = task_config("classification", path=tmp_path, loss__label_smoothing=smoothing, loss__class_weights=weights)
     data = load_task(config, 0, tmp_path, True)
@@ -114,7 +114,7 @@ def test_the_loss_is_torchs(smoothing, weights, tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("weights", ["none", [1.0, 3.5]])
-def test_the_focal_loss_keeps_its_divisor(weights, tokenizers, tmp_path):
+def test_focal_loss_matches_definition(weights, tokenizers, tmp_path):
     table(tmp_path / "train.tsv", ["text", "label"], singles(9, [1, 0, 0]))
     config = task_config("classification", path=tmp_path, loss__focal_gamma=2.0, loss__class_weights=weights)
     data = load_task(config, 0, tmp_path, True)
@@ -130,7 +130,7 @@ def test_the_focal_loss_keeps_its_divisor(weights, tokenizers, tmp_path):
     assert torch.isfinite(sure.grad).all()
 
 
-def test_the_head_reads_the_first_or_the_last_token(tokenizers, tmp_path):
+def test_head_reads_first_or_last_token(tokenizers, tmp_path):
     data = data_of("sst2", tmp_path)
     for family, place in (("bert", 0), ("gpt", -1)):
         learner = data.config.learner(backbone(family), tokenizers[family], 0).eval()
@@ -148,7 +148,7 @@ def test_the_head_reads_the_first_or_the_last_token(tokenizers, tmp_path):
     ("family", "pooling", "layers"),
     [("bert", "mean", None), ("bert", "max", 2), ("bert", "first", 1), ("gpt", "mean", 2), ("bert", "last", None)],
 )
-def test_pooling_and_layers_of_the_head(family, pooling, layers, tokenizers, tmp_path):
+def test_pooling_and_head_layers_match_reference(family, pooling, layers, tokenizers, tmp_path):
     data = data_of("sst2", tmp_path, pooling=pooling, head_layers=layers)
     learner = data.config.learner(backbone(family), tokenizers[family], 0).eval()
     batch = batch_of(examples_of(learner, data.train, 32, "train"), range(4))
@@ -159,7 +159,7 @@ def test_pooling_and_layers_of_the_head(family, pooling, layers, tokenizers, tmp
     wanted = wanted if head.dense is None else torch.tanh(head.dense(wanted))
     torch.testing.assert_close(learner.outputs(batch, 0), head.output(wanted))
     step(learner.train(), [batch])
-    # `lmtool.load` reads the texts in the same way.
+    # `lmtool.load` gives the same logits.
     tensors = learner.state_dict()
     loaded = CheckpointModel(build(learner.backbone.config, 0), tensors, data.config.model_dump())
     loaded.load_state_dict(tensors)
@@ -168,8 +168,8 @@ def test_pooling_and_layers_of_the_head(family, pooling, layers, tokenizers, tmp
 
 
 @pytest.mark.parametrize("name", ["sst2", "rte"])
-def test_a_head_brings_the_tokens_that_gpt_adds_in_finetuning(name, tokenizers, tmp_path):
-    """[START] a [EXTRACT], [START] a [DELIM] b [EXTRACT], their embeddings with the head (Radford et al. 2018, 3.3)."""
+def test_gpt1_head_adds_special_tokens(name, tokenizers, tmp_path):
+    """[START] a [EXTRACT] and [START] a [DELIM] b [EXTRACT], embedded by the head (Radford et al. 2018, 3.3)."""
     data, words = data_of(name, tmp_path, auxiliary_lm=0.5), tokenizers["gpt"]
     learner = data.config.learner(build(Gpt1Config(**SIZES), 0), words, 0).train()
     batch = batch_of(examples_of(learner, data.train, 48), [0])
@@ -178,7 +178,7 @@ def test_a_head_brings_the_tokens_that_gpt_adds_in_finetuning(name, tokenizers, 
     assert batch.inputs.tokens.tolist() == wanted
     pieces = learner.tokenizer.pieces(wanted)
     assert (pieces[0], pieces[-1]) == ("[START]", "[EXTRACT]") and ("[DELIM]" in pieces) == (name == "rte")
-    # The language model predicts no token that it has no row for.
+    # The language model does not predict the added tokens.
     assert learner.counts(batch)["lm"] == len(wanted) - len(texts) - 1
     learner(batch, 1).sums[name].backward()
     table = learner.heads[name].tokens.weight
@@ -190,7 +190,7 @@ def test_a_head_brings_the_tokens_that_gpt_adds_in_finetuning(name, tokenizers, 
     with torch.no_grad():
         embedded = learner.backbone.embed.tokens(batch.inputs.tokens)
     torch.testing.assert_close(embedded[[0, -1]], table[[0, 2]])
-    # `lmtool.load` has them too; transformers' form has none of them.
+    # `lmtool.load` has these tokens too; head=transformers has none.
     tensors = learner.eval().state_dict()
     loaded = CheckpointModel(build(learner.backbone.config, 0), tensors, data.config.model_dump())
     loaded.load_state_dict(tensors, strict=False)
@@ -202,7 +202,7 @@ def test_a_head_brings_the_tokens_that_gpt_adds_in_finetuning(name, tokenizers, 
     assert batch_of(examples_of(theirs, data.train, 48), [0]).inputs.tokens.tolist() == sum(texts, [])
 
 
-def test_the_tokens_of_a_head_learn_with_it_alone(tokenizers, tmp_path):
+def test_head_tuning_trains_special_tokens(tokenizers, tmp_path):
     data = data_of("sst2", tmp_path)
     learner = data.config.learner(build(Gpt1Config(**SIZES), 0), tokenizers["gpt"], 0).train()
     learner.tune(build(HeadConfig()), frozenset({"heads.sst2"}))
@@ -212,7 +212,7 @@ def test_the_tokens_of_a_head_learn_with_it_alone(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["sst2", "stsb", "multi_label"])
-def test_a_language_model_beside_the_task(name, tokenizers, tmp_path):
+def test_auxiliary_lm_loss_matches_reference(name, tokenizers, tmp_path):
     data = data_of(name, tmp_path, auxiliary_lm=0.5)
     learner = data.config.learner(backbone("gpt"), tokenizers["gpt"], 0).eval()
     batch = batch_of(examples_of(learner, data.train), range(4))
@@ -233,7 +233,7 @@ def test_a_language_model_beside_the_task(name, tokenizers, tmp_path):
     assert data.config.first_conflict(GptConfig()) is None
 
 
-def test_the_form_of_a_head(tmp_path):
+def test_head_form_depends_on_model_and_settings(tmp_path):
     model, config = BertConfig(), task_config("sst2", path=tmp_path)
     paper = model.sequence_form()
     assert task_config("sst2", pooling="first", head_layers=2).form(model) == paper == config.form(model)
@@ -244,7 +244,7 @@ def test_the_form_of_a_head(tmp_path):
     assert config.first_conflict(GptConfig()) is None
 
 
-def test_long_texts_are_cut_and_counted(tokenizers, tmp_path):
+def test_long_texts_are_truncated_and_counted(tokenizers, tmp_path):
     rows = [["word " * 40, "short", "a"], ["a b", "c " * 50, "b"], ["x", "y", "a"], ["w " * 30, "v " * 30, "b"]]
     table(tmp_path / "train.tsv", ["one", "two", "label"], rows)
     table(tmp_path / "dev.tsv", ["one", "two", "label"], rows)
@@ -255,11 +255,11 @@ def test_long_texts_are_cut_and_counted(tokenizers, tmp_path):
     assert max(batch.inputs.lengths) == 16 and examples.metadata()["truncated"] == 3
     assert examples.metadata()["truncated_fraction"] == 0.75
     second = [int((part == 1).sum()) for part in batch.inputs.columns["segment"].split(batch.inputs.lengths)]
-    assert second[0] == len(tokenizers["bert"].encode("short")) + 1  # the longer text gives way
-    assert second[3] == 7 + 1  # of equally long texts the second keeps one token more
+    assert second[0] == len(tokenizers["bert"].encode("short")) + 1  # the longer text is truncated
+    assert second[3] == 7 + 1  # of equally long texts, the second keeps one more token
 
 
-def test_predictions_join_their_rows(tokenizers, tmp_path):
+def test_prediction_records_have_row_and_scores(tokenizers, tmp_path):
     data = data_of("mnli", tmp_path)
     learner = data.config.learner(backbone(), tokenizers["bert"], 0).train()
     splits = {}
@@ -282,7 +282,7 @@ def test_predictions_join_their_rows(tokenizers, tmp_path):
     assert counts.sum() == 6 and np.trace(counts) / 6 == pytest.approx(splits["dev_matched"].metrics()["accuracy"])
 
 
-def test_a_collapsed_model_is_named(tokenizers, tmp_path):
+def test_constant_predictions_warn(tokenizers, tmp_path):
     data = data_of("cola", tmp_path)
     learner = data.config.learner(backbone(), tokenizers["bert"], 0)
     with torch.no_grad():
@@ -310,7 +310,7 @@ def test_unlabeled_rows_are_predicted(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("new", [None, {"heads.sst2"}, {"heads.sst2", "heads.pooler"}])
-def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizers, tmp_path):
+def test_head_tuning_freezes_backbone_and_loaded_pooler(new, tokenizers, tmp_path):
     data = data_of("sst2", tmp_path)
     learner = data.config.learner(backbone(), tokenizers["bert"], 0).train()
     learner.tune(build(HeadConfig()), new)
@@ -322,7 +322,7 @@ def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizer
     _, gradients = step(learner, [batch])
     assert {name.rsplit(".", 2)[0] for name in gradients} == learns
     assert {name for group in learner.parameter_groups() for name, _ in group.parameters} == set(gradients)
-    # The features of a frozen backbone are those of evaluation: only the head drops.
+    # A frozen backbone has no dropout; only the head has.
     seen = []
     learner.heads["pooler"].register_forward_hook(lambda _, given, __: seen.append(given[0]))
     learner(batch, 1), learner(batch, 2)
@@ -333,7 +333,7 @@ def test_head_tuning_freezes_the_backbone_and_a_pretrained_pooler(new, tokenizer
     assert not torch.equal(*seen[2:])
 
 
-def test_it_learns_what_can_be_learned(tokenizers, tmp_path):
+def test_training_fits_separable_texts(tokenizers, tmp_path):
     table(
         tmp_path / "train.tsv",
         ["text", "label"],
@@ -356,7 +356,7 @@ def test_it_learns_what_can_be_learned(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize(("rule", "lengths"), [("longest_first", (6, 7)), ("bert", (7, 6))])
-def test_a_pair_is_truncated_by_the_rule_of_its_task(rule, lengths, tokenizers, tmp_path):
+def test_pairs_are_truncated_by_task_rule(rule, lengths, tokenizers, tmp_path):
     table(tmp_path / "train.tsv", ["a", "b", "label"], [["a film " * 5, "a film " * 9, label] for label in (0, 1)])
     table(tmp_path / "dev.tsv", ["a", "b", "label"], [["a", "b", 0]])
     config = task_config("classification", path=tmp_path, text=["a", "b"], truncation=rule)

@@ -1,4 +1,4 @@
-"""Shares of the members of a mixture of tasks, and what of it is realised."""
+"""Sampling fractions of the members of a task mixture, planned and realized."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def section(sampling: str, **more):
         ("capped", {"cap": 100}, (40, 100, 100)),
     ],
 )
-def test_shares(sampling, more, expected) -> None:
+def test_sampling_fractions_match_definitions(sampling, more, expected) -> None:
     fractions = Choice("task", key="kind").validate(section(sampling, **more)).fractions()
     assert fractions == pytest.approx(np.array(expected) / np.sum(expected))
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "temperature", "proportional"])
-def test_what_is_read_is_what_was_planned(sampling) -> None:
-    """Counts of a part of an epoch, by chi-square at one in a thousand; those of whole epochs exactly."""
+def test_sampled_rows_match_fractions(sampling) -> None:
+    """Counts within an epoch pass a chi-square test at p = 0.001; counts of whole epochs are exact."""
     fractions = Choice("task", key="kind").validate(section(sampling)).fractions()
     tokens, members = tokenizer(), {}
     for name, size in zip(("one", "two", "three"), SIZES, strict=True):
@@ -55,7 +55,7 @@ def test_what_is_read_is_what_was_planned(sampling) -> None:
     assert [*examples.member_counts(rows).values()] == [round(sum(SIZES) * share) for share in fractions]
     for number, size in enumerate(SIZES):
         times = np.bincount(rows["row"][rows["member"] == number], minlength=size)
-        assert times.max() - times.min() <= 1, "none comes twice more than another"
+        assert times.max() - times.min() <= 1, "row counts differ by at most one"
     steps = loader.steps_in_epoch(0)
     first, second = list(loader.rows_read(steps + 3))
     assert len(first) == len(rows) and len(second) == 30
@@ -67,7 +67,7 @@ def texts_of(tokens, size):
     return SequenceExamples(rows, InputFormat(tokens, "bert", 32), "one", "train")
 
 
-def test_further_development_splits_are_those_of_some(tmp_path) -> None:
+def test_extra_dev_splits_have_only_their_members(tmp_path) -> None:
     members = {}
     for name, splits in (("one", ("dev",)), ("two", ("dev_matched", "dev_mismatched"))):
         folder = tmp_path / name

@@ -1,4 +1,4 @@
-"""Divergences of words and labels between splits, domains and tasks."""
+"""Divergence of words and labels between splits, domains and tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmtool.tasks.checking import divergence, shifts
 from lmtool.tasks.loading import load_task
 
 
-def test_divergence_is_scipys() -> None:
+def test_divergence_matches_scipy() -> None:
     chance = np.random.default_rng(0)
     first, second = (Counter(dict(enumerate(chance.integers(0, 9, 30).tolist()))) for _ in range(2))
     sides = [[side.get(name, 0) for name in range(30)] for side in (first, second)]
@@ -34,7 +34,7 @@ def data_of(folder, name, kind, rows, dev):
     return load_task(config, 0, folder, True)
 
 
-def test_splits_domains_and_tasks(tmp_path, monkeypatch) -> None:
+def test_shifts_compare_splits_domains_and_tasks(tmp_path, monkeypatch) -> None:
     train = [("a good film", "good"), ("A bad film!", "bad")] * 6
     mood = data_of(tmp_path, "mood", "classification", train, [("a new new film", "good")] * 4)
     others = Rows.of_texts(text=["over there"] * 3)

@@ -1,4 +1,4 @@
-"""A few rows of each class: which ones, that the seed decides, and what remains."""
+"""Few-shot sampling of rows per class: by seed, disjoint, and uniform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = ("negative", "positive")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Forty training texts, two of them twice, one of them held out too."""
+    """Forty training texts; two occur twice, and one is also held out."""
     place = tmp_path_factory.mktemp("shots")
     train = [{"sentence": f"text {n % 40}", "label": LABELS[n % 2]} for n in range(42)]
     dev = [{"sentence": f"dev {n}", "label": LABELS[n % 2]} for n in range(6)]
@@ -32,7 +32,7 @@ def data_of(folder, seed=13, **overrides):
     return load_task(task_config("sst2", path=folder, **{"shots_per_class": 4, **overrides}), seed, folder, True)
 
 
-def test_rows_of_each_class_are_drawn_by_the_seed_and_their_checksums_kept(folder):
+def test_shots_are_sampled_by_seed_with_checksums(folder):
     draws = [data_of(folder, seed) for seed in (13, 21, 13)]
     for data in draws:
         train, dev = data.train, data.validation["dev"]
@@ -44,11 +44,11 @@ def test_rows_of_each_class_are_drawn_by_the_seed_and_their_checksums_kept(folde
         assert data.metadata["few_shot"]["rows_of_a_class"] == 4
     first, second, again = (data.metadata["few_shot"] for data in draws)
     assert first == again and first["train_sha256"] != second["train_sha256"] != first["dev_sha256"]
-    # Frozen: the same rows for the same seed in every version.
+    # Frozen values: every version of lmtool samples the same rows for the same seed.
     assert (first["seed"], first["train_sha256"][:12], first["dev_sha256"][:12]) == (13, "bd521cec9d65", "9d2dc6238345")
 
 
-def test_every_row_comes_as_often(folder):
+def test_shots_are_sampled_uniformly(folder):
     config = task_config("sst2", path=folder)
     data = load_task(config, 0, folder, True)
     kind, held_out = build(data.config), list(data.validation.values())
@@ -65,7 +65,7 @@ def test_every_row_comes_as_often(folder):
         np.testing.assert_allclose(own[own > 0] / 400, share, atol=4.5 * (share * (1 - share) / 400) ** 0.5)
 
 
-def test_what_is_left_serves_as_text(folder):
+def test_remaining_rows_become_unlabeled_text(folder):
     data = data_of(folder, head="prompt", auxiliary_mlm=1e-4)
     rows = data.splits()["train"].rows
     assert len(rows["sst2"]) == 8 and len(rows[unlabeled_name("sst2")]) == 39 - 16

@@ -1,4 +1,4 @@
-"""Classes of spans and of pairs of spans: the tokens of the characters, the vectors of spans, and what is refused."""
+"""Classification of spans and span pairs: token positions, span vectors, and refusals."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def data_of(folder, rows, **overrides):
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
 @pytest.mark.parametrize("pair", [False, True])
-def test_it_steps_on_the_tokens_of_its_spans(pair, family, tokenizers, tmp_path):
+def test_span_tokens_match_characters_and_train(pair, family, tokenizers, tmp_path):
     text = ["text", "span1", "span2"] if pair else ["text", "span"]
     data = data_of(tmp_path, rows_of(pair), text=text, metrics=["accuracy", "f1"])
     learner = data.config.learner(backbone(family), tokenizers[family], 0).train()
     term = data.config.name
-    # Of the larger length no text is cut; of the smaller one all are that hold more than their spans.
+    # No text is truncated at length 64; at the smaller length, texts longer than their spans are.
     for length in (64, 40 if pair else 12):
         examples = examples_of(learner, data.train, length)
         batch = examples.batch(examples.plan(0).rows, np.arange(8), 0)
@@ -78,7 +78,7 @@ def test_it_steps_on_the_tokens_of_its_spans(pair, family, tokenizers, tmp_path)
     assert learner.baseline(*sets, [], {})["value"] == 0.5
 
 
-def test_vectors_are_start_end_and_mean():
+def test_span_vector_is_start_end_and_mean():
     hidden = torch.arange(12.0).reshape(6, 2)
     vectors = span_vectors(hidden, torch.tensor([[1, 3], [5, 5]]))
     torch.testing.assert_close(vectors, torch.tensor([[2.0, 3, 6, 7, 4, 5], [10.0, 11, 10, 11, 10, 11]]))
@@ -94,14 +94,14 @@ def test_vectors_are_start_end_and_mean():
         ([1, 2], "selects no text"),
     ],
 )
-def test_spans_that_point_nowhere_are_refused(value, message, tmp_path):
+def test_invalid_spans_are_refused(value, message, tmp_path):
     rows = rows_of()
     rows[1]["span1"] = value
     with pytest.raises(UserError, match=message):
         data_of(tmp_path, rows, text=["text", "span1", "span2"])
 
 
-def test_spans_too_far_apart_are_refused(tokenizers, tmp_path):
+def test_spans_beyond_max_length_are_refused(tokenizers, tmp_path):
     data = data_of(tmp_path, rows_of(), text=["text", "span1", "span2"])
     learner = data.config.learner(backbone(), tokenizers["bert"], 0)
     with pytest.raises(

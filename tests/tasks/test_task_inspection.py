@@ -1,4 +1,4 @@
-"""What `inspect` shows of every kind of task: an example's texts, all it reads, and labels by their names."""
+"""`inspect` shows the texts and label names of examples for every task kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_examples_are_shown_and_hold(kind, tmp_path):
+def test_inspection_shows_texts_and_labels(kind, tmp_path):
     first, second, label = KINDS[kind]
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, second)))
@@ -42,5 +42,5 @@ def test_examples_are_shown_and_hold(kind, tmp_path):
     target = shown[0]["targets"][data.config.name]
     assert target == label or (label is None and target.startswith("tokens "))
     for name in data.config.text:
-        # A choice is shown by itself, the first one first.
+        # Only the first choice is shown.
         assert first[name] in shown[0]["text"] or name == "choice2"

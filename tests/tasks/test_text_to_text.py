@@ -1,4 +1,4 @@
-"""Labels written as texts: what is read, what is learned, and what becomes of texts that are no label."""
+"""Text-to-text tasks: source texts as published, generated labels, and outputs that are not labels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lmtool.tasks.kinds.text_to_text import sources
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
 
-STILL = {**SIZES, "dropout": 0.0}
+NO_DROPOUT = {**SIZES, "dropout": 0.0}
 FAMILIES = {
-    "t5": (T5Config(**STILL, head_size=8), "gpt2"),
-    "bart": (BartConfig(**STILL, activation_dropout=0.0), "roberta"),
-    "gpt": (GptConfig(**STILL), "gpt2"),
+    "t5": (T5Config(**NO_DROPOUT, head_size=8), "gpt2"),
+    "bart": (BartConfig(**NO_DROPOUT, activation_dropout=0.0), "roberta"),
+    "gpt": (GptConfig(**NO_DROPOUT), "gpt2"),
 }
 
 
@@ -46,7 +46,7 @@ def learner_of(data, family="t5"):
         ("wic", "wic sentence1: a fine and warm film 0 sentence2: a fine and warm film 0 word: a fine"),
     ],
 )
-def test_rows_are_read_as_published(name, starts, tmp_path):
+def test_source_texts_match_published_format(name, starts, tmp_path):
     data = data_of(name, tmp_path)
     texts, labels = build(data.config).texts(data.train)
     assert texts == sources(name, data.train) and texts[0].startswith(starts)
@@ -55,14 +55,14 @@ def test_rows_are_read_as_published(name, starts, tmp_path):
     assert build(data.config).parse("true") is None
 
 
-def test_columns_joined_before_their_head_was_known_are_refused(tmp_path):
+def test_joined_columns_are_refused_as_sources(tmp_path):
     data = data_of("wic", tmp_path, head=None)
     with pytest.raises(UserError, match=r"names word\+sentence1"):
         sources("wic", data.train)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_labels_are_learned_and_written(family, tmp_path):
+def test_labels_are_learned_and_generated(family, tmp_path):
     rows = [("a fine film", "good"), ("a dull mess", "bad"), ("warm", "good"), ("cold", "bad")]
     for split in ("train", "dev"):
         table(tmp_path / f"{split}.tsv", ["text", "label"], rows)
@@ -79,21 +79,21 @@ def test_labels_are_learned_and_written(family, tmp_path):
     scored = evaluation(learner.eval(), rows, max_length=64)
     assert scored.metrics()["accuracy"] == 1.0 and scored.warnings == ()
     assert [record["written"] for record in scored.records()] == [record["gold"] for record in scored.records()]
-    # What is read is the same whether the labels are there or not.
+    # Unlabeled rows give the same predictions.
     unlabeled = build(data.config).rows({"text": rows.columns["text"]}, rows.origin, False)
     answers = [record["prediction"] for record in evaluation(learner, unlabeled, max_length=64).records()]
     assert answers == [record["prediction"] for record in scored.records()]
 
 
-def test_cut_rows_are_no_fault(tmp_path):
+def test_truncated_rows_pass_inspection(tmp_path):
     data = data_of("sst2", tmp_path)
     learner = learner_of(data)
     stats = learner.inspector(examples_of(learner, data.train, 12), 12).measure(500)
     assert stats.statistics["truncated fraction"].measured == 1.0 and not stats.broken()
 
 
-def writes(learner, rows, texts, monkeypatch):
-    """The learner writes these texts for the rows, whatever it knows."""
+def evaluate_with_outputs(learner, rows, texts, monkeypatch):
+    """Evaluate the learner with these texts as its generated output."""
     given = dict(zip(sources(learner.term, rows), texts, strict=True))
 
     def text(prompt, _):
@@ -104,10 +104,10 @@ def writes(learner, rows, texts, monkeypatch):
     return evaluation(learner.eval(), rows, max_length=128)
 
 
-def test_texts_that_are_no_label_are_wrong_and_counted(tmp_path, monkeypatch):
+def test_generated_non_labels_are_wrong_and_counted(tmp_path, monkeypatch):
     data = data_of("sst2", tmp_path)  # gold: positive, negative, positive, ...
     texts = [" positive", "negative", "Positive", "negative positive", "positive", ""]
-    scored = writes(learner_of(data), data.validation["dev"], texts, monkeypatch)
+    scored = evaluate_with_outputs(learner_of(data), data.validation["dev"], texts, monkeypatch)
     assert scored.metrics()["accuracy"] == 3 / 6
     assert scored.warnings == ("3 of 6 written texts are not labels and count as wrong, such as 'Positive'",)
     records = list(scored.records())
@@ -118,12 +118,12 @@ def test_texts_that_are_no_label_are_wrong_and_counted(tmp_path, monkeypatch):
     assert "calibration_error" not in scored.details
 
 
-def test_values_are_written_in_steps_of_a_fifth(tmp_path, monkeypatch):
+def test_regression_values_are_rounded_to_fifths(tmp_path, monkeypatch):
     data = data_of("stsb", tmp_path)
     kind = build(data.config)
     assert kind.label_texts(np.array([5.0, 0.25, 3.8, 3.72, -0.05])) == ["5.0", "0.2", "3.8", "3.8", "0.0"]
     texts = ["5.0", "0.4", "nan", "3.8", "x", "-1"]
-    scored = writes(learner_of(data), data.validation["dev"], texts, monkeypatch)
+    scored = evaluate_with_outputs(learner_of(data), data.validation["dev"], texts, monkeypatch)
     assert [record["prediction"] for record in scored.records()] == [5.0, 0.4, 0.0, 3.8, 0.0, -1.0]
     assert "2 of 6 written texts are not labels" in scored.warnings[0]
 
@@ -138,12 +138,12 @@ def test_values_are_written_in_steps_of_a_fifth(tmp_path, monkeypatch):
         ("sst2", T5Config(), {"loss__focal_gamma": 2.0}, "task.loss.focal_gamma"),
     ],
 )
-def test_what_does_not_go_with_it_is_named(name, model, fields, key):
+def test_text_to_text_conflicts_name_key(name, model, fields, key):
     assert task_config(name, head="text_to_text", **fields).first_conflict(model).key == key
     assert task_config(name, head="text_to_text").first_conflict(T5Config()) is None or name == "multi_label"
 
 
-def test_a_checkpoint_that_writes_is_learned_further_so():
+def test_text_to_text_checkpoint_keeps_head():
     form = {"head": "text_to_text", "pooling": "auto", "head_layers": None}
     model = T5Config()
     assert task_config("sst2").takes_head(form, model) and task_config("sst2").with_head(form).head == "text_to_text"

@@ -1,4 +1,4 @@
-"""Tags of words: every shipped task steps, every word is predicted once, losses and scores are what they say."""
+"""Token classification: shipped tasks train, every word is predicted once, losses and scores match references."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def batch_of(examples, numbers):
     return examples.batch(examples.plan(0).rows[numbers], numbers, 0)
 
 
-def test_the_shipped_tasks():
+def test_shipped_tagging_tasks_are_tested():
     assert {"ner", "pos", "chunking", "conll2003", "wnut17", "ud_ewt", "bc5cdr", "conll2000"} < set(TASKS)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_steps_on_the_layout_of_its_source(name, tokenizers, tmp_path):
+def test_shipped_tasks_train_on_source_layout(name, tokenizers, tmp_path):
     data = load(tagged_folder(name, tmp_path), name)
     held_out = name in ("conll2000", "chunking")
     assert len(data.train) == (11 if held_out else 13 if name == "wnut17" else 12)
@@ -74,8 +74,8 @@ def test_every_task_steps_on_the_layout_of_its_source(name, tokenizers, tmp_path
 
 
 @pytest.mark.parametrize("layout", ["iob1", "iobes", "jsonl", "csv", "numbers"])
-def test_the_same_data_in_any_scheme_and_layout(layout, tmp_path):
-    """What is decoded does not depend on how it is written."""
+def test_schemes_and_layouts_give_same_data(layout, tmp_path):
+    """iob1, iobes, jsonl, csv and class numbers decode to the same rows as BIO in CoNLL columns."""
     sentences = tagged(8)
     plain, other = tmp_path / "plain", tmp_path / "other"
     for folder in (plain, other):
@@ -105,7 +105,7 @@ def test_the_same_data_in_any_scheme_and_layout(layout, tmp_path):
 
 
 def _in_scheme(tags, scheme):
-    """BIO as iob1 or iobes, by looking at the neighbours."""
+    """BIO tags as iob1 or iobes."""
     written = []
     for place, tag in enumerate(tags):
         before, after = ("O", *tags)[place], (*tags, "O")[place + 1]
@@ -117,9 +117,9 @@ def _in_scheme(tags, scheme):
     return written
 
 
-def test_windows_predict_every_word_once_with_its_own_states(tokenizers, tmp_path):
-    """A sentence far longer than the model: each word comes from one window, and what a window says of a word is what
-    the model says of that window's tokens alone."""
+def test_windows_predict_every_word_once(tokenizers, tmp_path):
+    """In a sentence longer than the model, each word is predicted by one window, as the model predicts it from that
+    window's tokens alone."""
     conll(tmp_path / "train.conll", [(["film", "story"] * 40, ["B-X", "O"] * 40), (["end"], ["O"])])
     conll(tmp_path / "dev.conll", [(["film", "story"] * 40, ["B-X", "O"] * 40)])
     data = load(tmp_path, stride=6)
@@ -144,7 +144,7 @@ def test_windows_predict_every_word_once_with_its_own_states(tokenizers, tmp_pat
 
 
 @pytest.mark.parametrize("train_on", ["all", "first"])
-def test_pieces_learn_and_the_loss_is_torchs(train_on, tokenizers, tmp_path):
+def test_loss_over_word_pieces_matches_torch(train_on, tokenizers, tmp_path):
     long = "filmstorymesswaste"  # several pieces
     conll(tmp_path / "train.conll", [([long, "film", long], ["B-X", "O", "I-X"]), (["film"], ["O"])])
     conll(tmp_path / "dev.conll", [([long], ["B-X"])])
@@ -161,13 +161,13 @@ def test_pieces_learn_and_the_loss_is_torchs(train_on, tokenizers, tmp_path):
     ours = learner(batch, 1).sums["ner"] / learner.counts(batch)["ner"]
     weights = torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(ours, F.cross_entropy(logits, target.labels, weights, label_smoothing=0.1))
-    # Evaluation reads the first pieces alone.
+    # Evaluation uses only first pieces.
     dev = batch_of(examples_of(learner, data.validation["dev"], 64, "dev"), [0])
     assert dev.targets["ner"].labels.tolist() == [1]
 
 
 @pytest.mark.parametrize(("config", "side"), [(BartConfig, "decoder"), (T5Config, "encoder")])
-def test_encoder_decoders(config, side, tokenizers, tmp_path):
+def test_encoder_decoders_tag_words(config, side, tokenizers, tmp_path):
     data = load(tagged_folder("ner", tmp_path))
     sizes = {"vocab_size": 300, "num_layers": 1, "hidden_size": 32, "num_heads": 2, "feedforward_size": 48,
              "max_positions": 64, "dropout": 0.0}  # fmt: skip
@@ -195,7 +195,7 @@ def _sentencepiece():
     return SentencePieceConfig()
 
 
-def test_words_without_pieces_and_sentences_without_words(tokenizers, tmp_path):
+def test_words_without_pieces_are_predicted(tokenizers, tmp_path):
     conll(tmp_path / "train.conll", tagged(6))
     rows = [{"tokens": ["\u200d", "film", "\u200d"], "tags": ["O", "B-PER", "O"]}, {"tokens": [], "tags": []}]
     (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -227,7 +227,7 @@ def test_words_without_pieces_and_sentences_without_words(tokenizers, tmp_path):
         ("a\nb\n", "a\tO\n", r"train.conll: no column tags to predict; there are tokens"),
     ],
 )
-def test_errors_name_the_line(train, dev, message, tmp_path):
+def test_tag_errors_name_file_and_line(train, dev, message, tmp_path):
     (tmp_path / "train.conll").write_text(train)
     (tmp_path / "dev.conll").write_text(dev)
     with pytest.raises(UserError, match=message) as caught:
@@ -235,7 +235,7 @@ def test_errors_name_the_line(train, dev, message, tmp_path):
     assert caught.value.hint
 
 
-def test_words_and_tags_of_different_number(tmp_path):
+def test_mismatched_words_and_tags_are_refused(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"tokens": ["a"], "tags": ["B-X"]}\n{"tokens": ["a", "b"], "tags": ["O"]}\n')
     with pytest.raises(UserError, match=r"train.jsonl:2: 2 words and 1 tag"):
         load(tmp_path)
@@ -244,7 +244,7 @@ def test_words_and_tags_of_different_number(tmp_path):
         load(tmp_path)
 
 
-def test_entities_that_begin_with_i_are_counted(tokenizers, tmp_path):
+def test_entities_starting_with_i_are_counted(tokenizers, tmp_path):
     conll(tmp_path / "train.conll", [(["a", "b", "c"], ["B-X", "O", "I-X"]), (["d"], ["O"])])
     conll(tmp_path / "dev.conll", [(["a", "b", "c"], ["B-X", "O", "I-X"])])
     data = load(tmp_path)
@@ -255,7 +255,7 @@ def test_entities_that_begin_with_i_are_counted(tokenizers, tmp_path):
     assert details["classes"]["X"]["support"] == 2 and details["classes"]["X"].keys() >= {"precision", "recall", "f1"}
 
 
-def test_texts_are_divided_at_white_space_and_read_as_a_line(tokenizers, tmp_path):
+def test_texts_are_split_at_whitespace(tokenizers, tmp_path):
     learner = learner_of(load(tagged_folder("ner", tmp_path)), tokenizers)
     rows = learner.read_rows({"tokens": ["a fine  film"]}, [("text", 1)])
     assert isinstance(rows, Rows) and rows.columns["tokens"] == [["a", "fine", "film"]] and rows.labels is None
@@ -263,7 +263,7 @@ def test_texts_are_divided_at_white_space_and_read_as_a_line(tokenizers, tmp_pat
     assert learner.line(record) == "a fine/B-PER film/I-PER"
 
 
-def test_a_learned_constant_is_reported(tokenizers, tmp_path):
+def test_constant_tags_warn(tokenizers, tmp_path):
     data = load(tagged_folder("ner", tmp_path))
     learner = learner_of(data, tokenizers)
     with torch.no_grad():
@@ -275,7 +275,7 @@ def test_a_learned_constant_is_reported(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ner", "pos"])
-def test_resampled_scores_are_those_of_the_sample(name, tokenizers, tmp_path):
+def test_resampled_scores_match_metrics_of_sample(name, tokenizers, tmp_path):
     data = load(tagged_folder(name, tmp_path), name)
     rows, kind = data.train, learner_of(data, tokenizers).kind
     other = [tags[:2] + [0] * len(tags[2:]) for tags in rows.labels]

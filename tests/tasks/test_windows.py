@@ -1,4 +1,4 @@
-"""Windows of long texts: every token is held, and answered for once."""
+"""Windows of long texts: windows cover every token, and each token is in the core of one window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmtool.tasks.kinds.texts import windows
 
 
 @pytest.mark.parametrize("room, overlap", [(1, 0), (4, 0), (4, 1), (5, 3), (7, 6), (40, 12)])
-def test_every_token_is_held_and_has_one_owner(room, overlap):
+def test_windows_cover_every_token_once_in_core(room, overlap):
     lengths = np.arange(0, 41)
     cut = windows(lengths, room, overlap)
     for text, length in enumerate(lengths):
@@ -28,21 +28,21 @@ def test_every_token_is_held_and_has_one_owner(room, overlap):
     assert len(cut) == len(cut.lengths)
 
 
-def test_neighbours_share_the_overlap_and_part_in_its_middle():
+def test_adjacent_windows_split_overlap_in_middle():
     cut = windows(np.array([11, 3]), np.array([6, 4]), 2)
     assert cut.start.tolist() == [0, 4, 8, 0] and cut.end.tolist() == [6, 10, 11, 3]
     assert cut.core_start.tolist() == [0, 5, 9, 0] and cut.core_end.tolist() == [5, 9, 11, 3]
     assert cut.text.tolist() == [0, 0, 0, 1]
 
 
-def test_windows_that_do_not_advance_are_refused():
+def test_overlap_as_long_as_window_is_refused():
     with pytest.raises(ValueError, match="cannot overlap by 4"):
         windows(np.array([9]), 4, 4)
 
 
 @pytest.mark.parametrize("length", [5, 6, 7, 10, 11, 23])
-def test_windows_are_those_of_the_tokenizers_library(length):
-    """What transformers' `stride` and `return_overflowing_tokens` give."""
+def test_windows_match_tokenizers_library(length):
+    """As `stride` and `return_overflowing_tokens` in transformers."""
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(number): number for number in range(30)}, "0"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     library.enable_truncation(6, stride=2)

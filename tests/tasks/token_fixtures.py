@@ -1,4 +1,4 @@
-"""Tagged sentences in the layouts that the sources of the shipped tasks have."""
+"""Tagged sentences in the layouts of the sources of shipped tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMES = {
 
 
 def tagged(count, kinds=("PER", "LOC")):
-    """Sentences of words with BIO tags: entities of one and two words, two of a type side by side, none."""
+    """Sentences with BIO tags: entities of one and two words, and adjacent entities of the same type."""
     sentences = []
     for number in range(count):
         kind, other = kinds[number % 2], kinds[1 - number % 2]
@@ -21,7 +21,7 @@ def tagged(count, kinds=("PER", "LOC")):
 
 
 def conll(path, sentences, divider="\t", before=(), document=False):
-    """A word and its tag a line, with columns between them."""
+    """Write a word and its tag per line, with the columns `before` between them."""
     lines = [divider.join(["-DOCSTART-", *before, "O"]), ""] if document else []
     for words, tags in sentences:
         lines += [divider.join([word, *before, tag]) for word, tag in zip(words, tags, strict=True)] + [""]
@@ -52,7 +52,7 @@ def tagged_folder(name, folder):
         elif name == "wnut17":
             conll(folder / f"{split}.conll", sentences)
             with (folder / f"{split}.conll").open("a") as file:
-                file.write("\t\n\nend\tO\n")  # a line of nothing but a tab between sentences
+                file.write("\t\n\nend\tO\n")  # sentences separated by a line with only a tab
         elif name == "bc5cdr":
             conll(folder / f"{'devel' if split == 'dev' else split}.tsv", sentences)
         elif name == "conll2003":

@@ -1,4 +1,4 @@
-"""Characters and words behind tokens: what is predicted of a token is said of the right piece of text."""
+"""Alignment of tokens with the characters and words of a text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokenizer(request):
 @pytest.mark.parametrize(
     "text", [TEXT, "", " ", "  two  spaces ", "naïve café\nline", "中文 and 漢字", "e\u0301 x\u00a0y"]
 )
-def test_tokens_cover_a_text_once_and_in_order(tokenizer, text):
+def test_spans_cover_text_in_order(tokenizer, text):
     ids, spans = tokenizer.encode_aligned(text)
     assert ids.tolist() == tokenizer.encode(text).tolist() and spans.shape == (len(ids), 2)
     assert (spans[:, 0] <= spans[:, 1]).all() and (np.diff(spans[:, 0]) >= 0).all()
@@ -35,12 +35,12 @@ def test_tokens_cover_a_text_once_and_in_order(tokenizer, text):
     for start, end in spans:
         assert text[start:end] == text[start:end].strip()
         covered[start:end] = True
-    # A combining mark that is cleaned away stands with no token.
+    # A combining mark that the normalizer removes has no token.
     left = [character for place, character in enumerate(text) if not covered[place]]
     assert all(character.isspace() or unicodedata.combining(character) for character in left)
 
 
-def test_each_token_is_of_its_word(tokenizer):
+def test_tokens_are_aligned_with_words(tokenizer):
     words = [*TEXT.split(), "!", "a-b", "x" * 30]
     ((ids, numbers),) = tokenizer.encode_sentences([words])
     assert ids.tolist() == tokenizer.encode(" ".join(words)).tolist()
@@ -51,13 +51,13 @@ def test_each_token_is_of_its_word(tokenizer):
         assert " ".join(words)[own[0, 0] : own[-1, 1]] == word
 
 
-def test_a_word_that_is_cleaned_away_has_no_token():
+def test_word_removed_by_normalizer_has_no_token():
     tokenizer = build(KINDS["wordpiece"], [TEXT] * 8, 330)
     ((_, numbers),) = tokenizer.encode_sentences([["quick", "\u200d", "fox"]])
     assert set(numbers.tolist()) == {0, 2}
 
 
-def test_words_are_those_of_transformers(tmp_path):
+def test_word_ids_match_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizer = build(KINDS["wordpiece"], [TEXT] * 8, 330)
     tokenizer.save(tmp_path)

@@ -1,4 +1,4 @@
-"""Folders whose files disagree: the ids of AutoTokenizer, whichever file it lets win, or an error that names one."""
+"""Folders with contradictory files: the same ids as AutoTokenizer, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRINGS = [
     "newtoken NewToken newtokens", "  <e1>  <e2> ", "<extra_id_3>x <extra_id_104>",
 ]  # fmt: skip
 MASK = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False}
-# What tokenizer_config.json says beside, or against, the other files.
+# Settings in tokenizer_config.json that add to or contradict the other files.
 SETTINGS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "case": {"do_lower_case": False},
@@ -65,13 +65,13 @@ def change_settings(folder: Path, **changes: Any) -> None:
     write_json(path, before | changes)
 
 
-def bare(folder: Path) -> None:
-    """No settings: the model_type alone names the class."""
+def remove_settings(folder: Path) -> None:
+    """Without settings, only model_type names the class."""
     (folder / "tokenizer_config.json").unlink(missing_ok=True)
 
 
 def class_in_config(folder: Path) -> None:
-    bare(folder)
+    remove_settings(folder)
     write_json(folder / "config.json", {"model_type": "bert", "tokenizer_class": "DistilBertTokenizer"})
 
 
@@ -89,7 +89,7 @@ def described_tokens(folder: Path) -> None:
         folder,
         added_tokens_decoder={str(free): plain, str(free + 1): {"content": "<e1>", "lstrip": True, "special": True}},
     )
-    write_json(folder / "special_tokens_map.json", {"mask_token": "<e3>"})  # not read then
+    write_json(folder / "special_tokens_map.json", {"mask_token": "<e3>"})  # ignored beside added_tokens_decoder
 
 
 def mapped_tokens(folder: Path) -> None:
@@ -98,14 +98,14 @@ def mapped_tokens(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    "bare": bare, "class_in_config": class_in_config, "added": added_tokens, "described": described_tokens,
-    "mapped": mapped_tokens,
+    "no_settings": remove_settings, "class_in_config": class_in_config, "added": added_tokens,
+    "described": described_tokens, "mapped": mapped_tokens,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=slow_but({"bert", "gpt2", "t5"}, FAMILIES))
 def layouts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A family's folder as it was before tokenizer.json, as transformers writes it, and as we do."""
+    """A family's folder before tokenizer.json existed, as saved by transformers, and as saved by lmtool."""
     make, reader = FAMILIES[request.param]
     root = tmp_path_factory.mktemp(request.param)
     folders = {name: root / name for name in ("old", "new", "ours")}
@@ -120,20 +120,20 @@ def layouts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def strings() -> list[str]:
-    """Several hundred, most of them words and their cases."""
+    """Several hundred strings, most of them words in several cases."""
     words = sorted({word for text in STRINGS for word in (*text.split(), text.upper(), text.lower())})
     return [*STRINGS, *words]
 
 
 def differences(folder: Path, strings: list[str]) -> str | None:
-    """What AutoTokenizer and we disagree on; None where we agree or one of both reads nothing of the folder."""
+    """The first difference between AutoTokenizer and lmtool; None if equal or if either refuses the folder."""
     expected = {}
     try:
         theirs = AutoTokenizer.from_pretrained(folder)
         for parse in (False, True):
             rows = theirs(strings, add_special_tokens=False, split_special_tokens=not parse)
             expected[parse] = rows["input_ids"]
-    except Exception:  # of any kind, and then there is nothing to be equal to
+    except Exception:  # transformers raises various errors; no reference then
         return None
     try:
         ours = Tokenizer.load(folder)
@@ -155,7 +155,7 @@ def differences(folder: Path, strings: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize("layout", slow_but({"new"}, ["old", "new", "ours"]))
-def test_the_same_file_wins_as_in_transformers(
+def test_contradictory_files_match_transformers(
     layouts: dict[str, Path], layout: str, tmp_path: Path, strings: list[str]
 ) -> None:
     wrong = {}
@@ -170,8 +170,8 @@ def test_the_same_file_wins_as_in_transformers(
     assert not any(wrong.values()), {name: difference for name, difference in wrong.items() if difference}
 
 
-def test_the_grid_is_not_all_refused(layouts: dict[str, Path], tmp_path: Path) -> None:
-    """Where both read a folder, `differences` compares; with the settings that belong to it both must."""
+def test_consistent_folders_are_accepted(layouts: dict[str, Path], tmp_path: Path) -> None:
+    """`differences` ignores folders that either refuses; folders with consistent settings must load in both."""
     for layout, folder in layouts.items():
         for name in ("nothing", "case", "accents", "prefix", "list_of_4", "list_of_5"):
             path = tmp_path / layout / name
@@ -180,21 +180,21 @@ def test_the_grid_is_not_all_refused(layouts: dict[str, Path], tmp_path: Path) -
             assert len(AutoTokenizer.from_pretrained(path)) == Tokenizer.load(path).vocab_size
 
 
-def test_a_cased_vocabulary_without_settings_is_lowercased(tmp_path: Path) -> None:
-    """As transformers does it: its BertTokenizer says so, whatever tokenizer.json says."""
+def test_cased_bert_without_settings_is_lowercased(tmp_path: Path) -> None:
+    """As in transformers, whose BertTokenizer overrides tokenizer.json."""
     make, reader = FAMILIES["bert_cased"]
     (tmp_path / "old").mkdir()
     make(tmp_path / "old")
     reader.from_pretrained(tmp_path / "old").save_pretrained(tmp_path)
     assert "T" in "".join(Tokenizer.load(tmp_path).pieces(Tokenizer.load(tmp_path).encode("The")))
     write_json(tmp_path / "config.json", {"model_type": "bert"})
-    bare(tmp_path)
+    remove_settings(tmp_path)
     assert "T" not in "".join(Tokenizer.load(tmp_path).pieces(Tokenizer.load(tmp_path).encode("The")))
-    (tmp_path / "config.json").unlink()  # nothing names a class: tokenizer.json is all there is
+    (tmp_path / "config.json").unlink()  # without a class, tokenizer.json decides
     assert "T" in "".join(Tokenizer.load(tmp_path).pieces(Tokenizer.load(tmp_path).encode("The")))
 
 
-def test_added_special_tokens_of_an_old_roberta_are_no_text(tmp_path: Path) -> None:
+def test_added_tokens_of_old_roberta_are_special(tmp_path: Path) -> None:
     make, _ = FAMILIES["roberta"]
     make(tmp_path)
     free = first_free(tmp_path)
@@ -229,7 +229,7 @@ def test_added_special_tokens_of_an_old_roberta_are_no_text(tmp_path: Path) -> N
         ({"added_tokens_decoder": {"9999": {"content": "y"}}}, "y cannot have the id 9999"),
     ],
 )
-def test_settings_that_cannot_be_followed_are_named(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:
     FAMILIES["bert"][0](tmp_path)
     change_settings(tmp_path, **settings)
     with pytest.raises(UserError) as caught:
@@ -237,7 +237,7 @@ def test_settings_that_cannot_be_followed_are_named(tmp_path: Path, settings: di
     assert problem in caught.value.message and str(tmp_path) in caught.value.message and caught.value.hint
 
 
-def test_pieces_of_another_kind_than_the_class_reads(tmp_path: Path) -> None:
+def test_vocabulary_of_wrong_algorithm_is_refused(tmp_path: Path) -> None:
     make, reader = FAMILIES["gpt2"]
     make(tmp_path)
     reader.from_pretrained(tmp_path).save_pretrained(tmp_path)

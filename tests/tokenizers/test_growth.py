@@ -1,4 +1,4 @@
-"""Rules of a stranger's tokenizer.json that would fill the memory, and vocabularies without entries."""
+"""Hostile tokenizer.json files: rules that would fill the memory, and empty vocabularies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]
 MODEL = {**WORDS, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
 EACH = {"type": "Replace", "pattern": {"Regex": "."}, "content": "aa"}
-NOTHING = {"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"}
+INSERT_BEFORE_A = {"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"}
 
 
 def write(folder: Path, **parts: Any) -> Path:
@@ -37,7 +37,7 @@ def sequence(key: str, *steps: dict[str, Any]) -> dict[str, Any]:
     [
         {"normalizer": sequence("normalizers", *[TEN] * 12)},
         {"normalizer": sequence("normalizers", *[sequence("normalizers", EACH)] * 12)},
-        {"normalizer": sequence("normalizers", *[NOTHING] * 12)},
+        {"normalizer": sequence("normalizers", *[INSERT_BEFORE_A] * 12)},
         {"normalizer": sequence("normalizers", *[{"type": "Prepend", "prepend": "aa"}, TEN] * 3)},
         {"normalizer": sequence("normalizers", *[TEN | {"content": "ﷺ"}, {"type": "NFKC"}, TEN] * 3)},
         {"normalizer": TEN, "pre_tokenizer": sequence("pretokenizers", *[{"type": "ByteLevel"}] * 6)},
@@ -49,12 +49,12 @@ def sequence(key: str, *steps: dict[str, Any]) -> dict[str, Any]:
         },
     ],
 )
-def test_rules_that_multiply_a_text_are_refused_before_they_run(parts: dict[str, Any], tmp_path: Path) -> None:
+def test_rules_with_exponential_growth_are_refused(parts: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer\.json: .* may replace one character by more than 1,000"):
         Tokenizer.load(write(tmp_path, **parts))
 
 
-def test_no_text_grows_more_than_it_is_said_to() -> None:
+def test_growth_bound_holds_for_random_rules() -> None:
     chance = random.Random(0)
     for _ in range(200):
         steps, rules = [], []
@@ -68,16 +68,16 @@ def test_no_text_grows_more_than_it_is_said_to() -> None:
         for rule in rules:
             most *= folders._growth(rule, written)
         text = "".join(chance.choices("ab", k=20))
-        # Where nothing stands is one place more than there are characters.
+        # An empty pattern also matches at the end of the text.
         assert len(normalizers.Sequence(steps).normalize_str(text)) <= most * (len(text) + 1), rules
 
 
-def test_one_step_is_no_growth_to_speak_of(tmp_path: Path) -> None:
+def test_single_replacement_is_accepted(tmp_path: Path) -> None:
     assert len(Tokenizer.load(write(tmp_path, normalizer=TEN)).encode("a")) == 1
     with pytest.raises(UserError, match="the character map may replace one character by more than 1,000"):
         require_bounded_map(tmp_path, struct.pack("<I", 4) + b"trie" + b"a" * 2000)
     for rule in ("Lowercase", [], {"type": "Sequence"}, {"type": "Precompiled"}, {"type": "Replace", "content": 5}):
-        require_bounded(tmp_path, {"normalizer": rule})  # what is no rule the library names
+        require_bounded(tmp_path, {"normalizer": rule})  # the library reports malformed rules
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_one_step_is_no_growth_to_speak_of(tmp_path: Path) -> None:
         {"vocab.json": {}, "merges.txt": ""},
     ],
 )
-def test_a_vocabulary_without_entries_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
+def test_empty_vocabulary_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError, match="not a valid tokenizer file: the vocabulary has no entries"):
         Tokenizer.load(tmp_path)
 
 
-def test_a_text_that_no_entry_spells_is_refused(tmp_path: Path) -> None:
+def test_text_outside_vocabulary_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, model=MODEL | {"unk_token": "[NONE]"}))
     assert len(tokenizer.encode("a")) == 1
     for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text]), tokenizer.encode_with_template):

@@ -20,11 +20,11 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-def named(config: ListedConfig) -> str:
+def config_id(config: ListedConfig) -> str:
     return f"{config.name} {config.special_tokens}"
 
 
-def test_words_are_the_commonest_ones() -> None:
+def test_word_vocabulary_has_most_frequent_words() -> None:
     texts = ["The cat, the dog. The cat!"]
     tokenizer = build(WordConfig(minimum_count=1), texts, 8)
     assert tokenizer.pieces(range(8))[5:] == ["the", "cat", "!"]
@@ -35,7 +35,7 @@ def test_words_are_the_commonest_ones() -> None:
     assert tokenizer.decode(tokenizer.encode("the cat!")) == "the cat !"
 
 
-def test_characters_are_text_as_it_stands() -> None:
+def test_character_tokenizer_keeps_text() -> None:
     text = "Ab  c.\nÀb\t"
     tokenizer = build(CharacterConfig(special_tokens="gpt"), [text], 100)
     assert tokenizer.decode(tokenizer.encode(text)) == text and len(tokenizer.encode(text)) == len(text)
@@ -46,8 +46,8 @@ def test_characters_are_text_as_it_stands() -> None:
     assert few.pieces(range(4)) == ["<unk>", "<|endoftext|>", "a", " "]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=named)
-def test_roles_files_offsets_and_special_looking_text(config: ListedConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=config_id)
+def test_saved_listed_tokenizer_matches_transformers(config: ListedConfig, tmp_path: Path) -> None:
     tokenizer, again = build(config, TEXTS, 90), build(config, iter(TEXTS), 90)
     assert tokenizer.fingerprint == again.fingerprint and tokenizer.vocab_size <= 90
     assert {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])} == config.roles
@@ -69,7 +69,7 @@ def test_roles_files_offsets_and_special_looking_text(config: ListedConfig, tmp_
         assert tokenizer.sentinels == tuple(range(last, last - 5, -1)) and set(tokenizer.sentinels) < special
 
 
-def test_no_room_and_nothing_to_list_are_refused() -> None:
+def test_too_small_or_empty_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match="vocab_size=103 is too small for words and 103 special tokens") as caught:
         build(WordConfig(special_tokens="t5"), TEXTS, 103)
     assert "tokenizer.sentinels=" in str(caught.value.hint)

@@ -1,6 +1,6 @@
-"""Tokenizer folders as the published families have them, read by us and by transformers: the same ids for every text.
+"""Tokenizer folders in the layouts of published families: lmtool and transformers give the same ids for every text.
 
-The vocabularies are trained here, so nothing is downloaded; the files and their layout are the published ones.
+The vocabularies are trained here, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ ADVERSARIAL = [
 
 @dataclass(frozen=True)
 class Published:
-    """A folder, and the class of transformers that reads it."""
+    """A folder, and the transformers class for it."""
 
     folder: Path
     reader: type
 
 
 def real_strings() -> Iterator[str]:
-    """Lines of the data sets beside the checkout, file by file in turn: prose, verse, tweets, tables, two languages."""
+    """Lines of the data sets beside the checkout: prose, verse, tweets and tables, in two languages."""
     files = sorted(path for path in SHARED.rglob("*") if path.suffix in (".txt", ".tsv", ".csv", ".jsonl", ".conll"))
     share = 2 * STRINGS // max(len(files), 1)
     for path in files:
@@ -114,13 +114,13 @@ def pieces_folder(folder: Path, kind: backends.UnigramFamily) -> None:
 
 def bigbird_folder(folder: Path) -> None:
     pieces_folder(folder, "albert")
-    # By its files alone it would be ALBERT's.
+    # Without the class it would be read as ALBERT's.
     write(folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "BigBirdTokenizer"}))
 
 
 def qwen2_folder(folder: Path) -> None:
     merges_folder(folder, ["<|endoftext|>"])
-    # By its files alone it would be GPT-2's.
+    # Without the class it would be read as GPT-2's.
     write(folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
 
 
@@ -170,7 +170,7 @@ def compare(ours: Tokenizer, theirs: object, texts: list[str], split: bool) -> N
 
 
 @pytest.mark.parametrize("parse", [False, True])
-def test_the_files_give_the_ids_of_transformers(published: Published, texts: list[str], parse: bool) -> None:
+def test_published_files_match_transformers(published: Published, texts: list[str], parse: bool) -> None:
     theirs = published.reader.from_pretrained(published.folder)
     alike = parse or published.reader in (ElectraTokenizer, DistilBertTokenizer, BartTokenizer)
     texts = texts[:1000] if alike else texts
@@ -178,7 +178,7 @@ def test_the_files_give_the_ids_of_transformers(published: Published, texts: lis
 
 
 @pytest.mark.parametrize("parse", [False, True])
-def test_what_transformers_writes_gives_the_same_ids(
+def test_folder_saved_by_transformers_matches(
     published: Published, tmp_path: Path, texts: list[str], parse: bool
 ) -> None:
     theirs = published.reader.from_pretrained(published.folder)
@@ -189,16 +189,16 @@ def test_what_transformers_writes_gives_the_same_ids(
     assert ours.roles == roles
 
 
-def test_roles_are_those_of_the_class(published: Published) -> None:
+def test_roles_match_transformers(published: Published) -> None:
     ours, theirs = Tokenizer.load(published.folder), published.reader.from_pretrained(published.folder)
     for name in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
         wanted = getattr(theirs, f"{name}_token_id")
-        # GPT-2's class calls its end "unknown" too, though every text has an encoding.
+        # GPT-2's class has its end token as unk_token too, which byte-level BPE never needs.
         if (published.reader, name) != (GPT2Tokenizer, "unk"):
             assert ours.roles.get(name) == wanted, name
 
 
-def test_what_we_write_loads_the_same(published: Published, tmp_path: Path, texts: list[str]) -> None:
+def test_saved_folder_loads_same_tokenizer(published: Published, tmp_path: Path, texts: list[str]) -> None:
     ours = Tokenizer.load(published.folder)
     ours.save(tmp_path)
     again = Tokenizer.load(tmp_path)
@@ -207,12 +207,12 @@ def test_what_we_write_loads_the_same(published: Published, tmp_path: Path, text
     compare(again, PreTrainedTokenizerFast.from_pretrained(tmp_path), texts[:500], True)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets beside the checkout (../shared/data) are not there")
-def test_ten_thousand_real_strings_are_among_them(texts: list[str]) -> None:
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no data sets beside the checkout (../shared/data)")
+def test_comparison_has_10000_real_strings(texts: list[str]) -> None:
     assert len(texts) > STRINGS and len(set(texts)) > STRINGS / 2
 
 
-def test_sentinels_descend(tmp_path: Path) -> None:
+def test_sentinel_ids_descend(tmp_path: Path) -> None:
     tokenizer = build(SentencePieceConfig(sentinels=7), TEXTS, 300)
     assert tokenizer.pieces(tokenizer.sentinels) == [f"<extra_id_{number}>" for number in range(7)]
     assert list(tokenizer.sentinels) == list(range(tokenizer.vocab_size - 1, tokenizer.vocab_size - 8, -1))
@@ -220,7 +220,7 @@ def test_sentinels_descend(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "albert", "xlnet"])
-def test_sentencepiece_trains_the_same_each_time(kind: backends.UnigramFamily) -> None:
+def test_sentencepiece_training_is_deterministic(kind: backends.UnigramFamily) -> None:
     config = SentencePieceConfig(special_tokens=kind, sentinels=10)
     tokenizer, again = build(config, TEXTS, 400), build(config, iter(TEXTS), 400)
     assert tokenizer.fingerprint == again.fingerprint and tokenizer.vocab_size <= 400
@@ -228,8 +228,8 @@ def test_sentencepiece_trains_the_same_each_time(kind: backends.UnigramFamily) -
     assert tokenizer.starts_word[tokenizer.encode("unbelievably lazy")].sum() == 2
 
 
-def test_sentencepiece_itself_agrees(tmp_path: Path, texts: list[str]) -> None:
-    """The library the files come from; it keeps control characters that transformers drops, so ordinary text only."""
+def test_ids_match_sentencepiece_library(tmp_path: Path, texts: list[str]) -> None:
+    """Only printable ASCII, because sentencepiece keeps control characters that transformers drops."""
     import sentencepiece
 
     (tmp_path / "spiece.model").write_bytes(train_model(SentencePieceConfig(), TEXTS, 420))
@@ -237,12 +237,12 @@ def test_sentencepiece_itself_agrees(tmp_path: Path, texts: list[str]) -> None:
     plain = [text for text in texts if text.isascii() and text.isprintable()]
     assert len(plain) > 10
     for text, ids in zip(plain, ours.encode_batch(plain), strict=True):
-        if "<" not in text:  # our vocabulary has the sentinels as pieces
+        if "<" not in text:  # sentinels are pieces of the vocabulary
             assert ids.tolist() == library.encode(text), text
 
 
 @pytest.mark.parametrize("special", ["gpt2", "roberta"])
-def test_byte_level_with_the_special_tokens_of_a_family(special: str, tmp_path: Path) -> None:
+def test_byte_bpe_has_special_tokens_of_family(special: str, tmp_path: Path) -> None:
     tokenizer = build(ByteBpeConfig(special_tokens=special), TEXTS, 400)
     assert tokenizer.vocab_size <= 400
     for text in ADVERSARIAL:
@@ -261,20 +261,20 @@ def test_special_tokens_are_read_on_request(tmp_path: Path) -> None:
     plain = build(FolderConfig(path=str(tmp_path)), (), 0)
     assert reading.roles["mask"] in reading.encode("the [MASK] dog")
     assert plain.roles["mask"] not in plain.encode("the [MASK] dog")
-    assert reading.fingerprint != plain.fingerprint  # token stores are kept apart
-    assert reading.same_encoding(plain) and plain.same_encoding(reading)  # a teacher reads a student's ids
+    assert reading.fingerprint != plain.fingerprint  # separate token stores
+    assert reading.same_encoding(plain) and plain.same_encoding(reading)  # teacher and student may share ids
     for others in (build(WordPieceConfig(), TEXTS, 100), build(WordPieceConfig(lowercase=False), TEXTS, 300)):
         assert not plain.same_encoding(others)
 
 
-def test_a_file_too_large_for_a_tokenizer_is_not_read(tmp_path: Path) -> None:
+def test_oversized_tokenizer_file_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(8 << 30)
     with pytest.raises(UserError, match=r"tokenizer\.json: .* 8,589,934,592 bytes; .* at most 200,000,000"):
         Tokenizer.load(tmp_path)
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_broken_files_are_refused_by_name(tmp_path: Path) -> None:
     assert not has_tokenizer(tmp_path) and len(set(TOKENIZER_FILES)) == len(TOKENIZER_FILES)
     write(tmp_path / "vocab.txt", "a\nb\n")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What the entries of one vocabulary are in another."""
+"""Replacement of a vocabulary: each new entry maps to entries of the old one."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def tokenizers() -> dict[str, Tokenizer]:
     return {name: build(config, TEXTS, 330) for name, config in KINDS.items()}
 
 
-def pieces(old: Tokenizer, new: Tokenizer, word: str) -> list[str]:
-    """The old pieces of a new entry, as they are written."""
+def old_pieces(old: Tokenizer, new: Tokenizer, word: str) -> list[str]:
+    """The old pieces of a new entry."""
     (number,) = (n for n in range(new.vocab_size) if new.pieces([n]) == [word])
     return old.pieces(replacement(old, new).sources[number])
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_equal_vocabulary_keeps_every_entry(name: str, tokenizers: dict[str, Tokenizer]) -> None:
+def test_equal_vocabulary_keeps_every_entry(name: str, tokenizers: dict[str, Tokenizer]) -> None:
     old, new = tokenizers[name], build(KINDS[name], TEXTS, 330)
     mapping = replacement(old, new)
     assert mapping.matched == {number: number for number in range(old.vocab_size)}
@@ -54,14 +54,14 @@ def test_an_equal_vocabulary_keeps_every_entry(name: str, tokenizers: dict[str, 
 
 @pytest.mark.parametrize("before", KINDS)
 @pytest.mark.parametrize("after", KINDS)
-def test_every_pair_of_kinds(before: str, after: str, tokenizers: dict[str, Tokenizer]) -> None:
-    """Roles meet roles, text meets the same text, and what is new is made of text, never of special tokens."""
+def test_replacement_between_all_tokenizer_kinds(before: str, after: str, tokenizers: dict[str, Tokenizer]) -> None:
+    """Roles match roles, text matches equal text, and new entries are built from text, not from special tokens."""
     old, new = tokenizers[before], tokenizers[after]
     mapping = replacement(old, new)
     counts = mapping.counts
     assert len(mapping.sources) == new.vocab_size == counts["kept"] + counts["new"]
     for role, number in new.roles.items():
-        if role in old.roles and role not in ("pad", "bos", "eos"):  # a token may have several of these
+        if role in old.roles and role not in ("pad", "bos", "eos"):  # a token may have several of these roles
             assert mapping.matched[number] == old.roles[role]
     for number, ours in mapping.matched.items():
         if number not in new.special_ids:
@@ -77,27 +77,27 @@ def test_every_pair_of_kinds(before: str, after: str, tokenizers: dict[str, Toke
     assert sum(made) > 0.5 * len(made) or before == "word"
 
 
-def test_pieces_inside_and_at_the_start_of_words(tokenizers: dict[str, Tokenizer]) -> None:
+def test_replacement_respects_word_starts(tokenizers: dict[str, Tokenizer]) -> None:
     few = {name: build(KINDS[name], TEXTS, size) for name, size in (("wordpiece", 130), ("joined", 90))}
-    assert pieces(few["wordpiece"], tokenizers["wordpiece"], "sleeps")[1:][-1].startswith("##")
+    assert old_pieces(few["wordpiece"], tokenizers["wordpiece"], "sleeps")[1:][-1].startswith("##")
     inside = next(w for w in tokenizers["wordpiece"].pieces(range(178)) if w.startswith("##") and len(w) > 6)
-    cut = pieces(few["wordpiece"], tokenizers["wordpiece"], inside)
+    cut = old_pieces(few["wordpiece"], tokenizers["wordpiece"], inside)
     assert all(piece.startswith("##") for piece in cut) and "".join(cut).replace("##", "") == inside[2:]
     within = next(w for w in tokenizers["joined"].pieces(range(3, 300)) if not w.startswith("▁") and len(w) > 4)
-    cut = pieces(few["joined"], tokenizers["joined"], within)
+    cut = old_pieces(few["joined"], tokenizers["joined"], within)
     assert "".join(cut) == within and not cut[0].startswith("▁")
-    assert "".join(pieces(tokenizers["character"], tokenizers["bytebpe"], "Ġdog")) == " dog"
-    assert "".join(pieces(tokenizers["character"], tokenizers["wordpiece"], "dog")) == "dog"
-    assert pieces(tokenizers["wordpiece"], tokenizers["bytebpe"], "Ġdog") == ["dog"]
-    assert pieces(tokenizers["word"], tokenizers["wordpiece"], "z") == []
+    assert "".join(old_pieces(tokenizers["character"], tokenizers["bytebpe"], "Ġdog")) == " dog"
+    assert "".join(old_pieces(tokenizers["character"], tokenizers["wordpiece"], "dog")) == "dog"
+    assert old_pieces(tokenizers["wordpiece"], tokenizers["bytebpe"], "Ġdog") == ["dog"]
+    assert old_pieces(tokenizers["word"], tokenizers["wordpiece"], "z") == []
 
 
-def test_special_tokens_of_other_families(tokenizers: dict[str, Tokenizer]) -> None:
+def test_special_tokens_map_between_families(tokenizers: dict[str, Tokenizer]) -> None:
     bert, gpt, roberta, t5 = (tokenizers[name] for name in ("wordpiece", "bytebpe", "roberta", "t5"))
     kept = replacement(bert, roberta).matched
     assert kept[roberta.role("bos")] == bert.role("cls") and kept[roberta.role("eos")] == bert.role("sep")
     assert kept[roberta.role("pad")] == bert.role("pad") and kept[roberta.role("mask")] == bert.role("mask")
-    # One token that begins, ends and pads: not what is nowhere read.
+    # GPT-2's single special token takes an entry that is read, not padding.
     assert replacement(bert, gpt).matched[gpt.role("eos")] in (bert.role("cls"), bert.role("sep"))
     kept = replacement(build(SentencePieceConfig(sentinels=3), TEXTS, 330), t5).matched
     assert [number in kept for number in t5.sentinels] == [True] * 3 + [False] * 4

@@ -1,4 +1,4 @@
-"""Words, and bytes that spell those which the vocabulary lacks."""
+"""Word vocabulary with bytes that spell unknown words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tokenizer() -> Tokenizer:
     return build(SpelledConfig(), TEXTS, 290)
 
 
-def test_listed_words_are_one_token_and_others_are_spelled(tokenizer):
+def test_unknown_words_are_spelled_in_bytes(tokenizer):
     ids = tokenizer.encode("The cats Zé")
     assert tokenizer.readable(ids) == ["The", "cat", "##s", "␣", "##Z", "##<C3>", "##<A9>"]
     assert tokenizer.starts_word[ids].tolist() == [True, True, False, True, False, False, False]
@@ -27,20 +27,20 @@ def test_listed_words_are_one_token_and_others_are_spelled(tokenizer):
 
 
 @pytest.mark.parametrize("text", ["the cats ' mat , zyzzyva 日 本 Ünïcödé \U0001f469", "## a # b", ""])
-def test_nothing_is_lost_but_how_words_are_spaced(tokenizer, text):
+def test_decoding_keeps_everything_but_spacing(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids).replace(" ", "") == text.replace(" ", "")
     assert tokenizer.roles["unk"] not in ids
 
 
-def test_the_commonest_words_come_first_and_a_saved_one_is_the_same(tokenizer, tmp_path):
+def test_frequent_words_come_first_and_survive_saving(tokenizer, tmp_path):
     assert tokenizer.pieces(range(5)) == ["</S>", "<S>", "<UNK>", "Ġ.", "Ġcat"]
     tokenizer.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert (loaded.fingerprint, loaded.roles) == (tokenizer.fingerprint, tokenizer.roles)
 
 
-def test_of_a_long_word_the_first_bytes_are_kept(tokenizer):
+def test_long_words_are_truncated(tokenizer):
     first, then = (
         tokenizer.encode_sentences([["é" * 200 + "end", "mat"]])[0][1],
         tokenizer.encode("é" * 200 + "end mat"),
@@ -48,7 +48,7 @@ def test_of_a_long_word_the_first_bytes_are_kept(tokenizer):
     assert (first == 0).sum() == 50 and tokenizer.readable(then[-1:]) == ["mat"]
 
 
-def test_spellings_are_bytes_and_texts_have_signs_of_their_own(tokenizer):
+def test_vocabulary_bytes_spell_entries(tokenizer):
     spellings = VocabularyBytes.of(tokenizer, 4)
     ids = tokenizer.encode("The cats")
     rows = spellings.symbols_VB[ids]
@@ -61,6 +61,6 @@ def test_spellings_are_bytes_and_texts_have_signs_of_their_own(tokenizer):
     assert spellings.symbols_VB[tokenizer.roles["eos"]][0] == 258 and spellings.lengths_V[tokenizer.roles["eos"]] == 1
 
 
-def test_a_vocabulary_without_room_for_words_is_refused():
+def test_vocabulary_without_room_for_words_is_refused():
     with pytest.raises(UserError, match="is too small for words and 260"):
         build(SpelledConfig(), TEXTS, 260)

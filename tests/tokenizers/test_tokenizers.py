@@ -49,7 +49,7 @@ def bpe() -> Tokenizer:
     return build(BpeConfig(), TEXTS, 400)
 
 
-def test_wordpiece_roles_and_size(wordpiece):
+def test_wordpiece_has_bert_roles(wordpiece):
     assert wordpiece.pieces(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert wordpiece.roles == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     assert wordpiece.special_ids == {0, 1, 2, 3, 4}
@@ -59,18 +59,18 @@ def test_wordpiece_roles_and_size(wordpiece):
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_wordpiece_splits_as_bert_does(tmp_path, lowercase):
+def test_wordpiece_ids_match_bert_tokenizer(tmp_path, lowercase):
     ours = build(WordPieceConfig(lowercase=lowercase), TEXTS, 400)
     words = ours.pieces(range(ours.vocab_size))
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    # BERT's own cleaning and splitting, over our vocabulary.
+    # BertTokenizer's normalization with the trained vocabulary.
     theirs = BertTokenizer(vocab={word: n for n, word in enumerate(words)}, do_lower_case=lowercase)
     for text in STRINGS + TEXTS[:3]:
         plain = text.replace("[", "(").replace("]", ")")  # theirs reads [MASK] as a special token
         assert ours.encode(plain).tolist() == theirs.encode(plain, add_special_tokens=False), text
 
 
-def test_bpe_splits_as_gpt_does(tmp_path, bpe):
+def test_bpe_ids_match_gpt_tokenizer(tmp_path, bpe):
     model = json.loads(bpe._backend.to_str())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
     merges = "#version: 0.2\n" + "".join(f"{first} {second}\n" for first, second in model["merges"])
@@ -81,7 +81,7 @@ def test_bpe_splits_as_gpt_does(tmp_path, bpe):
         assert bpe.encode(text).tolist() == ids, text
 
 
-def test_bpe_roles_words_and_merges(bpe):
+def test_bpe_roles_and_merges_match_paper(bpe):
     assert bpe.pieces(range(2)) == ["<unk>", "<|endoftext|>"] and bpe.special_ids == {0, 1}
     assert bpe.roles == {"unk": 0, "pad": 1, "bos": 1, "eos": 1} and bpe.vocab_size <= 400
     assert bpe.pieces(bpe.encode("The dog, the DOG")) == ["the</w>", "dog</w>", ",</w>", "the</w>", "dog</w>"]
@@ -93,14 +93,14 @@ def test_bpe_roles_words_and_merges(bpe):
     assert set(merges[:3]) == {("e", "s"), ("es", "t</w>"), ("l", "o")}
 
 
-def test_bytebpe_brings_every_text_back(bytebpe):
+def test_bytebpe_decodes_to_same_text(bytebpe):
     for text in STRINGS:
         assert bytebpe.decode(bytebpe.encode(text)) == text
     end = bytebpe.role("eos")
     assert bytebpe.roles == {"pad": end, "bos": end, "eos": end}
 
 
-def test_special_looking_text_stays_text(wordpiece, bytebpe, bpe):
+def test_special_token_strings_in_text_are_not_special(wordpiece, bytebpe, bpe):
     for tokenizer in (wordpiece, bytebpe, bpe):
         for text in ("[MASK] a [SEP]", "<|endoftext|>", "[PAD][UNK]"):
             ids = tokenizer.encode(text)
@@ -108,13 +108,13 @@ def test_special_looking_text_stays_text(wordpiece, bytebpe, bpe):
     assert "".join(wordpiece.pieces(wordpiece.encode("[SEP]"))).replace("##", "") == "[sep]"
 
 
-def test_batch_equals_one_by_one(wordpiece, bytebpe, bpe):
+def test_batch_encoding_matches_single_texts(wordpiece, bytebpe, bpe):
     for tokenizer in (wordpiece, bytebpe, bpe):
         for ids, text in zip(tokenizer.encode_batch(STRINGS), STRINGS, strict=True):
             assert ids.dtype == np.int32 and np.array_equal(ids, tokenizer.encode(text))
 
 
-def test_word_starts(wordpiece, bytebpe):
+def test_starts_word_marks_first_pieces(wordpiece, bytebpe):
     ids = wordpiece.encode("unbelievably, zzz")
     starts = wordpiece.starts_word[ids]
     assert [not piece.startswith("##") for piece in wordpiece.pieces(ids)] == starts.tolist()
@@ -133,21 +133,21 @@ def test_word_starts(wordpiece, bytebpe):
     ],
     ids=lambda config: f"{config.name} {getattr(config, 'special_tokens', '')}",
 )  # fmt: skip
-def test_configurations_know_their_special_tokens(config):
+def test_config_roles_match_tokenizer(config):
     tokenizer = build(config, TEXTS, 420)
     assert {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])} == config.roles
     assert FolderConfig(path="x").roles is None
 
 
-def test_what_ids_add_to_a_text(wordpiece, bytebpe, bpe):
+def test_continuation_is_text_added_by_ids(wordpiece, bytebpe, bpe):
     for tokenizer in (wordpiece, bytebpe, bpe):
         before, ids = tokenizer.encode("the lazy").tolist(), tokenizer.encode(" dog sleeps").tolist()
         assert tokenizer.continuation(before, ids) == " dog sleeps" and tokenizer.continuation([], ids).strip()
-    cut = bytebpe.encode("é").tolist()  # two bytes, of which the first is no text
+    cut = bytebpe.encode("é").tolist()  # two bytes; the first alone is not valid text
     assert bytebpe.continuation(cut[:1], cut[1:]) == bytebpe.decode(cut[1:])
 
 
-def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe, bpe):
+def test_saved_tokenizer_matches_transformers(tmp_path, wordpiece, bytebpe, bpe):
     for name, tokenizer in (("wordpiece", wordpiece), ("bytebpe", bytebpe), ("bpe", bpe)):
         tokenizer.save(tmp_path / name)
         loaded = Tokenizer.load(tmp_path / name)
@@ -163,7 +163,7 @@ def test_save_load_and_transformers(tmp_path, wordpiece, bytebpe, bpe):
     assert both["input_ids"].count(wordpiece.role("sep")) == 2 and both["input_ids"][0] == wordpiece.role("cls")
 
 
-def test_training_is_the_same_in_every_process(wordpiece, bytebpe, bpe):
+def test_training_is_deterministic_across_processes(wordpiece, bytebpe, bpe):
     code = (
         "import json, sys; from lmtool.config.registry import build;"
         "from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig;"
@@ -182,26 +182,26 @@ def test_training_is_the_same_in_every_process(wordpiece, bytebpe, bpe):
         assert done.stdout.split() == [wordpiece.fingerprint, bytebpe.fingerprint, bpe.fingerprint]
 
 
-def test_fingerprint_tells_tokenizers_apart(wordpiece):
+def test_fingerprint_depends_on_size_and_case(wordpiece):
     assert build(WordPieceConfig(), TEXTS, 100).fingerprint != wordpiece.fingerprint
     assert build(WordPieceConfig(lowercase=False), TEXTS, 400).fingerprint != wordpiece.fingerprint
 
 
 @pytest.mark.parametrize("config", [WordPieceConfig(), ByteBpeConfig(), BpeConfig()])
-def test_no_text_is_refused(config):
+def test_training_without_text_is_refused(config):
     for texts in ([], ["", " \n"]):
         with pytest.raises(UserError, match="no characters"):
             build(config, texts, 400)
 
 
 @pytest.mark.parametrize(("config", "size"), [(WordPieceConfig(), 8), (ByteBpeConfig(), 200), (BpeConfig(), 3)])
-def test_too_small_a_vocabulary_is_refused(config, size):
+def test_too_small_vocabulary_is_refused(config, size):
     with pytest.raises(UserError, match=f"vocab_size={size} is too small"):
         build(config, TEXTS, size)
 
 
-def test_a_word_of_a_megabyte_is_learned_in_parts(wordpiece):
-    """By the square of its length it would take minutes; text without such words is learned as it is."""
+def test_megabyte_word_is_split_for_training(wordpiece):
+    """Training time grows with the square of a word's length; text without such words is unchanged."""
     word = "ab" * 500_000
     assert training_text([word, "a b"]) == [[word[:1000]] * 1000, ["a b"]]
     assert training_text(TEXTS) == [TEXTS]
@@ -209,8 +209,8 @@ def test_a_word_of_a_megabyte_is_learned_in_parts(wordpiece):
     assert build(ByteBpeConfig(), [*TEXTS, word], 400).vocab_size == 400
 
 
-def test_a_pattern_that_gives_up_on_a_text_is_refused(tmp_path, wordpiece):
-    """In a stranger's tokenizer.json: the library panics where a search would last longer than the world."""
+def test_catastrophic_pattern_is_refused(tmp_path, wordpiece):
+    """A foreign tokenizer.json may have a regex that backtracks without end; the library panics."""
     wordpiece.save(tmp_path)
     path = tmp_path / "tokenizer.json"
     data = json.loads(path.read_text())
@@ -224,20 +224,20 @@ def test_a_pattern_that_gives_up_on_a_text_is_refused(tmp_path, wordpiece):
         assert caught.value.hint and len(tokenizer.encode("b")) == 1
 
 
-def test_small_vocabularies_stay_within_their_size():
+def test_small_vocabularies_respect_vocab_size():
     for size in (16, 20, 50, 300):
         assert build(WordPieceConfig(), TEXTS, size).vocab_size <= size
         assert build(BpeConfig(), TEXTS, size).vocab_size <= size
     assert build(ByteBpeConfig(), TEXTS, 257).vocab_size == 257
 
 
-def test_a_folder_without_a_tokenizer_is_named_by_its_key(tmp_path):
+def test_folder_without_tokenizer_is_refused_by_key(tmp_path):
     for path, problem in ((tmp_path, "the folder has no tokenizer"), (tmp_path / "x", "no such folder")):
         with pytest.raises(UserError, match=f"tokenizer.path={path}: {problem}"):
             build(FolderConfig(path=str(path)), (), 400)
 
 
-def test_broken_folders(tmp_path, wordpiece):
+def test_broken_tokenizer_folders_are_refused(tmp_path, wordpiece):
     with pytest.raises(UserError, match="is not a folder"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(UserError, match="has no tokenizer.json"):

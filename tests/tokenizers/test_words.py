@@ -1,4 +1,4 @@
-"""Ids by words are those of the library, for any text."""
+"""Encoding word by word gives the same ids as encoding whole texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALPHABET = (
 )
 
 
-def fuzzed(count: int) -> list[str]:
+def random_texts(count: int) -> list[str]:
     chance = random.Random(0)
     pieces = [*ALPHABET, "[MASK]", "[CLS] ", " [SEP]", "##ing", "the", "Reading"]
     return ["".join(chance.choices(pieces, k=chance.randint(0, 25))) for _ in range(count)]
@@ -26,12 +26,12 @@ def fuzzed(count: int) -> list[str]:
 
 @pytest.mark.parametrize("parse", [False, True])
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, monkeypatch):
+def test_word_cache_matches_text_encoding(lowercase, parse, tmp_path, monkeypatch):
     build(WordPieceConfig(lowercase=lowercase), TEXTS, 300).save(tmp_path / "saved")
     tokenizer = Tokenizer.load(tmp_path / "saved", parse)
     assert tokenizer.splits_on_spaces and tokenizer.parse_special_tokens == parse
     monkeypatch.setattr(texts, "_CACHED_WORDS", 2000)
-    corpus, encode = [*ADVERSARIAL, *TEXTS[:4], *fuzzed(3000)], FlatEncoder(tokenizer)
+    corpus, encode = [*ADVERSARIAL, *TEXTS[:4], *random_texts(3000)], FlatEncoder(tokenizer)
     for start in range(0, len(corpus), 500):
         portion = corpus[start : start + 500]
         flat, lengths = encode(portion)
@@ -43,7 +43,7 @@ def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, mon
 
 
 @pytest.mark.parametrize("config", [ByteBpeConfig(), BpeConfig(), SentencePieceConfig()])
-def test_others_are_read_text_by_text(config):
+def test_tokenizers_without_word_splitting_encode_texts(config):
     tokenizer = build(config, TEXTS, 400)
     assert not tokenizer.splits_on_spaces
     flat, lengths = FlatEncoder(tokenizer)(ADVERSARIAL[:10])

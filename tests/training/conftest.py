@@ -1,4 +1,4 @@
-"""One thread: the models here are tiny, and threads that wait for each other would cost more than they do."""
+"""One thread per test: with tiny models, synchronization of threads costs more than the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process group of 64 of which one process is here: torch's fake group answers for the others at once."""
+"""One rank of a group of 64: torch's fake process group completes every collective at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from torch.distributed.tensor.debug import CommDebugMode, _clear_sharding_prop_c
 SIZE = 64
 
 
-class Everyone:
-    """A group whose other processes have what this one has. messages: between the hosts."""
+class FakeGroup:
+    """A group whose other ranks hold the same values as this one.
+
+    Attributes:
+        messages: Number of sums between the hosts.
+    """
 
     size = SIZE
 
@@ -32,7 +36,7 @@ class Everyone:
 
 
 class Traffic(CommDebugMode):
-    """Counts collectives, and the bytes of what they complete, by operation."""
+    """Counts collectives, and the bytes of their complete tensors, by operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +50,7 @@ class Traffic(CommDebugMode):
         before = self.get_total_counts()
         output = super().__torch_dispatch__(function, types, args, kwargs)
         if self.get_total_counts() > before:
-            # In place, the first argument is what they complete; a scattered sum reads what the others complete.
+            # In-place collectives complete their first argument; a reduce-scatter reads the complete tensor.
             complete = args[1] if function._opname == "_reduce_scatter_base_" else args[0]
             complete = output if isinstance(output, Tensor) else complete
             tensors = [complete] if isinstance(complete, Tensor) else complete
@@ -58,8 +62,8 @@ def _operation(function: Any) -> str:
     return str(function).split(".")[1]
 
 
-def at_once(tensor: Tensor) -> torch.futures.Future[Tensor]:
-    """What adds gradients up, without the work's own future, which the fake group leaves empty."""
+def completed_all_reduce(tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """An all-reduce with a finished future; the fake group's own future stays empty."""
     dist.all_reduce(tensor)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(tensor)
@@ -67,5 +71,5 @@ def at_once(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 def forget_rank() -> None:
-    """Torch remembers the rank of the group before in what it has worked out of tensors that are cut."""
+    """Clear torch's cache of sharding results, which depend on the rank of the last group."""
     _clear_sharding_prop_cache()

@@ -1,7 +1,7 @@
-"""A learner and a loader small enough to be killed a hundred times, with everything a real one has: two terms of
-different counts, dropout, tied weights, parameter groups, several micro-batches, an epoch's end within a run.
+"""A tiny learner and loader with all features of real ones: two terms of different counts, dropout, tied weights,
+parameter groups, several micro-batches, and epochs shorter than a run.
 
-Shape letters: T tokens, N documents, M places that predict, H width, V vocabulary, C classes.
+Shape letters: T tokens, N documents, M predicted positions, H width, V vocabulary, C classes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ assert lookup("optimizer", "adamw") and lookup("schedule", "linear")
 
 
 class FakeLearner(nn.Module):
-    """Two terms: "word" predicts some tokens with the tied embedding, "kind" one class a document."""
+    """Two terms: "word" predicts some tokens with the tied embedding, "kind" predicts one class per document."""
 
     def __init__(self, hidden: int = 16, dropout: float = 0.1, seed: int = 0, kind_weight: float = 0.5):
         super().__init__()
@@ -81,11 +81,11 @@ class FakeLearner(nn.Module):
         ]
 
     def on_step(self, step: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class FakeLoader:
-    """Examples are functions of their number; order is a function of the epoch."""
+    """Examples are functions of their number, and their order is a function of the epoch."""
 
     def __init__(self, batch_examples: int = 8, micro_batches: int = 2, seed: int = 0, poison_step: int | None = None):
         self.batch_examples, self.micro_batches, self.seed = batch_examples, micro_batches, seed
@@ -99,7 +99,7 @@ class FakeLoader:
         return {"examples": EXAMPLES}
 
     def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
-        """A process has every ranks-th example of each micro-batch."""
+        """Each rank reads every ranks-th example of each micro-batch."""
         self.asked.append(cursor)
         epoch, number = (cursor["epoch"], cursor["batch"]) if cursor else (0, 0)
         while True:
@@ -145,7 +145,7 @@ SCHEDULE = LinearConfig()
 
 
 class TokenizerFile:
-    """Adds a file to each checkpoint."""
+    """A checkpoint extension that adds a file and records updates."""
 
     excluded: frozenset[str] = frozenset()
 
@@ -187,5 +187,5 @@ def open_run(path: Path, config: Mapping[str, Any] | None = None, **keywords: An
 
 
 def train_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without what a clock measured."""
+    """Rows without measured speeds."""
     return [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in rows]

@@ -1,4 +1,4 @@
-"""Jobs for the kill harness. Imported by name in a process of its own."""
+"""Jobs for the kill harness, imported by name in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ torch.set_num_threads(1)
 
 
 def fake(folder: Path) -> None:
-    """30 steps with a checkpoint after each, so that many kills fall into a save; hidden 96: 30 thousand weights."""
+    """30 steps with a checkpoint after each, so that many kills hit a save; 30 thousand weights."""
     learner = FakeLearner(hidden=96)
     with open_run(folder) as run:
         train(

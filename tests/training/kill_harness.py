@@ -1,15 +1,15 @@
-"""Kill a training again and again, at random moments, and let it resume.
+"""Kill a training repeatedly at random times, and let it resume.
 
-The victims are forked from this process after its imports, which costs a hundredth of a fresh interpreter. A job is a
-function `job(folder)` that trains in the run folder `folder` until it is done, resuming from what is there. Forking
-wants a process without threads: start the harness as a program of its own, with one thread.
+The jobs are forked from this process after its imports, which is 100 times cheaper than a fresh interpreter. A job is a
+function `job(folder)` that trains in the run folder `folder` until the run is done, and resumes from the checkpoints in
+it. Forking needs a process without threads: start the harness as a separate program with one thread.
 
     OMP_NUM_THREADS=1 python tests/training/kill_harness.py PACKAGE.MODULE:JOB --kills 100 --root FOLDER
 
-prints one JSON line a job: kills, of which during a save and behind a checkpoint, runs, unreadable checkpoints, runs
-that differ from the uninterrupted one and the files in which they do. Any jobs of a module may stand there
-(MODULE:ONE,OTHER), those of real commands too; ONE@4@5 is killed at these steps, and at no random moments. A function
-`prepare()` beside them is called before the first fork.
+prints one JSON line per job: kills, kills during a save, kills after a checkpoint, runs, unreadable checkpoints, runs
+that differ from the uninterrupted run, and the files that differ. Several jobs of a module are separated by commas
+(MODULE:ONE,OTHER), and jobs may run real commands; ONE@4@5 is killed at these steps instead of random times. A function
+`prepare()` in the module is called before the first fork.
 """
 
 from __future__ import annotations
@@ -38,8 +38,13 @@ CLOCKS = ("tokens_per_second", "seconds", "evaluation_seconds")
 
 @dataclass
 class Count:
-    """What happened. resumed: kills that left a checkpoint to resume from. differing: runs whose outcome is not that of
-    the uninterrupted run. files: those in which they differ."""
+    """Counts of kills and runs.
+
+    Attributes:
+        resumed: Kills that left a checkpoint to resume from.
+        differing: Runs whose outcome differs from the uninterrupted run.
+        files: Files that differ.
+    """
 
     kills: int = 0
     runs: int = 0
@@ -50,7 +55,7 @@ class Count:
     files: list[str] = field(default_factory=list)
 
     def compare(self, outcome: Outcome, expected: Outcome) -> None:
-        """Enter a run that has ended."""
+        """Count a finished run."""
         names = sorted(name for name in outcome.keys() | expected.keys() if outcome.get(name) != expected.get(name))
         self.runs += 1
         self.differing += bool(names)
@@ -58,7 +63,7 @@ class Count:
 
 
 def fork(job: Job, folder: Path) -> int:
-    """A child that runs the job and leaves with 0, or 1 after a traceback. Returns its process number."""
+    """Fork a child that runs the job and exits with 0, or with 1 after a traceback. Returns its process id."""
     child = os.fork()
     if child:
         return child
@@ -72,7 +77,7 @@ def fork(job: Job, folder: Path) -> int:
 
 
 def wait(child: int, seconds: float) -> int | None:
-    """Its exit status, negative after a signal; None where it still runs after so long."""
+    """The child's exit status, negative after a signal; None if it still runs after this time."""
     end = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -84,9 +89,10 @@ def wait(child: int, seconds: float) -> int | None:
 
 
 def outcome(folder: Path) -> Outcome:
-    """By name the files of a run that hold what it has computed: its rows, and of its last checkpoint weights,
-    optimizer, carried state and counters. Without what a clock measured; of tensors the bytes by name, since the header
-    of their file has no fixed order."""
+    """Results of a run by file: rows, and weights, optimizer, carried state and counters of the last checkpoint.
+
+    Without measured times. Tensors are bytes by name, because the header of a safetensors file has no fixed order.
+    """
     from safetensors.numpy import load_file
 
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -104,13 +110,18 @@ def _without_clocks(row: dict[str, object]) -> dict[str, object]:
 
 
 def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 600.0) -> Count:
-    """Kill runs of the job until `kills` have hit a living process, and at least one of them behind a checkpoint, and
-    compare each run with one left alone.
+    """Kill runs of the job until `kills` have hit a running process, at least one of them after a checkpoint.
 
-    The moments are drawn uniformly up to the time of an uninterrupted run, a third of them from its first quarter, so
-    that a run is hit several times. RuntimeError where a job fails by itself.
+    Each run is compared with an uninterrupted run.
+
+    The times are sampled uniformly up to the duration of an uninterrupted run, a third of them from its first quarter,
+    so that a run is hit several times.
+
+    Raises:
+        RuntimeError: The job fails by itself.
     """
-    import torch._dynamo  # noqa: F401 the first optimizer step imports it, for a second: here once, not in each victim
+    # The first optimizer step imports it, for a second; here once instead of in each child.
+    import torch._dynamo  # noqa: F401
 
     count, chance = Count(), random.Random(seed)
     begun = time.monotonic()
@@ -134,8 +145,11 @@ def kill_many(job: Job, root: Path, kills: int, seed: int = 0, seconds: float = 
 
 
 def run_killed(job: Job, folder: Path, moments: Iterator[float], count: Count, seconds: float = 600.0) -> None:
-    """Run the job in `folder` until it is done, killed at each of these moments, in seconds after its start, that it
-    does not end before. RuntimeError where it fails by itself."""
+    """Run the job in `folder` until it is done, killing it at each of these times, in seconds after a start.
+
+    Raises:
+        RuntimeError: The job fails by itself.
+    """
     from lmtool.runs.finding import is_intact, saved_steps
 
     while True:
@@ -158,8 +172,8 @@ def run_killed(job: Job, folder: Path, moments: Iterator[float], count: Count, s
 
 
 def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) -> Count:
-    """Kill a run at each of these steps, when it is done and its checkpoint is not, let it resume from the one before,
-    and compare it with a run left alone. The job saves a checkpoint at each of them."""
+    """Kill a run after each of these steps and before its checkpoint, let it resume from the previous checkpoint, and
+    compare it with an uninterrupted run. The job must save a checkpoint at each of these steps."""
     import torch._dynamo  # noqa: F401 see kill_many
 
     count = Count()
@@ -178,7 +192,7 @@ def kill_at(job: Job, root: Path, steps: Sequence[int], seconds: float = 600.0) 
 
 
 def dying_at(job: Job, step: int) -> Job:
-    """The job, in a process that kills itself instead of saving that step's checkpoint."""
+    """The job in a process that kills itself instead of saving this step's checkpoint."""
 
     def dying(folder: Path) -> None:
         from lmtool.training.keeper import Keeper
@@ -216,7 +230,7 @@ def main() -> None:
             count = kill_at(job, root, [int(step) for step in steps])
         else:
             count = kill_many(job, root, arguments.kills, arguments.seed)
-        print(json.dumps(asdict(count)), flush=True)  # before the next fork, which would inherit the buffer
+        print(json.dumps(asdict(count)), flush=True)  # a forked child would inherit the buffer
 
 
 if __name__ == "__main__":

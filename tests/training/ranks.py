@@ -1,4 +1,4 @@
-"""Several processes that train together in a test: started once for many jobs, since each start costs an import."""
+"""Several processes as ranks of one group, started once for many tests, because each start costs an import."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from lmtool.training.group import ALONE, process_group
 
 PATIENCE = 60  # seconds
 PROCESSES = multiprocessing.get_context("forkserver")
-# What every process needs, imported once: DDP imports torch._dynamo where it is first used.
+# Imported once for all processes; DDP imports torch._dynamo on first use.
 PROCESSES.set_forkserver_preload(["torch._dynamo", "lmtool.training.loop", "lmtool.weights.assemble"])
 
 
 class Ranks:
-    """size processes of one group, on this machine's CPU."""
+    """Processes of one group on this machine's CPU."""
 
     def __init__(self, pipes: list[Any]):
         self._pipes = pipes
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What function(group, *arguments) gives in each process, by rank. A module's function, plain values."""
+        """Results of function(group, *arguments) by rank; the function and its values must be picklable."""
         for pipe in self._pipes:
             pipe.send((function, arguments))
         answers = []
@@ -42,7 +42,7 @@ class Ranks:
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What it gives in one process, this one."""
+    """Result of function(group, *arguments) in this process, without other ranks."""
     return function(ALONE, *arguments)
 
 
@@ -50,7 +50,7 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:
 def started(size: int) -> Iterator[Ranks]:
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE)
-    )  # as torchrun's agent does, so that no port is guessed
+    )  # as torchrun's agent does, without guessing a port
     pipes, children = [], []
     for rank in range(size):
         ours, theirs = PROCESSES.Pipe()

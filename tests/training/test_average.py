@@ -1,4 +1,4 @@
-"""The moving average of the weights is what a run evaluates, saves and ends with; training does not read it."""
+"""Moving average of the weights: evaluated and saved, but not used in training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECAY = 0.9
 
 
 class Snapshots:
-    """Copies the trained weights after each update. It is a checkpoint extension."""
+    """A checkpoint extension that copies the trained weights after each update."""
 
     excluded: frozenset[str] = frozenset()
 
@@ -37,8 +37,11 @@ class Snapshots:
 
 
 def run(folder: Path, stop: int = 0, **changes: Any) -> tuple[FakeLearner, Snapshots, list[float]]:
-    """A run of a small learner, interrupted in the evaluation of step `stop`. Returns the learner, its weights after
-    each update, and a weight seen by each evaluation."""
+    """A run of a small learner, interrupted in the evaluation of step `stop`.
+
+    Returns:
+        The learner, its weights after each update, and one weight at each evaluation.
+    """
     learner, seen = FakeLearner(), list[float]()
     snapshots = Snapshots(learner)
 
@@ -54,7 +57,7 @@ def run(folder: Path, stop: int = 0, **changes: Any) -> tuple[FakeLearner, Snaps
 
 
 def average_of(weights: list[torch.Tensor]) -> torch.Tensor:
-    """The average by its definition, in double precision."""
+    """The moving average by definition, in double precision."""
     average = weights[0].double()
     for step, value in enumerate(weights[1:], 2):
         decay = min(DECAY, (1 + step) / (10 + step))
@@ -62,7 +65,7 @@ def average_of(weights: list[torch.Tensor]) -> torch.Tensor:
     return average
 
 
-def test_average_is_evaluated_and_saved_and_training_is_unchanged(tmp_path: Path) -> None:
+def test_average_is_saved_without_changing_training(tmp_path: Path) -> None:
     often = {"max_steps": 12, "evaluate_every": 4, "checkpoint_every": 4, "keep": "all"}
     _, plain, _ = run(tmp_path / "plain", **often)
     learner, averaged, seen = run(tmp_path / "averaged", **often, weight_average=DECAY)
@@ -79,7 +82,7 @@ def test_average_is_evaluated_and_saved_and_training_is_unchanged(tmp_path: Path
     assert torch.equal(learner.dense.weight, saved)
 
 
-def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_resumed_average_matches_uninterrupted_run(tmp_path: Path) -> None:
     often = {"evaluate_every": 4, "checkpoint_every": 3, "weight_average": DECAY}
     whole, _, _ = run(tmp_path / "whole", max_steps=12, **often)
     with pytest.raises(KeyboardInterrupt):
@@ -90,7 +93,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_sharded_average_equals_that_of_one_process(optimizer: str, two: Ranks, tmp_path: Path) -> None:
+def test_sharded_average_matches_single_process(optimizer: str, two: Ranks, tmp_path: Path) -> None:
     own = {"max_steps": 6, "checkpoint_every": 3, "evaluate_every": 3, "weight_average": DECAY}
     _, scores = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", optimizer, **own)
     two.run(partial(run_on, stop=4, **own), str(tmp_path / "two"), "mlm", "fsdp", optimizer)

@@ -1,4 +1,4 @@
-"""Which evaluation is the best one."""
+"""Choice of the best evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .fakes import OPTIMIZER, SCHEDULE
         ([(0.5, None), (math.nan, 0.1)], 1),
     ],
 )
-def test_of_equal_scores_the_smaller_loss(evaluations: list, best: int) -> None:
+def test_lower_loss_breaks_ties_of_best_score(evaluations: list, best: int) -> None:
     progress, settings = Progress(), TrainingSettings(0, "accuracy", True, OPTIMIZER, SCHEDULE)
     for step, (accuracy, loss) in enumerate(evaluations, 1):
         progress.step, progress.metrics = step, {"accuracy": accuracy, "loss": loss}

@@ -1,4 +1,4 @@
-"""Layers whose parameters are cut over two processes run compiled: the losses of one process that is not."""
+"""Compiled layers with sharded parameters give the losses of one uncompiled process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .test_sharded import run_on
 
 
 def run_compiled(group: ProcessGroup, *arguments: Any, **changes: Any) -> Any:
-    """The run, and how many graphs it took; none is made behind the first step."""
+    """The run and its number of graphs; recompilation after the first step fails."""
     gradients = loop.gradients
 
     def warmed_up(engine: Any, data: Any, step: int, *rest: Any) -> Any:
@@ -37,7 +37,7 @@ def run_compiled(group: ProcessGroup, *arguments: Any, **changes: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize("name", ["mlm", "clm", "span_corruption"])
-def test_compiled_shards(name: str, recomputes: bool, tmp_path: Path) -> None:
+def test_compiled_sharded_losses_match_single_process(name: str, recomputes: bool, tmp_path: Path) -> None:
     alone, _ = run_on(ALONE, str(tmp_path / "alone"), name, "ddp", max_steps=6)
     with started(2) as two:
         run = partial(run_compiled, max_steps=6, gradient_checkpointing=recomputes)

@@ -1,4 +1,4 @@
-"""Whether a run is compiled: what is chosen and why, what is missing for it, and runs that are."""
+"""Compilation: the choice of compile=auto, missing requirements, and failures."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.fixture
-def complete(monkeypatch):
-    """A machine that lacks nothing, until a test says so."""
-    lacks = {}
-    monkeypatch.setattr(compiling, "missing_requirement", lambda device: lacks.get(device.type))
-    return lacks
+def unmet_requirements(monkeypatch):
+    """Missing requirements by device type; empty unless a test adds some."""
+    requirements = {}
+    monkeypatch.setattr(compiling, "missing_requirement", lambda device: requirements.get(device.type))
+    return requirements
 
 
-def test_auto_compiles_long_runs_on_cuda(complete):
+def test_auto_compiles_long_runs_on_cuda(unmet_requirements):
     hour = 3600 * compiling.RATE
     assert str(select_compilation("auto", CUDA, hour)) == "yes (by estimate the run takes more than 5 minutes)"
     assert not select_compilation("auto", CUDA, hour / 20).on
     assert not select_compilation("auto", CUDA, hour, max_minutes=2).on
     assert str(select_compilation("auto", CPU, hour)) == "no (no gain was measured on a CPU)"
     assert select_compilation(True, CPU, 0).on and not select_compilation(False, CUDA, hour).on
-    complete["cuda"] = "triton"
+    unmet_requirements["cuda"] = "triton"
     assert str(select_compilation("auto", CUDA, hour)) == "no (triton is missing)"
 
 
-def test_a_machine_without_a_compiler_is_refused(monkeypatch):
+def test_compile_without_compiler_is_refused(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert missing_requirement(CPU) == "the compiler no-such-compiler"
     with pytest.raises(UserError, match="compile=true needs the compiler no-such-compiler, which") as caught:
@@ -49,7 +49,7 @@ def test_a_machine_without_a_compiler_is_refused(monkeypatch):
     assert missing_requirement(CPU) == "the compiler g++"
 
 
-def test_what_cannot_be_compiled_is_refused():
+def test_failed_compilation_suggests_compile_false():
     def broken(graph, inputs):
         raise RuntimeError("no such instruction")
 

@@ -1,4 +1,4 @@
-"""Training on a CUDA device: numbers, state, randomness and memory are what they are said to be. Run by `make gpu`."""
+"""Training on a CUDA device: numbers, saved state, randomness and memory. Run by `make gpu`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ DEVICE = "cuda"
 
 @pytest.fixture
 def fixed_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels that add in a fixed order. A run's own are faster and do not: what is held to the bit is what lmtool
-    saves and restores."""
+    """Deterministic kernels, so that a bitwise comparison tests only saving and restoring; default kernels are faster
+    and not deterministic."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
-def go(path: Path, steps: int, **changes: Any) -> Any:
-    """Train a fresh learner up to a step: (result, learner)."""
+def run_training(path: Path, steps: int, **changes: Any) -> Any:
+    """Train a fresh learner up to a step. Returns the result and the learner."""
     learner = FakeLearner()
     with open_run(path) as run:
         wanted = settings(device=DEVICE, max_steps=steps, checkpoint_every=5, **changes)
@@ -48,13 +48,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_resumed_run_is_bitwise_the_whole_one(precision: str, tmp_path: Path, fixed_order: None) -> None:
-    """Weights, optimizer, fp16's scaler and dropout: a run of 10 steps, and one that has lost the second half."""
-    _, whole = go(tmp_path / "whole", 10, precision=precision)
-    go(tmp_path / "cut", 10, precision=precision)
+def test_resume_matches_uninterrupted_run(precision: str, tmp_path: Path, fixed_order: None) -> None:
+    """Weights, optimizer, scaler and rows of a run of 10 steps, and of a run resumed after step 5."""
+    _, whole = run_training(tmp_path / "whole", 10, precision=precision)
+    run_training(tmp_path / "cut", 10, precision=precision)
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step_00000010")
     (tmp_path / "cut" / "result.json").unlink(missing_ok=True)
-    result, resumed = go(tmp_path / "cut", 10, precision=precision)
+    result, resumed = run_training(tmp_path / "cut", 10, precision=precision)
     assert result.steps == 10 and result.device.startswith(DEVICE) and result.precision == precision
     for name, value in whole.state_dict().items():
         assert value.device.type == DEVICE and torch.equal(resumed.state_dict()[name], value), name
@@ -69,32 +69,32 @@ def test_a_resumed_run_is_bitwise_the_whole_one(precision: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_learns_as_single_precision_does(precision: str, tmp_path: Path) -> None:
+def test_half_precision_losses_match_fp32(precision: str, tmp_path: Path) -> None:
     losses = {}
     for name in ("fp32", precision):
-        go(tmp_path / name, 20, precision=name)
+        run_training(tmp_path / name, 20, precision=name)
         losses[name] = [row["loss"] for row in rows(tmp_path / name) if row["split"] == "train"]
     assert losses["fp32"][-1] < losses["fp32"][0]
-    # Dropout is drawn from the device with the same seeds.
+    # Both use the same dropout seeds.
     assert losses[precision] == pytest.approx(losses["fp32"], rel=0.05)
 
 
-def test_the_scaler_of_fp16_is_saved(tmp_path: Path) -> None:
-    """What the next steps are multiplied with."""
-    result, _ = go(tmp_path, 5, precision="fp16")
+def test_fp16_scaler_is_saved(tmp_path: Path) -> None:
+    """The scale multiplies the losses of the next steps."""
+    result, _ = run_training(tmp_path, 5, precision="fp16")
     state = json.loads((result.last / "state.json").read_text())
     assert state["scaler"]["scale"] > 0
 
 
-def test_peak_memory_is_that_of_the_device(tmp_path: Path) -> None:
+def test_peak_memory_is_measured_on_device(tmp_path: Path) -> None:
     torch.cuda.reset_peak_memory_stats()
-    result, learner = go(tmp_path, 5)
+    result, learner = run_training(tmp_path, 5)
     # Weights, gradients and two moments, in fp32.
     assert result.peak_memory_bytes >= 16 * sum(parameter.numel() for parameter in learner.parameters())
     assert result.peak_memory_bytes == torch.cuda.max_memory_allocated()
 
 
-def test_fused_adamw_takes_the_steps_that_it_takes_on_a_cpu() -> None:
+def test_fused_adamw_matches_cpu() -> None:
     generator = torch.Generator().manual_seed(0)
     start, given = torch.randn(37, 12, generator=generator), torch.randn(4, 37, 12, generator=generator)
     values = []
@@ -109,7 +109,7 @@ def test_fused_adamw_takes_the_steps_that_it_takes_on_a_cpu() -> None:
     torch.testing.assert_close(values[1], values[0], rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_of_the_device_repeats_with_its_seed() -> None:
+def test_device_dropout_is_a_function_of_seed() -> None:
     device, x = torch.device(DEVICE, 0), torch.ones(500, 64, device=DEVICE)
     first = DeviceRng(3, device).drop(x, 0.25)
     assert torch.equal(first, DeviceRng(3, device).drop(x, 0.25))

@@ -1,4 +1,4 @@
-"""Levels of a model by the names of its parameters, and learning rates that fall with them."""
+"""Layer-wise learning rate decay: levels from parameter names, and the rates of each level."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ENCODER = [
 ]  # fmt: skip
 
 
-def test_levels_of_an_encoder() -> None:
+def test_encoder_levels_follow_layers() -> None:
     assert levels(ENCODER) == {
         "head": ENCODER[6:], "layer 2": ENCODER[3:6], "layer 1": ENCODER[2:3], "embeddings": ENCODER[:2],
     }  # fmt: skip
     assert list(levels([f"backbone.layers.{number}.norm.weight" for number in range(11)]))[1] == "layer 11"
 
 
-def test_the_decoder_stands_above_the_encoder() -> None:
+def test_decoder_levels_are_above_encoder() -> None:
     names = [
         "backbone.embed.token.weight", "backbone.encoder.layers.0.w", "backbone.encoder.final_norm.weight",
         "backbone.decoder.layers.0.w", "backbone.decoder.embed.position.weight", "heads.lm.output.weight",
@@ -34,7 +34,7 @@ def test_the_decoder_stands_above_the_encoder() -> None:
     }  # fmt: skip
 
 
-def test_a_model_without_layers_has_its_body_with_the_head() -> None:
+def test_model_without_layers_has_two_levels() -> None:
     assert levels(["backbone.embed.token.weight", "backbone.lstm.weight"]) == {
         "head": ["backbone.lstm.weight"], "embeddings": ["backbone.embed.token.weight"],
     }  # fmt: skip
@@ -43,8 +43,8 @@ def test_a_model_without_layers_has_its_body_with_the_head() -> None:
 @pytest.mark.parametrize(
     ("decay", "scales"), [(0.8, [1.0, 0.8, 0.64, 0.512]), (1 / 2.6, [1, 1 / 2.6, 1 / 6.76, 1 / 17.576])]
 )
-def test_rates_fall_from_the_head_down(decay: float, scales: list[float]) -> None:
-    """ELECTRA's 0.8 and ULMFiT's 2.6, on the two layers and the groups there are."""
+def test_learning_rates_decay_from_head_to_embeddings(decay: float, scales: list[float]) -> None:
+    """ELECTRA's decay of 0.8 and ULMFiT's 1 / 2.6, on two layers and the groups' own scales."""
     pairs = [(name, nn.Parameter(torch.zeros(2))) for name in ENCODER]
     groups = [ParameterGroup("decay", pairs[:6], 2.0), ParameterGroup("rest", pairs[6:], 1.0, 0.0)]
     assert layer_decayed(groups, ENCODER, 1.0) == groups
@@ -62,14 +62,14 @@ def test_rates_fall_from_the_head_down(decay: float, scales: list[float]) -> Non
     }
 
 
-def test_frozen_layers_count() -> None:
-    """The rate of a layer is that of its place in the model, whichever others learn."""
+def test_frozen_layers_count_as_levels() -> None:
+    """The rate of a layer depends on its position in the model, not on the other trained layers."""
     learning = ParameterGroup("all", [(ENCODER[2], nn.Parameter(torch.zeros(2)))])
     (group,) = layer_decayed([learning], ENCODER, 0.5)
     assert group.learning_rate_scale == 0.25
 
 
-def test_models_that_learn_together_have_levels_of_their_own() -> None:
+def test_peer_models_have_separate_levels() -> None:
     own = ["backbone.embed.token.weight", "backbone.layers.0.weight", "heads.task.weight"]
     deeper = [*own, "backbone.layers.1.weight"]
     names = [*own, *(f"distill.peer_1.{name}" for name in deeper)]

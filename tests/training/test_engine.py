@@ -1,4 +1,4 @@
-"""Gradients of several processes are those of one, whatever a step leaves out."""
+"""Gradients of two processes equal those of one, also with unused parameters and empty batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def two() -> Iterator[Ranks]:
 
 
 class PatchyLearner(FakeLearner):
-    """Its head is used where example 0 is read, and a layer learns from the second step on and not in the fourth."""
+    """Uses its head only for example 0, and freezes the norm in steps 1 and 4."""
 
     def counts(self, batch: Batch) -> dict[str, float]:
         counts = super().counts(batch)
@@ -47,8 +47,12 @@ class PatchyLearner(FakeLearner):
 Parts = Sequence[Sequence[Sequence[int]]]
 
 
-def trained(group: ProcessGroup, parts: Parts, scaled: bool = False, steps: int = 5) -> list[dict[str, Any]]:
-    """Steps over the same examples. parts: by rank, those of each micro-batch; one process reads them all."""
+def train_steps(group: ProcessGroup, parts: Parts, scaled: bool = False, steps: int = 5) -> list[dict[str, Any]]:
+    """Several steps over the same examples.
+
+    Args:
+        parts: Examples of each micro-batch by rank; a single process reads all of them.
+    """
     learner = PatchyLearner(dropout=0.0).train()
     engine = engine_for(learner, "ddp", group)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
@@ -76,33 +80,33 @@ def trained(group: ProcessGroup, parts: Parts, scaled: bool = False, steps: int 
 
 PARTS: dict[str, Parts] = {
     "two micro-batches each": [[[0, 2], [3, 5]], [[1, 4], [6, 7]]],
-    "a head used in the last": [[[3, 5], [0, 2]], [[1, 4], [6, 7]]],
-    "a head used nowhere": [[[3, 5]], [[1, 4]]],
-    "one has more": [[[0, 2, 5], [4, 7], [3]], [[1, 9]]],
-    "one has none": [[[0, 3]], []],
+    "head used in last micro-batch": [[[3, 5], [0, 2]], [[1, 4], [6, 7]]],
+    "unused head": [[[3, 5]], [[1, 4]]],
+    "more micro-batches on one rank": [[[0, 2, 5], [4, 7], [3]], [[1, 9]]],
+    "no micro-batches on one rank": [[[0, 3]], []],
 }
 
 
 @pytest.mark.parametrize("case", PARTS)
 @pytest.mark.parametrize("scaled", [False, True])
-def test_two_processes_step_like_one(two: Ranks, case: str, scaled: bool) -> None:
-    expected, (first, second) = alone(trained, PARTS[case], scaled), two.run(trained, PARTS[case], scaled)
+def test_two_processes_match_single_process(two: Ranks, case: str, scaled: bool) -> None:
+    expected, (first, second) = alone(train_steps, PARTS[case], scaled), two.run(train_steps, PARTS[case], scaled)
     for step, of_first, of_second in zip(expected, first, second, strict=True):
         assert of_first["loss"] == pytest.approx(step["loss"], rel=1e-6) and of_first["loss"] == of_second["loss"]
         assert of_first["terms"] == pytest.approx(step["terms"], rel=1e-6) and of_first["tokens"] == step["tokens"]
         assert of_first["norm"] == pytest.approx(step["norm"], rel=1e-6)
         for name, gradient in step["gradients"].items():
             assert torch.equal(of_first["weights"][name], of_second["weights"][name])
-            if gradient is None:  # so that an optimizer passes over it
+            if gradient is None:  # None, so that an optimizer skips the parameter
                 assert of_first["gradients"][name] is None and of_second["gradients"][name] is None
             else:
                 torch.testing.assert_close(of_first["gradients"][name], gradient, rtol=1e-5, atol=1e-6 * step["norm"])
     unused = {name for name, gradient in expected[0]["gradients"].items() if gradient is None}
     assert unused >= {"unused.weight", "norm.weight"}
-    assert ("classify.weight" in unused) == (case == "a head used nowhere")
+    assert ("classify.weight" in unused) == (case == "unused head")
 
 
-def test_one_process_has_no_engine_around_it() -> None:
+def test_single_process_uses_plain_engine() -> None:
     learner = FakeLearner()
     engine = alone(lambda group: engine_for(learner, "ddp", group))
     assert type(engine) is Plain and engine.learner is learner

@@ -1,4 +1,4 @@
-"""Kill -9 at any moment, then the same job again: rows and weights are bitwise those of an uninterrupted run."""
+"""After kill -9 at any time, a resumed run has bitwise the rows and weights of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HARNESS = Path(__file__).with_name("kill_harness.py")
 
 
 def run_harness(job: str, root: Path, kills: int) -> list[dict[str, int]]:
-    """Counts of the harness, a job each, run as a program with one thread."""
+    """Counts of each job from the harness, run as a program with one thread."""
     command = [sys.executable, str(HARNESS), job, "--kills", str(kills), "--root", str(root)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -25,8 +25,8 @@ def run_harness(job: str, root: Path, kills: int) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_kills_change_nothing(tmp_path: Path, kills: int) -> None:
+def test_killed_and_resumed_runs_match_uninterrupted_run(tmp_path: Path, kills: int) -> None:
     (counts,) = run_harness("tests.training.jobs:fake", tmp_path, kills)
     assert counts["kills"] == kills and counts["runs"] >= 2
-    assert counts["kills_in_a_save"] >= kills // 10  # the moments do reach into saves
+    assert counts["kills_in_a_save"] >= kills // 10  # some kills hit a save
     assert (counts["unreadable"], counts["differing"]) == (0, 0), counts

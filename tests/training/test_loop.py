@@ -1,4 +1,4 @@
-"""The loop: gradients, resuming, budgets' ends, patience, divergence."""
+"""The training loop: gradients, resuming, end of budgets, patience and divergence."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU, "")
 
 
-def go(path: Path, loader: FakeLoader | None = None, learner: FakeLearner | None = None, **changes: Any) -> Any:
-    """Train a fresh learner in a folder: (result, learner)."""
+def run_training(
+    path: Path, loader: FakeLoader | None = None, learner: FakeLearner | None = None, **changes: Any
+) -> Any:
+    """Train a fresh learner in a folder. Returns the result and the learner."""
     learner = learner or FakeLearner()
     with open_run(path) as run:
         result = train(learner, loader or FakeLoader(), evaluator(learner), run, settings(**changes))
@@ -65,7 +67,7 @@ def step_gradients(micro_batches: int, **changes: Any) -> tuple[dict[str, torch.
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 8])
-def test_micro_batches_change_nothing(micro_batches: int) -> None:
+def test_micro_batches_keep_gradients(micro_batches: int) -> None:
     whole, whole_outcome = step_gradients(1)
     cut, cut_outcome = step_gradients(micro_batches)
     assert whole.keys() == cut.keys() and len(whole) == 8
@@ -74,7 +76,7 @@ def test_micro_batches_change_nothing(micro_batches: int) -> None:
     assert float(cut_outcome.loss) == pytest.approx(float(whole_outcome.loss), abs=1e-6)
 
 
-def test_the_loss_is_sums_over_counts_weighted_plus_penalties() -> None:
+def test_loss_is_weighted_means_plus_penalties() -> None:
     _, outcome = step_gradients(3)
     learner = FakeLearner(dropout=0.0)
     data = next(iter(FakeLoader(batch_examples=8, micro_batches=1).steps(None)))
@@ -85,7 +87,7 @@ def test_the_loss_is_sums_over_counts_weighted_plus_penalties() -> None:
     assert float(outcome.loss) == pytest.approx(expected.item(), abs=1e-6)
 
 
-def test_a_term_that_predicts_nothing_counts_nothing() -> None:
+def test_term_without_predictions_is_omitted() -> None:
     learner = FakeLearner(dropout=0.0)
     data = next(iter(FakeLoader(batch_examples=4).steps(None)))
     even = type(data)([batch_of(np.array([0, 2, 4]))], data.cursor, data.epoch)
@@ -94,7 +96,7 @@ def test_a_term_that_predicts_nothing_counts_nothing() -> None:
     assert all(torch.isfinite(parameter.grad).all() for parameter in learner.parameters() if parameter.grad is not None)
 
 
-def test_clipping_shortens_and_reports_the_norm_before() -> None:
+def test_clipping_reports_norm_before_clipping() -> None:
     norms = {}
     for clip in (None, 0.1):
         learner = FakeLearner(dropout=0.0)
@@ -117,8 +119,8 @@ def test_clipping_shortens_and_reports_the_norm_before() -> None:
     assert norms[0.1][1] == pytest.approx(0.1, rel=1e-4)
 
 
-def test_one_step_is_torch_adamw(tmp_path: Path) -> None:
-    _, learner = go(tmp_path / "run", max_steps=1)
+def test_first_step_matches_torch_adamw(tmp_path: Path) -> None:
+    _, learner = run_training(tmp_path / "run", max_steps=1)
     plain = FakeLearner()
     decay = [parameter for parameter in plain.parameters() if parameter.ndim >= 2]
     rest = [parameter for parameter in plain.parameters() if parameter.ndim < 2]
@@ -130,8 +132,8 @@ def test_one_step_is_torch_adamw(tmp_path: Path) -> None:
         torch.testing.assert_close(parameter, other, rtol=0, atol=1e-6, msg=name)
 
 
-def test_rows_say_what_the_contract_says(tmp_path: Path) -> None:
-    result, _ = go(tmp_path / "run", max_steps=7, log_every=3, evaluate_every=5)
+def test_metric_rows_have_documented_keys(tmp_path: Path) -> None:
+    result, _ = run_training(tmp_path / "run", max_steps=7, log_every=3, evaluate_every=5)
     logged = rows(tmp_path / "run")
     train_steps = [row["step"] for row in logged if row["split"] == "train"]
     assert train_steps == [*range(1, 8)] and [row["step"] for row in logged if row["split"] == "validation"] == [5, 7]
@@ -144,30 +146,30 @@ def test_rows_say_what_the_contract_says(tmp_path: Path) -> None:
     assert result.best is not None and result.best.name == f"step_{result.best_step:08d}"
 
 
-def test_it_learns(tmp_path: Path) -> None:
-    result, _ = go(tmp_path / "run", max_steps=100, evaluate_every=20)
+def test_training_lowers_validation_loss(tmp_path: Path) -> None:
+    result, _ = run_training(tmp_path / "run", max_steps=100, evaluate_every=20)
     losses = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "validation"]
     assert losses[-1] < 0.8 * losses[0] and result.best_value == min(losses)
 
 
 @pytest.mark.parametrize("stop", [1, 6, 10, 13])
-def test_a_run_that_goes_on_is_bitwise_the_uninterrupted_one(tmp_path: Path, stop: int) -> None:
-    _, whole = go(tmp_path / "whole", checkpoint_every=3)
+def test_resume_matches_uninterrupted_run(tmp_path: Path, stop: int) -> None:
+    _, whole = run_training(tmp_path / "whole", checkpoint_every=3)
 
-    class Torn(Exception):
-        """Stands for a crash."""
+    class Crash(Exception):
+        """A simulated crash."""
 
     class Breaking(FakeLearner):
         def on_step(self, step: int) -> None:
-            torch.rand(step)  # the global generator is no part of a run
+            torch.rand(step)  # a run does not use the global generator
             if step == stop + 1:
-                raise Torn
+                raise Crash
 
-    with pytest.raises(Torn):
-        go(tmp_path / "run", learner=Breaking(), checkpoint_every=3)
+    with pytest.raises(Crash):
+        run_training(tmp_path / "run", learner=Breaking(), checkpoint_every=3)
     torch.rand(5)
     loader = FakeLoader()
-    _, again = go(tmp_path / "run", loader=loader, checkpoint_every=3)
+    _, again = run_training(tmp_path / "run", loader=loader, checkpoint_every=3)
     assert (loader.asked[0] is None) == (stop < 3)
     for (name, tensor), other in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(tensor, other), name
@@ -175,45 +177,45 @@ def test_a_run_that_goes_on_is_bitwise_the_uninterrupted_one(tmp_path: Path, sto
 
 
 @pytest.mark.parametrize("budget", [{"max_steps": 110}, {"max_steps": None, "max_tokens": 6000}])
-def test_a_curve_has_fifty_points_even_of_a_run_that_was_stopped(tmp_path: Path, budget: dict[str, Any]) -> None:
+def test_resumed_run_logs_same_rows(tmp_path: Path, budget: dict[str, Any]) -> None:
     every = {**budget, "log_every": 1000, "evaluate_every": 1000, "checkpoint_every": 50}
-    result, _ = go(tmp_path / "whole", **every)
+    result, _ = run_training(tmp_path / "whole", **every)
 
-    class Torn(Exception):
-        """Stands for a crash."""
+    class Crash(Exception):
+        """A simulated crash."""
 
     class Breaking(FakeLearner):
         def on_step(self, step: int) -> None:
             if step == 60:
-                raise Torn
+                raise Crash
 
-    with pytest.raises(Torn):
-        go(tmp_path / "run", learner=Breaking(), **every)
-    go(tmp_path / "run", **every)
+    with pytest.raises(Crash):
+        run_training(tmp_path / "run", learner=Breaking(), **every)
+    run_training(tmp_path / "run", **every)
     logged = train_rows(rows(tmp_path / "whole"))
     assert 50 <= len(logged) <= 80 <= result.steps
     assert train_rows(rows(tmp_path / "run")) == logged
 
 
-def test_dropout_is_of_the_step_not_of_the_past(tmp_path: Path) -> None:
-    _, first = go(tmp_path / "one", max_steps=3)
+def test_dropout_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
+    _, first = run_training(tmp_path / "one", max_steps=3)
     torch.manual_seed(99)
     torch.rand(1000)
-    _, other = go(tmp_path / "other", max_steps=3)
+    _, other = run_training(tmp_path / "other", max_steps=3)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
-    _, seeded = go(tmp_path / "seeded", max_steps=3, seed=4)
+    _, seeded = run_training(tmp_path / "seeded", max_steps=3, seed=4)
     assert not torch.equal(first.dense.weight, seeded.dense.weight)
 
 
-def test_a_finished_run_takes_no_step(tmp_path: Path) -> None:
-    first, _ = go(tmp_path / "run", max_steps=6)
+def test_finished_run_takes_no_step(tmp_path: Path) -> None:
+    first, _ = run_training(tmp_path / "run", max_steps=6)
     loader = FakeLoader()
-    again, _ = go(tmp_path / "run", loader=loader, max_steps=6)
+    again, _ = run_training(tmp_path / "run", loader=loader, max_steps=6)
     assert again.steps == 6 and again.metrics == first.metrics and again.best == first.best
     assert len(rows(tmp_path / "run")) == 8
 
 
-def test_patience_ends_a_run_and_keeps_the_best(tmp_path: Path) -> None:
+def test_patience_ends_run_and_keeps_best_checkpoint(tmp_path: Path) -> None:
     scores = iter([3.0, 2.0, 2.5, 2.6, 2.7, 1.0])
     learner = FakeLearner()
     with open_run(tmp_path / "run") as run:
@@ -224,11 +226,11 @@ def test_patience_ends_a_run_and_keeps_the_best(tmp_path: Path) -> None:
     assert (result.ended, result.steps, result.best_step, result.best_value) == ("patience", 10, 4, 2.0)
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert names == {"last", "best", "step_00000004", "step_00000008", "step_00000010"}
-    again, _ = go(tmp_path / "run", max_steps=100, evaluate_every=2, patience=3)
+    again, _ = run_training(tmp_path / "run", max_steps=100, evaluate_every=2, patience=3)
     assert (again.ended, again.steps) == ("patience", 10)
 
 
-def test_a_greater_score_may_be_the_better_one_and_nan_is_never(tmp_path: Path) -> None:
+def test_best_score_is_greatest_and_never_nan(tmp_path: Path) -> None:
     scores = iter([0.2, math.nan, 0.9, 0.5])
     with open_run(tmp_path / "run") as run:
         result = train(
@@ -241,7 +243,7 @@ def test_a_greater_score_may_be_the_better_one_and_nan_is_never(tmp_path: Path) 
 
 
 class PoisonedLearner(FakeLearner):
-    """A loss that is not finite where the marked token stands first."""
+    """A loss or gradient that is not finite in step 7, if the batch starts with the marked token."""
 
     def __init__(self, value: float, gradient_only: bool = False):
         super().__init__()
@@ -258,9 +260,11 @@ class PoisonedLearner(FakeLearner):
 
 
 @pytest.mark.parametrize("value, gradient_only", [(math.nan, False), (math.inf, False), (1.0, True)])
-def test_a_loss_or_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, value: float, gradient_only: bool) -> None:
+def test_nonfinite_loss_or_gradient_ends_run(tmp_path: Path, value: float, gradient_only: bool) -> None:
     with pytest.raises(Diverged) as caught:
-        go(tmp_path / "run", FakeLoader(poison_step=7), PoisonedLearner(value, gradient_only), checkpoint_every=2)
+        run_training(
+            tmp_path / "run", FakeLoader(poison_step=7), PoisonedLearner(value, gradient_only), checkpoint_every=2
+        )
     assert caught.value.exit_status == 4 and "step 7" in caught.value.message
     metadata = json.loads((tmp_path / "run/diverged/step_00000007.json").read_text())
     assert metadata["step"] == 7 and len(metadata["lengths"]) == 2
@@ -274,7 +278,12 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, valu
 
 
 class HighLearner(FakeLearner):
-    """A loss that is 200 times as high in some steps. breaks: before this step."""
+    """A loss that is 200 times as high in some steps.
+
+    Args:
+        high: These steps.
+        breaks: Step before which the learner raises an error.
+    """
 
     def __init__(self, high: Collection[int], breaks: int | None = None):
         super().__init__()
@@ -288,33 +297,35 @@ class HighLearner(FakeLearner):
 
 @pytest.mark.parametrize("log_every", [1, 1000])
 @pytest.mark.parametrize("first", [2, 12])
-def test_an_exploded_loss_ends_the_run(tmp_path: Path, log_every: int, first: int) -> None:
-    """Whatever is logged, and however soon it comes."""
+def test_exploded_loss_ends_run(tmp_path: Path, log_every: int, first: int) -> None:
+    """At any log_every, in early and late steps."""
     last = first + 2
     with pytest.raises(Diverged, match=rf"exploded to \d+: for 3 steps up to step {last} it was more than 30 times"):
-        go(tmp_path / "run", learner=HighLearner(range(first, 20)), log_every=log_every)
+        run_training(tmp_path / "run", learner=HighLearner(range(first, 20)), log_every=log_every)
     assert json.loads((tmp_path / f"run/diverged/step_{last:08d}.json").read_text())["step"] == last
 
 
-def test_an_explosion_is_counted_over_a_resume(tmp_path: Path) -> None:
+def test_explosion_count_survives_resume(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
-        go(tmp_path / "run", learner=HighLearner(range(11, 20), breaks=13), checkpoint_every=2)
+        run_training(tmp_path / "run", learner=HighLearner(range(11, 20), breaks=13), checkpoint_every=2)
     with pytest.raises(Diverged, match="up to step 13 "):
-        go(tmp_path / "run", learner=HighLearner(range(11, 20)), checkpoint_every=2)
+        run_training(tmp_path / "run", learner=HighLearner(range(11, 20)), checkpoint_every=2)
 
 
 @pytest.mark.parametrize(
     ("high", "baseline_loss"),
     [([step for step in range(20) if step % 3], 0.0), (range(20), 0.0), (range(2, 20), 100.0)],
-    ids=["it comes back", "it starts high", "reading nothing loses much"],
+    ids=["loss recovers", "loss starts high", "baseline loss is high"],
 )
-def test_high_losses_that_are_no_explosion(tmp_path: Path, high: Collection[int], baseline_loss: float) -> None:
-    result, _ = go(tmp_path / "run", learner=HighLearner(high), baseline_loss=baseline_loss)
+def test_high_losses_without_explosion_are_accepted(
+    tmp_path: Path, high: Collection[int], baseline_loss: float
+) -> None:
+    result, _ = run_training(tmp_path / "run", learner=HighLearner(high), baseline_loss=baseline_loss)
     assert (result.status, result.steps) == ("done", 20)
 
 
-def evaluated(path: Path, evaluate: Callable[[int], dict[str, float]], precision: str = "fp32") -> TrainingResult:
-    """A run with these scores."""
+def run_with_scores(path: Path, evaluate: Callable[[int], dict[str, float]], precision: str = "fp32") -> TrainingResult:
+    """A run with these evaluation scores."""
     with open_run(path) as run:
         return train(FakeLearner(), FakeLoader(), evaluate, run, settings(precision=precision))
 
@@ -326,7 +337,7 @@ def evaluated(path: Path, evaluate: Callable[[int], dict[str, float]], precision
         ("bf16", "use a lower optimizer.lr, a longer warm-up or precision=fp32, and another name="),
     ],
 )
-def test_an_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path, precision: str, hint: str) -> None:
+def test_nonfinite_evaluation_ends_run(tmp_path: Path, precision: str, hint: str) -> None:
     held_out = next(iter(FakeLoader(seed=9).steps(None))).batches[0]
 
     def evaluate(step: int) -> dict[str, float]:
@@ -335,27 +346,27 @@ def test_an_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path, precision
         return {"loss": 1.0}
 
     with pytest.raises(Diverged, match="the model's losses are not finite in the evaluation after step 10") as caught:
-        evaluated(tmp_path / "run", evaluate, precision)
+        run_with_scores(tmp_path / "run", evaluate, precision)
     assert caught.value.exit_status == 4 and caught.value.hint == hint
     with safe_open(tmp_path / "run/diverged/step_00000010.safetensors", "pt") as file:
         assert torch.equal(file.get_tensor("0.inputs.tokens"), held_out.inputs.tokens)
     assert find(str(tmp_path / "run")).name == "step_00000005"
 
 
-def test_an_exploded_evaluation_ends_the_run(tmp_path: Path) -> None:
+def test_exploded_evaluation_ends_run(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="exploded to 500 in the evaluation after step 15"):
-        evaluated(tmp_path / "run", lambda step: {"loss": 500.0 if step == 15 else 1.0})
+        run_with_scores(tmp_path / "run", lambda step: {"loss": 500.0 if step == 15 else 1.0})
     assert [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "validation"] == [1.0, 1.0, 500.0]
     assert find(str(tmp_path / "run")).name == "step_00000005"
-    assert evaluated(tmp_path / "score", lambda step: {"loss": 1.0, "other": 500.0}).status == "done"
+    assert run_with_scores(tmp_path / "score", lambda step: {"loss": 1.0, "other": 500.0}).status == "done"
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [("best_value", "x"), ("tokens", 1.5), ("cursor", {"epoch": "a"}), ("metrics", []), ("epoch", None)],
 )
-def test_counters_of_another_type_are_refused(tmp_path: Path, key: str, value: Any) -> None:
-    go(tmp_path / "run", max_steps=2)
+def test_damaged_state_counters_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    run_training(tmp_path / "run", max_steps=2)
     folder = find(str(tmp_path / "run"))
     state = {**read_state(folder), key: value}
     (folder / "state.json").write_text(json.dumps(state))
@@ -363,12 +374,12 @@ def test_counters_of_another_type_are_refused(tmp_path: Path, key: str, value: A
     (folder / MANIFEST).unlink()
     write_manifest(folder, metadata)
     with pytest.raises(UserError, match=f"state.json is damaged: {key}=") as caught:
-        go(tmp_path / "run", max_steps=4)
+        run_training(tmp_path / "run", max_steps=4)
     assert caught.value.hint
 
 
-def test_fp16_scales_its_gradients_and_resumes_bitwise(tmp_path: Path) -> None:
-    _, whole = go(tmp_path / "whole", precision="fp16", max_steps=6)
+def test_fp16_resume_matches_uninterrupted_run(tmp_path: Path) -> None:
+    _, whole = run_training(tmp_path / "whole", precision="fp16", max_steps=6)
     state = read_state(tmp_path / "whole/checkpoints/step_00000006")
     assert state["scaler"]["scale"] > 1
 
@@ -378,24 +389,24 @@ def test_fp16_scales_its_gradients_and_resumes_bitwise(tmp_path: Path) -> None:
                 raise RuntimeError("torn")
 
     with pytest.raises(RuntimeError):
-        go(tmp_path / "run", learner=Breaking(), precision="fp16", max_steps=6, checkpoint_every=2)
-    _, again = go(tmp_path / "run", precision="fp16", max_steps=6, checkpoint_every=2)
+        run_training(tmp_path / "run", learner=Breaking(), precision="fp16", max_steps=6, checkpoint_every=2)
+    _, again = run_training(tmp_path / "run", precision="fp16", max_steps=6, checkpoint_every=2)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
 
 
-def test_bf16_runs_close_to_fp32(tmp_path: Path) -> None:
-    fp32, _ = go(tmp_path / "fp32", max_steps=20)
-    bf16, _ = go(tmp_path / "bf16", max_steps=20, precision="bf16")
+def test_bf16_loss_is_close_to_fp32(tmp_path: Path) -> None:
+    fp32, _ = run_training(tmp_path / "fp32", max_steps=20)
+    bf16, _ = run_training(tmp_path / "bf16", max_steps=20, precision="bf16")
     assert bf16.precision == "bf16" and bf16.best_value == pytest.approx(fp32.best_value, rel=0.1)
 
 
-def test_frozen_parameters_stay(tmp_path: Path) -> None:
+def test_frozen_parameters_are_unchanged(tmp_path: Path) -> None:
     class Frozen(FakeLearner):
         def parameter_groups(self) -> Any:
             return [type(group)(group.name, [p for p in group.parameters if p[0].startswith("classify")]) for group in
                     super().parameter_groups()]  # fmt: skip
 
-    result, learner = go(tmp_path / "run", learner=Frozen(), max_steps=4)
+    result, learner = run_training(tmp_path / "run", learner=Frozen(), max_steps=4)
     fresh = FakeLearner()
     assert torch.equal(learner.dense.weight, fresh.dense.weight)
     assert not torch.equal(learner.classify.weight, fresh.classify.weight)
@@ -403,13 +414,13 @@ def test_frozen_parameters_stay(tmp_path: Path) -> None:
     assert result.parameters == sum(parameter.numel() for parameter in learner.parameters())
 
 
-def test_a_budget_is_needed(tmp_path: Path) -> None:
+def test_run_without_budget_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no budget"):
-        go(tmp_path / "run", max_steps=None)
+        run_training(tmp_path / "run", max_steps=None)
     assert not (tmp_path / "run").exists()
 
 
-def test_learning_rate_scales_of_groups(tmp_path: Path) -> None:
+def test_zero_learning_rate_scale_freezes_group(tmp_path: Path) -> None:
     class Scaled(FakeLearner):
         def parameter_groups(self) -> Any:
             groups = super().parameter_groups()
@@ -429,7 +440,7 @@ def test_learning_rate_scales_of_groups(tmp_path: Path) -> None:
     assert not torch.equal(learner.dense.weight, fresh.dense.weight)
 
 
-def test_extensions_follow_every_update(tmp_path: Path) -> None:
+def test_extensions_are_called_after_every_update(tmp_path: Path) -> None:
     learner, extension = FakeLearner(), TokenizerFile("{}")
     with open_run(tmp_path / "run") as run:
         train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=3), extensions=[extension])

@@ -1,5 +1,5 @@
-"""One of 64 processes, alone: torch's fake process group answers for the others. What each holds, and what a step, a
-checkpoint and a resumed run send, is what docs/scale.md counts with."""
+"""One rank of 64 with torch's fake process group: the tensors of each rank, and the messages of a step, a checkpoint
+and a resumed run, as docs/scale.md counts them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from lmtool.training.step import gradients
 from lmtool.types import Step
 from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer
 
-from .fake_ranks import SIZE, Everyone, Traffic, at_once, forget_rank
+from .fake_ranks import SIZE, FakeGroup, Traffic, completed_all_reduce, forget_rank
 
-# CommDebugMode hooks every module, and lmtool's return dataclasses.
+# CommDebugMode hooks every module, but lmtool's modules return dataclasses.
 WARNINGS = ("For backward hooks", "Full backward hook", "FSDP2-wrapped")
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in WARNINGS]
 LAYERS = 3
@@ -38,15 +38,15 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=[0, 1, SIZE - 1])
-def group(request: pytest.FixtureRequest) -> Iterator[Everyone]:
+def group(request: pytest.FixtureRequest) -> Iterator[FakeGroup]:
     dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=SIZE)
-    yield Everyone(request.param)
+    yield FakeGroup(request.param)
     dist.destroy_process_group()
     forget_rank()
 
 
 def learner_and_batch() -> tuple[Any, Any]:
-    """Tables and layers of rows that 64 divides."""
+    """A learner whose tables and layers have row counts divisible by 64."""
     words = tokenizer()
     sizes = {"vocab_size": 448, "hidden_size": 64, "feedforward_size": 128, "num_layers": LAYERS}
     learner = build(MlmConfig(), backbone("bert", **sizes), words, 3)
@@ -61,13 +61,13 @@ def step_of(learner: Any, batch: Any, parallel: Any, group: Any) -> Traffic:
     return traffic
 
 
-def test_gradients_cross_once(group: Everyone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_summed", at_once)
+def test_ddp_sends_gradients_once(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_summed", completed_all_reduce)
     learner, batch = learner_and_batch()
     learning = sum(parameter.numel() for parameter in learner.parameters())
     traffic = step_of(learner, batch, "ddp", group)
-    assert set(traffic.calls) == {"allreduce_"} and group.messages == 1  # the loop's other one has the clock
-    # Beside the gradients the loss, its terms, and which parameters were used.
+    assert set(traffic.calls) == {"allreduce_"} and group.messages == 1  # the loop sends one more, for the clock
+    # Besides gradients: the loss, its terms, and flags of used parameters.
     parameters = len(list(learner.parameters()))
     assert 4 * learning <= traffic.bytes["allreduce_"] <= 4 * (learning + parameters + 16)
     with Traffic() as traffic:
@@ -75,7 +75,7 @@ def test_gradients_cross_once(group: Everyone, monkeypatch: pytest.MonkeyPatch) 
     assert not traffic.calls and len(saved) == (len(learner.state_dict()) if group.rank == 0 else 0)
 
 
-def test_weights_cross_twice_a_forward_and_gradients_once(group: Everyone) -> None:
+def test_fsdp_gathers_weights_twice_and_scatters_once(group: FakeGroup) -> None:
     learner, batch = learner_and_batch()
     shapes = {name: tuple(parameter.shape) for name, parameter in learner.named_parameters()}
     shard(learner, CPU, group)  # type: ignore[arg-type]
@@ -88,14 +88,14 @@ def test_weights_cross_twice_a_forward_and_gradients_once(group: Everyone) -> No
         padded += SIZE * each * int(torch.Size(rest).numel())
     traffic = step_of(learner, batch, "fsdp", group)
     units = LAYERS + 1
-    # What stands outside the layers stays complete until its backward.
+    # Parameters outside the layers stay gathered until their backward.
     assert traffic.calls["_allgather_base_"] == 2 * LAYERS + 1 and traffic.calls["_reduce_scatter_base_"] == units
     assert traffic.bytes["_reduce_scatter_base_"] == 4 * padded
     assert 4 * padded < traffic.bytes["_allgather_base_"] <= 2 * 4 * padded
-    assert group.messages == 2  # what is predicted, and what was used
+    assert group.messages == 2  # counts of predictions, and used parameters
 
 
-def test_each_rank_reads_its_share_of_every_step_without_a_message(group: Everyone) -> None:
+def test_ranks_split_every_step_without_messages(group: FakeGroup) -> None:
     examples = learner_and_batch()[0].examples(split(store(tokenizer())), 32)
     loader, sizes = PackedLoader(examples, 3, batch_examples=130, micro_batch_tokens=64), list[int]()
     with Traffic() as traffic:
@@ -111,7 +111,7 @@ def test_each_rank_reads_its_share_of_every_step_without_a_message(group: Everyo
     assert not traffic.calls and not group.messages
 
 
-def test_rank_0_gathers_a_checkpoint_and_every_rank_cuts_its_rows_of_it(group: Everyone, tmp_path: Path) -> None:
+def test_only_rank_0_gathers_full_checkpoint(group: FakeGroup, tmp_path: Path) -> None:
     learner, batch = learner_and_batch()
     shapes = {name: tuple(tensor.shape) for name, tensor in learner.state_dict().items()}
     moments = {f"{kind}.{name}" for name, _ in learner.named_parameters() for kind in ("exp_avg", "exp_avg_sq")}
@@ -143,7 +143,7 @@ def test_rank_0_gathers_a_checkpoint_and_every_rank_cuts_its_rows_of_it(group: E
     assert size == pytest.approx(12 * values, rel=0.05)
 
 
-def test_every_rank_reads_a_checkpoint_without_a_message(group: Everyone) -> None:
+def test_ranks_load_checkpoint_without_messages(group: FakeGroup) -> None:
     learner, _ = learner_and_batch()
     complete = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     shard(learner, CPU, group)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The allocator keeps a step's memory."""
+"""The allocator keeps freed memory between steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20)
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc")
-def test_page_faults_stop():
+def test_keep_freed_memory_stops_page_faults():
     def faults(how):
         done = subprocess.run([sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True)
         return int(done.stdout)

@@ -1,4 +1,4 @@
-"""Every optimizer: equal to its reference, faithful to the parameter groups, and resuming bit for bit."""
+"""Optimizers match their references, respect parameter groups, and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -74,8 +74,10 @@ def groups_of(named: dict[str, nn.Parameter], **scales: float) -> list[Parameter
     return [ParameterGroup("decay", decay, **scales), ParameterGroup("rest", rest, weight_decay_scale=0.0)]
 
 
-def moved(config: OptimizerConfig, rate: Callable[[int], float] = lambda step: 0.01, steps: int = 12) -> dict[str, Any]:
-    """The parameters after some steps of ours."""
+def optimized(
+    config: OptimizerConfig, rate: Callable[[int], float] = lambda step: 0.01, steps: int = 12
+) -> dict[str, Any]:
+    """The parameters after some steps of lmtool's optimizer."""
     named = parameters()
     optimizer = build(config, groups_of(named))
     for step, given in enumerate(gradients(steps), start=1):
@@ -87,7 +89,7 @@ def moved(config: OptimizerConfig, rate: Callable[[int], float] = lambda step: 0
 
 
 def reference(step_of: Callable[[str, torch.Tensor, torch.Tensor, int], None], steps: int = 12) -> dict[str, Any]:
-    """The parameters after some steps of a plain loop: step_of(name, parameter, gradient, step) moves one in place."""
+    """The parameters after some steps of a plain loop; step_of(name, parameter, gradient, step) updates in place."""
     named = parameters()
     for step, given in enumerate(gradients(steps), start=1):
         for name, parameter in named.items():
@@ -123,7 +125,7 @@ def transformers_adafactor(decay: float, rate: Callable[[int], float] | None = N
 
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("beta1", [None, 0.9])
-def test_adafactor_is_transformers(scale: bool, beta1: float | None) -> None:
+def test_adafactor_matches_transformers(scale: bool, beta1: float | None) -> None:
     def rate(step: int) -> float:
         return 0.02 / step
 
@@ -131,21 +133,21 @@ def test_adafactor_is_transformers(scale: bool, beta1: float | None) -> None:
     expected = transformers_adafactor(
         0.1, rate=rate, scale_parameter=scale, beta1=beta1, clip_threshold=0.7, decay_rate=-0.6
     )
-    assert_equal(moved(config, rate), expected)
+    assert_equal(optimized(config, rate), expected)
 
 
 @pytest.mark.parametrize("warmup_init", [False, True])
-def test_the_papers_step_sizes_are_a_schedule(warmup_init: bool) -> None:
+def test_adafactor_schedule_matches_relative_steps(warmup_init: bool) -> None:
     schedule = build(InverseSqrtConfig(warmup_steps=10_000, warmup_start=0.0 if warmup_init else 1.0))
     config = AdafactorConfig()
     for step in (1, 77, 9_999, 10_000, 10_001, 524_288):
         first = 1e-6 * step if warmup_init else 1e-2
         assert config.lr * schedule(step, math.inf) == pytest.approx(min(first, 1 / math.sqrt(step)))
-    actual = moved(config, lambda step: config.lr * schedule(step, math.inf))
+    actual = optimized(config, lambda step: config.lr * schedule(step, math.inf))
     assert_equal(actual, transformers_adafactor(0.0, warmup_init=warmup_init))
 
 
-def test_adafactor_keeps_sums_of_rows_and_columns_only() -> None:
+def test_adafactor_state_is_row_and_column_means() -> None:
     matrix = nn.Parameter(torch.randn(30, 20))
     optimizer = build(AdafactorConfig(), [ParameterGroup("all", [("matrix", matrix)])])
     matrix.grad = torch.randn(30, 20)
@@ -161,7 +163,7 @@ def adam_direction(means: dict[str, Any], name: str, gradient: Any, step: int, b
     return (mean / (1 - betas[0] ** step)) / ((square / (1 - betas[1] ** step)).sqrt() + epsilon)
 
 
-def test_lamb_is_the_papers_algorithm() -> None:
+def test_lamb_matches_paper() -> None:
     means: dict[str, Any] = {}
 
     def step_of(name: str, parameter: torch.Tensor, gradient: torch.Tensor, step: int) -> None:
@@ -172,11 +174,11 @@ def test_lamb_is_the_papers_algorithm() -> None:
             ratio = parameter.norm() / update.norm()
         parameter -= 0.01 * ratio * update
 
-    assert_equal(moved(LambConfig(weight_decay=0.1)), reference(step_of))
+    assert_equal(optimized(LambConfig(weight_decay=0.1)), reference(step_of))
 
 
-def test_stable_adamw_is_the_papers_algorithm() -> None:
-    """A gradient much larger than those before it is met by a smaller rate."""
+def test_stable_adamw_matches_paper() -> None:
+    """An unusually large gradient lowers the learning rate."""
     means: dict[str, Any] = {}
     surprises: list[float] = []
 
@@ -188,11 +190,11 @@ def test_stable_adamw_is_the_papers_algorithm() -> None:
         parameter *= 1 - rate * (0.1 if parameter.ndim > 1 else 0.0)
         parameter -= rate * update
 
-    assert_equal(moved(StableAdamWConfig(weight_decay=0.1)), reference(step_of))
+    assert_equal(optimized(StableAdamWConfig(weight_decay=0.1)), reference(step_of))
     assert max(surprises) > 1.0 > min(surprises)
 
 
-def test_lamb_moves_a_parameter_of_zeros() -> None:
+def test_lamb_updates_zero_parameter() -> None:
     matrix = nn.Parameter(torch.zeros(3, 2))
     optimizer = build(LambConfig(lr=0.5), [ParameterGroup("all", [("matrix", matrix)])])
     matrix.grad = torch.ones(3, 2)
@@ -200,7 +202,7 @@ def test_lamb_moves_a_parameter_of_zeros() -> None:
     torch.testing.assert_close(matrix.data, torch.full((3, 2), -0.5))
 
 
-def test_adamw_scaled_by_the_parameters_size() -> None:
+def test_scaled_adamw_matches_reference() -> None:
     means: dict[str, Any] = {}
 
     def step_of(name: str, parameter: torch.Tensor, gradient: torch.Tensor, step: int) -> None:
@@ -210,10 +212,10 @@ def test_adamw_scaled_by_the_parameters_size() -> None:
             parameter *= 1 - 0.01 * 0.1
         parameter -= rate * update
 
-    assert_equal(moved(AdamWConfig(scale_parameter=True, weight_decay=0.1)), reference(step_of))
+    assert_equal(optimized(AdamWConfig(scale_parameter=True, weight_decay=0.1)), reference(step_of))
 
 
-def test_adam_has_its_penalty_in_the_gradient() -> None:
+def test_adam_l2_penalty_is_in_gradient() -> None:
     means: dict[str, Any] = {}
 
     def step_of(name: str, parameter: torch.Tensor, gradient: torch.Tensor, step: int) -> None:
@@ -221,19 +223,19 @@ def test_adam_has_its_penalty_in_the_gradient() -> None:
             gradient = gradient + 0.1 * parameter
         parameter -= 0.01 * adam_direction(means, name, gradient, step, (0.9, 0.98), 1e-9)
 
-    actual = moved(AdamConfig(l2=0.1, betas=(0.9, 0.98), epsilon=1e-9))
+    actual = optimized(AdamConfig(l2=0.1, betas=(0.9, 0.98), epsilon=1e-9))
     assert_equal(actual, reference(step_of))
-    plain = moved(AdamWConfig(weight_decay=0.1, betas=(0.9, 0.98), epsilon=1e-9))
+    plain = optimized(AdamWConfig(weight_decay=0.1, betas=(0.9, 0.98), epsilon=1e-9))
     assert not torch.allclose(actual["embed.weight"], plain["embed.weight"], atol=1e-4)
 
 
-def test_muon_moves_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
+def test_muon_updates_hidden_matrices_and_adamw_others() -> None:
     hidden = [name for name, parameter in parameters().items() if is_hidden_matrix(name, parameter.ndim)]
     assert hidden == ["layers.0.ffn.fc_in.weight"]
     table = nn.Parameter(torch.zeros(5, 4))
     assert not is_hidden_matrix("backbone.layers.0.self_attn.position.keys", table.ndim)
     config = MuonConfig(weight_decay=0.1)
-    actual, beside = moved(config), moved(AdamWConfig(betas=(0.9, 0.95), weight_decay=0.1))
+    actual, beside = optimized(config), optimized(AdamWConfig(betas=(0.9, 0.95), weight_decay=0.1))
     for name in set(SHAPES) - set(hidden):
         assert torch.equal(actual[name], beside[name])
 
@@ -245,16 +247,15 @@ def test_muon_moves_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
     assert torch.equal(actual[hidden[0]], own)
 
 
-def test_muon_without_a_matrix_of_a_layer_is_refused() -> None:
+def test_muon_without_hidden_matrices_is_refused() -> None:
     head = nn.Parameter(torch.zeros(3, 2))
     with pytest.raises(UserError, match="none of them is trained"):
         build(MuonConfig(), [ParameterGroup("head", [("heads.sequence.weight", head)])])
 
 
 @pytest.mark.parametrize("name", list(EVERY))
-def test_groups_scale_rate_and_decay(name: str) -> None:
-    """A group at half the learning rate moves as the whole would at half of it; one that does not decay is no smaller
-    after a step with no gradient."""
+def test_groups_scale_learning_rate_and_decay(name: str) -> None:
+    """A group scale of 0.5 equals half the learning rate, and groups without decay are unchanged by zero gradients."""
     config = EVERY[name]
     halves = []
     for scale, rate in ((0.5, 0.02), (1.0, 0.01)):
@@ -281,14 +282,14 @@ def test_groups_scale_rate_and_decay(name: str) -> None:
 
 
 class Layered(FakeLearner):
-    """The fake learner with its matrix in a layer, where Muon looks for it."""
+    """The fake learner with its matrix in a layer, so that Muon updates it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([self.dense])
 
 
-def go(folder: Path, config: OptimizerConfig, max_steps: int) -> Layered:
+def run_training(folder: Path, config: OptimizerConfig, max_steps: int) -> Layered:
     learner = Layered()
     groups = [
         ParameterGroup(
@@ -308,12 +309,12 @@ def go(folder: Path, config: OptimizerConfig, max_steps: int) -> Layered:
 
 
 @pytest.mark.parametrize("name", list(EVERY))
-def test_a_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """A finished run of 8 steps, and one whose checkpoint of step 4 is all that is left of it."""
-    whole = go(tmp_path / "whole", EVERY[name], 8)
-    go(tmp_path / "cut", EVERY[name], 8)
+def test_resume_matches_uninterrupted_run(name: str, tmp_path: Path) -> None:
+    """A run of 8 steps, and a run resumed from its checkpoint of step 4."""
+    whole = run_training(tmp_path / "whole", EVERY[name], 8)
+    run_training(tmp_path / "cut", EVERY[name], 8)
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step_00000008")
-    on = go(tmp_path / "cut", EVERY[name], 8)
+    on = run_training(tmp_path / "cut", EVERY[name], 8)
     for key, tensor in whole.state_dict().items():
         assert torch.equal(on.state_dict()[key], tensor), key
     states = [
@@ -327,8 +328,8 @@ def test_a_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", list(EVERY))
-def test_a_state_from_the_disk_moves_a_device_on(name: str) -> None:
-    """Saved tensors are on the host; the step after them is the one that would have followed."""
+def test_loaded_state_continues_on_device(name: str) -> None:
+    """State loaded from the host gives the same next step."""
 
     def on_device() -> tuple[dict[str, nn.Parameter], Any]:
         named = {key: nn.Parameter(parameter.detach().cuda()) for key, parameter in parameters().items()}
@@ -352,7 +353,7 @@ def test_a_state_from_the_disk_moves_a_device_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(EVERY))
-def test_a_state_comes_back_by_name(name: str) -> None:
+def test_optimizer_state_is_restored_by_name(name: str) -> None:
     named = parameters()
     optimizer = build(EVERY[name], groups_of(named))
     for parameter in named.values():

@@ -1,4 +1,4 @@
-"""Several processes as a group, and what torchrun says of them."""
+"""Process groups, and the environment variables of torchrun."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def two() -> Iterator[Ranks]:
         yield ranks
 
 
-def talk(group: ProcessGroup) -> dict[str, Any]:
+def exchange_values(group: ProcessGroup) -> dict[str, Any]:
     counts = {"word": 2.0, "kind": 1.0} if group.rank else {"word": 3.0}
     group.wait()
     return {
@@ -39,26 +39,26 @@ def talk(group: ProcessGroup) -> dict[str, Any]:
     }
 
 
-def test_processes_say_what_each_other_holds(two: Ranks) -> None:
-    alike = {"sum": {"word": 5.0, "kind": 1.0}, "first": {"from": 0}, "all": [["of", 0], ["of", 1]], "added": [2, 1]}
-    assert two.run(talk) == [{"rank": (0, 2), **alike}, {"rank": (1, 2), **alike}]
-    assert talk(ALONE)["sum"] == {"word": 3.0} and talk(ALONE)["all"] == [["of", 0]]
+def test_ranks_exchange_values(two: Ranks) -> None:
+    common = {"sum": {"word": 5.0, "kind": 1.0}, "first": {"from": 0}, "all": [["of", 0], ["of", 1]], "added": [2, 1]}
+    assert two.run(exchange_values) == [{"rank": (0, 2), **common}, {"rank": (1, 2), **common}]
+    assert exchange_values(ALONE)["sum"] == {"word": 3.0} and exchange_values(ALONE)["all"] == [["of", 0]]
 
 
-def count(group: ProcessGroup) -> list[dict[str, float]]:
-    """Few names; more than fit into one message; and none in one of the processes."""
+def sum_counts(group: ProcessGroup) -> list[dict[str, float]]:
+    """Sums of few counts, of more counts than fit in a message, and of counts that one rank lacks."""
     many = {f"term {number}": 0.1 + number + group.rank for number in range(200)}
     return [group.sum({"word": 1.0}), group.sum(many), group.sum(many if group.rank else {})]
 
 
-def test_counts_of_any_number_are_added_up(two: Ranks) -> None:
-    for few, many, some in two.run(count):
+def test_counts_are_summed_over_ranks(two: Ranks) -> None:
+    for few, many, some in two.run(sum_counts):
         assert few == {"word": 2.0}
         assert many == {f"term {number}": 0.1 + number + (0.1 + number + 1) for number in range(200)}
         assert some == {f"term {number}": 0.1 + number + 1 for number in range(200)}
 
 
-def test_the_environment_of_torchrun_names_the_place() -> None:
+def test_torchrun_environment_gives_rank() -> None:
     assert rank_info(TORCHRUN) == RankInfo(1, 2, 1, 2)
     assert rank_info({"MASTER_PORT": "29500", "RANK": ""}) == RankInfo()
 
@@ -72,20 +72,20 @@ def test_the_environment_of_torchrun_names_the_place() -> None:
         ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2"),
     ],
 )
-def test_half_an_environment_is_refused(changes: dict[str, str], message: str) -> None:
+def test_incomplete_torchrun_environment_is_refused(changes: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as refused:
         rank_info(TORCHRUN | changes)
     assert message in refused.value.message and "torchrun" in str(refused.value.hint)
 
 
-def test_without_torchrun_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_torchrun_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
     with process_group(CPU) as group:
         assert group is ALONE
 
 
-def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -100,7 +100,7 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_missing_backend_is_named(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_backend_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_gloo_available", lambda: backend != "gloo")
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Ranges around a learner's parts, and events as the time of those parts."""
+"""Profiling: ranges around a learner's parts, and the time and operations of each part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKENS, WIDTH, INNER, ROWS = 48, 64, 128, 40
 
 
 class _Part(nn.Module):
-    """Two maps."""
+    """Two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _Part(nn.Module):
 
 
 class _Layer(nn.Module):
-    """A map inside a range, scores beside it, as an attention has them, and a feed-forward part."""
+    """Attention scores and a feed-forward part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,12 +75,12 @@ class _Whole(nn.Module):
         return F.cross_entropy(self.heads["classes"](x), torch.arange(len(x)) % ROWS)
 
 
-def test_products_and_parts_of_known_work() -> None:
+def test_profile_matches_known_flops_and_parts() -> None:
     torch.manual_seed(0)
     model, steps = _Whole(), 2
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     events = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
-    # Otherwise the layer's input has no gradient, and some products of the backward are spared.
+    # Without a gradient of the input, the backward would skip some products.
     x = torch.randn(TOKENS, WIDTH, requires_grad=True)
     with ranges(model), events:
         for _ in range(steps):
@@ -94,7 +94,7 @@ def test_products_and_parts_of_known_work() -> None:
     costs = attribute(events.events())
     maps = WIDTH * WIDTH + 2 * WIDTH * INNER + WIDTH * ROWS
     scores = 2 * TOKENS * WIDTH
-    # Forward, and the gradients of both factors.
+    # Forward, and gradients of both factors.
     assert costs.flops == 3 * 2 * TOKENS * (maps + scores)
     assert 0 < costs.products < costs.milliseconds
     assert sum(cost.operators for cost in costs.parts.values()) == pytest.approx(costs.milliseconds)
@@ -102,12 +102,12 @@ def test_products_and_parts_of_known_work() -> None:
         assert costs.parts[part].forward > 0 and costs.parts[part].backward > 0, part
     assert all(costs.parts[part].forward > 0 for part in (LOSS, CLIP, MOVE, ZERO, DATA))
     assert costs.parts[LOSS].backward > 0 and costs.parts[DATA].backward == 0
-    # Of a map forward: linear, t, transpose, as_strided, addmm; and what each of these calls.
+    # A linear layer calls linear, t, transpose, as_strided and addmm, and their own operators.
     assert costs.parts["feed-forward"].calls > 10 and costs.parts["feed-forward"].calls % 1 == 0
 
 
-def test_a_map_in_the_backward_is_its_own_part() -> None:
-    """Not that of what runs before it, nor the part that is called last."""
+def test_backward_time_is_attributed_to_part() -> None:
+    """Not to the part before it, and not to the last called part."""
     first, second = _Part(), _Part()
     events = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
     x = torch.randn(256, WIDTH)
@@ -137,11 +137,11 @@ def test_a_map_in_the_backward_is_its_own_part() -> None:
         ("aten::linear", [[3, 5], [7, 5]], None),
     ],
 )
-def test_flops(name: str, shapes: list[list[int]], flops: int | None) -> None:
+def test_flops_of_operators_match_shapes(name: str, shapes: list[list[int]], flops: int | None) -> None:
     assert flops_of(name, shapes) == flops
 
 
-def test_methods_of_the_parts_exist() -> None:
+def test_profiled_methods_exist() -> None:
     """The tables name methods as strings, so a renamed method would silently lose its range."""
     names = {method for _, methods in profiling._PARTS_BY_NAME.values() for method in methods}
     names |= {*profiling._NETWORK_METHODS, *profiling._BACKBONE_METHODS, "leave"}
@@ -150,7 +150,7 @@ def test_methods_of_the_parts_exist() -> None:
     assert names <= defined
 
 
-def test_ranges_leave_nothing_and_touch_no_plain_projection() -> None:
+def test_ranges_restore_modules_and_skip_joined_projections() -> None:
     backbone = build(BertConfig(num_layers=1, hidden_size=32, num_heads=2, feedforward_size=64, vocab_size=50), 0)
     learner = nn.Module()
     learner.backbone = backbone
@@ -158,7 +158,7 @@ def test_ranges_leave_nothing_and_touch_no_plain_projection() -> None:
     before = {name: dict(vars(module)) for name, module in learner.named_modules()}
     named_parts = [part for _, part, _ in profiled_modules(learner)]
     assert {LEARNER, ATTENTION, "feed-forward", "embedding", "batch layout"} <= set(named_parts)
-    assert ATTENTION + PROJECTIONS not in named_parts, "joined ones are called by nobody"
+    assert ATTENTION + PROJECTIONS not in named_parts, "joined projections are never called"
     with ranges(learner):
         attention = backbone.layers[0].self_attn
         assert "forward" in vars(attention) and "finish" in vars(backbone.embed)

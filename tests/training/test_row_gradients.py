@@ -1,4 +1,4 @@
-"""Gradients of a token table by rows: the optimizer sees the dense ones, whoever else reads the table."""
+"""Sparse row gradients of a token table give the same updates as dense gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCHES = torch.tensor([[[1, 2, 2, 5], [5, 7, 1, 1]], [[3, 3, 2, 9], [0, 9, 9, 4
 
 
 class Texts(nn.Module):
-    """A table of 12 tokens, which the head reads too where it is tied."""
+    """A table of 12 tokens, read by the head too if tied."""
 
     def __init__(self, tied: bool):
         super().__init__()
@@ -28,8 +28,8 @@ class Texts(nn.Module):
         return (hidden_TH @ self.embed.token.weight.T if self.tied else hidden_TH).exp().sum()
 
 
-def trained(model: Texts, wanted: bool, clip_norm: float | None) -> list[float]:
-    """Three steps of two micro-batches; the norms."""
+def train_steps(model: Texts, wanted: bool, clip_norm: float | None) -> list[float]:
+    """Gradient norms of three steps with two micro-batches each."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     norms = []
     with sparse_row_gradients(model, optimizer, wanted):
@@ -46,16 +46,16 @@ def trained(model: Texts, wanted: bool, clip_norm: float | None) -> list[float]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("clip_norm", [None, 1e9, 1.0])
-def test_weights_are_those_of_dense_gradients(tied: bool, clip_norm: float | None) -> None:
+def test_row_gradients_match_dense_gradients(tied: bool, clip_norm: float | None) -> None:
     models = [Texts(tied), Texts(tied)]
-    norms = [trained(model, wanted, clip_norm) for model, wanted in zip(models, (False, True), strict=True)]
+    norms = [train_steps(model, wanted, clip_norm) for model, wanted in zip(models, (False, True), strict=True)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-6) and min(norms[0]) > 1.0
     for ours, dense in zip(*(model.parameters() for model in models), strict=True):
-        # The norm adds up in another order: what it shortens may differ in the last bit.
+        # The norm sums in another order, so clipped gradients may differ in the last bit.
         assert torch.equal(ours, dense) if clip_norm != 1.0 else torch.allclose(ours, dense, rtol=1e-6)
 
 
-def test_others_see_a_dense_gradient() -> None:
+def test_hooked_table_keeps_dense_gradient() -> None:
     edited, plain = Texts(tied=False), Texts(tied=False)
     edited.embed.token.register_forward_hook(lambda *_: None)
     for model, wanted in ((edited, True), (plain, False)):

@@ -1,4 +1,4 @@
-"""Schedules against transformers' formulas and at their corners."""
+"""Learning rate schedules: formulas of transformers and the papers, and edge cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def factors(config: Any, total: float, steps: range) -> list[float]:
     return [schedule(step, total) for step in steps]
 
 
-def test_linear_up_and_down() -> None:
+def test_linear_schedule_rises_and_falls() -> None:
     actual = factors(LinearConfig(warmup_steps=4), 12, range(1, 13))
     assert actual[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert actual[5:] == pytest.approx([1 - done / 8 for done in range(1, 8)])
@@ -37,7 +37,7 @@ def test_linear_up_and_down() -> None:
 
 
 @pytest.mark.parametrize("total, warmup", [(100, 10), (37, 5), (10, 0)])
-def test_decay_is_that_of_transformers(total: int, warmup: int) -> None:
+def test_decay_matches_transformers(total: int, warmup: int) -> None:
     # transformers/optimization.py with index = step - 1, after the warm-up.
     for step in range(warmup + 1, total + 1):
         index = step - 1
@@ -47,33 +47,33 @@ def test_decay_is_that_of_transformers(total: int, warmup: int) -> None:
         assert build(CosineConfig(warmup_steps=warmup))(step, total) == pytest.approx(cosine)
 
 
-def test_final_fraction_is_the_floor() -> None:
+def test_final_fraction_is_minimum() -> None:
     for kind in (LinearConfig, CosineConfig, PolynomialConfig):
         config = kind(final_fraction=0.1)
         assert build(config)(101, 100) == pytest.approx(0.1) == pytest.approx(build(config)(500, 100))
     assert build(InverseSqrtConfig(warmup_steps=4, final_fraction=0.2))(10**6, 10**6) == 0.2
 
 
-def test_inverse_sqrt_and_constant() -> None:
+def test_inverse_sqrt_and_constant_factors() -> None:
     assert factors(InverseSqrtConfig(warmup_steps=4), 100, range(4, 17, 12)) == [1.0, 0.5]
     assert factors(ConstantConfig(), 5, range(1, 6)) == [1.0] * 5
     assert factors(ConstantConfig(warmup_steps=2), 5, range(1, 6)) == [0.5, 1.0, 1.0, 1.0, 1.0]
 
 
-def test_a_fraction_of_the_steps_or_the_steps_themselves() -> None:
+def test_warmup_steps_override_warmup_fraction() -> None:
     assert factors(LinearConfig(warmup_fraction=0.5), 4, range(1, 4)) == [0.5, 1.0, 1.0]
     assert factors(LinearConfig(warmup_fraction=0.5, warmup_steps=1), 4, range(1, 3)) == [1.0, 1.0]
     assert factors(LinearConfig(warmup_fraction=None), 4, range(1, 2)) == [1.0]
     assert factors(LinearConfig(warmup_fraction=0.0), math.inf, range(1, 3)) == [1.0, 1.0]
 
 
-def test_an_unknown_end_keeps_a_fraction_of_it_at_zero() -> None:
+def test_unknown_horizon_keeps_fractional_warmup_at_zero() -> None:
     for config in (LinearConfig(), CosineConfig(), InverseSqrtConfig()):
         assert factors(config, math.inf, range(1, 6)) == [0.0] * 5
     assert factors(LinearConfig(warmup_steps=2), math.inf, range(1, 5)) == [0.5, 1.0, 1.0, 1.0]
 
 
-def test_a_power_of_what_is_left() -> None:
+def test_polynomial_decay_matches_transformers() -> None:
     # transformers/optimization.py, get_polynomial_decay_schedule_with_warmup, with index = step - 1.
     schedule = build(PolynomialConfig(warmup_steps=4, power=2.0, final_fraction=0.1))
     for step in range(5, 21):
@@ -83,13 +83,13 @@ def test_a_power_of_what_is_left() -> None:
     assert build(PolynomialConfig(power=0.5))(500, 100) == 0.0
 
 
-def test_the_warm_up_may_start_higher() -> None:
+def test_warmup_start_raises_first_factors() -> None:
     assert factors(LinearConfig(warmup_steps=4, warmup_start=0.5), 12, range(1, 5)) == [0.625, 0.75, 0.875, 1.0]
     assert factors(ConstantConfig(warmup_steps=2, warmup_start=1.0), 4, range(1, 5)) == [1.0] * 4
 
 
 @pytest.mark.parametrize(
-    ("schedule", "steps", "says"),
+    ("schedule", "steps", "message"),
     [
         (LinearConfig(warmup_steps=999_999), 2, "warmup_steps=999999: in a run of 2 steps .* to 2e-06 of"),
         (LinearConfig(warmup_steps=4, warmup_start=0.5), 2, "to 0.75 of optimizer.lr"),
@@ -101,12 +101,12 @@ def test_the_warm_up_may_start_higher() -> None:
         (WsdConfig(warmup_steps=20, decay_steps=8), 10, "only rises"),
     ],
 )
-def test_a_run_that_is_too_short_for_its_schedule(schedule: ScheduleConfig, steps: int, says: str | None) -> None:
+def test_run_shorter_than_schedule_warns(schedule: ScheduleConfig, steps: int, message: str | None) -> None:
     remarks = list(schedule.remarks(steps))
-    assert len(remarks) == (says is not None) and (says is None or re.search(says, remarks[0]))
+    assert len(remarks) == (message is not None) and (message is None or re.search(message, remarks[0]))
 
 
-def test_the_transformers_schedule() -> None:
+def test_inverse_sqrt_matches_vaswani_et_al() -> None:
     # Vaswani et al. 2017, equation 3: width^-0.5 min(step^-0.5, step warmup^-1.5).
     width, warmup = 512, 4000
     schedule = build(InverseSqrtConfig(warmup_steps=warmup))
@@ -116,7 +116,7 @@ def test_the_transformers_schedule() -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant", "inverse_sqrt", "polynomial", "wsd"])
-def test_every_factor_is_between_zero_and_one(name: str) -> None:
+def test_factors_are_between_zero_and_one(name: str) -> None:
     config = {"linear": LinearConfig, "cosine": CosineConfig, "constant": ConstantConfig,
               "inverse_sqrt": InverseSqrtConfig, "polynomial": PolynomialConfig, "wsd": WsdConfig}[name]()  # fmt: skip
     for total in (1, 2, 3, 10, 101):
@@ -124,14 +124,14 @@ def test_every_factor_is_between_zero_and_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("change", [{"lr": 0.0}, {"betas": (0.9, 1.0)}, {"clip_norm": 0.0}, {"weight_decay": -1.0}])
-def test_wrong_numbers_are_refused(change: dict[str, Any]) -> None:
+def test_invalid_optimizer_values_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         AdamWConfig(**change)
 
 
-def test_the_slanted_triangle() -> None:
-    """Howard and Ruder 2018, equation 3, with T 100, cut_frac 0.1 and ratio 32: t is the step on the way up, and the
-    step before on the way down."""
+def test_slanted_triangular_preset_matches_paper() -> None:
+    """Howard and Ruder 2018, equation 3, with T = 100, cut_frac = 0.1 and ratio = 32; t is the step during the rise and
+    the previous step during the decay."""
     preset = yaml.safe_load((groups.conf_dir() / "schedule" / "slanted_triangular.yaml").read_text())
     assert preset.pop("defaults") == ["linear", "_self_"]
     schedule, total, cut, ratio = build(LinearConfig(**preset)), 100, 10, 32
@@ -142,8 +142,8 @@ def test_the_slanted_triangle() -> None:
     assert (schedule(10, 100), schedule(101, 100)) == (1.0, 1 / 32)
 
 
-def test_warm_up_stay_decay() -> None:
-    """Hu et al. 2024, section 4; 1-sqrt: Hägele et al. 2024, section 3.2. The level part does not depend on the end."""
+def test_wsd_schedule_matches_papers() -> None:
+    """Hu et al. 2024, section 4; 1-sqrt: Hägele et al. 2024, section 3.2. The stable phase needs no horizon."""
     assert factors(WsdConfig(warmup_steps=2, decay_steps=4), 10, range(1, 12)) == [
         0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0.0,
     ]  # fmt: skip

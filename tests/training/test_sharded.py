@@ -1,4 +1,4 @@
-"""Two processes of which each holds its rows of every tensor train what one process trains, and save what any loads."""
+"""Sharded training (fsdp) in two processes matches one process, and its checkpoints load in any number of processes."""
 
 from __future__ import annotations
 
@@ -85,14 +85,20 @@ def learner_of(name: str) -> Any:
 
 
 class Stopped(Exception):
-    """A run ended here, as if it were killed."""
+    """Simulates a killed run."""
 
 
 def run_on(
     group: ProcessGroup, folder: str, name: str, parallel: Any, optimizer: str = "adamw", stop: int = 0, **changes: Any
 ) -> Any:
-    """A run, or the rest of one: losses and gradient norms of its steps, and its validation losses. stop: the step in
-    which it is killed."""
+    """Start or resume a run.
+
+    Args:
+        stop: Step in which the run is killed; 0 for none.
+
+    Returns:
+        Losses and gradient norms of its steps, and its validation losses.
+    """
     learner, tokens = learner_of(name)
     data = split(store(tokens))
     examples = learner.examples(data, 32)
@@ -136,7 +142,7 @@ def assert_same_files(here: Path, there: Path, step: int) -> None:
 
 
 def step_on(group: ProcessGroup, name: str) -> Any:
-    """The gradients and the loss of one step, of which the second of two processes predicts next to nothing."""
+    """Gradients, loss and local sizes of one step in which the second rank has no MLM targets."""
     if name == "fake":
         learner: Any = FakeLearner(dropout=0.0)
         batches = next(iter(FakeLoader(batch_examples=8, micro_batches=2).steps(None))).batches
@@ -155,8 +161,8 @@ def step_on(group: ProcessGroup, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["mlm", "fake"])
-def test_a_step_is_that_of_one_process(name: str, two: Ranks) -> None:
-    """Also where nothing is behind the layers of one, where a parameter is not used, and with a penalty."""
+def test_sharded_step_matches_single_process(name: str, two: Ranks) -> None:
+    """With a rank without predictions, an unused parameter, and a penalty."""
     wanted, loss, _ = step_on(ALONE, name)
     answers = two.run(step_on, name)
     for own, other, fractions in answers:
@@ -168,7 +174,7 @@ def test_a_step_is_that_of_one_process(name: str, two: Ranks) -> None:
 
 
 def killed_in_save(group: ProcessGroup, folder: str) -> None:
-    """Of a run that saves after each step, rank 0 dies in its third save."""
+    """A run that saves after each step, in which rank 0 dies in its third save."""
     saves = []
 
     def write_manifest(draft: Path, metadata: dict[str, Any]) -> None:
@@ -182,7 +188,7 @@ def killed_in_save(group: ProcessGroup, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_in_a_save_leaves_the_checkpoint_before(two: Ranks, tmp_path: Path) -> None:
+def test_kill_during_save_keeps_previous_checkpoint(two: Ranks, tmp_path: Path) -> None:
     alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", max_steps=6)
     with started(2) as doomed, pytest.raises((EOFError, AssertionError)):
         doomed.run(killed_in_save, str(tmp_path / "two"))
@@ -193,7 +199,7 @@ def test_a_kill_in_a_save_leaves_the_checkpoint_before(two: Ranks, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", slow_but([], LEARNERS))
-def test_twenty_steps_are_those_of_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
+def test_sharded_run_matches_single_process(name: str, two: Ranks, tmp_path: Path) -> None:
     alone, scores = run_on(ALONE, str(tmp_path / "alone"), name, "ddp")
     for steps, own in two.run(run_on, str(tmp_path / "two"), name, "fsdp"):
         np.testing.assert_allclose(steps[0], alone[0], rtol=1e-6)
@@ -202,7 +208,7 @@ def test_twenty_steps_are_those_of_one_process(name: str, two: Ranks, tmp_path: 
     assert_same_files(tmp_path / "alone", tmp_path / "two", 20)
 
 
-def test_runs_resume_on_other_numbers_of_processes_and_by_other_engines(two: Ranks, tmp_path: Path) -> None:
+def test_resume_with_other_ranks_and_engine_matches(two: Ranks, tmp_path: Path) -> None:
     alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", max_steps=10)
     folder, often = str(tmp_path / "parts"), {"max_steps": 10, "checkpoint_every": 1}
     parts = [
@@ -217,23 +223,23 @@ def test_runs_resume_on_other_numbers_of_processes_and_by_other_engines(two: Ran
 
 
 @pytest.mark.parametrize("name", slow_but([], OPTIMIZERS))
-def test_an_optimizer_moves_and_resumes_as_in_one_process(name: str, two: Ranks, tmp_path: Path) -> None:
+def test_sharded_optimizers_match_single_process(name: str, two: Ranks, tmp_path: Path) -> None:
     alone, _ = run_on(ALONE, str(tmp_path / "alone"), "mlm", "ddp", name, max_steps=6, evaluate_every=6)
     folder, often = str(tmp_path / "two"), {"max_steps": 6, "checkpoint_every": 3, "evaluate_every": 6}
     first = two.run(partial(run_on, stop=4, **often), folder, "mlm", "fsdp", name)[0][0]
     then = two.run(partial(run_on, **often), folder, "mlm", "fsdp", name)[0][0]
-    # Muon multiplies in bf16, where rounding shows.
+    # Muon multiplies in bf16, which rounds more.
     np.testing.assert_allclose(np.concatenate([first[:3], then]), alone, rtol=1e-3 if name == "muon" else 1e-5)
 
 
-def test_a_single_number_is_refused() -> None:
+def test_scalar_parameter_is_refused() -> None:
     learner = torch.nn.Linear(2, 2)
     learner.scale = torch.nn.Parameter(torch.ones(()))
     with pytest.raises(UserError, match="scale is a scalar"):
         shard(learner, CPU, ALONE)
 
 
-def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
     with pytest.raises(UserError, match="needs torch 2.13 or newer"):
         shard(torch.nn.Linear(2, 2), CPU, ALONE)

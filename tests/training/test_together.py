@@ -1,4 +1,4 @@
-"""A run of several processes: the run of one, in what it reads, loses and decides."""
+"""A run of two processes matches a run of one in data, losses and decisions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def two() -> Iterator[Ranks]:
 
 
 class CutOff(Exception):
-    """A run ends in the middle."""
+    """Simulates an interrupted run."""
 
 
-class Listening:
-    """Ends the run behind the checkpoint of a step."""
+class StopAfterCheckpoint:
+    """Ends the run after the checkpoint of a step."""
 
     def __init__(self, last: int | None):
         self.last = last
@@ -47,8 +47,8 @@ class Listening:
         return lambda *arguments: None
 
 
-class OddLearner(FakeLearner):
-    """Something happens in one process alone: the loss is no number, or a signal comes, in the step that is named."""
+class FaultyLearner(FakeLearner):
+    """On rank 1 alone, the loss is nan or a signal arrives in a given step, or steps are slow."""
 
     def __init__(self, rank: int, *, bad_step: int = 0, signal_step: int = 0, slow: float = 0.0):
         super().__init__(dropout=0.0)
@@ -61,7 +61,7 @@ class OddLearner(FakeLearner):
             if step == self.bad_step:
                 output.sums["kind"] = output.sums["kind"] * torch.nan
             if step == self.signal_step:
-                self.signal_step = 0  # a second one would end this process at once
+                self.signal_step = 0  # a second signal would stop this process immediately
                 os.kill(os.getpid(), signal.SIGUSR1)
         return output
 
@@ -74,13 +74,13 @@ def folder(group: ProcessGroup, path: Path) -> RunFolder:
 def run(
     group: ProcessGroup, path: Path, odd: dict[str, Any], last: int | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """Train in a folder; what it ended with."""
-    learner, loader = OddLearner(group.rank, **odd), FakeLoader()
+    """Train in a folder. Returns the outcome as plain values."""
+    learner, loader = FaultyLearner(group.rank, **odd), FakeLoader()
     chosen = settings(checkpoint_every=1, keep="all", **changes)
     with folder(group, path) as place:
         try:
             result = train(
-                learner, loader, evaluator(learner), place, chosen, [Listening(last)], group=group
+                learner, loader, evaluator(learner), place, chosen, [StopAfterCheckpoint(last)], group=group
             )  # fmt: skip
         except (CutOff, Diverged, Stopped) as end:
             return {"end": type(end).__name__, "message": str(end), "status": getattr(end, "exit_status", None)}
@@ -97,8 +97,8 @@ def losses(path: Path) -> list[tuple[float, ...]]:
     return [tuple(row[key] for key in ("loss", "loss_word", "loss_kind", "grad_norm", "tokens")) for row in steps]
 
 
-def test_one_two_and_one_processes_are_one_run(tmp_path: Path, two: Ranks) -> None:
-    """Resumed by two, then by one again: the losses of the run that nothing interrupted."""
+def test_resume_with_changed_rank_count_matches(tmp_path: Path, two: Ranks) -> None:
+    """Resumed by two processes and then by one, a run has the losses of an uninterrupted run."""
     expected = alone(run, tmp_path / "one", {})
     assert alone(run, tmp_path / "run", {}, 7)["end"] == "CutOff"
     assert {answer["end"] for answer in two.run(run, tmp_path / "run", {}, 14)} == {"CutOff"}
@@ -116,31 +116,31 @@ def test_one_two_and_one_processes_are_one_run(tmp_path: Path, two: Ranks) -> No
         assert tensor == pytest.approx(expected["weights"][name], abs=1e-5)
 
 
-def test_a_loss_that_is_no_number_anywhere_ends_all(tmp_path: Path, two: Ranks) -> None:
+def test_nan_loss_on_one_rank_ends_all(tmp_path: Path, two: Ranks) -> None:
     answers = two.run(run, tmp_path / "run", {"bad_step": 6})
     assert [answer["end"] for answer in answers] == ["Diverged"] * 2 and "step 6" in answers[0]["message"]
     metadata = json.loads((tmp_path / "run/diverged/step_00000006.json").read_text())
-    assert len(metadata["lengths"]) == 4  # two micro-batches of each
+    assert len(metadata["lengths"]) == 4  # two micro-batches per rank
     assert not (tmp_path / "run/checkpoints/step_00000006").exists()
 
 
-def test_a_signal_to_any_stops_all_behind_one_checkpoint(tmp_path: Path, two: Ranks) -> None:
+def test_signal_to_one_rank_stops_all_after_checkpoint(tmp_path: Path, two: Ranks) -> None:
     answers = two.run(run, tmp_path / "run", {"signal_step": 4})
     assert [(answer["end"], answer["status"]) for answer in answers] == [("Stopped", 75)] * 2
     assert "a checkpoint of step 4 is saved" in answers[0]["message"]
     assert (tmp_path / "run/checkpoints/last").read_text() == "step_00000004\n"
 
 
-def test_the_clock_of_the_first_ends_all(tmp_path: Path, two: Ranks) -> None:
-    first, second = two.run(timed, tmp_path / "run")
+def test_clock_of_rank_0_ends_all(tmp_path: Path, two: Ranks) -> None:
+    first, second = two.run(run_with_time_limit, tmp_path / "run")
     assert first["end"] == second["end"] == "max_minutes" and first["steps"] == second["steps"] > 1
 
 
-def timed(group: ProcessGroup, path: Path) -> dict[str, Any]:
+def run_with_time_limit(group: ProcessGroup, path: Path) -> dict[str, Any]:
     return run(group, path, {"slow": 0.005}, max_steps=None, max_minutes=0.2 / 60)
 
 
-def other(group: ProcessGroup, kind: str) -> str | None:
+def refusal_of_rank_difference(group: ProcessGroup, kind: str) -> str | None:
     learner, loader = FakeLearner(), FakeLoader()
     if group.rank == 1 and kind == "weights":
         with torch.no_grad():
@@ -158,8 +158,8 @@ def other(group: ProcessGroup, kind: str) -> str | None:
     ("kind", "difference"),
     [("weights", "dense.weight is "), ("training data", "examples is 41, not 40"), ("nothing", None)],
 )
-def test_ranks_that_differ_are_refused(two: Ranks, kind: str, difference: str | None) -> None:
-    messages = two.run(other, kind)
+def test_differing_ranks_are_refused(two: Ranks, kind: str, difference: str | None) -> None:
+    messages = two.run(refusal_of_rank_difference, kind)
     if difference is None:
         assert messages == [None, None]
     else:

@@ -1,4 +1,4 @@
-"""Adapters start as the model they stand in, learn alone, and are read wherever the model's tokens are."""
+"""Adapters: neutral at the start, trained alone, and applied in packed, single and cached forwards."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tuning_fixtures import (
     LENGTHS,
     TASK,
     batch_for,
+    first_conflict,
     hashes,
     model_config,
     outputs_of,
-    refused,
     side,
     train,
     tuned,
@@ -46,13 +46,13 @@ TRAINED = TrainedAdapter(
 )
 
 
-def adapted(family: str, **fields: Any) -> Any:
+def adapter_learner(family: str, **fields: Any) -> Any:
     return tuned(model_config(family), {"name": "adapter", "bottleneck": 3, **fields})
 
 
-def disturbed(family: str, **fields: Any) -> Any:
-    """With adapters that do something, in double precision."""
-    learner, generator = adapted(family, **fields).double(), torch.Generator().manual_seed(5)
+def random_adapter_learner(family: str, **fields: Any) -> Any:
+    """A learner with random adapters, in double precision."""
+    learner, generator = adapter_learner(family, **fields).double(), torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in learner.named_parameters():
             if name in learner.added_names:
@@ -61,7 +61,7 @@ def disturbed(family: str, **fields: Any) -> Any:
 
 
 def hidden(learner: Any, **more: Any) -> torch.Tensor:
-    """States of a batch, with dropout."""
+    """Hidden states of a batch, with dropout."""
     examples, sides = torch.arange(len(LENGTHS)), [side(), side(seed=2)]
     rng = TokenRng(*[token_keys(0, 1, examples, examples * 0, tokens) for tokens in sides])
     outputs = {"outputs": sides[1]} if learner.backbone.config.architecture == "encoder_decoder" else {}
@@ -69,9 +69,9 @@ def hidden(learner: Any, **more: Any) -> torch.Tensor:
 
 
 @PAIRS
-def test_neutral_then_learning_alone(family: str, placement: str) -> None:
+def test_adapters_start_neutral_and_train_alone(family: str, placement: str) -> None:
     config = model_config(family)
-    plain, learner = tuned(config, None), adapted(family, placement=placement)
+    plain, learner = tuned(config, None), adapter_learner(family, placement=placement)
     assert torch.equal(outputs_of(learner), outputs_of(plain))
     before = hashes(learner)
     assert {name: before[name] for name in hashes(plain)} == hashes(plain)
@@ -85,7 +85,7 @@ def test_neutral_then_learning_alone(family: str, placement: str) -> None:
     assert norms and learns == learner.added_names | {name for name in before if name.startswith(HEAD)} | (
         norms if placement == "houlsby" else set()
     )
-    # Adam moves whatever has a gradient; what follows a ReLU may have none.
+    # Adam changes every parameter with a gradient; those after a ReLU may have none.
     assert moved <= learns and {name for name in learns - moved} <= {name for name in learns if ".down." in name}
     assert learner.tuning.delta_names(learner) == learns
     assert {id(parameter) for parameter in optimizer.state} <= {
@@ -103,7 +103,7 @@ BUILT = {
 
 @pytest.mark.parametrize("fields", BUILT.values(), ids=BUILT)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_saved_and_built_again_it_gives_the_same(family: str, fields: dict[str, Any]) -> None:
+def test_reassembled_model_has_same_outputs(family: str, fields: dict[str, Any]) -> None:
     config = model_config(family)
     learner = tuned(config, fields)
     frozen = {name for name, parameter in learner.named_parameters() if not parameter.requires_grad}
@@ -120,8 +120,8 @@ def test_saved_and_built_again_it_gives_the_same(family: str, fields: dict[str, 
 
 
 @PAIRS
-def test_tokens_that_are_read_alone_and_taps(family: str, placement: str) -> None:
-    learner = disturbed(family, placement=placement)
+def test_selected_tokens_and_taps_match_full_forward(family: str, placement: str) -> None:
+    learner = random_adapter_learner(family, placement=placement)
     whole = hidden(learner)
     for tap in (None, Changed(TapPoint(1), lambda x_TH: x_TH)):
         torch.testing.assert_close(hidden(learner, read_M=READ, tap=tap), whole[READ], rtol=1e-10, atol=1e-12)
@@ -133,8 +133,8 @@ def test_tokens_that_are_read_alone_and_taps(family: str, placement: str) -> Non
 @torch.no_grad()
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("family", ["gpt", "t5", "bart"])
-def test_step_by_step_with_a_cache(family: str, placement: str) -> None:
-    backbone, texts = disturbed(family, placement=placement).backbone, side()
+def test_cached_decoding_matches_full_forward(family: str, placement: str) -> None:
+    backbone, texts = random_adapter_learner(family, placement=placement).backbone, side()
     cache = backbone.new_cache(len(LENGTHS), max(LENGTHS))
     if family == "gpt":
         whole, step = backbone(texts), lambda tokens: backbone(tokens, cache=cache)
@@ -149,7 +149,7 @@ def test_step_by_step_with_a_cache(family: str, placement: str) -> None:
         torch.testing.assert_close(states, whole[starts + at], rtol=1e-9, atol=1e-11)
 
 
-def test_values_of_the_configuration() -> None:
+def test_adapter_settings_set_width_scale_and_init() -> None:
     def first(**fields: Any) -> Any:
         return tuned(model_config("bert"), {"name": "adapter", **fields}).backbone.layers[0].ffn_adapter
 
@@ -162,12 +162,14 @@ def test_values_of_the_configuration() -> None:
     drawn = first(bottleneck=5, scale="learned", init_std=0.01, activation="gelu")
     assert drawn.scale.item() == 1.0 and drawn.scale.requires_grad and drawn.activation.__name__ == "gelu"
     assert 0 < drawn.up.weight.abs().max() <= 0.02 and 0 < drawn.down.weight.abs().max() <= 0.02
-    near = outputs_of(adapted("bert", init_std=0.01)) - outputs_of(tuned(model_config("bert"), None))
+    near = outputs_of(adapter_learner("bert", init_std=0.01)) - outputs_of(tuned(model_config("bert"), None))
     assert 0 < near.abs().max() < 1e-3
-    assert torch.equal(outputs_of(adapted("bert", init_std=0.01)), outputs_of(adapted("bert", init_std=0.01)))
+    assert torch.equal(
+        outputs_of(adapter_learner("bert", init_std=0.01)), outputs_of(adapter_learner("bert", init_std=0.01))
+    )
 
 
-def test_a_fusion_learns_how_trained_adapters_are_mixed() -> None:
+def test_fusion_trains_only_attention_over_adapters() -> None:
     fields = {"name": "adapter_fusion", "adapters": [TRAINED.model_dump()] * 2}
     learner = tuned(model_config("bert"), fields)
     learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
@@ -186,12 +188,12 @@ def test_a_fusion_learns_how_trained_adapters_are_mixed() -> None:
     assert silent.penalties() == {}
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_incompatible_adapter_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="bottleneck=4 and reduction=2 both"):
         tuning_config(name="adapter", bottleneck=4, reduction=2.0)
     model, wide = model_config("bert"), TRAINED.model_copy(update={"hidden_size": 32})
     other, again = (TRAINED.model_copy(update={"path": path}) for path in ("runs/other", f"./{TRAINED.path}/"))
-    for name, fields, said in (
+    for name, fields, expected_message in (
         ("adapter", {"reduction": 100.0}, "hidden_size=16 is smaller, so an adapter would have no width"),
         ("adapter", {"stack_on": [TRAINED]}, "placement=parallel instead of pfeiffer"),
         ("adapter_fusion", {}, "names 0 runs; a fusion mixes 2 or more"),
@@ -203,18 +205,18 @@ def test_what_does_not_fit_is_refused() -> None:
             key: [part.model_dump() for part in value] if isinstance(value, list) else value
             for key, value in fields.items()
         }
-        problem = refused(tuning_config(name=name, **data), model, TASK)
-        assert said in problem.message and problem.hint
+        problem = first_conflict(tuning_config(name=name, **data), model, TASK)
+        assert expected_message in problem.message and problem.hint
     two = [adapter.model_dump() for adapter in (TRAINED, other)]
-    assert refused(tuning_config(name="adapter_fusion", adapters=two), model, TASK) is None
+    assert first_conflict(tuning_config(name="adapter_fusion", adapters=two), model, TASK) is None
     learner = tuned(model, None)
     learner.backbone.layers[1] = torch.nn.Linear(2, 2)
     with pytest.raises(UserError, match="no empty slot for an adapter"):
         learner.tune(build(tuning_config(name="adapter")))
 
 
-def test_a_fusion_at_base_size() -> None:
-    """Two maps with biases and one without a layer; the adapters below do not learn."""
+def test_fusion_parameter_count_matches_formula() -> None:
+    """Per layer, two linear maps with biases and one without; the fused adapters are frozen."""
     below = {**TRAINED.model_dump(), "placement": "pfeiffer", "bottleneck": 48, "hidden_size": 768, "num_layers": 12}
     with torch.device("meta"):
         learner = tuned(BertConfig(), {"name": "adapter_fusion", "adapters": [below] * 2})

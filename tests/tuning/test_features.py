@@ -1,4 +1,4 @@
-"""tuning=head over several layers: what the head reads of them, by definition, with every kind of head."""
+"""tuning=head over several layers: scalar mixes and concatenations match their definitions, with every head kind."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tuning_fixtures import (
     FAMILIES,
     TASK,
     batch_for,
+    first_conflict,
     model_config,
     outputs_of,
-    refused,
     side,
     train,
     tuned,
@@ -34,7 +34,7 @@ LABELS = ("no", "yes")
 WORDS = TokenClassificationConfig(labels=LABELS, scheme="none", metrics=("accuracy",), metric="accuracy")
 
 
-class Seen(Tap):
+class RecordingTap(Tap):
     def __init__(self):
         self.states = {"inputs": [], "outputs": []}
 
@@ -44,8 +44,8 @@ class Seen(Tap):
 
 
 def states_of(learner, batch):
-    """The hidden states of every layer of the side that is read, the last one behind the final norm."""
-    tap, backbone = Seen(), learner.backbone
+    """Hidden states of every layer of the head's side, the last one after the final norm."""
+    tap, backbone = RecordingTap(), learner.backbone
     if batch.outputs is None:
         last = backbone(batch.inputs, tap=tap)
     else:
@@ -54,7 +54,7 @@ def states_of(learner, batch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_scalar_mix_is_elmos(family):
+def test_scalar_mix_matches_elmo(family):
     learner = tuned(model_config(family), {"name": "head", "layers": "scalar_mix"}).eval()
     batch = batch_for(learner)
     mix = learner.heads[LAYERS]
@@ -71,7 +71,7 @@ def test_a_scalar_mix_is_elmos(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_four_layers_side_by_side(family):
+def test_concat_last_4_matches_concatenated_layers(family):
     learner = tuned(model_config(family, num_layers=5), {"name": "head", "layers": "concat_last_4"}).eval()
     batch = batch_for(learner)
     with torch.no_grad():
@@ -80,8 +80,8 @@ def test_four_layers_side_by_side(family):
 
 
 @pytest.mark.parametrize("layers", ["last", "scalar_mix", "concat_last_4"])
-def test_the_backbone_only_extracts(layers):
-    """No dropout in it, no gradient through it, and it stays as it is."""
+def test_backbone_is_frozen_without_dropout(layers):
+    """The backbone has no dropout and no gradient, and its weights are unchanged."""
     learner = tuned(model_config("bert", num_layers=4), {"name": "head", "layers": layers})
     batch = batch_for(learner)
     learner.train()
@@ -106,7 +106,7 @@ def test_the_backbone_only_extracts(layers):
     ],
     ids=lambda task: f"{task.kind}-{getattr(task, 'pooling', '')}",
 )
-def test_every_kind_of_head_reads_them(task):
+def test_every_head_kind_accepts_concatenated_layers(task):
     learner = tuned(model_config("bert", num_layers=4), {"name": "head", "layers": "concat_last_4"}, None, task)
     reads = next(part for part in learner.heads[learner.term].modules() if isinstance(part, torch.nn.Linear))
     assert reads.in_features % 64 == 0
@@ -114,19 +114,19 @@ def test_every_kind_of_head_reads_them(task):
     assert hidden.shape == (27, 64)
 
 
-def test_words_are_tagged_by_the_encoder_of_t5():
+def test_t5_tagging_mixes_encoder_layers():
     learner = tuned(model_config("t5", decoder_layers=3), {"name": "head", "layers": "scalar_mix"}, None, WORDS)
-    assert len(learner.heads[LAYERS].weight) == 3  # the encoder's two layers
+    assert len(learner.heads[LAYERS].weight) == 3  # the embedding and two encoder layers
     assert learner.hidden(side()).shape == (27, 16)
 
 
-def test_a_mix_has_no_published_form():
+def test_scalar_mix_cannot_be_merged():
     learner = tuned(model_config("bert"), {"name": "head", "layers": "scalar_mix"})
     with pytest.raises(UserError, match="the head reads several layers"):
         learner.tuning.merge(learner)
 
 
-def test_the_new_tokens_of_gpt1_keep_their_width():
+def test_gpt1_tokens_keep_width_under_concatenation():
     config = model_config("gpt1", num_layers=4)
     learner = tuned(config, {"name": "head", "layers": "concat_last_4"})
     assert learner.heads[TASK.name].tokens.weight.shape[1] == 16
@@ -145,7 +145,7 @@ def mixture(*members):
 
 
 @pytest.mark.parametrize("layers", ["scalar_mix", "concat_last_4"])
-def test_the_members_of_a_mixture_read_one_mix(layers):
+def test_mixture_members_share_layer_mix(layers):
     task = mixture(member("first"), member("second"))
     learner = tuned(model_config("bert", num_layers=4), {"name": "head", "layers": layers}, None, task)
     first, second = (part for _, part in learner.named_members())
@@ -157,12 +157,15 @@ def test_the_members_of_a_mixture_read_one_mix(layers):
     assert names == ({"heads.layers.weight", "heads.layers.gamma"} if layers == "scalar_mix" else set())
 
 
-def test_members_that_read_different_stacks_are_refused():
+def test_members_on_different_stacks_are_refused():
     words = {**WORDS.model_dump(mode="json"), "name": "words"}
     task, t5 = mixture(member("first"), words), model_config("t5")
     for tuning in ({"name": "head", "layers": "scalar_mix"}, {"name": "last_n"}):
-        assert "different stacks" in refused(tuning_config(**tuning), t5, task).message
-        assert refused(tuning_config(**tuning), t5, mixture(words, {**words, "name": "more"})) is None
+        assert "different stacks" in first_conflict(tuning_config(**tuning), t5, task).message
+        assert first_conflict(tuning_config(**tuning), t5, mixture(words, {**words, "name": "more"})) is None
     written = mixture(member("first"), member("second", head="text_to_text"))
-    assert "reads only the last layer" in refused(tuning_config(name="head", layers="scalar_mix"), t5, written).message
-    assert refused(tuning_config(name="head"), t5, written) is None
+    assert (
+        "reads only the last layer"
+        in first_conflict(tuning_config(name="head", layers="scalar_mix"), t5, written).message
+    )
+    assert first_conflict(tuning_config(name="head"), t5, written) is None

@@ -1,5 +1,5 @@
-"""LoRA, (IA)3, BitFit and the last layers on every architecture: neutral at the start, nothing frozen moves, merged
-and saved they are the same."""
+"""LoRA, (IA)3, BitFit and last_n on every architecture: neutral at the start, frozen weights unchanged, and the same
+outputs after merging and reassembling."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.tuning.tuning_fixtures import (
     LENGTHS,
     TASK,
     batch_for,
+    first_conflict,
     hashes,
     model_config,
     outputs_of,
-    refused,
     side,
     train,
     tuned,
@@ -39,8 +39,8 @@ METHODS = {
     "lora": {"name": "lora"},
     "lora everywhere": LORA,
     "dora": {"name": "lora", "rank": 3, "dora": True, "projections": EVERYWHERE},
-    "lora and biases": {"name": "lora", "bias": "all"},
-    "lora and its biases": {"name": "lora", "bias": "lora_only"},
+    "lora with all biases": {"name": "lora", "bias": "all"},
+    "lora with adapted biases": {"name": "lora", "bias": "lora_only"},
     "ia3": {"name": "ia3"},
     "bitfit": {"name": "bitfit"},
     "last_n": {"name": "last_n", "layers": 1},
@@ -62,18 +62,18 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
-def test_neutral_then_learning_then_merged(family, name):
+def test_methods_start_neutral_train_and_merge(family, name):
     config = model_config(family)
     base = outputs_of(tuned(config, None))
     learner = tuned(config, METHODS[name])
-    # Exactly the base's at the start.
+    # At the start, outputs equal the base model's exactly.
     assert torch.equal(outputs_of(learner), base)
     before = hashes(learner)
     optimizer = train(learner)
     after = hashes(learner)
     learns = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
     moved = {name for name in before if before[name] != after[name]}
-    # All that learns moves, but for what has no part in the output: the biases of keys move no softmax.
+    # Every trainable parameter changes, except biases of keys, which do not affect the softmax.
     still = {name for name in learns - moved if not name.endswith(".k_proj.bias")}
     assert moved <= learns and not still
     assert learner.tuning.delta_names(learner) == learns and learner.added_names <= learns
@@ -82,7 +82,7 @@ def test_neutral_then_learning_then_merged(family, name):
     assert states <= {id(parameter) for parameter in learner.parameters() if parameter.requires_grad}
     tuned_output = outputs_of(learner)
     assert not torch.equal(tuned_output, base)
-    # Folded into the weights it is a plain model of the same output.
+    # Merged into the weights, the model is plain and has the same outputs.
     learner.tuning.merge(learner)
     assert {type(module) for module in learner.backbone.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
     assert set(hashes(learner)) == set(hashes(tuned(config, None)))
@@ -91,7 +91,7 @@ def test_neutral_then_learning_then_merged(family, name):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tuning", [LORA, {**LORA, "dora": True}, {"name": "ia3"}], ids=["lora", "dora", "ia3"])
-def test_saved_and_built_again_it_gives_the_same(family, tuning):
+def test_reassembled_model_has_same_outputs(family, tuning):
     config = model_config(family)
     learner = tuned(config, tuning)
     train(learner)
@@ -106,7 +106,7 @@ def test_saved_and_built_again_it_gives_the_same(family, tuning):
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
 @pytest.mark.parametrize("name", [name for name in METHODS if "bias" not in name and name != "bitfit"])
-def test_half_precision_gives_nearly_the_same(family, name):
+def test_bf16_outputs_are_close_to_fp32(family, name):
     learner = tuned(model_config(family, dropout=0.0, attention_dropout=0.0), METHODS[name])
     train(learner)
     batch, full = batch_for(learner), outputs_of(learner)
@@ -117,20 +117,20 @@ def test_half_precision_gives_nearly_the_same(family, name):
     assert all(parameter.grad.isfinite().all() for parameter in learner.parameters() if parameter.grad is not None)
 
 
-def test_lora_is_drawn_by_name_and_seed():
+def test_lora_init_is_a_function_of_name_and_seed():
     one, other = (tuned(model_config("bert"), {"name": "lora"}) for _ in range(2))
     first, second = ("backbone.layers.0.self_attn.q_proj.lora_a", "backbone.layers.1.self_attn.q_proj.lora_a")
     drawn = dict(one.named_parameters())
     assert torch.equal(drawn[first], dict(other.named_parameters())[first]) and not torch.equal(
         *map(drawn.get, (first, second))
     )
-    # Kaiming's uniform draw with a = sqrt(5).
+    # Kaiming uniform with a = sqrt(5).
     assert 0.2 < drawn[first].abs().max() <= 16**-0.5
     assert not drawn[first.replace("lora_a", "lora_b")].any()
 
 
 @pytest.mark.parametrize("stabilised", [False, True])
-def test_the_scale_of_lora(stabilised):
+def test_lora_scale_matches_definition(stabilised):
     learner = tuned(model_config("bert"), {**LORA, "dropout": 0.0, "rank_stabilised": stabilised})
     linear = learner.backbone.layers[0].ffn.fc_in
     nn.init.normal_(linear.lora_b)
@@ -142,8 +142,8 @@ def test_the_scale_of_lora(stabilised):
 
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("family", ["bert", "gpt", "bart", "albert"])
-def test_dropout_of_lora_belongs_to_the_token(family, dora):
-    """The same in the same step whatever else is in the batch, another in another step."""
+def test_lora_dropout_is_independent_of_batch(family, dora):
+    """Dropout is a function of token and step."""
     learner = tuned(model_config(family, dropout=0.0, attention_dropout=0.0), {**LORA, "dora": dora}).train()
     for name, parameter in learner.named_parameters():
         if name.endswith("lora_b"):
@@ -156,7 +156,7 @@ def test_dropout_of_lora_belongs_to_the_token(family, dora):
     assert not torch.allclose(outputs_of(learner), whole)
 
 
-def test_the_layers_of_a_shared_depth_have_one_pair_of_matrices():
+def test_shared_albert_layer_has_one_pair_of_matrices():
     learner = tuned(model_config("albert"), {"name": "lora"})
     assert sum(name.endswith("lora_a") for name, _ in learner.named_parameters()) == 2
 
@@ -164,12 +164,12 @@ def test_the_layers_of_a_shared_depth_have_one_pair_of_matrices():
 @pytest.mark.parametrize(
     ("family", "fields", "layers"),
     [
-        ("bert", {"num_layers": 5}, {3, 4}),  # a quarter, rounded up
+        ("bert", {"num_layers": 5}, {3, 4}),  # a quarter of the layers, rounded up
         ("gpt", {"num_layers": 3}, {2}),
         ("bart", {"num_layers": 2, "decoder_layers": 3}, {2}),
     ],
 )
-def test_the_last_layers_of_the_stack_that_is_read(family, fields, layers):
+def test_last_n_trains_top_layers_of_read_stack(family, fields, layers):
     learner = tuned(model_config(family, **fields), {"name": "last_n"})
     learns = {name for name, parameter in learner.backbone.named_parameters() if parameter.requires_grad}
     stack = "decoder.layers." if family == "bart" else "layers."
@@ -192,26 +192,26 @@ def test_the_last_layers_of_the_stack_that_is_read(family, fields, layers):
         ("t5", {}, {"name": "lora", "bias": "lora_only"}, "tuning.bias=none"),
     ],
 )
-def test_pairs_that_do_not_go_together(family, fields, tuning, hint):
-    problem = refused(tuning_config(**tuning), model_config(family, **fields), TASK)
+def test_incompatible_methods_are_refused_with_hint(family, fields, tuning, hint):
+    problem = first_conflict(tuning_config(**tuning), model_config(family, **fields), TASK)
     assert problem is not None and hint in problem.hint
     assert tuning["name"] in problem.message or "tuning." in problem.message
 
 
 @pytest.mark.parametrize("family", FAMILY_SIZES)
-def test_gated_maps_have_updates_where_the_family_has_them(family):
+def test_lora_adapts_fc_gate_of_gated_families(family):
     for fields in FAMILY_SIZES[family]:
         config = model_config(family, **fields)
         tuning = {"name": "lora", "projections": ("fc_gate",)}
         gates = [name for name, _ in build(config, 0).named_modules() if name.endswith("fc_gate")]
-        assert (refused(tuning_config(**tuning), config, TASK) is None) == bool(gates)
+        assert (first_conflict(tuning_config(**tuning), config, TASK) is None) == bool(gates)
         if gates:
             learner = tuned(config, tuning)
             assert sum(name.endswith("fc_gate.lora_a") for name, _ in learner.named_parameters()) == len(gates)
 
 
 @pytest.mark.parametrize(
-    ("family", "fields", "said"),
+    ("family", "fields", "expected_message"),
     [
         (
             "bert",
@@ -225,18 +225,20 @@ def test_gated_maps_have_updates_where_the_family_has_them(family):
         ("t5", {"rank": 16, "projections": ("fc_out",)}, None),
     ],
 )
-def test_a_rank_above_the_width_is_warned_of(family, fields, said):
+def test_rank_above_width_warns(family, fields, expected_message):
     sizes = {"llama": {"num_key_value_heads": 1}, "t5": {"head_size": 4}}.get(family, {})
     warnings = tuning_config(name="lora", **fields).warnings(None, model_config(family, **sizes))
-    assert len(warnings) == (said is not None) and (said or "") in "".join(warnings)
+    assert len(warnings) == (expected_message is not None) and (expected_message or "") in "".join(warnings)
 
 
-def test_nothing_to_learn_is_refused():
+def test_method_without_trainable_parameters_is_refused():
     words = TASK.model_copy(update={"head": "text_to_text"})
     t5 = model_config("t5")
     head = tuning_config(name="head")
-    assert "tuning=lora" in refused(head, t5, words).hint
-    assert refused(head, model_config("t5", tied=False), words) is None and refused(head, t5, TASK) is None
+    assert "tuning=lora" in first_conflict(head, t5, words).hint
+    assert (
+        first_conflict(head, model_config("t5", tied=False), words) is None and first_conflict(head, t5, TASK) is None
+    )
     headless = SimpleNamespace(learner=lambda backbone, *_: ModelWithHeads(backbone, 0))
     blueprint = SimpleNamespace(model=t5, seed=0, tuning_config=head, learner_config=headless, exits=())
     with pytest.raises(UserError, match="trains no parameter"):
@@ -246,8 +248,8 @@ def test_nothing_to_learn_is_refused():
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("family", ["bert", "t5"])
-def test_the_same_matrices_give_what_peft_gives(family, dora, tmp_path):
-    """And learn alike: the lengths of DoRA's rows are constants to both gradients."""
+def test_lora_outputs_and_gradients_match_peft(family, dora, tmp_path):
+    """In both, DoRA's row norms are constants in the gradient."""
     import peft
     import transformers
 
@@ -265,7 +267,7 @@ def test_the_same_matrices_give_what_peft_gives(family, dora, tmp_path):
     given = {name: tensor for name, tensor in theirs.named_parameters() if "lora_" in name}
     own = {name: tensor for name, tensor in ours.parts.named_parameters() if "lora_" in name}
     assert len(own) == len(given) and given
-    # Both list the layers of the encoder, then those of the decoder, queries before values.
+    # Both list encoder layers before decoder layers, and queries before values.
     with torch.no_grad():
         for mine, other in zip(_ordered(own), _ordered(given), strict=True):
             own[mine].copy_(given[other])
@@ -285,7 +287,7 @@ def test_the_same_matrices_give_what_peft_gives(family, dora, tmp_path):
 
 
 def _ordered(names):
-    """Names of LoRA's tensors in the order of their stacks, layers, attentions, maps and matrices."""
+    """Names of LoRA tensors sorted by stack, layer, attention, linear map and matrix."""
     ranks = {"q_proj": 0, "query": 0, "q": 0, "v_proj": 1, "value": 1, "v": 1}
     attentions = {"self_attn": 0, "SelfAttention": 0, "attention": 0, "cross_attn": 1, "EncDecAttention": 1}
 
@@ -305,8 +307,8 @@ def _ordered(names):
 
 @pytest.mark.parametrize("tuning", [LORA, {"name": "ia3"}], ids=lambda fields: fields["name"])
 @pytest.mark.parametrize("family", ["gpt", "bart", "t5"])
-def test_edited_keys_and_values_are_cached(family, tuning):
-    """Token after token over a cache gives the states of the whole text."""
+def test_cached_decoding_matches_full_forward(family, tuning):
+    """Decoding token by token with a cache gives the states of the whole text."""
     learner = tuned(model_config(family), tuning)
     train(learner)
     backbone, whole = learner.eval().backbone, side((6, 6))
@@ -325,7 +327,7 @@ def test_edited_keys_and_values_are_cached(family, tuning):
     torch.testing.assert_close(torch.stack(given, 1).flatten(0, 1), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_scaled_outputs_have_the_type_of_the_product():
-    """Keys and values stand beside queries, which are not scaled."""
+def test_scaled_outputs_keep_autocast_dtype():
+    """Scaled keys and values must have the dtype of the unscaled queries."""
     with torch.autocast("cpu", torch.bfloat16):
         assert ScaledOutputs(nn.Linear(4, 4))(torch.ones(2, 4)).dtype == torch.bfloat16

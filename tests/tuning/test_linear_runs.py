@@ -1,5 +1,5 @@
-"""Runs of the methods that train what stands in the layers, or read several of them: cut and resumed they end bit for
-bit the same, what was frozen, saved and read again is what it was, and merged they are published models."""
+"""Runs with lora, ia3, bitfit, last_n and a scalar mix: they resume bit for bit, keep frozen weights, and export as
+published models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def base(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", slow_but({"lora", "mix"}, METHODS))
-def test_a_run_is_resumed_read_and_exported(base, monkeypatch, capsys, method):
+def test_run_resumes_bitwise_and_exports(base, monkeypatch, capsys, method):
     monkeypatch.chdir(base)
     skip_reports(monkeypatch)
     words = [*METHODS[method], "checkpoint=runs/base", "max_steps=4", "checkpoint_every=2"]
@@ -59,7 +59,7 @@ def test_a_run_is_resumed_read_and_exported(base, monkeypatch, capsys, method):
     assert ("the head reads several layers" in capsys.readouterr().err) == (method == "mix")
 
 
-def test_random_weights_that_never_learn_are_warned_of(base, monkeypatch, capsys):
+def test_frozen_random_backbone_warns(base, monkeypatch, capsys):
     monkeypatch.chdir(base)
     skip_reports(monkeypatch)
     finetune("none", "tuning=lora", "checkpoint=none", "model=bert_tiny", "max_steps=1")

@@ -1,4 +1,4 @@
-"""Prompts, prefixes and their encoders compute what those of PEFT compute, on GPT-2; prefixes on an encoder too."""
+"""Prompts, prefixes and their encoders match PEFT on GPT-2; prefixes also on encoders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 
 def theirs_of(folder, config):
-    """Logits of PEFT's model behind its virtual tokens, and its module that makes these."""
+    """Logits of PEFT's model after its virtual tokens, and its prompt encoder."""
     import transformers
 
     torch.manual_seed(3)
@@ -35,7 +35,7 @@ def theirs_of(folder, config):
 
 
 def ours_of(folder, method, weights):
-    """Logits of our model, tuned by a method with these weights of PEFT's module."""
+    """Logits of lmtool's model with a method and the weights of PEFT's prompt encoder."""
     parts = load(folder).model.parts
     parts.tune(build(method))
     backbone = parts.backbone
@@ -53,7 +53,7 @@ NAMES = {
 CASES = {
     "prompt": (SoftPromptConfig(length=COUNT), "PromptTuningConfig", {}),
     "prefix": (PrefixConfig(length=COUNT, reparametrize=False), "PrefixTuningConfig", {}),
-    "mapped prefix": (
+    "reparametrized prefix": (
         PrefixConfig(length=COUNT, inner_size=7), "PrefixTuningConfig",
         {"prefix_projection": True, "encoder_hidden_size": 7},
     ),
@@ -70,7 +70,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_peft(folder, name):
+def test_prompt_logits_match_peft(folder, name):
     method, kind, more = CASES[name]
     theirs, module = theirs_of(folder, getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=COUNT, **more))
     weights = {}
@@ -83,7 +83,7 @@ def test_logits_are_those_of_peft(folder, name):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_an_encoder_begins_its_text_behind_the_prefix_as_in_peft(tmp_path, family):
+def test_prefix_on_encoder_matches_peft(tmp_path, family):
     import transformers
 
     make(family, tmp_path)

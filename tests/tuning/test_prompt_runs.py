@@ -1,5 +1,5 @@
-"""Runs of the methods that add virtual tokens: cut and resumed they end bit for bit the same, and what was frozen,
-saved and read again is what it was."""
+"""Runs with prompts and prefixes: they resume bit for bit, keep frozen weights, and give the same predictions after
+export and loading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def base(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, capsys, method):
+def test_run_resumes_bitwise_and_keeps_predictions(base, monkeypatch, capsys, method):
     monkeypatch.chdir(base)
     skip_reports(monkeypatch)
     words = [*METHODS[method], "checkpoint=runs/base", "max_steps=8", "checkpoint_every=4"]
@@ -55,7 +55,7 @@ def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, capsys, me
     assert cli.main(["export", f"checkpoint={run}", f"output={method}_alone", "format=delta"]) == 0
     small = load_file(Path(f"{method}_alone/model.safetensors"))
     left = {name for name in small if name.startswith("backbone.")}
-    # Without the map of a prefix and the encoder of prompts.
+    # Without the reparametrization of a prefix and the encoder of prompts.
     assert left <= added and all(name.endswith(("prefix.weight", "virtual.weight")) for name in left)
     alone = [f"checkpoint={method}_alone", "device=cpu", "precision=fp32"]
     assert cli.main(["evaluate", *alone, f"output={method}_alone.jsonl"]) == 0
@@ -76,7 +76,7 @@ def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, capsys, me
     assert again["prediction"] == first["prediction"] and again["score"] == pytest.approx(first["score"], abs=1e-6)
 
 
-def test_a_small_rate_is_warned_of(base, monkeypatch, capsys):
+def test_low_learning_rate_for_prompts_warns(base, monkeypatch, capsys):
     monkeypatch.chdir(base)
     skip_reports(monkeypatch)
     words = ["tuning=prompt", "tuning.length=5", "checkpoint=runs/base", "max_steps=1"]

@@ -1,5 +1,5 @@
-"""Soft prompts, prefixes and P-tuning over every architecture and kind of task: what learns, what it begins as, what a
-user is told, and that what is folded is what it was."""
+"""Soft prompts, prefixes and P-tuning on every architecture and task kind: trainable parameters, initialization,
+warnings and refusals, and folding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHODS = {
 }
 TEXTS = ["a fine and warm film", "what a lovely story", "a dull, cold mess", "this is a waste of time", "the end"]
 CONTEXT = "Nobody knows why a fine film is warm, and what a lovely story the end of it tells."
-# What is read, by column; the labels; fields of the task.
+# Columns, labels, and fields of the task.
 KINDS = {
     "classification": ({"text": TEXTS}, [0, 1] * 2 + [0], {"labels": ["no", "yes"]}),
     "regression": ({"text": TEXTS}, [0.5, 1.5, 2.5, 0.0, 1.0], {}),
@@ -81,7 +81,7 @@ def task_of(kind, **fields):
 
 
 def learner_of(family, kind="classification", method=None, **fields):
-    """A learner of a tiny model, tuned by a method with its pretrained parts frozen."""
+    """A learner of a tiny model; with a method, its pretrained parts are frozen."""
     config, special_tokens = FAMILIES[family]
     learner = task_of(kind, **fields).learner(build(config, 0), tokenizer_of(special_tokens), 0)
     if method is not None:
@@ -114,7 +114,7 @@ CASES += [("gpt", "extractive_qa", "lstm"), ("bart", "extractive_qa", "deep")]
 
 
 @pytest.mark.parametrize(("family", "kind", "method"), [case for case in CASES if case[:2] != ("bert", "seq2seq")])
-def test_what_is_added_learns_alone_and_texts_do_not_depend_on_their_batch(family, kind, method):
+def test_only_prompts_train_and_batching_keeps_gradients(family, kind, method):
     learner = learner_of(family, kind, METHODS[method])
     frozen = [name for name, tensor in learner.named_parameters() if not tensor.requires_grad]
     assert {name for name in frozen if name.startswith("backbone.")} == {
@@ -123,7 +123,7 @@ def test_what_is_added_learns_alone_and_texts_do_not_depend_on_their_batch(famil
     together, alone = (gradients(learner, kind, size) for size in (5, 1))
     for name, gradient in together.items():
         if (family, kind) == ("t5", "token_classification") and name.startswith("backbone.decoder."):
-            assert gradient is None, "words are read off the encoder"
+            assert gradient is None, "T5 tags words with its encoder"
             continue
         assert gradient is not None and gradient.abs().max() > 0, name
         torch.testing.assert_close(alone[name], gradient, rtol=1e-4, atol=1e-6)
@@ -134,7 +134,7 @@ def test_what_is_added_learns_alone_and_texts_do_not_depend_on_their_batch(famil
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("prompt", "deep")])
 @pytest.mark.parametrize(("family", "kind"), [("albert", "classification"), ("gpt", "seq2seq"), ("bart", "seq2seq")])
-def test_what_is_folded_is_what_it_was(family, kind, method):
+def test_folded_prompts_keep_outputs(family, kind, method):
     learner = learner_of(family, kind, METHODS[method]).eval()
     (batch,) = batches_of(learner, kind)
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_what_is_folded_is_what_it_was(family, kind, method):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
-def test_a_prompt_begins_as_entries_of_the_vocabulary(family):
+def test_vocabulary_init_samples_token_vectors(family):
     learner = learner_of(family, method=SoftPromptConfig(length=400))
     tokenizer, embed = learner.tokenizer, learner.backbone.embed
     vectors = embed.virtual.weight.detach()
@@ -164,7 +164,7 @@ def test_a_prompt_begins_as_entries_of_the_vocabulary(family):
                      == embed.token.weight[None]).all(-1).float().argmax(1).tolist()  # fmt: skip
 
 
-def test_a_prompt_begins_as_the_labels():
+def test_class_labels_init_averages_label_tokens():
     learner = learner_of("bert", method=SoftPromptConfig(length=3, init="class_labels"), labels=["a_film", "mess"])
     embed, encode = learner.backbone.embed, learner.tokenizer.encode
     for row, words in enumerate(("a film", "mess")):
@@ -175,18 +175,18 @@ def test_a_prompt_begins_as_the_labels():
     assert drawn.abs().max() <= 0.5 and drawn.std() > 0.25
 
 
-def test_a_prompt_of_an_encoder_stands_behind_its_first_token():
-    """Whose state, at its own position, stands for the text."""
+def test_prompt_follows_first_token_of_encoder():
+    """The state of an encoder's first token represents the text, so that token keeps its position."""
     for family, after in (("bert", 1), ("albert", 1), ("gpt", 0), ("t5", 0), ("bart", 0)):
         for method in ("prompt", "lstm"):
             assert learner_of(family, method=METHODS[method]).backbone.embed.virtual.after == after
 
 
-def test_heads_learn_at_a_rate_of_their_own_beside_a_prompt():
+def test_prompts_and_heads_have_separate_learning_rates():
     learner = learner_of("bert", method=SoftPromptConfig(length=3))
     groups = {group.name: group for group in learner.parameter_groups()}
     assert [name for name, _ in groups["prompt"].parameters] == ["backbone.embed.virtual.weight"]
-    # Token vectors of BERT begin with a standard deviation of 0.02, cut at two of them; those of T5 with 1.
+    # BERT's token vectors start with a standard deviation of 0.02, truncated at two deviations; T5's with 1.
     assert groups["prompt"].learning_rate_scale == pytest.approx(0.0176, rel=0.02)
     assert groups["decay"].learning_rate_scale == 0.01
     (prompt,) = learner_of("t5", "seq2seq", METHODS["prompt"]).parameter_groups()
@@ -195,8 +195,8 @@ def test_heads_learn_at_a_rate_of_their_own_beside_a_prompt():
     assert sorted(learned) == sorted(name for name, tensor in learner.named_parameters() if tensor.requires_grad)
 
 
-def composed(**sections):
-    """A decoded finetuning of a model with learned positions for 64 tokens."""
+def decode_finetuning(**sections):
+    """The decoded configuration of finetuning a model with 64 learned positions."""
     metrics = {"metrics": ["accuracy"], "metric": "accuracy"}
     given = {
         "task": {"kind": "classification", "name": "mine", "path": "rows", **metrics},
@@ -206,21 +206,24 @@ def composed(**sections):
     return decode_config("finetune", {**given, **sections})
 
 
-def test_a_recipe_is_that_of_the_method():
-    config = composed(tuning={"name": "prompt", "length": 20})
+def test_auto_settings_follow_tuning_method():
+    config = decode_finetuning(tuning={"name": "prompt", "length": 20})
     assert (config.optimizer.name, config.optimizer.lr, config.schedule.name) == ("adafactor", 0.3, "constant")
     assert not config.optimizer.scale_parameter and not config.tuning.warnings(config.optimizer, config.model)
-    assert config.max_length == 64 - 20, "a null max_length leaves room for them"
-    assert composed(tuning={"name": "prefix"}).max_length == 54
-    rates = [composed(tuning={"name": "ptuning", "deep": deep}).optimizer.lr for deep in (False, True)]
+    assert config.max_length == 64 - 20, "a null max_length leaves room for the prompt"
+    assert decode_finetuning(tuning={"name": "prefix"}).max_length == 54
+    rates = [decode_finetuning(tuning={"name": "ptuning", "deep": deep}).optimizer.lr for deep in (False, True)]
     assert rates == [1e-3, 5e-3]
-    slow = composed(tuning={"name": "prompt", "length": 20}, optimizer={"name": "adamw", "lr": 5e-5})
+    slow = decode_finetuning(tuning={"name": "prompt", "length": 20}, optimizer={"name": "adamw", "lr": 5e-5})
     assert (
         "optimizer.lr=5e-05: soft prompts hardly change below 0.01"
         in slow.tuning.warnings(slow.optimizer, slow.model)[0]
     )
     assert (
-        composed(tuning={"name": "prefix"}, optimizer={"name": "adamw", "lr": 5e-5}).tuning.warnings(None, None) == []
+        decode_finetuning(tuning={"name": "prefix"}, optimizer={"name": "adamw", "lr": 5e-5}).tuning.warnings(
+            None, None
+        )
+        == []
     )
 
 
@@ -245,21 +248,21 @@ def test_a_recipe_is_that_of_the_method():
         ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "tuning.deep=true uses no encoder", None),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused(sections, message, hint):
+def test_incompatible_settings_are_refused(sections, message, hint):
     with pytest.raises(ConfigError) as caught:
-        composed(**sections)
+        decode_finetuning(**sections)
     (problem,) = caught.value.problems
     assert message in problem.message and (hint is None or problem.hint == hint)
 
 
-def test_positions_without_an_end_leave_texts_as_long_as_they_were():
-    config = composed(
+def test_relative_positions_keep_max_length():
+    config = decode_finetuning(
         model={"name": "t5", **SIZES, "head_size": 8}, tuning={"name": "prompt", "length": 60}, max_length=64
     )
     assert config.max_length == 64
 
 
-def test_answers_leave_room_for_a_prefix():
+def test_target_capacity_leaves_room_for_prefix():
     rooms = [
         learner_of("bart", "seq2seq", method, target_tokens=64).examples(data_of("seq2seq"), 40).target_capacity
         for method in (METHODS["prompt"], METHODS["prefix"])

@@ -1,4 +1,4 @@
-"""Which parameters each method lets learn."""
+"""Parameters that full and head tuning train, and the YAML of each method."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def method(name):
         ("head", set(), {"heads.sst2"}),
     ],
 )
-def test_what_learns(name, new, expected):
+def test_method_sets_trainable_parts(name, new, expected):
     model = learner()
     method(name).edit(model, 0, new)
     assert learning(model) == expected
 
 
-def test_a_method_undoes_the_one_before():
+def test_later_method_replaces_earlier():
     model = learner()
     method("head").edit(model, 0)
     method("full").edit(model, 0)
     assert learning(model) == {"backbone", "heads.pooler", "heads.sst2"}
 
 
-def test_every_method_has_its_yaml(request):
+def test_every_method_has_yaml_with_defaults(request):
     shipped = [name for name in names("tuning") if lookup("tuning", name).builder.startswith("lmtool.")]
     assert shipped
     for name in shipped:

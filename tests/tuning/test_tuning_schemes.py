@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from tuning_fixtures import refused
+from tuning_fixtures import first_conflict
 
 from lmtool.config.registry import build
 from lmtool.models.configs import BertConfig
@@ -31,7 +31,7 @@ def tuned(new=HEADS, config=None, **fields):
 
 
 def learning(learner):
-    """The levels all of which learns; the others are frozen completely."""
+    """The trained levels; each level is trained or frozen as a whole."""
     named = dict(learner.named_parameters())
     kinds_of = {level: {named[name].requires_grad for name in names} for level, names in levels(named).items()}
     assert all(len(kinds) == 1 for kinds in kinds_of.values())
@@ -41,11 +41,11 @@ def learning(learner):
 ORDER = ["head", "layer 2", "layer 1", "embeddings"]
 
 
-def test_gradual_unfreezing_after_each_epoch():
+def test_gradual_unfreezing_follows_epochs():
     learner = tuned(schedule=GradualUnfreezingConfig())
-    learner.begin(lambda epoch: [3, 2, 4][epoch])  # the fourth is never reached
+    learner.begin(lambda epoch: [3, 2, 4][epoch])  # the fourth epoch is never reached
     expected = {1: 1, 3: 1, 4: 2, 5: 2, 6: 3, 9: 3, 10: 4}
-    # In any order: what learns is a function of the step.
+    # In any order, because trained levels are a function of the step.
     for step in (10, 1, 4, 9, 3, 6, 5, 1):
         learner.on_step(step)
         assert learning(learner) == ORDER[: expected[step]]
@@ -55,10 +55,10 @@ def test_gradual_unfreezing_after_each_epoch():
     grouped = {
         name for group in tuned(schedule=GradualUnfreezingConfig()).parameter_groups() for name, _ in group.parameters
     }
-    assert grouped == everything  # before the first step: the optimizer has all
+    assert grouped == everything  # the optimizer has all parameters before the first step
 
 
-def test_gradual_unfreezing_every_few_steps():
+def test_gradual_unfreezing_follows_every_steps():
     learner = tuned(schedule=GradualUnfreezingConfig(every_steps=5), freeze_embeddings=True)
     for step, count in ((5, 1), (6, 2), (10, 2), (11, 3), (100, 3)):
         learner.on_step(step)
@@ -80,7 +80,7 @@ def test_gradual_unfreezing_every_few_steps():
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_what_a_method_trains_begins_at_the_top(config, below_the_head):
+def test_gradual_unfreezing_of_methods_starts_at_top(config, below_the_head):
     learner = tuned(config=config)
     by_level = levels(name for name, _ in learner.named_parameters())
     for step in range(1, 6):
@@ -100,7 +100,7 @@ def test_what_a_method_trains_begins_at_the_top(config, below_the_head):
         ({"freeze_layers": 2}, ["head", "embeddings"]),
     ],
 )
-def test_frozen_embeddings_and_layers(fields, expected):
+def test_frozen_embeddings_and_layers_are_not_trained(fields, expected):
     assert learning(tuned(**fields)) == expected
 
 
@@ -113,17 +113,20 @@ def test_frozen_embeddings_and_layers(fields, expected):
         ({"schedule": GradualUnfreezingConfig()}, AlbertConfig(**SIZES), "one layer, applied at every depth"),
     ],
 )
-def test_what_has_no_such_layers_is_refused(fields, model, problem):
-    misfit = refused(FullConfig(**fields), model, None)
-    assert problem in misfit.message and misfit.hint.startswith("set tuning")
+def test_freezing_missing_layers_is_refused(fields, model, problem):
+    conflict = first_conflict(FullConfig(**fields), model, None)
+    assert problem in conflict.message and conflict.hint.startswith("set tuning")
 
 
-def test_legal_depths():
-    assert refused(FullConfig(freeze_layers=4, schedule=GradualUnfreezingConfig()), BartConfig(**SIZES), None) is None
-    assert refused(FullConfig(regularization=MixoutConfig()), AlbertConfig(**SIZES), None) is None
+def test_valid_freezing_is_accepted():
+    assert (
+        first_conflict(FullConfig(freeze_layers=4, schedule=GradualUnfreezingConfig()), BartConfig(**SIZES), None)
+        is None
+    )
+    assert first_conflict(FullConfig(regularization=MixoutConfig()), AlbertConfig(**SIZES), None) is None
 
 
-def test_l2_sp_is_the_distance_from_the_start():
+def test_l2_sp_penalizes_distance_from_start():
     learner = tuned(regularization=L2SpConfig(alpha=0.2, beta=0.5))
     named = dict(learner.named_parameters())
     heads = [tensor for name, tensor in named.items() if name.startswith("heads.")]
@@ -141,13 +144,13 @@ def test_l2_sp_is_the_distance_from_the_start():
     assert learner.state_dict().keys() == tuned().state_dict().keys()
 
 
-def test_mixout_at_its_limits_and_in_the_mean():
+def test_mixout_matches_definition_in_distribution():
     torch.manual_seed(0)
     weight, start = torch.randn(64, 36), torch.randn(64, 36)
     assert torch.equal(mix_weights(weight, start, 0.0, 7), weight)
     assert torch.equal(mix_weights(weight, start, 1.0, 7), start)
     draws = torch.stack([mix_weights(weight, start, 0.7, draw) for draw in range(2000)])
-    # Each draw is the start, or so far from it that the mean is the weight: a deviation of 1.53 times the distance.
+    # A sample is the start, or scaled so that the mean is the weight: a deviation of 1.53 times the distance.
     assert ((draws - start).abs() < 1e-6).float().mean().item() == pytest.approx(0.7, abs=0.002)
     z = (draws.mean(0) - weight) / ((weight - start).abs() * (0.7 / 0.3) ** 0.5 / 2000**0.5)
     assert z.abs().max() < 5 and z.square().mean().item() == pytest.approx(1.0, abs=0.1)
@@ -155,7 +158,7 @@ def test_mixout_at_its_limits_and_in_the_mean():
     assert not torch.equal(matrix_factors(weight, 3, 0.7)[0], matrix_factors(weight, 3, 0.7)[1])
 
 
-def test_mixout_mixes_pretrained_linear_maps_in_training():
+def test_mixout_mixes_pretrained_weights_in_training():
     learner = tuned(regularization=MixoutConfig(probability=0.5), new=frozenset({"heads.sst2"}))
     maps = {name: part for name, part in learner.named_modules() if isinstance(part, MixedLinear)}
     plain = {name for name, part in learner.named_modules() if type(part) is nn.Linear}
@@ -181,14 +184,14 @@ def test_mixout_mixes_pretrained_linear_maps_in_training():
     assert torch.equal(linear(x_TC), nn.functional.linear(x_TC, linear.weight, linear.bias))
 
 
-def test_nothing_is_kept_where_nothing_is_trained():
-    """A trained checkpoint is built again without what it started from."""
+def test_schemes_are_inactive_for_trained_checkpoint():
+    """A trained checkpoint is assembled without its starting weights."""
     learner = tuned(new=None, regularization=MixoutConfig())
     assert not any(isinstance(part, MixedLinear) for part in learner.modules())
     assert tuned(new=None, regularization=L2SpConfig()).penalties() == {}
 
 
-def test_rates_with_depth_and_schemes_together():
+def test_layer_decay_combines_with_schemes():
     learner = tuned(schedule=GradualUnfreezingConfig(every_steps=2), regularization=L2SpConfig())
     groups = training_groups(learner, 0.5)
     assert sum(len(group.parameters) for group in groups) == len(list(learner.parameters()))

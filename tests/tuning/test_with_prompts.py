@@ -1,5 +1,4 @@
-"""Tasks whose answers are words of a prompt, with every tuning method: what learns, and that the prompt's place is
-found beside what a method puts in front."""
+"""head=prompt with every tuning method: trained parameters, and positions of the prompt beside virtual tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from tuning_fixtures import SIZES, refused, tuning_config
+from tuning_fixtures import SIZES, first_conflict, tuning_config
 
 from lmtool.config.registry import build, lookup
 from lmtool.data.examples import Rows, SplitData
@@ -33,7 +32,7 @@ def tokenizers():
     ("method", "family"),
     [*product(METHODS, ("bert", "gpt")), *product(("full", "lora", "adapter", "prompt", "prefix"), ("t5",))],
 )
-def test_prompts_go_with_every_tuning_method(tokenizers, method, family):
+def test_prompt_head_trains_with_every_method(tokenizers, method, family):
     demonstrations = {"demonstrations": 2, "demonstration_rows": {"no": (("so bad",),), "yes": (("so good",),)}}
     task = ClassificationConfig(
         text=("text",), labels=("no", "yes"), head="prompt", prompt={"template": "{text} so {label}"},
@@ -41,7 +40,7 @@ def test_prompts_go_with_every_tuning_method(tokenizers, method, family):
     )  # fmt: skip
     model = lookup("model", family).config(**{**SIZES, "vocab_size": 310, "max_positions": 64})
     tuning = tuning_config(name=method, **FIELDS.get(method, {}))
-    assert refused(tuning, model, task) is None
+    assert first_conflict(tuning, model, task) is None
     backbone, edits = build(model, 0), build(tuning)
     edits.prepare(backbone)
     learner = build(task).learner(backbone, tokenizers[family], 0)
@@ -62,7 +61,7 @@ def test_prompts_go_with_every_tuning_method(tokenizers, method, family):
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if name not in learns)
     moved = {name for name, parameter in learner.named_parameters() if parameter.grad is not None}
     assert moved <= learns and any(learner.get_parameter(name).grad.abs().max() > 0 for name in moved)
-    # One text, alone or among others, is answered alike.
+    # A text has the same outputs alone and in a batch.
     learner.eval()
     with torch.no_grad():
         whole = learner.outputs(batch, 0)
@@ -73,9 +72,9 @@ def test_prompts_go_with_every_tuning_method(tokenizers, method, family):
     )
 
 
-def test_heads_alone_do_not_learn_words_of_a_tied_table():
+def test_head_tuning_is_refused_for_tied_label_words():
     task = ClassificationConfig(text=("text",), labels=("no", "yes"), head="prompt")
     models = {family: lookup("model", family).config(**SIZES) for family in ("bert", "gpt", "bart")}
     for family, model in models.items():
-        assert (refused(tuning_config(name="head"), model, task) is None) == (family == "bert")
-    assert refused(tuning_config(name="head", layers="scalar_mix"), models["bert"], task).key == "tuning.layers"
+        assert (first_conflict(tuning_config(name="head"), model, task) is None) == (family == "bert")
+    assert first_conflict(tuning_config(name="head", layers="scalar_mix"), models["bert"], task).key == "tuning.layers"

@@ -25,8 +25,8 @@ def model_config(family, **fields):
     return lookup("model", family).config(**{**SIZES, **fields})
 
 
-def refused(tuning, model, task):
-    """The first reason why a method does not go with a model and a task."""
+def first_conflict(tuning, model, task):
+    """The first conflict of a tuning method with a model and a task; None if there is none."""
     return next(iter((*tuning.conflicts(), *tuning.conflicts_with_model(model, task))), None)
 
 
@@ -35,7 +35,11 @@ def tuning_config(**fields):
 
 
 def tuned(model, tuning, new=NEW, task=TASK):
-    """A learner of a task as `assemble` makes it, on the default device. tuning: fields; None for none."""
+    """A learner of a task as `assemble` builds it, on the default device.
+
+    Args:
+        tuning: Fields of the tuning method; None for no method.
+    """
     backbone, method = build(model, 0), None
     if tuning is not None:
         method = build(tuning_config(**tuning))
@@ -52,7 +56,7 @@ def side(lengths=LENGTHS, seed=1):
 
 
 def batch_for(learner, keep=None):
-    """A batch of four texts, or of some of them."""
+    """A batch of four texts, or of the texts in keep."""
     numbers = list(range(len(LENGTHS))) if keep is None else keep
     inputs = side()
     pieces = inputs.tokens.split(list(LENGTHS))
@@ -72,7 +76,7 @@ def outputs_of(learner, batch=None):
 
 
 def train(learner, steps=2, lr=0.01):
-    """A few steps of AdamW over what the learner says learns; the optimizer."""
+    """A few steps of AdamW over the learner's parameter groups. Returns the optimizer."""
     learner.train()
     groups = learner.parameter_groups()
     optimizer = torch.optim.AdamW([tensor for group in groups for _, tensor in group.parameters], lr)

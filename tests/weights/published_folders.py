@@ -1,4 +1,4 @@
-"""Tiny published folders of every family, made here by transformers with random weights of unusual sizes."""
+"""Tiny published folders of every family, saved by transformers with random weights of unusual sizes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
 
 
 def make(family: str, folder: Path) -> nn.Module:
-    """Write the family's folder, and give the model in it, in evaluation mode."""
+    """Write the family's folder. Returns the model in evaluation mode."""
     model, tokenizer = FAMILIES[family]
     torch.manual_seed(5)
     published = model().eval()
@@ -111,7 +111,7 @@ def make(family: str, folder: Path) -> nn.Module:
 
 
 def logits_of(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, decoder: torch.Tensor | None) -> torch.Tensor:
-    """What the published model gives at every place."""
+    """Logits of the published model at every position."""
     more = {} if decoder is None else {"decoder_input_ids": decoder}
     with torch.no_grad():
         output = model(input_ids=ids, attention_mask=mask, **more)
@@ -126,7 +126,7 @@ def sample(two_stacks: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor |
 
 
 def _names(count: int, names: list[str] | None) -> dict[str, Any]:
-    """The labels of a published classifier as its configuration takes them."""
+    """The labels of a published classifier, as keys of its configuration."""
     if names is None:
         return {"num_labels": count}
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
@@ -150,13 +150,13 @@ CLASSIFIERS: dict[str, tuple[str, str]] = {
     "bart": ("BartForSequenceClassification", "BartTokenizer"),
     "t5": ("T5ForSequenceClassification", "PreTrainedTokenizerFast"),
 }
-"""The published classifier of each family, and the class that its tokenizer_config.json names."""
+"""The published classifier of each family, and the tokenizer_class of its folder."""
 
 
 def make_classifier(
     family: str, folder: Path, count: int = 2, names: list[str] | None = None, **keys: Any
 ) -> nn.Module:
-    """Write a classifier's folder as transformers does, and give the model in it, in evaluation mode."""
+    """Write a classifier's folder as transformers does. Returns the model in evaluation mode."""
     model, tokenizer = FAMILIES[family]
     name, tokenizer_class = CLASSIFIERS[family]
     torch.manual_seed(7)

@@ -1,4 +1,4 @@
-"""Texts as AutoTokenizer of transformers reads them from exported folders: every family, every tokenizer."""
+"""AutoTokenizer gives the same ids on folders that lmtool exports, for every family and tokenizer."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ CHARACTERS = " \t\n\r\u00a0\u3000\u200b\u200d\u0301\ufeff\x00\x01\x7f\x85'sdtlvm
 
 
 @cache
-def trained(kind: str) -> Tokenizer:
+def train_tokenizer(kind: str) -> Tokenizer:
     return build(KINDS[kind], TEXTS, 420)
 
 
 @cache
 def odd_strings(tokenizer: Tokenizer) -> list[str]:
-    """Unusual characters in any order, and special tokens in texts."""
+    """Random unusual characters, and special tokens in texts."""
     chance = random.Random(3)
     drawn = ["".join(chance.choices(CHARACTERS, k=chance.randint(1, 20))) for _ in range(100)]
     special = [f"a {token} b{token}c  {token}" for token in tokenizer.pieces(sorted(tokenizer.special_ids))]
     return [*(text for text in ADVERSARIAL if len(text) < 1000), *drawn, *special]
 
 
-def exported(model: str, tokenizer: Tokenizer, split: bool, folder: Path) -> Path | None:
-    """The folder of a model without weights; None where it needs a special token that the tokenizer lacks."""
+def write_folder(model: str, tokenizer: Tokenizer, split: bool, folder: Path) -> Path | None:
+    """The folder of a model without weights; None if the tokenizer lacks a special token of the model."""
     entry = lookup("model", model)
     assert entry is not None
     config = entry.config()
@@ -81,12 +81,12 @@ def exported(model: str, tokenizer: Tokenizer, split: bool, folder: Path) -> Pat
 
 
 @pytest.mark.parametrize("model", slow_but({"bert", "bart", "qwen2"}, families().values()))
-def test_every_tokenizer_gives_its_ids_or_is_refused(model: str, tmp_path: Path) -> None:
+def test_exported_tokenizers_match_or_are_refused(model: str, tmp_path: Path) -> None:
     refused = set()
     for number, kind in enumerate(KINDS):
-        tokenizer, split = trained(kind), bool(number % 2)
+        tokenizer, split = train_tokenizer(kind), bool(number % 2)
         try:
-            folder = exported(model, tokenizer, split, tmp_path / kind)
+            folder = write_folder(model, tokenizer, split, tmp_path / kind)
         except UserError as error:
             refused.add(kind)
             assert "Qwen2Tokenizer" in error.message and not (tmp_path / kind).exists()
@@ -113,13 +113,13 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("model", PAIRS)
-def test_pairs_are_truncated_as_autotokenizer_truncates_them(model: str, tmp_path: Path) -> None:
-    """300 pairs of generated lengths and limits: one side, both sides, equal sides, odd and even room."""
+def test_pair_truncation_matches_autotokenizer(model: str, tmp_path: Path) -> None:
+    """300 pairs of random lengths and limits: one or both texts truncated, equal lengths, odd and even room."""
     entry, draw = lookup("model", model), random.Random(5)
     assert entry is not None
     format_name = entry.config().text_format
-    tokenizer = with_format(trained(PAIRS[model]), format_name)
-    folder = exported(model, tokenizer, False, tmp_path / "folder")
+    tokenizer = with_format(train_tokenizer(PAIRS[model]), format_name)
+    folder = write_folder(model, tokenizer, False, tmp_path / "folder")
     assert folder is not None
     theirs = AutoTokenizer.from_pretrained(folder)
     both_sides = 0
@@ -139,9 +139,9 @@ def test_pairs_are_truncated_as_autotokenizer_truncates_them(model: str, tmp_pat
     assert both_sides > 60
 
 
-def test_what_autotokenizer_reads_otherwise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = trained("wordpiece")
-    folder = exported("bert", tokenizer, False, tmp_path / "folder")
+def test_differences_from_autotokenizer_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_tokenizer("wordpiece")
+    folder = write_folder("bert", tokenizer, False, tmp_path / "folder")
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     for change, message in (
@@ -157,10 +157,10 @@ def test_what_autotokenizer_reads_otherwise_is_found(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("settings", [{}, {"tokenizer_class": "LlamaTokenizer"}])
-def test_a_llama_whose_pieces_are_bytes_is_read_as_its_file_says(settings: dict[str, str], tmp_path: Path) -> None:
-    folder = exported("llama", trained("bytebpe_qwen2"), False, tmp_path / "folder")
+def test_byte_level_llama_matches_autotokenizer(settings: dict[str, str], tmp_path: Path) -> None:
+    folder = write_folder("llama", train_tokenizer("bytebpe_qwen2"), False, tmp_path / "folder")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    strings = odd_strings(trained("bytebpe_qwen2"))
+    strings = odd_strings(train_tokenizer("bytebpe_qwen2"))
     ours = Tokenizer.load(folder, parse_special_tokens=True).encode_batch(strings)
     theirs = AutoTokenizer.from_pretrained(folder)
     assert [ids.tolist() for ids in ours] == theirs(strings, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""The task in a config.json, and back."""
+"""Conversion of a classifier's config.json to a task and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmtool.weights.task_heads import HEADS, head_of_class, label_names, labels_
         ({"id2label": {str(number): f"c{number}" for number in range(12)}}, [f"c{number}" for number in range(12)]),
     ],
 )
-def test_labels_go_there_and_back(config, names):
+def test_labels_survive_round_trip(config, names):
     assert label_names(config) == names
     task = task_of(config)
     assert task["kind"] == ("regression" if len(names) == 1 else "classification")
@@ -29,7 +29,7 @@ def test_labels_go_there_and_back(config, names):
     assert written["num_labels"] == len(names)
 
 
-def test_many_labels_go_there_and_back():
+def test_multi_label_survives_round_trip():
     config = {"problem_type": "multi_label_classification", "id2label": {"0": "a", "1": "b"}}
     task = task_of(config)
     assert (task["kind"], task["labels"], task["thresholds"]) == ("multi_label", ["a", "b"], None)
@@ -37,7 +37,7 @@ def test_many_labels_go_there_and_back():
 
 
 @pytest.mark.parametrize("names", [{"1": "a", "2": "b"}, {"a": "b"}, ["a", "b"], {"0": "a", "2": "b"}])
-def test_labels_without_numbers_are_refused(names):
+def test_unnumbered_labels_are_refused(names):
     with pytest.raises(UserError, match="does not number the labels"):
         label_names({"id2label": names})
 
@@ -46,12 +46,12 @@ def test_labels_without_numbers_are_refused(names):
     ("kind", "count"),
     [("token_classification", 3), ("regression", 2), ("single_label_classification", 1), (None, 0)],
 )
-def test_other_problems_are_no_task(kind, count):
+def test_unsupported_problem_types_are_refused(kind, count):
     config = {"problem_type": kind, "num_labels": count}
     assert task_of(config) is None and f"{count} label" in refusal(config)
 
 
-def test_the_class_says_what_it_is():
+def test_head_is_chosen_by_architecture():
     assert head_of_class({"architectures": ["BertForSequenceClassification"]}) is HEADS["classifier"]
     assert head_of_class({"architectures": ["XLNetForQuestionAnsweringSimple"]}) is HEADS["question_answering"]
     assert head_of_class({"architectures": ["BertForMultipleChoice"]}) is HEADS["multiple_choice"]

@@ -1,4 +1,4 @@
-"""Weights in another family: the same states, every tensor accounted for, other formulas refused."""
+"""Conversion of weights to another family: equal hidden states, every tensor reported, and other formulas refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def model_of(family, head="masked_lm", **fields):
         (DistilbertConfig, "spanbert", set(), {"segment"}),
     ],
 )
-def test_states_of_the_same_mask_stay(family, name, resized, new):
+def test_conversion_with_same_mask_keeps_states(family, name, resized, new):
     source = model_of(family)
     tensors = {**source.state_dict(), "objective.more": torch.zeros(1)}
     conversion = convert_architecture(source, name, tensors)
@@ -61,7 +61,7 @@ def test_states_of_the_same_mask_stay(family, name, resized, new):
     assert {key for key in own if key.startswith("heads.")} == {key for key in tensors if key.startswith("heads.")}
 
 
-def test_the_mask_changes_and_the_rest_stays():
+def test_conversion_changes_only_mask():
     source = model_of(LlamaConfig, "lm", num_key_value_heads=2)
     conversion = convert_architecture(source, "llama_encoder", source.state_dict())
     assert conversion.masks == ("Causal", "Full") and largest_difference(source, conversion) == 0
@@ -70,14 +70,14 @@ def test_the_mask_changes_and_the_rest_stays():
     assert not conversion.left_out
     tokens = Packed(torch.arange(7), (7,))
     states, whole = source.hidden(tokens), conversion.model.hidden(tokens)
-    assert (states[0] - whole[0]).abs().max() > 1e-2  # its first token sees the others
+    assert (states[0] - whole[0]).abs().max() > 1e-2  # the first token attends to later tokens
     model = model_of(type(conversion.config), "masked_lm", num_key_value_heads=2)
     back = convert_architecture(model, "llama", model.state_dict())
     assert back.masks == ("Full", "Causal") and {name.split(".")[1] for name in back.left_out} == {"masked_lm"}
     assert back.copied == list(own) and all(torch.equal(model.state_dict()[n], back.model.state_dict()[n]) for n in own)
 
 
-def test_biases_that_are_lacking_are_zero():
+def test_missing_biases_are_zero():
     source = model_of(LlamaConfig, "lm", num_key_value_heads=2)
     conversion = convert_architecture(source, "qwen2", source.state_dict())
     assert largest_difference(source, conversion) == 0 and len(conversion.initial_values) == 2 * 3
@@ -109,12 +109,12 @@ def test_biases_that_are_lacking_are_zero():
         (GptConfig, "llama", r"\.norm1 is RMSNorm, was LayerNorm; layers.*.ffn is GatedFeedForward, was Feed"),
     ],
 )
-def test_other_formulas_are_refused(family, name, message):
+def test_incompatible_families_are_refused(family, name, message):
     with pytest.raises(UserError, match=message):
         convert_architecture(model_of(family), name, {})
 
 
-def test_a_position_that_the_family_cannot_have_is_refused():
+def test_unsupported_positions_are_refused():
     source = model_of(BertConfig, positions=RotaryPositionsConfig())
     assert largest_difference(source, convert_architecture(source, "roberta", {})) == pytest.approx(0, abs=1e-5)
     with pytest.raises(UserError, match="embed.segment is only in the checkpoint"):

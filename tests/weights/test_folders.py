@@ -1,4 +1,4 @@
-"""Published folders as users have them: shards, .bin, half precision, hub caches, and the broken ones."""
+"""Published folders: shards, .bin files, half precision, hub caches, and broken files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_shards_and_bin_hold_the_same(folder: Path) -> None:
+def test_shards_and_bin_give_same_weights(folder: Path) -> None:
     expected, whole = read(str(folder)).tensors, load_file(folder / "model.safetensors")
     names = list(whole)
     (folder / "model.safetensors").unlink()
@@ -56,7 +56,7 @@ def test_shards_and_bin_hold_the_same(folder: Path) -> None:
         save_file({name: whole[name] for name in own}, folder / file)
     index = {"metadata": {}, "weight_map": {name: file for file, own in halves.items() for name in own}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert equal(read(str(folder)).tensors, expected)  # preferred to the .bin
+    assert equal(read(str(folder)).tensors, expected)  # shards take precedence over the .bin
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(UserError, match="lacks model-00002-of-00002.safetensors"):
         read(str(folder))
@@ -67,7 +67,7 @@ def test_shards_and_bin_hold_the_same(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
-def test_what_is_no_file_is_not_read_as_if_there_were_none(folder: Path, name: str) -> None:
+def test_non_regular_files_are_refused(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     for make_it in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")):
         make_it(folder / name)
@@ -76,7 +76,7 @@ def test_what_is_no_file_is_not_read_as_if_there_were_none(folder: Path, name: s
         (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
 
 
-def test_half_precision_becomes_fp32(folder: Path) -> None:
+def test_half_precision_weights_become_fp32(folder: Path) -> None:
     whole = load_file(folder / "model.safetensors")
     save_file({name: tensor.bfloat16() for name, tensor in whole.items()}, folder / "model.safetensors")
     tensors = read(str(folder)).tensors
@@ -84,14 +84,14 @@ def test_half_precision_becomes_fp32(folder: Path) -> None:
 
 
 class Payload:
-    """What a hostile .bin would run."""
+    """Code in a hostile .bin."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Path("/nonexistent/ran").write_text, ("x",))
 
 
 @pytest.mark.parametrize("content", ["code", "list", "cut"])
-def test_a_bin_with_anything_else_is_refused(folder: Path, content: str) -> None:
+def test_bin_without_pure_tensors_is_refused(folder: Path, content: str) -> None:
     path = folder / "pytorch_model.bin"
     (folder / "model.safetensors").unlink()
     torch.save({"code": {"a": Payload()}, "list": [torch.ones(1)], "cut": {"a": torch.ones(99)}}[content], path)
@@ -101,7 +101,7 @@ def test_a_bin_with_anything_else_is_refused(folder: Path, content: str) -> None
         read(str(folder))
 
 
-def test_a_truncated_file_is_named(folder: Path) -> None:
+def test_truncated_checkpoint_is_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(UserError, match=r"model\.safetensors is not a complete safetensors file"):
@@ -111,7 +111,7 @@ def test_a_truncated_file_is_named(folder: Path) -> None:
         read(str(folder))
 
 
-def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
+def test_unknown_keys_are_listed_and_code_is_not_run(folder: Path) -> None:
     change(folder, surprise=1, auto_map={"AutoModel": "modeling.Evil"}, torch_dtype="float32")
     (folder / "modeling.py").write_text("raise SystemExit(9)")
     assert read(str(folder)).ignored == ("config.json: auto_map, surprise", "files: modeling.py")
@@ -127,21 +127,21 @@ def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
         ({"is_decoder": True}, "is_decoder=True"),
     ],
 )
-def test_other_families_and_variants_are_refused(folder: Path, keys: dict[str, Any], message: str) -> None:
+def test_unsupported_families_and_variants_are_refused(folder: Path, keys: dict[str, Any], message: str) -> None:
     change(folder, **keys)
     with pytest.raises(UserError, match=message) as caught:
         read(str(folder))
     assert caught.value.message.count("checkpoint=") == 1
 
 
-def test_weights_of_other_sizes_than_the_configuration_says(folder: Path) -> None:
+def test_weights_that_do_not_match_config_are_refused(folder: Path) -> None:
     change(folder, num_hidden_layers=3)
     with pytest.raises(UserError, match=r"layers\.2\.self_attn\.q_proj\.weight is missing") as caught:
         lmtool.load(str(folder))
     assert caught.value.hint is not None and "do not match" in caught.value.hint
 
 
-def test_broken_configurations_are_named(folder: Path) -> None:
+def test_broken_config_json_is_refused(folder: Path) -> None:
     for content, message in (("{", r"config\.json:1:2: not JSON"), ("[]", "is not a JSON object")):
         (folder / "config.json").write_text(content)
         with pytest.raises(UserError, match=message):
@@ -156,7 +156,7 @@ def test_broken_configurations_are_named(folder: Path) -> None:
         "model.safetensors.index.json", "modules.json", "adapter_config.json", "generation_config.json",
     ],
 )  # fmt: skip
-def test_an_integer_of_5000_digits_is_refused(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_integer_of_5000_digits_is_refused(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / name
     content = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**content, "extra": 0}).replace('"extra": 0', f'"extra": {"9" * 5000}'))
@@ -169,8 +169,8 @@ def test_an_integer_of_5000_digits_is_refused(folder: Path, name: str, capsys: p
     assert not output.exists()
 
 
-def cache(original: Path, root: Path, *leave_out: str) -> str:
-    """A hub cache with the folder in it, as huggingface_hub lays it out."""
+def make_hub_cache(original: Path, root: Path, *leave_out: str) -> str:
+    """Create a hub cache with the folder, in the layout of huggingface_hub. Returns the commit."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     place = root / "models--some--bert"
     shutil.copytree(original, place / "snapshots" / commit)
@@ -183,7 +183,7 @@ def cache(original: Path, root: Path, *leave_out: str) -> str:
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every attempt to open a connection, each of which fails."""
+    """Attempted connections, all of which fail."""
     attempts: list[Any] = []
 
     def refuse(*arguments: Any, **keywords: Any) -> None:
@@ -196,11 +196,11 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return attempts
 
 
-def test_the_hub_cache_is_read_without_a_socket(
+def test_hub_cache_is_read_without_network(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    commit = cache(original, tmp_path)
+    commit = make_hub_cache(original, tmp_path)
     expected = read(str(original)).tensors
     for address in ("hf://some/bert", "hf://some/bert@main", f"hf://some/bert@{commit}"):
         folder = hf_folder(address, offline=True)
@@ -217,14 +217,14 @@ def test_the_hub_cache_is_read_without_a_socket(
             hf_folder(wrong, offline=True)
 
 
-def test_an_adapter_on_the_hub_is_read_without_a_socket(
+def test_cached_adapter_is_read_without_network(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
-    commit = cache(adapter, tmp_path / "cache")
+    commit = make_hub_cache(adapter, tmp_path / "cache")
     for address in ("hf://some/bert", f"hf://some/bert@{commit}"):
         folder = adapter_folder(address, offline=True)
         assert folder is not None and folder.name == commit and (folder / "adapter_config.json").is_file()
@@ -233,11 +233,11 @@ def test_an_adapter_on_the_hub_is_read_without_a_socket(
     assert not no_network
 
 
-def test_a_tokenizer_on_the_hub_is_read_without_a_socket(
+def test_cached_tokenizer_is_read_without_network(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    commit = cache(original, tmp_path, "model.safetensors", "config.json")
+    commit = make_hub_cache(original, tmp_path, "model.safetensors", "config.json")
     for address in ("hf://some/bert", f"hf://some/bert@{commit}"):
         folder = tokenizer_folder(address, offline=True)
         assert folder.name == commit
@@ -253,24 +253,22 @@ def test_a_tokenizer_on_the_hub_is_read_without_a_socket(
     assert not no_network
     with pytest.raises(UserError, match="is not in the hub's cache, and there is no network"):
         tokenizer_folder("hf://some/other")
-    assert len(no_network) == 1, "the hub is tried once"
+    assert len(no_network) == 1, "one connection attempt"
     with pytest.raises(UserError, match="is not an address"):
         tokenizer_folder("hf://a/b/c")
 
 
-def test_offline_names_what_is_missing(
+def test_offline_error_names_missing_weights(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    cache(original, tmp_path, "model.safetensors")
+    make_hub_cache(original, tmp_path, "model.safetensors")
     with pytest.raises(UserError, match=r"the hub's cache \(offline=true\) has no weights: none of model.safetensors"):
         read("hf://some/bert", offline=True)
     assert not no_network
 
 
-def test_a_file_larger_than_the_memory_limit_is_refused_by_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_above_memory_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(2**20))
 

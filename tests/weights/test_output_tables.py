@@ -1,4 +1,4 @@
-"""Published files whose output table is not the table of tokens: the logits of transformers, in both directions."""
+"""Published checkpoints with untied output tables: logits match transformers after import and export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.breadth import slow_but
 from tests.weights.published_folders import FAMILIES, TEXTS, logits_of, make, sample
 
 Tensors = dict[str, Tensor]
-# The table of tokens, the output's, their other copies, and the output's bias with its copy.
+# Names of the token table, the output table, copies of the token table, and the output bias with its copy.
 NAMES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, str] | None]] = {
     "bert": (
         "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", (),
@@ -75,10 +75,10 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def original(family: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, type]:
-    """A family's folder as transformers writes it, tied, and the class that reads it."""
+    """A family's tied folder, saved by transformers, and its class."""
     folder = tmp_path_factory.mktemp(family)
     theirs = make(family, folder)
-    if family == "electra":  # the discriminator predicts no tokens
+    if family == "electra":  # the discriminator does not predict tokens
         config = transformers.ElectraConfig(**{**theirs.config.to_dict(), "hidden_size": 36})
         theirs = transformers.ElectraForMaskedLM(config)
         theirs.save_pretrained(folder)
@@ -90,8 +90,8 @@ def original(family: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder, type(theirs)
 
 
-def changed(original: Path, folder: Path, change: Callable[[Tensors], object], **config: Any) -> Path:
-    """The folder with other tensors and other keys in its config.json."""
+def copy_with_changes(original: Path, folder: Path, change: Callable[[Tensors], object], **config: Any) -> Path:
+    """A copy of the folder with other tensors and other keys in config.json."""
     folder.mkdir()
     for path in original.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -108,8 +108,8 @@ def noise(tensor: Tensor, seed: int = 0) -> Tensor:
     return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)) * tensor.std()
 
 
-def compare(folder: Path, reader: type) -> lmtool.Loaded:
-    """Our logits are theirs, to rounding."""
+def assert_same_logits(folder: Path, reader: type) -> lmtool.Loaded:
+    """Assert that lmtool's logits match transformers' up to rounding."""
     theirs, ours = reader.from_pretrained(folder).eval(), lmtool.load(str(folder), offline=True)
     ids, mask, decoder = sample(ours.config.architecture == "encoder_decoder")
     expected = logits_of(theirs, ids, mask, decoder)
@@ -176,66 +176,73 @@ def changes(family: str) -> dict[str, tuple[Callable[[Tensors], object], dict[st
 OWN = ("differ", "apart", "tie_word_embeddings, a table", "scale_decoder_outputs, a table", "both")
 
 
-def test_logits_are_those_of_transformers(family: str, original: tuple[Path, type], tmp_path: Path) -> None:
+def test_output_table_logits_match_transformers(family: str, original: tuple[Path, type], tmp_path: Path) -> None:
     for name, (change, config) in changes(family).items():
-        folder = changed(original[0], tmp_path / name, change, **config)
-        loaded = compare(folder, original[1])
+        folder = copy_with_changes(original[0], tmp_path / name, change, **config)
+        loaded = assert_same_logits(folder, original[1])
         if name in OWN:
             head = head_of(loaded)
             assert head.output is not None
             assert not torch.equal(head.output.weight, loaded.model.parts.backbone.embed.token.weight), name
 
 
-def test_there_and_back(
+def test_output_tables_survive_import_and_export(
     family: str, original: tuple[Path, type], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = changes(family)
     for name in ("differ", "apart", "tie_word_embeddings, no table", "both"):
         if name not in cases:
             continue
-        folder, work = changed(original[0], tmp_path / name, cases[name][0], **cases[name][1]), tmp_path / f"{name} 2"
+        folder, work = (
+            copy_with_changes(original[0], tmp_path / name, cases[name][0], **cases[name][1]),
+            tmp_path / f"{name} 2",
+        )
         assert cli.main(["import", f"checkpoint='{folder}'", f"output='{work / 'ours'}'"]) == 0
         assert cli.main(["export", f"checkpoint='{work / 'ours'}'", f"output='{work / 'back'}'"]) == 0
         screen = capsys.readouterr().out
-        # BigBird's pooler, which a masked language model does not read.
+        # BigBird's pooler is unused by a masked language model.
         unused = family == "bigbird"
         assert screen.count("missing keys  none") == 2 and screen.count("unused keys   none") == 2 - unused
         theirs = [original[1].from_pretrained(path).eval() for path in (folder, work / "back")]
         rows = sample(lmtool.load(str(work / "ours")).config.architecture == "encoder_decoder")
         expected, given = (logits_of(published, *rows) for published in theirs)
         torch.testing.assert_close(given, expected, rtol=1e-6, atol=1e-6, msg=name)
-        compare(work / "back", original[1])
+        assert_same_logits(work / "back", original[1])
 
 
-def test_a_head_that_learned_is_not_made_up(family: str, original: tuple[Path, type], tmp_path: Path) -> None:
-    """Where config.json says that nothing is tied, transformers draws what the file lacks."""
+def test_missing_untied_output_table_is_refused(family: str, original: tuple[Path, type], tmp_path: Path) -> None:
+    """With tie_word_embeddings=false, transformers would initialize the missing table."""
     if family == "t5":
-        return  # there the key says something else
+        return  # the key has another meaning in T5
     with pytest.raises(UserError, match="tie_word_embeddings=false in config.json, but the weights have no"):
-        lmtool.load(changed(original[0], tmp_path / "x", lambda tensors: None, tie_word_embeddings=False))
+        lmtool.load(copy_with_changes(original[0], tmp_path / "x", lambda tensors: None, tie_word_embeddings=False))
 
 
-def test_tables_that_cannot_be_one_are_named(family: str, original: tuple[Path, type], tmp_path: Path) -> None:
+def test_contradictory_token_tables_are_refused(family: str, original: tuple[Path, type], tmp_path: Path) -> None:
     token, output, tables, _ = NAMES[family]
     for name in tables:
-        folder = changed(
+        folder = copy_with_changes(
             original[0], tmp_path / name, lambda tensors, name=name: tensors.update({name: noise(tensors[token])})
         )
         with pytest.raises(UserError, match=f"checkpoint=.*: {name} .* differs from {token} "):
             lmtool.load(folder)
-    folder = changed(original[0], tmp_path / "x", lambda tensors: tensors.update({output: tensors[token][:-1]}))
+    folder = copy_with_changes(
+        original[0], tmp_path / "x", lambda tensors: tensors.update({output: tensors[token][:-1]})
+    )
     with pytest.raises(UserError, match=f"{output} .* differs from {token} "):
         lmtool.load(folder)
 
 
 @pytest.mark.parametrize("untied", slow_but({"gpt"}, ["bert", "gpt", "bart"]))
-def test_training_goes_on_with_the_table(
+def test_pretraining_updates_separate_output_table(
     untied: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """pretrain, resume and evaluate of a checkpoint with an output table of its own."""
+    """pretrain and evaluate from a checkpoint with a separate output table."""
     token, output = NAMES[untied][:2]
     make(untied, tmp_path / "tied")
-    changed(tmp_path / "tied", tmp_path / "own", lambda tensors: tensors.update({output: noise(tensors[token])}))
+    copy_with_changes(
+        tmp_path / "tied", tmp_path / "own", lambda tensors: tensors.update({output: noise(tensors[token])})
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS * 20))
     words = [

@@ -1,4 +1,4 @@
-"""lmtool.load on published folders of every family: the logits of transformers at every real place."""
+"""lmtool.load on published folders of every family: logits match transformers at every real token."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, logits_of, ma
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_every_family(family: str, tmp_path: Path) -> None:
+def test_logits_match_transformers(family: str, tmp_path: Path) -> None:
     theirs = make(family, tmp_path)
     loaded = lmtool.load(str(tmp_path), offline=True)
     assert loaded.config.name == family and not loaded.report.new
-    # What transformers writes of BART and Marian without being asked.
+    # transformers always writes these keys for BART and Marian.
     forced = {
         "bart": (f"{GENERATION}: forced_eos_token_id=2",),
         "transformer": (f"{GENERATION}: forced_eos_token_id=0",),
@@ -46,7 +46,7 @@ def test_logits_of_every_family(family: str, tmp_path: Path) -> None:
     assert len(tokens) and loaded.tokenizer.vocab_size <= ROWS
 
 
-def test_padding_may_stand_on_the_left(tmp_path: Path) -> None:
+def test_left_padding_gives_same_logits(tmp_path: Path) -> None:
     make("gpt", tmp_path)
     model = lmtool.load(tmp_path).model
     ids, mask, _ = sample(False)
@@ -57,7 +57,7 @@ def test_padding_may_stand_on_the_left(tmp_path: Path) -> None:
     assert model(ids).logits.shape == (2, 19, ROWS)
 
 
-def test_shapes_are_checked(tmp_path: Path) -> None:
+def test_invalid_shapes_and_masks_are_refused(tmp_path: Path) -> None:
     make("bert", tmp_path)
     model = lmtool.load(str(tmp_path)).model
     ids, mask, _ = sample(False)
@@ -70,7 +70,7 @@ def test_shapes_are_checked(tmp_path: Path) -> None:
         model(ids, holes)
 
 
-def test_a_classifier_gives_a_row_of_logits(tmp_path: Path) -> None:
+def test_classifier_logits_match_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=90, num_hidden_layers=2, hidden_size=36, num_attention_heads=3, intermediate_size=52, num_labels=5
@@ -87,7 +87,7 @@ def test_a_classifier_gives_a_row_of_logits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "electra"])
-def test_segments_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+def test_segment_logits_match_transformers(family: str, tmp_path: Path) -> None:
     theirs, (ids, mask, _) = make(family, tmp_path), sample(False)
     segments = (torch.arange(19)[None] >= torch.tensor([7, 4, 19])[:, None]).long()
     model = lmtool.load(str(tmp_path)).model
@@ -111,7 +111,7 @@ def test_segments_are_those_of_transformers(family: str, tmp_path: Path) -> None
             model(ids, mask, token_type_ids=wrong)
 
 
-def test_a_model_without_segments_takes_zeros_alone(tmp_path: Path) -> None:
+def test_model_without_segments_accepts_only_zeros(tmp_path: Path) -> None:
     make("distilbert", tmp_path)
     model, (ids, mask, _) = lmtool.load(str(tmp_path)).model, sample(False)
     assert torch.equal(model(ids, mask, token_type_ids=torch.zeros_like(ids)).logits, model(ids, mask).logits)
@@ -120,7 +120,7 @@ def test_a_model_without_segments_takes_zeros_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt", "bart", "t5"])
-def test_a_classifier_over_a_decoder_is_called_as_in_transformers(family: str, tmp_path: Path) -> None:
+def test_decoder_classifier_logits_match_transformers(family: str, tmp_path: Path) -> None:
     theirs = make_classifier(family, tmp_path, 3)
     loaded, (ids, mask, _) = lmtool.load(str(tmp_path)), sample(False)
     if family != "gpt":
@@ -133,7 +133,7 @@ def test_a_classifier_over_a_decoder_is_called_as_in_transformers(family: str, t
         assert torch.allclose(loaded.model(ids, mask).logits, expected, atol=1e-5)
 
 
-def test_a_bare_encoder_has_no_logits(tmp_path: Path) -> None:
+def test_encoder_without_head_has_no_logits(tmp_path: Path) -> None:
     config = transformers.BertConfig(
         vocab_size=90, num_hidden_layers=1, hidden_size=36, num_attention_heads=3, intermediate_size=52
     )
@@ -147,7 +147,7 @@ def test_a_bare_encoder_has_no_logits(tmp_path: Path) -> None:
     assert torch.allclose(output.hidden[mask.bool()], expected[mask.bool()], atol=1e-5)
 
 
-def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_missing_tensors_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     make("bert", tmp_path)
@@ -161,7 +161,7 @@ def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
             lmtool.load(str(tmp_path))
 
 
-def test_the_package_itself_stays_light() -> None:
+def test_importing_lmtool_does_not_import_torch() -> None:
     code = "import sys, lmtool; assert 'torch' not in sys.modules; lmtool.load; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'unknown'"):
@@ -169,10 +169,9 @@ def test_the_package_itself_stays_light() -> None:
 
 
 @pytest.mark.parametrize("family", ["deberta", "deberta_v3"])
-def test_the_mask_decoder_in_files_of_the_published_code(family: str, tmp_path: Path) -> None:
-    """Its absolute positions are no positions of the encoder, and its head reads other states than ours: who loads the
-    folder has neither. Who learns behind a mask decoder begins with both; not with those of the third generation, which
-    is trained to find replaced tokens."""
+def test_deberta_mask_decoder_is_loaded_only_for_mlm(family: str, tmp_path: Path) -> None:
+    """lmtool.load drops the mask decoder's positions and head, because the plain head reads other states. An objective
+    with enhanced_decoder=true starts from both, except for DeBERTa v3, which was trained to detect replaced tokens."""
     make(family, tmp_path)
     tensors, head = {}, {}
     for name, tensor in load_file(tmp_path / "model.safetensors").items():

@@ -1,4 +1,4 @@
-"""PEFT's layout on every family, both ways, and what an adapter_config.json means, against the library itself."""
+"""PEFT adapters of every family, written and read, and the meaning of adapter_config.json as in the PEFT library."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FILE = Path("adapter/adapter_config.json")
 LORA = {"peft_type": "LORA", "target_modules": ["q_proj"]}
 
 
-def tuned(folder: Path, **fields: Any) -> tuple[Any, TunedModel]:
-    """A published folder as lmtool reads it, with LoRA that does something; and that for PEFT."""
+def load_with_lora(folder: Path, **fields: Any) -> tuple[Any, TunedModel]:
+    """A published folder loaded with random LoRA matrices, and its tuned model for PEFT export."""
     loaded = load(str(folder))
     config, parts = lookup("tuning", "lora").config.model_validate_json(json.dumps(fields)), loaded.model.parts
     parts.loss_weights = {}
@@ -41,18 +41,18 @@ def tuned(folder: Path, **fields: Any) -> tuple[Any, TunedModel]:
     return loaded, TunedModel(json.loads(config.model_dump_json()), added, base, None)
 
 
-def close(given: torch.Tensor, expected: torch.Tensor, share: float = 1e-5) -> bool:
-    """Whether they differ by so much of the largest at most."""
-    return bool((given - expected).abs().max() <= share * expected.abs().max())
+def close(given: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
+    """Whether the difference is at most this fraction of the largest expected value."""
+    return bool((given - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
+def test_lora_of_every_family_matches_peft_both_ways(family: str, tmp_path: Path) -> None:
     published = make(family, tmp_path / "published")
     ids, mask, decoder = sample(family in ("t5", "bart", "transformer"))
-    # XLNet's attention has its maps as plain parameters there.
+    # XLNet's attention maps are plain parameters in transformers.
     attention = () if family == "xlnet" else ("q_proj", "v_proj", "out_proj")
-    loaded, ours = tuned(
+    loaded, ours = load_with_lora(
         tmp_path / "published", rank=3, projections=(*attention, "fc_in", "fc_out"),
         rank_stabilised=family in ("gpt", "bert"),
     )  # fmt: skip
@@ -65,19 +65,19 @@ def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
     given = logits_of(theirs, ids, mask, decoder)
     assert close(given[real], expected[real]) and not close(before[real], expected[real], 1e-2)
     restored = adapter.read_adapter(tmp_path / "adapter").restore(ours.base)
-    # Queries, keys and values that are one map there come back with more ranks.
+    # Joined query, key and value maps in transformers return with a higher rank.
     joined = len(ours.base.linears[0].parts)
     assert restored.section["rank"] == (3 * joined - 3 if joined == 3 else 3) and not restored.changed_tensors
-    again, _ = tuned(tmp_path / "published", **restored.section)
+    again, _ = load_with_lora(tmp_path / "published", **restored.section)
     assert again.model.parts.added_names == restored.added_tensors.keys()
     again.model.parts.load_state_dict(restored.added_tensors, strict=False)
     with torch.no_grad():
         assert close(again.model(ids, mask, decoder).logits[real], expected[real])
 
 
-def test_maps_that_are_no_modules_there_are_refused(tmp_path: Path) -> None:
+def test_maps_without_modules_in_transformers_are_refused(tmp_path: Path) -> None:
     make("xlnet", tmp_path / "published")
-    _, ours = tuned(tmp_path / "published", rank=2, projections=("q_proj", "fc_in"))
+    _, ours = load_with_lora(tmp_path / "published", rank=2, projections=("q_proj", "fc_in"))
     with pytest.raises(UserError, match="PEFT cannot adapt the tuned layer layers.0.self_attn.q_proj"):
         adapter.write_adapter(ours, "published", None, {}, tmp_path / "adapter", lambda draft: None)
 
@@ -97,9 +97,9 @@ def test_maps_that_are_no_modules_there_are_refused(tmp_path: Path) -> None:
         ({"target_modules": "("}, r"'\(' is not a regular expression: missing \)"),
     ],
 )
-def test_tensors_that_are_not_those_of_the_configuration(change: Any, message: str, tmp_path: Path) -> None:
+def test_tensors_that_contradict_adapter_config_are_refused(change: Any, message: str, tmp_path: Path) -> None:
     make("gpt", tmp_path / "published")
-    _, ours = tuned(tmp_path / "published", rank=2, projections=("q_proj",))
+    _, ours = load_with_lora(tmp_path / "published", rank=2, projections=("q_proj",))
     adapter.write_adapter(ours, "published", None, {}, tmp_path / "adapter", lambda draft: None)
     path = tmp_path / "adapter/adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -118,8 +118,8 @@ NAMES = ["q_proj", "self_attn.q_proj", "fc1", "layers.1.fc1", "model.layers.0.fc
 PATTERNS = [r".*q_proj", r".*\.layers\.[01]\..*", "model.*", r"fc\d", r"self_attn\.[qk]_proj", r"layers.1\..*", ""]
 
 
-def test_modules_ranks_and_scales_are_those_of_peft() -> None:
-    """Random configurations over the paths of many modules."""
+def test_modules_ranks_and_scales_match_peft() -> None:
+    """Random configurations over many module paths."""
     from peft.tuners.tuners_utils import check_target_module_exists
     from peft.utils.other import get_pattern_key
 
@@ -138,7 +138,7 @@ def test_modules_ranks_and_scales_are_those_of_peft() -> None:
         fields |= {"r": 4, "lora_alpha": 3, "use_rslora": chance.random() < 0.5}
         ours, theirs = settings_of(FILE, {**fields, "peft_type": "LORA"}), peft.LoraConfig(**fields)
         for module in chance.sample(MODULES, 12):
-            # An excluded module is an object of its own there, which is no match.
+            # PEFT returns a special object for an excluded module.
             found = check_target_module_exists(theirs, module)
             targeted = bool(found) and type(found).__name__ != "_ExcludedModule"
             rank = theirs.rank_pattern.get(get_pattern_key(theirs.rank_pattern, module), theirs.r)
@@ -167,15 +167,15 @@ def test_modules_ranks_and_scales_are_those_of_peft() -> None:
         ({"arrow_config": {"top_k": 2}}, "lmtool has no Arrow"),
     ],
 )
-def test_a_configuration_of_other_types_is_one_line(change: dict[str, Any], message: str) -> None:
+def test_invalid_adapter_config_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refused:
         settings_of(FILE, {**LORA, **change})
     assert refused.value.message.startswith(f"{FILE}: ") and message in refused.value.message
     assert "\n" not in refused.value.message and refused.value.hint
 
 
-def test_every_key_of_peft_is_known() -> None:
-    """What a new version writes besides would be listed as not read: here nothing is."""
+def test_every_peft_key_is_known() -> None:
+    """No key of the installed PEFT version is listed as unread."""
     given = {"target_modules": ["q_proj"]}
     for settings in (
         peft.LoraConfig(eva_config=peft.EvaConfig(), init_lora_weights="eva", megatron_config={"a": 1}, **given),
@@ -200,7 +200,7 @@ def test_every_key_of_peft_is_known() -> None:
         ("xlnet", "virtual", "CAUSAL_LM", []),
     ],
 )  # fmt: skip
-def test_prompts_that_peft_reads_elsewhere_are_refused(
+def test_prompts_placed_differently_in_peft_are_refused(
     model: str, name: str, task_type: str | None, learned: list[str]
 ):
     added = {f"backbone.{'embed.' if name == 'virtual' else ''}{name}.weight": torch.zeros(2, 64)}
@@ -209,7 +209,7 @@ def test_prompts_that_peft_reads_elsewhere_are_refused(
         adapter.prompt_to_peft(TunedModel({"name": "prompt"}, added, HFBase(config, {}, {}, ()), task_type, learned))
 
 
-def test_a_method_without_a_layout_names_another_export() -> None:
+def test_method_without_peft_layout_suggests_delta_format() -> None:
     with pytest.raises(UserError, match="tuning=adapter has no counterpart in PEFT") as refused:
         adapter.writer_of("adapter")
     assert "format=delta" in str(refused.value.hint)

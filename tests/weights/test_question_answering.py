@@ -1,4 +1,4 @@
-"""Question answering: trained runs as folders of transformers, read and scored again."""
+"""Question answering runs, exported to transformers folders, loaded and scored again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def finetune(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", slow_but({"bert_tiny"}, ["bert_tiny", "gpt_tiny", "bart_tiny"]))
-def test_runs_are_exported_and_read_again(model: str, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_qa_run_has_same_scores(model: str, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finetune(model)
     run("export", "checkpoint=runs/run", "output=exported")
     follow_card("exported")
@@ -52,7 +52,7 @@ def test_runs_are_exported_and_read_again(model: str, questions: Path, capsys: p
     assert "ForQuestionAnswering" in out and "null_threshold (transformers compares with 0)" in out
     again = lmtool.load("exported")
     assert again.model.parts.scores_tokens
-    # Of the same threshold the folder scores as the run does.
+    # With the same threshold, the folder has the scores of the run.
     scores = []
     for folder in ("runs/run", "exported"):
         run("evaluate", f"checkpoint={folder}", "task=squad_v2", "task.path=questions", "task.null_threshold=0.1")

@@ -1,4 +1,4 @@
-"""Folders of sentence encoders: the vectors of sentence-transformers, or a refusal that names what is in the way."""
+"""Sentence encoder folders: vectors match sentence-transformers, or the folder is refused by name."""
 
 from __future__ import annotations
 
@@ -33,21 +33,29 @@ DENSE = {"in_features": 36, "out_features": 20}
 TWENTY = {"in_features": 20, "use_residual": True}
 
 
-def loaded(folder: Path) -> Any:
-    """What the library reads of a folder. It is imported here: that takes seconds."""
+def load_reference(folder: Path) -> Any:
+    """Load a folder with sentence-transformers, imported here because that takes seconds."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(folder), device="cpu")
 
 
-def published(family: str, folder: Path, *behind: tuple[str, dict[str, Any]], modes: Any = "mean", **keys: Any) -> Any:
-    """Write the folder of a sentence encoder with random weights, and give the encoder. behind: class and arguments of
-    each module behind the pooling."""
+def make_encoder(
+    family: str, folder: Path, *behind: tuple[str, dict[str, Any]], modes: Any = "mean", **keys: Any
+) -> Any:
+    """Write the folder of a sentence encoder with random weights.
+
+    Args:
+        behind: Class and arguments of each module after the pooling.
+
+    Returns:
+        The encoder, loaded by sentence-transformers.
+    """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
     make(family, folder / "model")
-    if family == "modernbert":  # as its published tokenizer.json lays out texts
+    if family == "modernbert":  # the text format of its published tokenizer.json
         with_format(Tokenizer.load(folder / "model"), "bert").save(folder / "model")
     torch.manual_seed(3)
     first = modules.Transformer(str(folder / "model"), max_seq_length=30)
@@ -55,12 +63,12 @@ def published(family: str, folder: Path, *behind: tuple[str, dict[str, Any]], mo
     further = [getattr(modules, name)(**arguments) for name, arguments in behind]
     encoder = SentenceTransformer(modules=[first, pooling, *further], device="cpu", **keys)
     encoder.save(str(folder / "encoder"))
-    if family == "t5":  # the library writes the encoder alone, and reads it of both
+    if family == "t5":  # the library saves only the encoder, but reads both stacks
         shutil.copy(folder / "model/model.safetensors", folder / "encoder/model.safetensors")
-    return loaded(folder / "encoder")
+    return load_reference(folder / "encoder")
 
 
-def embedded(folder: Path) -> np.ndarray:
+def embed_texts(folder: Path) -> np.ndarray:
     vectors = lmtool.load(str(folder), offline=True).embed(TEXTS)
     assert isinstance(vectors, np.ndarray)
     return vectors
@@ -72,9 +80,9 @@ def change(path: Path, **keys: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*texts are cut")
 @pytest.mark.parametrize("modes", [*MODES, tuple(MODES)])
-def test_every_pooling_gives_the_vectors_of_the_library(modes: Any, tmp_path: Path) -> None:
-    theirs = published("bert", tmp_path, modes=modes).encode(TEXTS)
-    np.testing.assert_allclose(embedded(tmp_path / "encoder"), theirs, rtol=0, atol=2e-5)
+def test_pooling_modes_match_sentence_transformers(modes: Any, tmp_path: Path) -> None:
+    theirs = make_encoder("bert", tmp_path, modes=modes).encode(TEXTS)
+    np.testing.assert_allclose(embed_texts(tmp_path / "encoder"), theirs, rtol=0, atol=2e-5)
 
 
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", "modernbert", "deberta_v3", "gpt", "llama", "t5")
@@ -82,9 +90,9 @@ FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", "modernbert", 
 
 @pytest.mark.filterwarnings("ignore:of the prompts", "ignore:.*texts are cut")
 @pytest.mark.parametrize("family", slow_but({"bert", "t5"}, FAMILIES))
-def test_what_stands_behind_the_pooling_is_applied(family: str, tmp_path: Path) -> None:
+def test_modules_after_pooling_match_sentence_transformers(family: str, tmp_path: Path) -> None:
     prompts = {"query": "the dog: ", "passage": "sea: "}
-    theirs = published(
+    theirs = make_encoder(
         family,
         tmp_path,
         ("Dense", DENSE | {"activation_function": nn.GELU()}),
@@ -97,7 +105,7 @@ def test_what_stands_behind_the_pooling_is_applied(family: str, tmp_path: Path) 
         default_prompt_name="query",
         truncate_dim=10,
     )
-    vectors = embedded(tmp_path / "encoder")
+    vectors = embed_texts(tmp_path / "encoder")
     assert vectors.shape == (len(TEXTS), 10)
     np.testing.assert_allclose(vectors, theirs.encode(TEXTS), rtol=0, atol=2e-5)
     assert np.abs(theirs.encode(TEXTS, prompt="") - vectors).max() > 1e-3
@@ -105,28 +113,28 @@ def test_what_stands_behind_the_pooling_is_applied(family: str, tmp_path: Path) 
 
 @pytest.mark.filterwarnings("ignore:.*texts are cut", "ignore:.*texts are truncated", "ignore:.*pads on the left")
 @pytest.mark.parametrize("family", slow_but({"bert", "llama"}, FAMILIES[:-1]))
-def test_of_a_tokenizer_that_pads_on_the_left_the_vector_is_that_of_the_text_alone(family: str, tmp_path: Path) -> None:
-    """The command warns where the library's vectors depend on the other texts of a batch."""
-    published(family, tmp_path)
+def test_left_padding_vectors_match_single_texts(family: str, tmp_path: Path) -> None:
+    """lmtool warns if the library's vectors depend on the other texts of a batch."""
+    make_encoder(family, tmp_path)
     change(tmp_path / "encoder/tokenizer_config.json", padding_side="left")
-    theirs = loaded(tmp_path / "encoder")
+    theirs = load_reference(tmp_path / "encoder")
     assert theirs.tokenizer.padding_side == "left"
     alone = np.concatenate([theirs.encode([text]) for text in TEXTS])
-    np.testing.assert_allclose(embedded(tmp_path / "encoder"), alone, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(embed_texts(tmp_path / "encoder"), alone, rtol=0, atol=2e-5)
     depends = np.abs(theirs.encode(TEXTS) - alone).max() > 1e-3
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        embedded(tmp_path / "encoder")
+        embed_texts(tmp_path / "encoder")
     assert depends == (family in ("bert", "distilbert", "albert", "electra", "gpt"))
-    # RoBERTa's positions are limited, but in transformers they do not count the padding.
+    # RoBERTa's positions are limited, but do not count padding in transformers.
     assert any("pads on the left" in str(warning.message) for warning in said) == (depends or family == "roberta")
 
 
-def test_norms_are_one_and_the_command_says_what_is_done(
+def test_embed_reports_pooling_modules_and_truncation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    theirs = published("bert", tmp_path, ("Normalize", {}), prompts={"query": "q: "})
+    theirs = make_encoder("bert", tmp_path, ("Normalize", {}), prompts={"query": "q: "})
     Path("asked.txt").write_text("\n".join(text.strip() for text in TEXTS))
     words = ["embed", "checkpoint=encoder", "input=asked.txt", "device=cpu", "precision=fp32"]
     assert cli.main([*words, "output=vectors.npy"]) == 0
@@ -137,7 +145,7 @@ def test_norms_are_one_and_the_command_says_what_is_done(
     vectors = np.load("vectors.npy")
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     np.testing.assert_allclose(vectors, theirs.encode([text.strip() for text in TEXTS]), rtol=0, atol=2e-5)
-    # As it was asked for, and of several layers, there is nothing behind the pooling.
+    # With layers= or pooling=, no module follows the pooling.
     assert cli.main([*words, "output=all.npy", "layers=all"]) == 0
     assert "warning: layers=all omits 2_Normalize" in capsys.readouterr().out
     assert cli.main([*words, "output=plain.npy", "pooling=mean"]) == 0
@@ -151,14 +159,14 @@ def test_norms_are_one_and_the_command_says_what_is_done(
     assert "mean (the checkpoint's 1_Pooling/config.json, without 2_Normalize)" in said
 
 
-def test_an_exported_run_has_the_same_vectors_in_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run is no sentence encoder: both take the mean of its hidden states."""
+def test_exported_run_matches_sentence_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without pooling settings: both take the mean of hidden states."""
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "text.txt")
     pretrain("run", "objective=mlm", "max_steps=1")
     assert cli.main(["export", "checkpoint=runs/run", "output=folder"]) == 0
     texts = ["The happy cat saw the ship.", "A [MASK] king."]
-    theirs = loaded(Path("folder"))
+    theirs = load_reference(Path("folder"))
     for checkpoint in ("runs/run", "folder"):
         ours = lmtool.load(checkpoint).embed(texts[:1])
         np.testing.assert_allclose(ours, theirs.encode(texts[:1]), rtol=0, atol=1e-5)
@@ -179,11 +187,11 @@ def flags(*names: str) -> dict[str, Any]:
         (flags(), ("mean",)),
     ],
 )
-def test_files_of_old_and_new_versions(config: dict[str, Any], modes: tuple[str, ...], tmp_path: Path) -> None:
-    published("bert", tmp_path)
+def test_old_and_new_pooling_files_are_read(config: dict[str, Any], modes: tuple[str, ...], tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path)
     (tmp_path / "encoder/1_Pooling/config.json").write_text(json.dumps(config))
-    theirs = loaded(tmp_path / "encoder")
-    np.testing.assert_allclose(embedded(tmp_path / "encoder"), theirs.encode(TEXTS), rtol=0, atol=2e-5)
+    theirs = load_reference(tmp_path / "encoder")
+    np.testing.assert_allclose(embed_texts(tmp_path / "encoder"), theirs.encode(TEXTS), rtol=0, atol=2e-5)
     assert theirs[1].pooling_mode in (modes, *modes[:1])
     (tmp_path / "encoder/modules.json").unlink()
     given = sentence_encoder(HFFolder("x", tmp_path / "encoder", HFConfig({})), True)
@@ -194,7 +202,7 @@ def test_files_of_old_and_new_versions(config: dict[str, Any], modes: tuple[str,
         assert fields is not None and fields.task_fields("x")["pooling"] in ("max", "first")
 
 
-def test_a_task_has_not_every_pooling() -> None:
+def test_unsupported_task_pooling_is_refused() -> None:
     for modes in (("mean", "max"), ("weightedmean",)):
         with pytest.raises(UserError, match="1_Pooling/config.json sets the pooling"):
             SentenceEncoder("1_Pooling/config.json", modes).task_fields("x")
@@ -231,51 +239,51 @@ REFUSED: list[tuple[str, Any, str]] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("encoder")
-    published("bert", place, ("Dense", DENSE))
+    make_encoder("bert", place, ("Dense", DENSE))
     return place / "encoder"
 
 
 @pytest.mark.parametrize(("file", "content", "problem"), REFUSED)
-def test_what_lmtool_does_not_do_is_refused_by_name(folder: Path, file: str, content: Any, problem: str) -> None:
+def test_unsupported_modules_and_settings_are_refused(folder: Path, file: str, content: Any, problem: str) -> None:
     path = folder / file
     before = path.read_bytes()
     content = json.loads(before) | content if isinstance(content, dict) and file != "modules.json" else content
     path.write_text(json.dumps(content))
     try:
         with pytest.raises(UserError, match=problem) as caught:
-            embedded(folder)
+            embed_texts(folder)
     finally:
         path.write_bytes(before)
     assert caught.value.hint and str(folder) in caught.value.message
 
 
-def test_how_texts_are_read_is_refused_where_it_is_another_way(tmp_path: Path) -> None:
-    published("bert", tmp_path, prompts={"query": "q: "}, default_prompt_name="query", include_prompt=False)
+def test_unsupported_text_formats_are_refused(tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path, prompts={"query": "q: "}, default_prompt_name="query", include_prompt=False)
     folder = tmp_path / "encoder"
     with pytest.raises(UserError, match="1_Pooling/config.json has include_prompt=False"):
-        embedded(folder)
+        embed_texts(folder)
     change(folder / "1_Pooling/config.json", include_prompt=True)
-    assert embedded(folder).shape == (6, 36)
+    assert embed_texts(folder).shape == (6, 36)
     change(folder / "sentence_bert_config.json", do_lower_case=True)
-    assert embedded(folder).shape == (6, 36)  # its tokenizer does that
+    assert embed_texts(folder).shape == (6, 36)  # its tokenizer lowercases
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["normalizer"] |= {"lowercase": False, "strip_accents": False}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match="do_lower_case=true is not in its tokenizer.json"):
-        embedded(folder)
+        embed_texts(folder)
     change(folder / "sentence_bert_config.json", do_lower_case=False)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
     with pytest.raises(UserError, match="tokenizer.json formats texts as"):
-        embedded(folder)
+        embed_texts(folder)
 
 
-def test_what_reads_behind_a_decoder_is_refused(tmp_path: Path) -> None:
-    published("bart", tmp_path)
+def test_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    make_encoder("bart", tmp_path)
     with pytest.raises(UserError, match="states come from the decoder of model=bart"):
-        embedded(tmp_path / "encoder")
+        embed_texts(tmp_path / "encoder")
 
 
-def test_what_is_no_sentence_encoder_says_nothing(tmp_path: Path) -> None:
+def test_folder_without_pooling_is_no_sentence_encoder(tmp_path: Path) -> None:
     empty = HFFolder(str(tmp_path), tmp_path, HFConfig({}))
     assert sentence_encoder(empty, True) is None
     (tmp_path / "modules.json").write_text(json.dumps([MODEL]))

@@ -1,11 +1,11 @@
-"""The task of a published classifier of words, and back."""
+"""Conversion of a token classifier's config.json to a task and back."""
 
 from __future__ import annotations
 
 from lmtool.weights.task_heads import head_of_class, labels_of, refusal, task_of
 
 
-def test_the_task_in_a_config_json():
+def test_token_classifier_config_survives_round_trip():
     config = {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "B-A", "2": "I-A"}}
     assert head_of_class(config).name == "token_classifier" and refusal(config) is None
     task = task_of(config)

@@ -1,5 +1,5 @@
-"""Every class of transformers that `export` writes, for every family, opened by transformers itself; and every class
-that transformers has of a family, saved from random configurations and read here, or refused by name."""
+"""Every transformers class that `export` writes is opened by transformers, and every transformers class of a supported
+family is read by lmtool or refused by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "question_answering": {"kind": "extractive_qa", "name": "answers"},
     "multiple_choice": {"kind": "multiple_choice", "name": "endings", "head": "transformers", "choices": 2},
 }  # fmt: skip
-"""A task by the head that it is exported as."""
+"""The task of each exported head."""
 AUTO = {
     "ForTokenClassification": "AutoModelForTokenClassification",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
@@ -55,7 +55,7 @@ AUTO = {
     "MTModel": "AutoModelForSeq2SeqLM",
     "Model": "AutoModel",
 }
-"""What a user opens a class with, by the end of its name."""
+"""The Auto class by the suffix of a class name."""
 
 
 def module_of(family: str) -> Any:
@@ -65,7 +65,7 @@ def module_of(family: str) -> Any:
 
 
 def config_of(family: str) -> Any:
-    """The tiny model of a family as our configuration."""
+    """The tiny model of a family as lmtool's configuration."""
     published = FAMILIES[family][0]().config.to_dict()
     return Choice("model").validate(module_of(family).from_hf_config(published))
 
@@ -75,8 +75,8 @@ def classes_of(family: str) -> tuple[HFClass, ...]:
     return classes
 
 
-def noisy(model: nn.Module) -> nn.Module:
-    """A model whose biases and norms differ from each other, too."""
+def with_noise(model: nn.Module) -> nn.Module:
+    """Add noise to all parameters, so that biases and norms differ from each other."""
     with torch.no_grad():
         for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -96,8 +96,11 @@ def head_of(name: str, backbone: Backbone) -> nn.Module:
 
 
 def write_checkpoint(family: str, published: HFClass, folder: Path, **fields: Any) -> None:
-    """A checkpoint of ours with the heads of a class of transformers: a task's learner's, or those of pretraining.
-    fields: of the model's configuration, in the place of the tiny one's."""
+    """Write an lmtool checkpoint with the heads of a transformers class: those of a task, or of pretraining.
+
+    Args:
+        fields: Changes of the tiny model's configuration.
+    """
     torch.manual_seed(11)
     config, tokenizer = config_of(family).model_copy(update=fields), build(FAMILIES[family][1], TEXTS, ROWS)
     backbone, classifier = build(config, 3), None
@@ -110,23 +113,24 @@ def write_checkpoint(family: str, published: HFClass, folder: Path, **fields: An
         for head in published.heads or (("lm",) if config.architecture != "encoder" else ()):
             learner.add_head(head, head_of(head, backbone))
     write_import(
-        ImportedModel(noisy(learner).state_dict(), config, tokenizer, {"checkpoint": "none"}, classifier or {}), folder
+        ImportedModel(with_noise(learner).state_dict(), config, tokenizer, {"checkpoint": "none"}, classifier or {}),
+        folder,
     )
 
 
 def rows_of(family: str, config: Any, generates: bool) -> dict[str, Tensor]:
-    """Padded rows as both sides take them; without what the class does not read."""
+    """Padded inputs for lmtool and transformers, without inputs that the class does not accept."""
     two_stacks = config.architecture == "encoder_decoder"
     ids, mask, decoder = sample(two_stacks)
     pad = FAMILIES[family][0]().config.pad_token_id
     tokenizer = build(FAMILIES[family][1], TEXTS, ROWS).with_padding()
     pad = tokenizer.roles.get("pad", pad or 0)
-    if two_stacks:  # a task's text ends with its end token, of which no row has another
+    if two_stacks:  # a task's text ends with its only end token
         end = tokenizer.role("eos")
         ids[ids == end] += 1
         ids[torch.arange(len(ids)), mask.sum(1) - 1] = end
     ids = ids.masked_fill(mask == 0, pad)
-    if family == "xlnet":  # its summary is the last of a row
+    if family == "xlnet":  # its summary is the last token of a row
         lengths = mask.sum(1).tolist()
         ids, mask = (
             torch.stack([row.roll(19 - length) for row, length in zip(rows, lengths, strict=True)])
@@ -141,7 +145,7 @@ def rows_of(family: str, config: Any, generates: bool) -> dict[str, Tensor]:
 
 
 def outputs_of(model: nn.Module, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a model of transformers gives, by the names of ours."""
+    """Outputs of a transformers model by lmtool's names."""
     with torch.no_grad():
         if type(model).__name__.endswith("ForMultipleChoice"):
             return {"logits": model(**{name: values[:, None] for name, values in rows.items()}).logits}
@@ -158,7 +162,7 @@ def outputs_of(model: nn.Module, rows: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def largest_difference(ours: Any, theirs: dict[str, Tensor], rows: dict[str, Tensor]) -> float:
-    """Over the real tokens, as a share of the largest value."""
+    """Largest difference at real tokens, as a fraction of the largest value."""
     real, worst = rows["attention_mask"].bool(), 0.0
     for name, values in theirs.items():
         mine = getattr(ours, name)
@@ -170,7 +174,7 @@ def largest_difference(ours: Any, theirs: dict[str, Tensor], rows: dict[str, Ten
     return worst
 
 
-# A model without a head is there twice, with its pooler and without.
+# A model without a head is declared twice, with and without its pooler.
 EXPORTED = list(dict.fromkeys((family, published.name) for family in FAMILIES for published in classes_of(family)))
 
 
@@ -189,11 +193,13 @@ EXPORTED = list(dict.fromkeys((family, published.name) for family in FAMILIES fo
         EXPORTED,
     ),
 )  # fmt: skip
-def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_class_matches_transformers(
+    family: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     published = next(entry for entry in classes_of(family) if entry.name == name)
     write_checkpoint(family, published, tmp_path / "ours")
     capsys.readouterr()
-    exported(tmp_path)
+    run_export(tmp_path)
     screen = capsys.readouterr().out
     assert f"opened by transformers {transformers.__version__} as {name}" in " ".join(screen.split())
 
@@ -201,7 +207,7 @@ def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest
     theirs, report = loader.from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert type(theirs).__name__ == name
     assert not report["unexpected_keys"] and not report["mismatched_keys"]
-    # A checkpoint has no pooler with the activation of BigBird's: the screen says so.
+    # lmtool has no pooler with BigBird's activation, and the output says so.
     drawn = report["missing_keys"]
     assert bool(drawn) == (name == "BigBirdModel") and all(key.startswith("pooler.") for key in drawn)
     assert ("which initializes missing tensors" in screen) == bool(drawn)
@@ -213,16 +219,16 @@ def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest
     assert largest_difference(loaded.model(**rows), outputs_of(theirs.eval(), rows), rows) < 1e-5
 
 
-def exported(place: Path, status: int = 0) -> None:
+def run_export(place: Path, status: int = 0) -> None:
     """Export place/ours to place/theirs."""
     words = [f"checkpoint='{place / 'ours'}'", f"output='{place / 'theirs'}'", "offline=true"]
     assert cli.main(["export", *words]) == status
 
 
-def test_a_map_that_is_wrong_in_both_directions_is_noticed(
+def test_wrong_weight_map_fails_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the other side sees it: what lmtool reads again is what it wrote."""
+    """Only transformers detects an error in both directions, because lmtool reads its own files back unchanged."""
     wrong = token_classifier("LlamaForTokenClassification", "classifier")
     declared = replace(llama.HF_FORMAT, classes=(wrong, *llama.HF_FORMAT.classes[1:]))
     declared = replace(declared, outside_prefixes=(*declared.outside_prefixes, "classifier."))
@@ -231,7 +237,7 @@ def test_a_map_that_is_wrong_in_both_directions_is_noticed(
     monkeypatch.setattr(llama, "HF_FORMAT", declared)
     write_checkpoint("llama", wrong, tmp_path / "ours")
     capsys.readouterr()
-    exported(tmp_path, 3)
+    run_export(tmp_path, 3)
     captured = capsys.readouterr()
     screen = " ".join(captured.out.split())
     assert "missing keys none" in screen and "logits largest difference 0 " in screen
@@ -240,8 +246,8 @@ def test_a_map_that_is_wrong_in_both_directions_is_noticed(
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
-def test_what_transformers_cannot_open_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of its own is a fault; without it, or without the class, nothing is compared, and that is said."""
+def test_export_reports_missing_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of transformers fails the comparison; a missing library or class is only reported."""
     write_checkpoint("bert", classes_of("bert")[0], tmp_path / "ours")
     original = lmtool.load(tmp_path / "ours").model.parts
     tokenizer = build(FAMILIES["bert"][1], TEXTS, ROWS)
@@ -266,7 +272,7 @@ def test_what_transformers_cannot_open_is_said(tmp_path: Path, monkeypatch: pyte
         ("bart", "token_classification", "transformers has no class ...ForTokenClassification for this family"),
     ],
 )
-def test_a_head_without_a_class_is_refused(family: str, kind: str, reason: str) -> None:
+def test_head_without_transformers_class_is_refused(family: str, kind: str, reason: str) -> None:
     tokenizer = build(FAMILIES[family][1], TEXTS, ROWS)
     with pytest.raises(UserError, match=f"heads.x cannot be exported for model={family}: {reason}"):
         export_of(config_of(family), {}, {"kind": kind, "name": "x"}, tokenizer)
@@ -276,28 +282,28 @@ def test_a_head_without_a_class_is_refused(family: str, kind: str, reason: str) 
     "name",
     slow_but({"ModernBertForSequenceClassification"}, [entry.name for entry in classes_of("modernbert")]),
 )
-def test_a_mean_before_the_pooler(name: str, tmp_path: Path) -> None:
-    """classifier_pooling=mean, as the published ModernBERTs say, in and out; heads over tokens do not mind it."""
+def test_modernbert_mean_pooling_matches_transformers(name: str, tmp_path: Path) -> None:
+    """classifier_pooling=mean, as in the published ModernBERTs, read and exported; token heads ignore it."""
     config = FAMILIES["modernbert"][0]().config
     config.classifier_pooling = "mean"
     torch.manual_seed(17)
-    theirs = noisy(getattr(transformers, name)(config))
+    theirs = with_noise(getattr(transformers, name)(config))
     theirs.save_pretrained(tmp_path / "ours")
     with_format(build(FAMILIES["modernbert"][1], TEXTS, ROWS), "bert").save(tmp_path / "ours")
     loaded = lmtool.load(tmp_path / "ours")
     rows = rows_of("modernbert", loaded.config, False)
     assert largest_difference(loaded.model(**rows), outputs_of(theirs, rows), rows) < 1e-5
-    if not name.endswith("MultipleChoice"):  # which says of how many choices only in our folders
-        exported(tmp_path)
+    if not name.endswith("MultipleChoice"):  # only lmtool's folders have the number of choices
+        run_export(tmp_path)
         again = getattr(transformers, name).from_pretrained(tmp_path / "theirs").eval()
         assert largest_difference(loaded.model(**rows), outputs_of(again, rows), rows) < 1e-5
 
 
-def test_an_untied_model_without_an_output_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A classifier of a model with two tables has no use for the second, and goes out and in without it."""
+def test_untied_classifier_needs_no_output_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A classifier of an untied model is exported and read without the output table."""
     family, published = "llama", classes_of("llama")[1]
     write_checkpoint(family, published, tmp_path / "ours", tied=False)
-    exported(tmp_path)
+    run_export(tmp_path)
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert config["tie_word_embeddings"] is False and config["architectures"] == [published.name]
     loaded = lmtool.load(tmp_path / "theirs")
@@ -385,7 +391,7 @@ CLASSES: dict[str, tuple[str, str]] = {
         "ForCausalLM ForConditionalGeneration ForQuestionAnswering ForSequenceClassification Model",
     ),
 }
-"""The models that transformers has of each family: what their names begin with, and how they end."""
+"""Model classes of transformers for each family: common prefix and suffixes."""
 
 
 def known_classes(family: str) -> list[str]:
@@ -394,8 +400,8 @@ def known_classes(family: str) -> list[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_class_is_forgotten(family: str) -> None:
-    """Neither of those that transformers' module of the family gives away, nor of those that we know."""
+def test_class_table_is_complete(family: str) -> None:
+    """CLASSES equals the public models of the transformers module, and contains every declared class."""
     model = type(FAMILIES[family][0]())
     module = sys.modules[model.__module__]
     bases = [cls for cls in model.__mro__ if cls.__module__ == model.__module__]
@@ -416,16 +422,16 @@ REFUSED = {
     "BartForCausalLM": "is_decoder=True",
     "MarianForCausalLM": "is_decoder=True",
 }
-"""Classes that are not read, and what the error names."""
+"""Refused classes, and their error messages."""
 DROPPED = {
     "GPT2DoubleHeadsModel": {"multiple_choice_head"},
     "OpenAIGPTDoubleHeadsModel": {"multiple_choice_head"},
-    "BigBirdForPreTraining": {"bert", "cls"},  # its second head, and the pooler before it
+    "BigBirdForPreTraining": {"bert", "cls"},  # its second head and pooler
     "BigBirdModel": {"pooler"},
     **{f"BigBirdFor{end}": {"bert"} for end in ("CausalLM", "MaskedLM")},
     **{f"BigBirdFor{end}Classification": {"bert"} for end in ("Sequence", "Token")},
 }
-"""Parts that no output of ours is read through; the report names them."""
+"""Parts that lmtool drops and reports."""
 VARIANTS = {"tied": {"num_labels": 3}, "one_label": {"num_labels": 1}, "untied": {"tie_word_embeddings": False}}
 SAVED = [(family, name, variant) for family in FAMILIES for name in known_classes(family) for variant in VARIANTS]
 
@@ -451,14 +457,14 @@ SAVED = [(family, name, variant) for family in FAMILIES for name in known_classe
         SAVED,
     ),
 )  # fmt: skip
-def test_what_transformers_saves(family: str, name: str, variant: str, tmp_path: Path) -> None:
+def test_saved_class_is_loaded_or_refused(family: str, name: str, variant: str, tmp_path: Path) -> None:
     config = FAMILIES[family][0]().config
     labels = {"num_labels": 2} if "QuestionAnswering" in name else {}
     config.update({"architectures": None, **VARIANTS[variant], **labels})
     tokenizer = build(FAMILIES[family][1], TEXTS, ROWS)
     config.pad_token_id = tokenizer.with_padding().roles.get("pad", config.pad_token_id)
     torch.manual_seed(13)
-    theirs = noisy(getattr(transformers, name)(config))
+    theirs = with_noise(getattr(transformers, name)(config))
     theirs.save_pretrained(tmp_path)
     tokenizer.save(tmp_path)
     refused = REFUSED.get(name)
@@ -469,14 +475,14 @@ def test_what_transformers_saves(family: str, name: str, variant: str, tmp_path:
             lmtool.load(tmp_path)
         return
     loaded = lmtool.load(tmp_path)
-    constants = {"heads.lm"} if family == "bart" else set()  # which are zeros where a file has none
+    constants = {"heads.lm"} if family == "bart" else set()  # zeros if absent from the file
     assert loaded.report.dropped.keys() == DROPPED.get(name, set()) and loaded.report.new.keys() <= constants
     generates = not any(name.endswith(head.suffix) for head in HEADS.values())
     rows = rows_of(family, loaded.config, generates)
     given = outputs_of(theirs, rows)
     if name == "BigBirdForPreTraining":
         del given["pair_logits"]
-    if name == "MarianModel":  # its sines stand before its cosines: our channels in its order
+    if name == "MarianModel":  # Marian stores sines before cosines: reorder the channels
         order = torch.cat([torch.arange(0, 36, 2), torch.arange(1, 36, 2)])
         given["hidden"] = given["hidden"][..., order.argsort()]
     assert largest_difference(loaded.model(**rows), given, rows) < 1e-5

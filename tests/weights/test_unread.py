@@ -1,4 +1,4 @@
-"""What of a published folder is neither read nor without effect is listed, in every command that reads it."""
+"""Unread keys and files of a published folder are listed by every command, unless they have no effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG, SETTINGS, GENERATION = "config.json", "tokenizer_config.json", "generati
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each of four families; in its tokenizer_config.json what transformers writes there."""
+    """Folders of four families, with the tokenizer_config.json of transformers."""
     place = tmp_path_factory.mktemp("originals")
     for family in ("bert", "gpt", "llama", "modernbert"):
         make(family, place / family)
@@ -40,7 +40,7 @@ def change(path: Path, keys: dict[str, Any]) -> None:
 
 LISTED: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("bert", CONFIG, {"rope_scaling": {"factor": 2}, "surprise": 1}, "config.json: rope_scaling, surprise"),
-    ("bert", CONFIG, {"num_beams": 4, "hidden_act": "gelu"}, None),  # it writes no text
+    ("bert", CONFIG, {"num_beams": 4, "hidden_act": "gelu"}, None),  # BERT does not generate
     ("gpt", CONFIG, {"num_beams": 4, "max_length": 20}, None),  # transformers reads them in generation_config.json
     ("bert", SETTINGS, {"truncation_side": "left", "auto_map": {}}, "tokenizer_config.json: truncation_side, auto_map"),
     ("bert", SETTINGS, {"sp_model_kwargs": {"alpha": 0.1}, "remove_space": False}, "sp_model_kwargs, remove_space"),
@@ -51,13 +51,13 @@ LISTED: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("gpt", GENERATION, {"repetition_penalty": 1.2, "temperature": None}, "repetition_penalty=1.2"),
     ("gpt", GENERATION, {"eos_token_id": [0, 5], "use_cache": False}, "generation_config.json: eos_token_id=[0, 5]"),
     ("bert", CONFIG, {"eos_token_id": [0, 5]}, None),
-    ("gpt", GENERATION, {"suppress_tokens": [328, 329], "eos_token_id": 0}, None),  # the last rows of the table
+    ("gpt", GENERATION, {"suppress_tokens": [328, 329], "eos_token_id": 0}, None),  # unused rows of the table
     ("gpt", GENERATION, {"suppress_tokens": [3]}, "suppress_tokens=[3]"),
 ]
 
 
 @pytest.mark.parametrize(("family", "file", "keys", "line"), LISTED)
-def test_keys_are_listed_unless_they_are_without_effect(
+def test_unread_keys_are_listed_unless_without_effect(
     family: str, file: str, keys: dict[str, Any], line: str | None, place: Path
 ) -> None:
     before = read(family).ignored
@@ -66,7 +66,7 @@ def test_keys_are_listed_unless_they_are_without_effect(
     assert not before and len(lines) == (line is not None) and all(str(line) in new for new in lines)
 
 
-def test_old_folders_say_in_config_json_how_they_generate(place: Path) -> None:
+def test_generation_keys_in_old_config_are_listed(place: Path) -> None:
     (place / "gpt" / GENERATION).unlink()
     change(place / "gpt" / CONFIG, {"num_beams": 4, "do_sample": False, "task_specific_params": {}})
     assert read("gpt").ignored == ("config.json: num_beams=4",)
@@ -74,7 +74,7 @@ def test_old_folders_say_in_config_json_how_they_generate(place: Path) -> None:
     assert read("gpt").ignored == ("config.json: eos_token_id=[0, 5], num_beams=4, forced_bos_token_id=3",)
 
 
-def test_files_are_listed_unless_they_are_known(place: Path) -> None:
+def test_unknown_files_are_listed(place: Path) -> None:
     for name in ("README.md", "LICENSE.txt", "training_args.bin", "model.onnx", ".gitattributes", "tf_model.h5"):
         (place / "bert" / name).write_text("")
     (place / "bert/runs").mkdir()
@@ -103,13 +103,13 @@ def test_files_are_listed_unless_they_are_known(place: Path) -> None:
         ("modernbert", {"rope_parameters": {"rope_type": "linear"}}, "but model=modernbert supports only null"),
     ],
 )
-def test_what_is_computed_is_refused(family: str, keys: dict[str, Any], message: str, place: Path) -> None:
+def test_unsupported_rope_settings_are_refused(family: str, keys: dict[str, Any], message: str, place: Path) -> None:
     change(place / family / CONFIG, keys)
     with pytest.raises(UserError, match=message):
         read(family)
 
 
-def test_a_layout_of_texts_that_lmtool_has_not(place: Path) -> None:
+def test_unsupported_text_format_warns(place: Path) -> None:
     tokenizer = json.loads((place / "llama/tokenizer.json").read_text())
     end = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
     pieces = [{"SpecialToken": {"id": end["id"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
@@ -121,7 +121,7 @@ def test_a_layout_of_texts_that_lmtool_has_not(place: Path) -> None:
         lmtool.load("llama")
 
 
-def test_every_command_that_reads_a_folder_warns_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_warns_once_of_unread_keys(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(place / "rows")
     for family in ("bert", "gpt"):
         change(place / family / CONFIG, {"surprise": 1})
@@ -144,7 +144,7 @@ def test_every_command_that_reads_a_folder_warns_once(place: Path, capsys: pytes
         lmtool.load("bert")
 
 
-def test_a_sentence_encoder_is_not_copied_whole(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_of_sentence_encoder_warns_of_lost_pooling(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "bert/1_Pooling").mkdir()
     (place / "bert/1_Pooling/config.json").write_text('{"pooling_mode": "max"}')
     for words in (["import", "output=ours"], ["export", "output=back"]):

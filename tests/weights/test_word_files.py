@@ -1,4 +1,4 @@
-"""Text files of word vectors: what is read of them, and what is refused with its line."""
+"""Text files of word vectors: reading, writing, and refusals with line numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(path: Path, lines: list[str]) -> Path:
 
 @pytest.mark.parametrize("header", [[], ["4 4"]])
 @pytest.mark.parametrize("name", ["glove.txt", "wiki.vec", "glove.txt.gz"])
-def test_words_and_vectors(tmp_path: Path, name: str, header: list[str]) -> None:
+def test_word_vectors_are_read(tmp_path: Path, name: str, header: list[str]) -> None:
     path = write(tmp_path / name, [*header, *LINES, ""])
     assert is_word_file(path)
     file = read_words(path)
@@ -30,7 +30,7 @@ def test_words_and_vectors(tmp_path: Path, name: str, header: list[str]) -> None
     assert torch.equal(file.vectors, torch.tensor([[0.5, -1, 2e-3, 4], [1, 2, 3, 4], [0, 0, 0.25, 1]]))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_vectors_are_read_back_exactly(tmp_path: Path) -> None:
     vectors = torch.randn(50, 7) * torch.logspace(-30, 5, 50)[:, None]
     words = [f"w{number}é" for number in range(50)]
     write_words(tmp_path / "vectors.txt", words, vectors)
@@ -51,12 +51,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ([""], "contains no words"),
     ],
 )
-def test_bad_lines(tmp_path: Path, lines: list[str], message: str) -> None:
+def test_invalid_lines_are_refused_with_number(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_words(write(tmp_path / "vectors.txt", lines))
 
 
-def test_a_file_that_breaks_off(tmp_path: Path) -> None:
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "vectors.txt.gz", LINES * 100)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UserError, match="stream is truncated"):

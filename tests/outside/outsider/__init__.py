@@ -1,4 +1,4 @@
-"""A package that is not part of lmtool: a model, an objective, a task and a tuning method of its own."""
+"""A package that is not part of lmtool: models, objectives, tasks and tuning methods of a plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outsider's components as configuration: no torch, and no YAML but the recipes of its models."""
+"""Configurations of the plugin's components: no torch, and no YAML except the recipes of its models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A language model without attention: each layer is a long short-term memory (Hochreiter and Schmidhuber 1997) that is
-added to what it reads."""
+"""A language model without attention: each layer is a residual long short-term memory (Hochreiter and Schmidhuber
+1997)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outsider.configs import LstmConfig
 
 
 class Memory:
-    """What a layer keeps of the tokens before: hidden and cell state of each document."""
+    """State of a layer after earlier tokens: hidden and cell state of each document."""
 
     state: tuple[Tensor, Tensor] | None = None
 
@@ -50,7 +50,7 @@ class LstmLayer(nn.Module):
             i, f, g, o = (gates_NLG[:, step] + self.recur(h_NH)).chunk(4, -1)
             c_new = torch.sigmoid(f + 1) * c_NH + torch.sigmoid(i) * torch.tanh(g)
             h_new = torch.sigmoid(o) * torch.tanh(c_new)
-            # A document that has ended keeps its state.
+            # A finished document keeps its state.
             goes_on = real_NL[:, step, None].to(x_TH.device)
             h_NH, c_NH = torch.where(goes_on, h_new, h_NH), torch.where(goes_on, c_new, c_NH)
             states.append(h_NH)

@@ -1,4 +1,4 @@
-"""The averager: a layer adds to each token a map of its document's mean."""
+"""The averager: a layer adds a linear map of the document's mean to each token."""
 
 from __future__ import annotations
 

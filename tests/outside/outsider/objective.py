@@ -1,4 +1,4 @@
-"""Every n-th token of a window is hidden and restored."""
+"""An objective that masks and predicts every n-th token of a window."""
 
 from __future__ import annotations
 

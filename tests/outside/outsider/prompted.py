@@ -1,5 +1,5 @@
-"""Virtual tokens (Lester et al. 2021) and adapters behind the layers (Houlsby et al. 2019) in one method: what it adds
-has names of its own, a rate of its own, a penalty, and a step from which it learns."""
+"""Virtual tokens (Lester et al. 2021) and adapters after the layers (Houlsby et al. 2019) in one method, with separate
+parameter names, a separate learning rate, a penalty, and a first trained step."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ class PromptedTuning(TuningMethod):
         return {"prompt": self.config.decay * learner.backbone.embed.virtual.weight.square().sum()}
 
     def on_step(self, learner: BaseLearner, step: int) -> None:
-        """The heads learn one step ahead of what is below them."""
+        """Train the virtual tokens from the second step on."""
         learner.backbone.embed.virtual.requires_grad_(step > 1)

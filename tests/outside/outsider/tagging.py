@@ -1,4 +1,4 @@
-"""A tag for each word, on windows of long texts: a word is tagged by the window that holds its first token."""
+"""A tag for each word, in windows of long texts: the window with a word's first token predicts its tag."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Tagging(TaskKind):
     def join(self, parts: Sequence[Any]) -> Prediction:
         tags: dict[int, tuple[int, float]] = {}
         for part in parts:
-            assert not tags.keys() & part.keys(), "a word is in one window"
+            assert not tags.keys() & part.keys(), "each word is predicted by one window"
             tags |= part
         return Prediction([tags[word][0] for word in sorted(tags)], min(score for _, score in tags.values()))
 
@@ -66,7 +66,7 @@ class Tagging(TaskKind):
 
 
 class Windows:
-    """Runs of at most max_length tokens; the first token of each word predicts."""
+    """Windows of at most max_length tokens; the first token of each word predicts its tag."""
 
     def __init__(self, learner: TaggingLearner, rows: Rows, max_length: int, split: str):
         self.term, self.split, self.rows = learner.term, split, rows

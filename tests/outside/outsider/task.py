@@ -1,5 +1,5 @@
-"""A regression that forgives outliers (Huber 1964) and reads every layer's hidden states, as ELMo's users do (Peters et
-al. 2018)."""
+"""A regression with the Huber loss (Huber 1964) on the mean of all layers' hidden states, as with ELMo (Peters et al.
+2018)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmtool.types import Batch, StepOutput
 
 
 class Layers(Tap):
-    """Keeps what stands behind the embedding and behind each layer."""
+    """Records the hidden states after the embedding and after each layer."""
 
     def __init__(self) -> None:
         self.states: list[Tensor] = []
@@ -29,7 +29,7 @@ class Layers(Tap):
 
 class GradedLearner(RegressionLearner):
     def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(N, H): the mean over the layers and over the text."""
+        """(N, H): mean over layers and tokens."""
         layers = Layers()
         self.backbone(batch.inputs, rng, tap=layers)
         assert len(layers.states) == 1 + self.backbone.config.num_layers

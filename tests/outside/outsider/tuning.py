@@ -1,4 +1,4 @@
-"""Only vectors and the heads learn (after BitFit, Ben Zaken et al. 2022)."""
+"""Trains only vectors and heads (after BitFit, Ben Zaken et al. 2022)."""
 
 from __future__ import annotations
 

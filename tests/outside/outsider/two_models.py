@@ -1,5 +1,5 @@
-"""Two models that learn together: each fills the masks, and each learns the other's distribution (Zhang et al., "Deep
-Mutual Learning", 2018)."""
+"""Two models trained together on masked tokens and on each other's distribution (Zhang et al., "Deep Mutual Learning",
+2018)."""
 
 from __future__ import annotations
 

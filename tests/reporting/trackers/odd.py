@@ -1,4 +1,4 @@
-"""A plugin with trackers that go wrong, each in its own way."""
+"""A plugin with a tracker that fails in a configurable way."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lmtool.reporting.trackers.base import Tracker, TrackerConfig
 
 @component("logger", "odd", builder="tests.reporting.trackers.odd:Odd")
 class OddConfig(TrackerConfig):
-    """Writes each row's step into a file, and fails where it is asked to."""
+    """Writes the step of each row into a file, and fails where configured."""
 
     package: ClassVar[str | None] = None
-    file: str = Field("steps", description="What is written, in the run's folder.")
-    at: str = Field("", description="Where it goes wrong: begin, write or end.")
+    file: str = Field("steps", description="Name of the file in the run's folder.")
+    at: str = Field("", description="Failing method: begin, write or end.")
     how: str = Field("raise", description="raise, hang or leave (the process ends).")
-    second: str = Field("", description="Where it goes wrong when it is tried again.")
+    second: str = Field("", description="Failing method after a restart.")
 
     def fallback(self) -> TrackerConfig | None:
         return self.model_copy(update={"at": self.second, "second": ""}) if self.second else None
@@ -32,19 +32,19 @@ class Odd(Tracker):
     config: OddConfig
 
     def begin(self) -> str | None:
-        self._wrong("begin")
+        self._fail_at("begin")
         return "begun"
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._wrong("write")
+        self._fail_at("write")
         with (Path(self.run.folder) / self.config.file).open("a") as file:
             file.write(f"{row['step']}\n")
 
     def end(self, result: Mapping[str, Any] | None) -> str | None:
-        self._wrong("end")
+        self._fail_at("end")
         return f"ended with {result}"
 
-    def _wrong(self, place: str) -> None:
+    def _fail_at(self, place: str) -> None:
         if self.config.at != place:
             return
         if self.config.how == "hang":

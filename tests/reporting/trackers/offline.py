@@ -1,5 +1,5 @@
-"""Reads what wandb writes offline: a log of protobuf records in blocks of 32 KiB, each with the crc, the length and the
-kind of a piece before it."""
+"""Reads offline files of wandb: a log of protobuf records in blocks of 32 KiB, each piece with a header of its crc,
+length and kind."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def files(run: Path) -> list[Path]:
-    """wandb's files of a run folder, in the order they were written in."""
+    """wandb's files of a run folder, oldest first."""
     return sorted(run.glob("wandb/offline-run-*/*.wandb"))
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run folder, as wandb has them."""
+    """The history rows of a run folder in wandb's files."""
     found = []
     for path in files(run):
         for record in records(path):
@@ -66,5 +66,5 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 def starts(run: Path) -> list[Any]:
-    """The record that each file says with which run it is of."""
+    """The run record of each file."""
     return [record.run for path in files(run) for record in records(path) if record.WhichOneof("record_type") == "run"]

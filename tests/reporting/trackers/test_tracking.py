@@ -1,4 +1,4 @@
-"""A tracker that fails, hangs or is gone costs a run one warning and a bounded time; the loop never waits for it."""
+"""A tracker that fails, hangs or exits costs a run one warning and a bounded time; the loop never waits for it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def metadata(folder: Path, step: int = 0) -> RunMetadata:
     return RunMetadata(str(folder), folder.name, None, "pretrain", {}, True, step)
 
 
-class Said(list[str]):
-    """Lines as they were reported, warnings with a word before them."""
+class Messages(list[str]):
+    """Reported lines; warnings have a prefix."""
 
     def say(self, line: str) -> None:
         self.append(line)
@@ -37,14 +37,14 @@ class Said(list[str]):
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The plugin is typed, and a hanging tracker is waited for a second."""
+def odd_tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Load the plugin, and wait one second for a hanging tracker."""
     monkeypatch.setattr(registry, "_typed_plugins", (odd.__name__,))
     monkeypatch.setattr(tracking, "END_SECONDS", 1.0)
     yield
 
 
-def run_of(folder: Path, said: Said, result: dict[str, Any] | None = None, **configs: TrackerConfig) -> None:
+def run_of(folder: Path, said: Messages, result: dict[str, Any] | None = None, **configs: TrackerConfig) -> None:
     with Trackers(configs, lambda step: metadata(folder, step), said.say, said.warn) as trackers:
         trackers.on_start(0, 3)
         for row in ROWS:
@@ -53,9 +53,9 @@ def run_of(folder: Path, said: Said, result: dict[str, Any] | None = None, **con
             trackers.finish(result)
 
 
-def test_what_happens_reaches_the_tracker(tmp_path: Path, loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_receives_rows_and_result(tmp_path: Path, odd_tracker: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "END_SECONDS", 30.0)
-    said = Said()
+    said = Messages()
     run_of(tmp_path, said, {"metric": "loss", "value": 0.5, "seed": 3, "baseline": None}, odd=OddConfig())
     assert (tmp_path / "steps").read_text().split() == ["1", "2", "3"]
     assert said == ["odd: begun", "odd: ended with {'metric': 'loss', 'value': 0.5}"]
@@ -75,14 +75,14 @@ def test_what_happens_reaches_the_tracker(tmp_path: Path, loaded: None, monkeypa
         pytest.param("end", "hang", "it did not finish within 1 seconds after the run", marks=pytest.mark.slow),
     ],
 )
-def test_one_that_goes_wrong_ends_nothing(
-    tmp_path: Path, loaded: None, monkeypatch: pytest.MonkeyPatch, at: str, how: str, expected: str
+def test_failing_tracker_warns_once(
+    tmp_path: Path, odd_tracker: None, monkeypatch: pytest.MonkeyPatch, at: str, how: str, expected: str
 ) -> None:
     if (at, how) == ("begin", "hang"):
         monkeypatch.setattr(tracking, "BEGIN_SECONDS", 5.0)
     elif how != "hang":
         monkeypatch.setattr(tracking, "END_SECONDS", 30.0)
-    said, before = Said(), time.monotonic()
+    said, before = Messages(), time.monotonic()
     run_of(tmp_path, said, {}, odd=OddConfig(at=at, how=how))
     assert time.monotonic() - before < 40
     warnings = [line for line in said if line.startswith("warning: ")]
@@ -90,33 +90,33 @@ def test_one_that_goes_wrong_ends_nothing(
 
 
 @pytest.mark.slow
-def test_one_that_cannot_begin_is_tried_as_its_configuration_says(
-    tmp_path: Path, loaded: None, monkeypatch: pytest.MonkeyPatch
+def test_failed_tracker_restarts_with_fallback(
+    tmp_path: Path, odd_tracker: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracking, "END_SECONDS", 30.0)
-    said = Said()
+    said = Messages()
     run_of(tmp_path, said, {}, odd=OddConfig(at="begin", second="nowhere"))
     assert (tmp_path / "steps").read_text().split() == ["1", "2", "3"]
     assert "warning: logger=odd: RuntimeError: odd begin; starting again" in said[0] and said[1] == "odd: begun"
 
 
-class Never:
-    """Stands in for the process of a tracker that reads nothing."""
+class FailingPopen:
+    """Replaces Popen on a machine that cannot start processes."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         raise OSError("no more processes")
 
 
-def test_the_loop_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are left out and counted once a tracker is behind by too many; handing one over has nothing to wait for."""
-    monkeypatch.setattr(tracking.TrackerThread, "_work", lambda thread: thread.ready.set())  # takes no row, ever
-    said = Said()
+def test_slow_tracker_drops_rows_without_blocking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are dropped and counted once the queue of a tracker is full."""
+    monkeypatch.setattr(tracking.TrackerThread, "_work", lambda thread: thread.ready.set())  # never takes a row
+    said = Messages()
     with Trackers({"odd": OddConfig()}, lambda step: metadata(tmp_path, step), said.say, said.warn) as trackers:
         trackers.on_start(0, None)
         (thread,) = trackers.threads
 
         class NoWaiting(queue.Queue[Any]):
-            """Fails where it would wait."""
+            """Fails instead of waiting."""
 
             def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
                 assert not block, "the loop waits"
@@ -134,9 +134,9 @@ def test_the_loop_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert any("2 rows dropped" in line for line in said)
 
 
-def test_no_process_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking.subprocess, "Popen", Never)
-    said = Said()
+def test_failed_process_start_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking.subprocess, "Popen", FailingPopen)
+    said = Messages()
     run_of(tmp_path, said, {}, odd=OddConfig())
     assert said == [
         "warning: logger=odd: no process can be started (no more processes); "
@@ -144,14 +144,14 @@ def test_no_process_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_a_run_that_is_gone_ends_its_trackers(tmp_path: Path) -> None:
-    """Killed, it says nothing any more: what was written so far is closed all the same."""
+def test_tracker_ends_if_run_is_killed(tmp_path: Path) -> None:
+    """The input of the tracker process ends without a result; the tracker still closes its files."""
     answers = io.StringIO()
     serve(Odd(OddConfig(), metadata(tmp_path)), iter([json.dumps({"row": ROWS[0]})]), answers)
     said = [json.loads(line) for line in answers.getvalue().splitlines()]
     assert said == [{"kind": "ready", "text": "begun"}, {"kind": "done", "text": "ended with None"}]
 
 
-def test_numbers_of_a_row() -> None:
+def test_numbers_of_row_are_flattened() -> None:
     row = {"step": 3, "split": "validation", "loss": 0.5, "best": True, "of": {"a": 1, "name": "x"}, "nothing": None}
     assert dict(numbers(row)) == {"loss": 0.5, "of/a": 1}

@@ -1,4 +1,4 @@
-"""Whether a server is used is decided before its library is: never by asking anybody, and within seconds."""
+"""The mode of wandb is chosen before its library is imported: without prompts, and within seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = {"WANDB_API_KEY": "0" * 40}
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A server that accepts connections and never answers; nothing else is connected to."""
+    """Address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -39,7 +39,7 @@ def address() -> Iterator[str]:
         ("online", False, {}, "offline"),
     ],
 )
-def test_what_needs_no_connection_opens_none(
+def test_modes_without_server_open_no_connection(
     mode: str, offline: bool, environ: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -48,7 +48,7 @@ def test_what_needs_no_connection_opens_none(
     assert chosen == expected and reason
 
 
-def test_a_server_that_hangs_is_not_reached(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_server_selects_offline_mode(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = time.monotonic()
     assert not replies(address, seconds=0.2)
     assert time.monotonic() - before < 5
@@ -58,11 +58,11 @@ def test_a_server_that_hangs_is_not_reached(address: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("server", ["http://127.0.0.1:9", "no address", "http://[::bad", "ftp://nowhere.invalid"])
-def test_no_server_is_no_error(server: str) -> None:
+def test_unreachable_server_does_not_reply(server: str) -> None:
     assert not replies(server, seconds=0.2)
 
 
-def test_a_server_that_refuses_does_answer() -> None:
+def test_refusing_server_replies() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def refuse() -> None:
@@ -76,7 +76,7 @@ def test_a_server_that_refuses_does_answer() -> None:
         assert replies(address, seconds=5)
 
 
-def test_keys_are_found_where_wandb_puts_them(tmp_path: Path) -> None:
+def test_api_key_is_read_from_netrc(tmp_path: Path) -> None:
     file = tmp_path / "netrc"
     file.write_text(f"machine api.wandb.ai\n  login user\n  password {'0' * 40}\n")
     file.chmod(0o600)
