@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader

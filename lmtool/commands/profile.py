@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.costs.rate import product_rate
 from lmtool.distillation.recording import Teacher
 from lmtool.errors import Stopped, UserError

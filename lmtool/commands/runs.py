@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from lmtool.config import saved
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_object

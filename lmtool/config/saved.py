@@ -11,9 +11,7 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
-from lmtool.config.base import Config
-from lmtool.config.base import JsonMapping as JsonMapping
-from lmtool.config.base import JsonObject as JsonObject
+from lmtool.config.base import Config, JsonObject
 from lmtool.errors import UserError
 from lmtool.system.files import read_json, verify_siblings
 from lmtool.system.secrets import masked_data, masker

@@ -16,8 +16,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from lmtool.config.base import JsonMapping
 from lmtool.config.registry import Choice, build
-from lmtool.config.saved import JsonMapping
 from lmtool.costs.attention import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.distillation.teacher_configs import TeacherSpec, saved_teacher

@@ -17,8 +17,8 @@ import torch
 
 from lmtool import __version__
 from lmtool.config import saved
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import build, command_line
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.distillation.teacher_configs import TeacherSpec, differing_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner

@@ -8,8 +8,8 @@ from itertools import islice
 
 import numpy as np
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import command_line
-from lmtool.config.saved import JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.sources import OnStage, Source, open_source

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import cast
 
 from lmtool.config import compose
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import Choice
-from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference

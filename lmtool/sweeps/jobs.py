@@ -55,9 +55,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
 from lmtool.config import compose, overrides
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.overrides import AcceptedOverrides, CheckedOverrides, key_of
-from lmtool.config.saved import JsonObject, save, to_yaml
+from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.finding import SWEEP
