@@ -418,7 +418,7 @@ def test_no_target_in_any_yaml_or_source() -> None:
 
     files = [*conf_dir().rglob("*.yaml"), *SOURCES]
     naming = [file for file in files if re.search(r"\b_target_\b", file.read_text(encoding="utf-8"))]
-    assert naming == [PACKAGE / "config" / "compose.py"]  # where those of others are refused
+    assert naming == [PACKAGE / "config" / "overrides.py"]  # where those of others are refused
 
 
 def test_imports_by_a_string_are_the_tables_and_the_plugins_only() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from lmtool.cli.completion_keys import CompletionTable, KeyNode, KeyNodes, table
 from lmtool.errors import UserError, nearest
 from lmtool.resolver.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
-from lmtool.system.files import user_path
+from lmtool.system.files import RUNS, user_path
 from lmtool.system.terminal import safe_line, say
 
 FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
@@ -49,7 +49,6 @@ _FISH = """\
 complete -c lmtool -f -a '(lmtool completion query fish (commandline -cp | string collect) 2>/dev/null)'
 """
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-_RUNS = Path("runs")
 _MAX_CANDIDATES = 1000
 """Maximum number of runs, and of files, since a folder may have a million files."""
 
@@ -250,7 +249,7 @@ def _show_arguments(current: str, table: CompletionTable) -> Iterator[str]:
 def _runs(current: str) -> Iterator[str]:
     """Yields the folders of runs and of sweep jobs, relative to the working directory."""
     for depth in ("*", "*/*"):
-        for number, config in enumerate(_RUNS.glob(f"{depth}/config.yaml")):
+        for number, config in enumerate(RUNS.glob(f"{depth}/config.yaml")):
             if number < _MAX_CANDIDATES and str(config.parent).startswith(current):
                 yield f"{config.parent} "
 

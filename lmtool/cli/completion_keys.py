@@ -99,7 +99,7 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTab
         group: {entry.name: dict(_keys(entry.config)) for entry in registry.entries(group)}
         for group in registry.groups()
     }
-    own_keys = {verb: list(command_keys.names()) for verb in VERBS if (command_keys := keys_of(verb)) is not None}
+    own_keys = {verb: list(command_keys.model_fields) for verb in VERBS if (command_keys := keys_of(verb)) is not None}
     return {"verbs": verbs, "components": components, "options": options, "own": own_keys}
 
 
@@ -124,7 +124,8 @@ def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
 
 
 def _keys(config: type[Config]) -> Iterator[tuple[str, KeyNode]]:
-    from lmtool.config.messages import choice_of, section_class, several_of
+    from lmtool.config.messages import section_class
+    from lmtool.config.registry import choice_of, several_of
 
     for name, field in config.model_fields.items():
         choice, several, section = choice_of(field), several_of(field), section_class(field)

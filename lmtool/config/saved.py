@@ -73,7 +73,6 @@ def beginning(path: Path) -> bytes:
 
 
 def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserError:
-    """Returns the error for a file, with the line of the error."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     place = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooLarge):

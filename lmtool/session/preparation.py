@@ -170,7 +170,8 @@ class FinetunePreparation:
     verb = "finetune"
 
     def __init__(self, config: FinetuneConfig):
-        require_measurable(config)
+        if config.forgetting is not None:
+            require_measurable(config)
         self.config, self.task, self.heads = data_to_learn(config)
         self.stem = f"{self.config.task.name}-{self.config.model.name}"
 

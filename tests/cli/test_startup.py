@@ -27,7 +27,7 @@ NEVER = (
     "hydra_plugins.hydra_optuna_sweeper",
     "lmtool.commands.pretrain",
     "lmtool.session",
-    "lmtool.resolver.files",
+    "lmtool.tasks.guessing",
 )
 # Components that a run of BERT on docstrings does not choose.
 OTHERS = (

@@ -267,7 +267,7 @@ def test_brief_says_what_stands_out_and_whether_all_holds(place: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    "words", [["brief=yes"], ["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]]
+    "words", [["brief=perhaps"], ["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]]
 )
 def test_errors_exit_2(place: Path, words: list[str]) -> None:
     assert cli.main(["inspect", *words, "model=bert_tiny", *TINY, *DATA]) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,11 +70,11 @@ def test_several_processes_without_a_loopback_network_are_refused(place, started
 def test_cuda_devices_that_are_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert launching.processes_to_start(SimpleNamespace(devices=2, device="auto"), "pretrain") == 2
+    assert launching.processes_to_start("pretrain", 2, "auto") == 2
     with pytest.raises(UserError, match="this machine has 2 CUDA devices"):
-        launching.processes_to_start(SimpleNamespace(devices=4, device="cuda"), "pretrain")
+        launching.processes_to_start("pretrain", 4, "cuda")
     with pytest.raises(UserError, match="devices=2 needs more than one device, but device=cuda:1 names one"):
-        launching.processes_to_start(SimpleNamespace(devices=2, device="cuda:1"), "pretrain")
+        launching.processes_to_start("pretrain", 2, "cuda:1")
 
 
 def test_other_commands_run_in_one_process(place, started, monkeypatch, capsys):
