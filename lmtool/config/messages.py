@@ -632,7 +632,8 @@ def _hint_without_value(key: str) -> str:
 def _is_taken(word: str, command: type[Config], data: JsonObject) -> bool:
     """Whether a key allows the value of an override; a section allows the name of an option."""
     key, _, text = word.partition("=")
-    fields = [field for section in (data, {}) for name, field in fields_of(command, "", section) if name == key]
+    fields = [field for name, field in fields_of(command, "", data) if name == key]
+    fields = fields or [field for name, field in fields_of(command, "", {}) if name == key]
     marks = (choice_of(field) or several_of(field) for field in fields if field is not None)
     mark = next((mark for mark in marks if mark is not None), None)
     if mark is not None or key in command.overlays:

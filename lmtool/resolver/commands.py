@@ -107,7 +107,7 @@ def phase_variants(data: JsonMapping) -> Iterator[Variant]:
     free, known = _keys_of_phase(data)
     hint = f"set it for the whole run; a phase may set {', '.join(sorted(free))}"
     for number, phase in enumerate(phases):
-        path, problems, valid = f"phases.{number}", [], {}
+        path, problems, valid = f"phases.{number}", list[Problem](), dict[str, Any]()
         for name, value in phase.items():
             fixed = dict(_fixed_keys({name: value}, data, free, known))
             for key, constant in fixed.items():

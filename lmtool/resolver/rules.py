@@ -141,18 +141,12 @@ def refuse_name_latest(name: str | None) -> Iterator[Problem]:
         yield Problem("name", "name=latest: runs/latest is a link to the newest run", hint)
 
 
-def require_run_folder(run_dir: str | None) -> Iterator[Problem]:
-    file = None if run_dir is None else _file_in_path(run_dir)
-    if file is not None:
-        yield Problem(
-            "run_dir", f"run_dir={run_dir}: {file} is a file, but a run needs a folder", "set another run_dir="
-        )
-
-
-def require_output_folder(output: str) -> Iterator[Problem]:
-    file = _file_in_path(output)
-    if file is not None:
-        yield Problem("output", f"output={output}: {file} is a file, but the output is a folder", "set another output=")
+def require_folder(key: str, folder: str | None) -> Iterator[Problem]:
+    """Neither the folder nor one of its parents is a file. key: the key that sets the folder."""
+    paths = () if folder is None else (user_path(folder), *user_path(folder).parents)
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None and not existing.is_dir():
+        yield Problem(key, f"{key}={folder}: {existing} is a file, not a folder", f"set another {key}=")
 
 
 def require_output_file(output: str | None) -> Iterator[Problem]:
@@ -164,12 +158,6 @@ def refuse_output_over_input(output: str | None, *sources: str | TaskConfig | Da
     for source in (source for source in sources if source is not None):
         reads = partial(contains, source) if isinstance(source, str) else source.reads_file
         yield from overwriting_errors(output, reads)
-
-
-def _file_in_path(folder: str) -> Path | None:
-    path = user_path(folder)
-    existing = next((ancestor for ancestor in (path, *path.parents) if ancestor.exists()), None)
-    return None if existing is None or existing.is_dir() else existing
 
 
 def require_one_run_folder(name: str | None, run_dir: str | None) -> Iterator[Problem]:
@@ -185,10 +173,14 @@ def require_device(device: str) -> Iterator[Problem]:
         yield Problem("device", f"device={device}: this machine has no such device", "set device=cpu or device=auto")
 
 
-def require_text_or_input(text: str | None, pair: str | None, source: str | None) -> Iterator[Problem]:
+def require_text_or_input(key: str, text: str | None, source: str | None) -> Iterator[Problem]:
+    """A command reads either one text or one file. key: the key of the text."""
     if (text is None) == (source is None):
-        message = "neither text nor input is set" if text is None else "both text and input are set"
-        yield Problem("text", message, 'set text="..." or input=FILE (- reads standard input)')
+        message = f"neither {key} nor input is set" if text is None else f"both {key} and input are set"
+        yield Problem(key, message, f'set {key}="..." or input=FILE (- reads standard input)')
+
+
+def require_text_for_pair(text: str | None, pair: str | None) -> Iterator[Problem]:
     if pair is not None and text is None:
         yield Problem("pair", "pair, the second text, is set without text, the first", 'set text="..." too')
 
@@ -197,12 +189,6 @@ def require_output_for_probabilities(probabilities: bool, output: str | None) ->
     if probabilities and output is None:
         message = "probabilities=true needs an output file, but output= is not set"
         yield Problem("probabilities", message, "set output=FILE.csv (or .jsonl) too")
-
-
-def require_prompt_or_input(prompt: str | None, source: str | None) -> Iterator[Problem]:
-    if (prompt is None) == (source is None):
-        message = "neither prompt nor input is set" if prompt is None else "both prompt and input are set"
-        yield Problem("prompt", message, 'set prompt="..." or input=FILE (- reads lines)')
 
 
 def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]:
@@ -394,7 +380,7 @@ RULES = (
     # The machine, its folders, and trackers
     Rule(RunConfig, "name", refuse_name_latest),
     Rule(RunConfig, "name run_dir", require_one_run_folder),
-    Rule(RunConfig, "run_dir", require_run_folder, running=True),
+    Rule(RunConfig, "run_dir", partial(require_folder, "run_dir"), running=True),
     Rule(RunConfig, "device", require_device, running=True),
     Rule(RunConfig, "parallel precision", refuse_scaler_with_fsdp),
     Rule(RunConfig, "logger offline", require_offline_trackers),
@@ -404,11 +390,12 @@ RULES = (
     Rule(TokenizerCommandConfig, "data", tasks.require_task_texts),
     Rule(TokenizerCommandConfig, "tokenizer", require_trainable_tokenizer),
     Rule(TokenizerCommandConfig, "tokenizer", require_vocabulary_size),
-    Rule(TokenizerCommandConfig, "output", require_output_folder, running=True),
-    Rule(TransferConfig, "output", require_output_folder, running=True),
-    Rule(PredictConfig, "text pair input", require_text_or_input),
+    Rule(TokenizerCommandConfig, "output", partial(require_folder, "output"), running=True),
+    Rule(TransferConfig, "output", partial(require_folder, "output"), running=True),
+    Rule(PredictConfig, "text input", partial(require_text_or_input, "text")),
+    Rule(PredictConfig, "text pair", require_text_for_pair),
     Rule(PredictConfig, "probabilities output", require_output_for_probabilities),
-    Rule(GenerateConfig, "prompt input", require_prompt_or_input),
+    Rule(GenerateConfig, "prompt input", partial(require_text_or_input, "prompt")),
     Rule(UseConfig, "output", require_output_file, running=True),
     Rule(CheckConfig, "output", require_output_file, running=True),
     Rule(AskConfig, "output input", refuse_output_over_input, running=True),

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import completion as completing
-from lmtool.cli import completion_keys as keys
 from lmtool.cli import main as cli
 from lmtool.cli.completion import SCRIPTS, candidates, format_for_shell
 from tests.reporting.trackers import odd
@@ -27,7 +26,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder with two runs, a job of a sweep, and files; the table is made once for all tests."""
-    monkeypatch.setattr(keys, "CACHE", str(cache))
+    monkeypatch.setattr(completing, "CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
     for run in ("runs/first", "runs/second", "runs/sweep/0"):
         Path(run).mkdir(parents=True)
@@ -119,8 +118,8 @@ def test_the_table_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """And again where its file is damaged, or lmtool's files or the user's have changed."""
     built: list[int] = []
     empty = {"verbs": {}, "options": {"new": {}}, "components": {}}
-    monkeypatch.setattr(keys, "CACHE", str(tmp_path / "own"))
-    monkeypatch.setattr(keys, "_build", lambda *arguments: built.append(1) or empty)
+    monkeypatch.setattr(completing, "CACHE", str(tmp_path / "own"))
+    monkeypatch.setattr(completing, "_build", lambda *arguments: built.append(1) or empty)
     assert offered("list ") == offered("list n") == {"new "} and len(built) == 1
     (file,) = (tmp_path / "own/completion").glob("*.json")
     file.write_text("{")
@@ -134,8 +133,9 @@ def test_the_table_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(keys, "CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(keys, "_build", lambda *arguments: {"verbs": {}, "options": {"new": {}}, "components": {}})
+    monkeypatch.setattr(completing, "CACHE", str(tmp_path / "file"))
+    built = {"verbs": {}, "options": {"new": {}}, "components": {}}
+    monkeypatch.setattr(completing, "_build", lambda *arguments: built)
     assert offered("list ") == {"new "}
 
 
@@ -178,9 +178,9 @@ def test_in_bash(here: Path, cache: Path) -> None:
     offered("pretrain ")  # the table is there
     prelude = f"""
     lmtool() {{ {sys.executable} -c 'import sys
-from lmtool.cli import completion_keys as keys
+from lmtool.cli import completion
 from lmtool.cli import main as cli
-keys.CACHE = "{cache}"
+completion.CACHE = "{cache}"
 sys.exit(cli.main(sys.argv[1:]))' "$@"; }}
     source <(lmtool completion bash)
     complete -p lmtool
@@ -199,8 +199,8 @@ sys.exit(cli.main(sys.argv[1:]))' "$@"; }}
 
 def test_a_tab_imports_no_library() -> None:
     offered("pretrain ")
-    code = "import sys\nfrom lmtool.cli import completion, completion_keys\ncompletion_keys.CACHE = sys.argv[1]\n"
+    code = "import sys\nfrom lmtool.cli import completion\ncompletion.CACHE = sys.argv[1]\n"
     code += "assert completion.candidates('lmtool pretrain model=bert_t')\n"
     code += "print(sorted({'torch', 'hydra', 'omegaconf', 'pydantic', 'numpy', 'yaml'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code, keys.CACHE], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, completing.CACHE], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []
