@@ -144,10 +144,12 @@ def _refuse_unused_keys(path: Path, data: JsonObject) -> None:
         )
 
 
-def _dotted_keys(section: JsonObject) -> Iterator[str]:
-    for key, value in section.items():
-        inside = [f"{key}.{name}" for name in _dotted_keys(value)] if isinstance(value, dict) else []
-        yield from inside or [str(key)]
+def _dotted_keys(value: object) -> Iterator[str]:
+    """Yields the keys of a section at any depth, also those in lists."""
+    for part in value if isinstance(value, list) else ():
+        yield from _dotted_keys(part)
+    for key, inside in value.items() if isinstance(value, dict) else ():
+        yield from [f"{key}.{name}" for name in _dotted_keys(inside)] or [str(key)]
 
 
 Plugins.instance().register(LimitedFiles)
@@ -207,15 +209,17 @@ class _TooManyInterpolations(InterpolationResolutionError):
 
 
 _resolve_parse_tree = Container.resolve_parse_tree
-_resolved = {"references": 0, "characters": 0}
+_resolved: dict[str, int] = {}
+"""The references and characters that `to_data` has resolved; empty outside of it, where nothing is counted."""
 
 
 def _resolve_within_limits(self: Container, parse_tree: Any, node: Any, memo: Any = None, key: Any = None) -> Any:
     value = _resolve_parse_tree(self, parse_tree, node, memo, key)
-    _resolved["references"] += 1
-    _resolved["characters"] += len(str(value)) if isinstance(value, str | StringNode) else 0
-    if _resolved["references"] > MAX_REFERENCES or _resolved["characters"] > MAX_SIZE:
-        raise _TooManyInterpolations(self._get_full_key(key))
+    if _resolved:
+        _resolved["references"] += 1
+        _resolved["characters"] += len(str(value)) if isinstance(value, str | StringNode) else 0
+        if _resolved["references"] > MAX_REFERENCES or _resolved["characters"] > MAX_SIZE:
+            raise _TooManyInterpolations(self._get_full_key(key))
     return value
 
 
@@ -340,18 +344,21 @@ def translated_errors() -> Iterator[None]:
 
 
 def set_values(config: DictConfig, values: Sequence[str]) -> None:
-    """Sets the overrides of values in a composed configuration. Raises UserError for an item that a list does not have
-    (data.packages.x=0)."""
+    """Sets the overrides of values in a composed configuration. Raises UserError for one that cannot be set, such as an
+    item that a list does not have (data.packages.x=0)."""
     for override in OverridesParser.create().parse_overrides(list(values)):
-        key, value = override.key_or_group, override.value()
+        text = str(override.input_line).lstrip("+")
+        key = text.partition("=")[0]
         try:
-            OmegaConf.update(config, key, value, merge=True, force_add=True)
-        except (ValueError, TypeError, IndexError) as error:
-            text, sections = str(override.input_line).lstrip("+"), accumulate(key.split("."), "{}.{}".format)
-            items = next((above for above in sections if OmegaConf.is_list(OmegaConf.select(config, above))), key)
-            raise UserError(
-                f"{text}: {items} is a list without this item", f"set the whole list: {items}=[...]"
-            ) from error
+            OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
+        except (ValueError, TypeError, OmegaConfBaseException) as error:
+            sections = accumulate(key.split("."), "{}.{}".format)
+            items = next((above for above in sections if OmegaConf.is_list(OmegaConf.select(config, above))), None)
+            if items is None:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise UserError(f"{text}: {reason}", "`lmtool show KEY` explains a key") from error
+            hint = f"set the whole list: {items}=[...]"
+            raise UserError(f"{text}: {items} is a list without this item", hint) from error
 
 
 def _missing(error: MissingConfigException) -> UserError:
@@ -441,6 +448,9 @@ def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> JsonObjec
 def to_data(config: DictConfig) -> JsonObject:
     """Returns a composed configuration as plain data with interpolations resolved."""
     _resolved.update(references=0, characters=0)
-    data = OmegaConf.to_container(config, resolve=True)
+    try:
+        data = OmegaConf.to_container(config, resolve=True)
+    finally:
+        _resolved.clear()
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}

@@ -385,7 +385,7 @@ def meaning_elsewhere(key: str, value: object, has: Callable[[str], bool]) -> Me
     any_section = not section or not has(section.partition(".")[0])
     for form in _forms_of(KEY_FORMS.get(last, ()), value):
         keys = keys_in(form)
-        if not is_overrides(form):
+        if _OVERRIDES.fullmatch(form) is None:  # a sentence
             if any_section and (not keys or any(map(has, keys))):
                 return Meaning((), form.replace("{}", as_typed(value)), True)
         elif (any_section or keys[-1].rpartition(".")[0] == section) and all(map(has, keys)):
@@ -409,11 +409,6 @@ def _forms_of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
                 part for part in (value if isinstance(value, list) else [value]) if as_typed(part).lower() in form
             ]
             yield form[as_typed(matches[0]).lower() if matches else ANY if ANY in form else next(iter(form))]
-
-
-def is_overrides(form: str) -> bool:
-    """Whether a form is a list of overrides, not a sentence."""
-    return _OVERRIDES.fullmatch(form) is not None
 
 
 def keys_in(form: str) -> list[str]:

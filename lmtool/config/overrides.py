@@ -110,11 +110,15 @@ LONGEST_KEY = 200
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
 SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
 """Hydra keys that may be set on the command line together with -m."""
+_IMPORTED = re.compile(
+    r"\b(_target_|custom_search_space)\b|^\+*hydra\.(launcher|sweeper)\b.*\$\{(?!oc\.env:)", re.DOTALL
+)
 
 
 def imports_a_name(text: str) -> bool:
-    """Whether Hydra would import a name in a key or value, which lmtool never does."""
-    return "_target_" in text or "custom_search_space" in text
+    """Whether Hydra would import a name in a key or an override: lmtool never does. An interpolation may hide one,
+    except that of a variable of the environment."""
+    return _IMPORTED.search(text) is not None
 
 
 @dataclass
@@ -272,7 +276,7 @@ def _classify(
         group, text = nested, f"{nested}={value}"
     if key.startswith(("hydra.", "hydra/")):
         is_used = multirun and key.startswith(SWEEP_KEYS) and not key.startswith(GRID)
-        if is_used and not imports_a_name(text) and "${" not in text:
+        if is_used and not imports_a_name(text):
             checked.hydra.append(text)
         else:
             checked.problems.append(_hydra_problem(key, value, multirun))
@@ -315,7 +319,7 @@ def _sweeps_inside(value: object) -> bool:
 
 
 def _hydra_problem(key: str, value: str, multirun: bool) -> Problem:
-    if imports_a_name(f"{key}={value}") or "${" in value:
+    if imports_a_name(f"{key}={value}"):
         reason = "lmtool never imports a name from a configuration"
     elif key.startswith(GRID):
         reason = f"this key is for sweep values in YAML; set the values of each key: -m {key[len(GRID) + 1 :]}=1,2"

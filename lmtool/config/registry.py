@@ -143,16 +143,6 @@ def entries(group: str) -> tuple[Entry, ...]:
     return tuple(entry for name in names(group) if (entry := lookup(group, name)) is not None)
 
 
-def added() -> tuple[Entry, ...]:
-    """Returns the components that plugins have registered."""
-    return tuple(
-        entry
-        for group in sorted(_TABLES)
-        for name, entry in sorted(_TABLES[group].items())
-        if (group, name) not in _MODULES
-    )
-
-
 def lookup(group: str, name: str) -> Entry | None:
     """Returns the entry of a name, or None."""
     if name not in _TABLES.get(group, {}) and (group, name) in _MODULES:
@@ -163,11 +153,6 @@ def lookup(group: str, name: str) -> Entry | None:
 def entry_of(config: Config) -> Entry:
     """Returns the entry of a decoded configuration."""
     return _ENTRIES[type(config)]
-
-
-def load_builder(config: Config) -> Callable[..., Any]:
-    """Imports and returns the builder of a decoded component."""
-    return imported(entry_of(config).builder)
 
 
 def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
@@ -195,7 +180,7 @@ def builder_module(entry: Entry) -> Any:
 
 
 def build(config: Config, *arguments: object, **keywords: object) -> Any:
-    return load_builder(config)(config, *arguments, **keywords)
+    return imported(entry_of(config).builder)(config, *arguments, **keywords)
 
 
 class _Mark(ABC):
@@ -338,8 +323,12 @@ def plugin_nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tupl
     """Returns the components without a YAML file, each with its default values, by (group, name). Only components of
     plugins have no YAML file. A required value is `???`."""
     options = yaml_groups.all_options(config_dirs)
-    without_yaml = [entry for entry in added() if entry.name not in options.get(entry.group, ())]
-    return {(entry.group, entry.name): (entry, default_values(entry)) for entry in without_yaml}
+    return {
+        (group, name): (entry, default_values(entry))
+        for group in sorted(_TABLES)
+        for name, entry in sorted(_TABLES[group].items())
+        if (group, name) not in _MODULES and name not in options.get(group, ())
+    }
 
 
 def default_values(entry: Entry) -> JsonObject:

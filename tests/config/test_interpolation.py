@@ -45,6 +45,8 @@ def test_ordinary_ones() -> None:
     assert resolved({"a0": "x"} | {f"a{n}": f"${{a{n - 1}}}" for n in range(1, 30)})["a29"] == "x"
     with pytest.raises(UserError):
         resolved({"a": "${b}", "b": "${a}"})
+    config = OmegaConf.create({"a": 1, "b": "${a}"})
+    assert {config.b for _ in range(2 * compose.MAX_REFERENCES)} == {1}  # what others resolve is not counted
 
 
 @pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
