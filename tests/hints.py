@@ -34,16 +34,17 @@ def _fields(components: int) -> dict[str, list[messages.FieldInfo | None]]:
     """Every key of every command, with its fields. components: how many there are; plugins add some."""
     known: dict[str, list[messages.FieldInfo | None]] = {}
     for command in COMMANDS.values():
-        for key, fields in messages.known_fields(command, {}).items():
-            known.setdefault(key, []).extend(fields)
+        known |= {key: [*known.get(key, []), None] for key in command.overlays}
+        for key, field in messages.fields_of(command, "", {}):
+            known.setdefault(key, []).append(field)
     for keys in filter(None, map(verbs.keys_of, verbs.VERBS)):
-        known |= {key: [None] for key in keys.names() if key not in known}
+        known |= {key: [None] for key in keys.model_fields if key not in known}
     return known | {"against": [None]}
 
 
 @cache
 def _keys_of(verb: str) -> frozenset[str]:
-    return frozenset(messages.known_fields(COMMANDS[verb], {}))
+    return frozenset(messages.known_keys(COMMANDS[verb], {}))
 
 
 def fields() -> dict[str, list[messages.FieldInfo | None]]:
@@ -110,9 +111,9 @@ def _takes(key: str, value: str) -> bool:
         parts = value.strip("[]").split(",")
         return group in ("experiment", "sweep") or groups.is_path_like(value) or all(part in options for part in parts)
     found = fields()[key]
-    sections = [choice.group for field in found if field is not None and (choice := messages.choice_of(field))]
+    sections = [choice.group for field in found if field is not None and (choice := registry.choice_of(field))]
     return (
         None in found
         or any(value in (*_options(group), *registry.names(group)) for group in sections)
-        or messages._takes_text(found, value)
+        or any(field is not None and messages._takes(field, messages.plain_value(value)) for field in found)
     )

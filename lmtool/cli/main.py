@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 
 FLAGS = ("--multirun", "--debug", "--help", "--version", "--config", "--config-dir", "--plugin", "--cfg")
 
-_SWITCHES = {
-    "-m": "multirun", "--multirun": "multirun", "--debug": "debug", "-h": "help", "--help": "help",
-    "--version": "version",
-}  # fmt: skip
+_SHORT = {"-m": "--multirun", "-h": "--help"}
+_SWITCHES = ("--multirun", "--debug", "--help", "--version")
 
 
 @dataclass
@@ -71,10 +69,11 @@ def parse(words: Sequence[str]) -> Arguments:
     while unread:
         word = unread.pop(0)
         flag, equals, value = word.partition("=")
+        flag = _SHORT.get(flag, flag)
         if not word.startswith("-") or word == "-":
             arguments.rest.append(word)
         elif flag in _SWITCHES:
-            setattr(arguments, _SWITCHES[flag], True)
+            setattr(arguments, flag.removeprefix("--"), True)
         elif flag in ("--config", "--config-dir", "--plugin", "--cfg"):
             if not equals:
                 if not unread:
@@ -107,20 +106,30 @@ def _set_flag(arguments: Arguments, flag: str, value: str) -> None:
 
 
 _COMMANDS = {
-    "train": ("pretrain", "finetune"), "fit": ("pretrain", "finetune"), "run": ("pretrain", "finetune"),
-    "tune": ("finetune",), "sft": ("finetune",), "eval": ("evaluate",), "test": ("evaluate",),
-    "validate": ("evaluate",), "score": ("evaluate",), "infer": ("predict", "generate"),
-    "inference": ("predict", "generate"), "classify": ("predict",), "chat": ("generate",), "encode": ("embed",),
-    "convert": ("export", "import"), "save": ("export",), "download": ("fetch",), "prepare": ("check", "tokenizer"),
-    "tokenize": ("tokenizer",), "config": ("show",), "info": ("doctor",), "ls": ("runs",), "history": ("runs",),
-    "version": ("--version",),
-}  # fmt: skip
+    "pretrain finetune": "train fit run",
+    "finetune": "tune sft",
+    "evaluate": "eval test validate score",
+    "predict": "classify",
+    "generate": "chat",
+    "predict generate": "infer inference",
+    "embed": "encode",
+    "export import": "convert",
+    "export": "save",
+    "fetch": "download",
+    "check tokenizer": "prepare",
+    "tokenizer": "tokenize",
+    "show": "config",
+    "doctor": "info",
+    "runs": "ls history",
+    "--version": "version",
+}
+"""Commands, and the words of other tools for them."""
 
 
 def command_hint(word: str) -> str:
     """Returns the hint for an unknown command."""
-    if equivalents := _COMMANDS.get(word.lower()):
-        return f"did you mean {' or '.join(f'lmtool {name}' for name in equivalents)}?"
+    if equivalents := next((ours for ours, others in _COMMANDS.items() if word.lower() in others.split()), None):
+        return f"did you mean {' or '.join(f'lmtool {name}' for name in equivalents.split())}?"
     all_groups = groups.all_groups()
     group = groups.singular(word, all_groups)
     if group in all_groups:
@@ -271,9 +280,11 @@ def _print_config(verb: str, config: CommandConfig) -> int:
 
 def _start(verb: str, config: CommandConfig, words: list[str]) -> int:
     """Runs a command in this process, or runs the command line `words` in the processes that `devices` requests."""
+    from lmtool.resolver.commands import RunConfig
     from lmtool.training.launching import launch, processes_to_start
 
-    processes = processes_to_start(config, verb)
+    devices, device = (config.devices, config.device) if isinstance(config, RunConfig) else (None, "auto")
+    processes = processes_to_start(verb, devices, device, isinstance(config, RunConfig))
     if processes > 1:
         return launch(processes, words)
     return _status(run(verb, config))

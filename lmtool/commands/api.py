@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lmtool.commands.predict import columns_of, predicting_learner
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows
 from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.learners.representations.reading import Layers, embedder_of, text_format_of

@@ -28,7 +28,7 @@ from lmtool.reporting.text import size
 from lmtool.resolver.commands import DoctorConfig
 from lmtool.runs.run_folder import processor
 from lmtool.system.environment import available_cores, is_reachable
-from lmtool.system.files import user_path
+from lmtool.system.files import RUNS, user_path
 from lmtool.system.terminal import counted
 from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
 
@@ -40,12 +40,11 @@ _MIN_MEMORY = 2 * 10**9
 # Hidden size and feed-forward size of a base-size model.
 _BASE_SIZES = 768, 3072
 # A run of seconds without network.
-_TINY_RUN = [
-    "pretrain", "model=bert_tiny", "model.num_layers=1", "model.hidden_size=32", "model.num_heads=2",
-    "model.feedforward_size=64", "model.vocab_size=300", "data=pydocs", "data.packages=[json,logging]",
-    "data.validation_fraction=0.2", "objective=mlm", "objective.pairs=none", "max_steps=5", "max_minutes=null",
-    "batch_tokens=512", "batch_examples=null", "log_every=1", "offline=true",
-]  # fmt: skip
+_TINY_RUN = shlex.split(
+    "pretrain model=bert_tiny model.num_layers=1 model.hidden_size=32 model.num_heads=2 model.feedforward_size=64 "
+    "model.vocab_size=300 data=pydocs data.packages=[json,logging] data.validation_fraction=0.2 objective=mlm "
+    "objective.pairs=none max_steps=5 max_minutes=null batch_tokens=512 batch_examples=null log_every=1 offline=true"
+)
 # Optional packages: their purpose, and the extra of lmtool that installs them.
 _OPTIONAL = {
     "datasets": ("data sets of the hub, parquet", "hub"),
@@ -99,7 +98,7 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     if device is not None:
         yield _speed(device)
     yield _memory()
-    yield _folder("runs", Path("runs"), "start in a folder on another disk, or set run_dir=")
+    yield _folder("runs", RUNS, "start in a folder on another disk, or set run_dir=")
     yield _folder("cache_dir", user_path(config.cache_dir), "set cache_dir=FOLDER on another disk")
     yield Finding("conf", f"{conf_dir()}, {sum(1 for _ in conf_dir().rglob('*.yaml'))} files")
     yield from _packages()

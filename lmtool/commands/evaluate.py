@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import cast
 
 import lmtool
+from lmtool.config.base import JsonMapping
 from lmtool.config.registry import command_line
-from lmtool.config.saved import JsonMapping
 from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.resolver.commands import FinetuneConfig
 from lmtool.session import fit, suite
 from lmtool.session.preparation import FinetunePreparation

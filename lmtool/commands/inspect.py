@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
@@ -150,10 +150,15 @@ def _screen_of(stats: RunningStatistics, heading: str, finding: str, examples: l
     ]
     verdict = f"all {checked} checks hold" if not broken else f"{len(broken)} of {checked} checks do not hold"
     return InspectionScreen(
-        heading, finding, examples, [_row(statistic, stats.tested) for statistic in visible_statistics], broken,
-        verdict, f"{verdict}: {'; '.join(filter(None, parts))}",
+        heading,
+        finding,
+        examples,
+        [_row(statistic, stats.tested) for statistic in visible_statistics],
+        broken,
+        verdict,
+        f"{verdict}: {'; '.join(filter(None, parts))}",
         [f"{name}: defined as {definition}" for name, definition in stats.remarks.items()],
-    )  # fmt: skip
+    )
 
 
 def _row(statistic: Statistic, tested: int) -> list[str]:
@@ -183,12 +188,17 @@ def _print_shifts(output: Output, data_shifts: Sequence[Shift], heading: str) ->
     """Prints a table of the shifts between splits or domains."""
     rows = [
         [
-            shift.source, shift.target, f"{shift.rows:,}", f"{shift.words:.4f}", f"{shift.chance:.4f}",
-            percent(shift.unknown), percent(shift.unknown_types),
+            shift.source,
+            shift.target,
+            f"{shift.rows:,}",
+            f"{shift.words:.4f}",
+            f"{shift.chance:.4f}",
+            percent(shift.unknown),
+            percent(shift.unknown_types),
             "" if shift.labels is None else f"{shift.labels:.4f}",
         ]
         for shift in data_shifts
-    ]  # fmt: skip
+    ]
     if rows:
         header = ["from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels"]
         print_table(output, header, rows, f"shift · {heading}")

@@ -10,8 +10,8 @@ from typing import cast
 import numpy as np
 import torch
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import Choice, build, names
-from lmtool.config.saved import JsonObject
 from lmtool.data.formats import text_format
 from lmtool.data.sources import open_source
 from lmtool.data.vocabulary import trained_tokenizer

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan import devices_of, plan_in_phases, plan_of, what_fits
 from lmtool.costs.rate import PlannedDevice, planned_device

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Examples, SplitData
 from lmtool.data.formats import FormatTemplate, text_format
 from lmtool.data.sources import open_source

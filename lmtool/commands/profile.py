@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.costs.rate import product_rate
 from lmtool.distillation.recording import Teacher
 from lmtool.errors import Stopped, UserError
@@ -27,9 +27,8 @@ from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, ProfileKeys
 from lmtool.runs.finding import saved_steps
 from lmtool.runs.identity import select_folder
 from lmtool.session.fit import temporary_session, train_few_steps
-from lmtool.session.open_run import RUNS
 from lmtool.session.session import Session
-from lmtool.system.files import user_path
+from lmtool.system.files import RUNS, user_path
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.attribution import attribute
 from lmtool.training.precision import cpu_has_bf16, select_device, select_precision

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from lmtool.config import saved
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_object
@@ -42,10 +42,18 @@ def main(words: list[str]) -> int:
         return 0
     now = time.time()
     rows = [
-        [run.name, _ago(run.last_write, now), run.description, run.score, run.baseline, run.state,
-         None if run.seconds is None else duration(run.seconds), size(run.size)]
+        [
+            run.name,
+            _ago(run.last_write, now),
+            run.description,
+            run.score,
+            run.baseline,
+            run.state,
+            None if run.seconds is None else duration(run.seconds),
+            size(run.size),
+        ]
         for run in runs
-    ]  # fmt: skip
+    ]
     print_table(Output(), _HEADER, rows)
     total = size(sum(run.size for run in runs))
     say(f"{counted(len(runs), 'run')} in {root}, {total}; lmtool report {root}/NAME shows one")

@@ -16,10 +16,11 @@ from pydantic.fields import FieldInfo
 
 from lmtool.config import groups, messages, registry, saved
 from lmtool.config.base import Config, JsonObject
-from lmtool.config.messages import choice_of, section_class, several_of
+from lmtool.config.messages import section_class
+from lmtool.config.registry import choice_of, several_of
 from lmtool.errors import UserError, nearest, nearest_keys
 from lmtool.models import recipes
-from lmtool.resolver.verbs import COMMANDS, TRAINING, VERBS
+from lmtool.resolver.verbs import COMMANDS, TRAINING, VERBS, keys_of
 from lmtool.system.terminal import say
 
 # The name of the YAML file that each command composes its configuration from.
@@ -59,6 +60,9 @@ def all_fields(config_dirs: Sequence[Path] = ()) -> Iterator[DocumentedField]:
     for verb, command in COMMANDS.items():
         file = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
         yield from _fields(command, "", f"lmtool {verb}", file, "")
+    for verb in VERBS:
+        if (keys := keys_of(verb)) is not None:
+            yield from _fields(keys, "", f"lmtool {verb}", None, "")
     for group in registry.groups():
         for entry in registry.entries(group):
             file_or_none = groups.yaml_file(group, entry.name, config_dirs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,27 +38,12 @@ class Variant:
     """A further configuration within a command's, such as that of a phase.
 
     path: its key. data: the complete configuration as plain data; None if it cannot be checked. problems: errors in how
-    it is written. keys: the keys that it may set, typed below `path`.
+    it is written.
     """
 
     path: str
     data: JsonObject | None
     problems: tuple[Problem, ...] = ()
-    keys: tuple[str, ...] = ()
-
-    def relocated(self, problem: Problem) -> Problem:
-        """Returns a problem of this configuration, with its keys written below `path`, as the user types them."""
-        keys = "|".join(map(re.escape, sorted({problem.key, *self.keys}, key=len, reverse=True)))
-        pattern = re.compile(rf"(?<![\w.\-/])(?<!lmtool show )({keys})(?=[=:.]|$)")
-
-        def move(text: str) -> str:
-            text = re.sub(r"^unknown key ", f"unknown key {self.path}.", text)
-            return pattern.sub(lambda match: f"{self.path}.{match[1]}", text)
-
-        hint = None if problem.hint is None else move(problem.hint)
-        return replace(
-            problem, key=f"{self.path}.{problem.key}", message=move(problem.message), hint=hint, likely_keys=()
-        )
 
 
 class Config(BaseModel):

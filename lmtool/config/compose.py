@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,17 +27,26 @@ from hydra.conf import RuntimeConf
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import Container, DictConfig, OmegaConf, StringNode, open_dict
 from omegaconf._utils import get_yaml_loader
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from lmtool.config import groups, overrides, registry, saved
 from lmtool.config.base import JsonObject
-from lmtool.config.overrides import GRID, SWEEP_KEYS, AcceptedOverrides, CheckedOverrides, key_of, read_accepted
+from lmtool.config.overrides import (
+    GRID,
+    SWEEP_KEYS,
+    AcceptedOverrides,
+    CheckedOverrides,
+    imports_a_name,
+    key_of,
+    read_accepted,
+)
 from lmtool.config.registry import MULTI_SELECT_GROUPS, entries
 from lmtool.errors import UserError, nearest
 
@@ -85,7 +95,6 @@ def require_plugin(group: str, name: str) -> None:
 
 
 def _registered(group: str) -> set[str]:
-    """Returns the names of the launchers or sweepers that are registered with Hydra."""
     nodes: JsonObject = ConfigStore.instance().repo
     for part in group.split("/"):
         nodes = nodes.get(part, {})
@@ -96,8 +105,6 @@ def _registered(group: str) -> set[str]:
 
 
 class LimitedFiles(FileConfigSource):
-    """A folder of YAML whose files are checked before Hydra uses them."""
-
     @staticmethod
     def scheme() -> str:
         return "limited"
@@ -117,15 +124,18 @@ class LimitedFiles(FileConfigSource):
         )
 
 
-def _refuse_unused_keys(path: Path, data: dict[Any, Any]) -> None:
-    """Raises UserError if a YAML sets keys of Hydra itself that lmtool does not use: all but sweep values."""
-    section = data.get("hydra") or {}
-    keys = [f"hydra.{key}" for key in _dotted_keys(section)] if isinstance(section, dict) else ["hydra"]
-    selected_groups = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
-    keys += [
-        group.split()[-1].lstrip("/") for group in selected_groups if group.split()[-1].lstrip("/").startswith("hydra/")
+def _refuse_unused_keys(path: Path, data: JsonObject) -> None:
+    """Raises UserError if a YAML sets keys of Hydra itself other than sweep values, or names a class to import."""
+    keys = list(_dotted_keys(data))
+    selected = [
+        str(group).split()[-1] for item in data.get("defaults") or () if isinstance(item, dict) for group in item
     ]
-    unused = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
+    keys += [group.lstrip("/") for group in selected]
+    unused = [
+        key
+        for key in keys
+        if (re.match("hydra(?![^./])", key) and not f"{key}.".startswith(f"{GRID}.")) or imports_a_name(key)
+    ]
     if unused:
         advice = f", and type it on the command line: -m {unused[0]}=VALUE" if unused[0].startswith(SWEEP_KEYS) else ""
         raise UserError(
@@ -134,12 +144,12 @@ def _refuse_unused_keys(path: Path, data: dict[Any, Any]) -> None:
         )
 
 
-def _dotted_keys(section: dict[Any, Any]) -> Iterator[str]:
-    for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from (f"{key}.{nested}" for nested in _dotted_keys(value))
-        else:
-            yield str(key)
+def _dotted_keys(value: object) -> Iterator[str]:
+    """Yields the keys of a section at any depth, also those in lists."""
+    for part in value if isinstance(value, list) else ():
+        yield from _dotted_keys(part)
+    for key, inside in value.items() if isinstance(value, dict) else ():
+        yield from [f"{key}.{name}" for name in _dotted_keys(inside)] or [str(key)]
 
 
 Plugins.instance().register(LimitedFiles)
@@ -189,72 +199,31 @@ def _parse_yaml(text: str) -> tuple[str, Any]:
     return text, saved.load(text, _YAML_LOADER)
 
 
-_Path = tuple[str, ...]
-
+MAX_REFERENCES = 1_000
 MAX_SIZE = 1_000_000
-"""Maximum length of a value in characters, with its interpolations expanded. Each reference counts as one character
-more, so that chains of empty values are limited too."""
-
-# Group 1: a key or the call of a resolver, up to a nested interpolation. Group 2: "$" if a nested one follows.
-_REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")
+"""Limits for the interpolations of a configuration: references, and the characters of all their values."""
 
 
-def require_small_interpolations(data: JsonObject) -> None:
-    """Raises UserError, naming the key, if a value of a composed configuration would expand its interpolations to more
-    than MAX_SIZE characters."""
-    sizes = _Sizes({path: value for path, value in _leaves(data, ()) if isinstance(value, str)})
-    for path in sizes.texts:
-        if sizes.of(path) > MAX_SIZE:
-            hint = "remove the interpolations (${...}) of this key, or of the keys that they refer to"
-            raise UserError(f"{'.'.join(path)}: its interpolations expand to more than {MAX_SIZE} characters", hint)
+class _TooManyInterpolations(InterpolationResolutionError):
+    """The interpolations of a configuration exceed the limits. Its text is a key with one of them."""
 
 
-def _leaves(value: object, path: _Path) -> Iterator[tuple[_Path, Any]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if items is None:
-        yield path, value
-    for name, item in items or ():
-        yield from _leaves(item, (*path, str(name)))
+_resolve_parse_tree = Container.resolve_parse_tree
+_resolved: dict[str, int] = {}
+"""The references and characters that `to_data` has resolved; empty outside of it, where nothing is counted."""
 
 
-class _Sizes:
-    """The expanded length of each key in characters. texts: the text values by path."""
+def _resolve_within_limits(self: Container, parse_tree: Any, node: Any, memo: Any = None, key: Any = None) -> Any:
+    value = _resolve_parse_tree(self, parse_tree, node, memo, key)
+    if _resolved:
+        _resolved["references"] += 1
+        _resolved["characters"] += len(str(value)) if isinstance(value, str | StringNode) else 0
+        if _resolved["references"] > MAX_REFERENCES or _resolved["characters"] > MAX_SIZE:
+            raise _TooManyInterpolations(self._get_full_key(key))
+    return value
 
-    def __init__(self, texts: dict[_Path, str]):
-        self.texts = texts
-        self._known: dict[_Path, int] = {}
-        self._in_progress: set[_Path] = set()
 
-    def of(self, path: _Path) -> int:
-        """Returns the expanded length of a key. A circular reference counts as 0: it has no value, and resolving it
-        fails."""
-        if path in self._in_progress:
-            return 0
-        if path not in self._known:
-            self._in_progress.add(path)
-            size = len(self.texts[path])
-            for call, nested in _REFERENCE.findall(self.texts[path]):
-                if size <= MAX_SIZE:
-                    size += 1 + self._of_reference(path, call, bool(nested))
-            self._in_progress.remove(path)
-            self._known[path] = size
-        return self._known[path]
-
-    def _of_reference(self, path: _Path, call: str, nested: bool) -> int:
-        """Returns the expanded length of the key that a reference names, or of all keys in a resolver's arguments.
-
-        nested: whether the last part of a name is another interpolation, and so unknown. Then the key with the longest
-        value among those that the name may refer to counts."""
-        _, colon, arguments = call.partition(":")
-        size = 0
-        for name in arguments.split(",") if colon else [call]:
-            name = name.strip(" '\"\\")
-            dots = len(name) - len(name.lstrip("."))
-            parts = tuple(part for part in re.split(r"[.\[\]]+", name) if part)
-            target = (path[:-dots] if dots else ()) + (parts[:-1] if nested else parts)
-            sizes = [self.of(other) for other in self.texts if other[: len(target)] == target]
-            size += max(sizes, default=0) if nested else sum(sizes)
-        return size
+Container.resolve_parse_tree = _resolve_within_limits  # type: ignore[method-assign]
 
 
 WHOLE_RUN = "# @package _global_"
@@ -283,7 +252,6 @@ def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> Accept
 
 
 def _stored_nodes(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
-    """Returns the nodes in Hydra's store by group, except Hydra's own."""
     options: dict[str, tuple[str, ...]] = {}
     for name, nodes in repo.items():
         group = f"{above}/{name}" if above else name
@@ -340,7 +308,6 @@ def _hydra_for_a_run() -> Iterator[Any]:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Translates exceptions of Hydra and OmegaConf into UserError."""
     try:
         yield
     except MissingConfigException as error:
@@ -348,6 +315,12 @@ def translated_errors() -> Iterator[None]:
     except RecursionError as error:
         hint = "use fewer nested lists and sections in the overrides and in your YAML"
         raise UserError("the configuration cannot be composed: it is nested too deeply", hint) from error
+    except _TooManyInterpolations as error:
+        raise UserError(
+            f"{str(error).splitlines()[0]}: the interpolations of this configuration expand to more than {MAX_SIZE} "
+            f"characters, or {MAX_REFERENCES} references",
+            "remove the interpolations (${...}) of this key, or of the keys that refer to it",
+        ) from error
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
@@ -370,74 +343,22 @@ def translated_errors() -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def named_list_errors(primary: str, words: Sequence[str]) -> Iterator[None]:
-    """Raises UserError for an override of an item that a list does not have (data.packages.x=0): OmegaConf's errors do
-    not name the key. words: the overrides of the composition in the `with` block."""
-    try:
-        yield
-    except (ValueError, TypeError, ConfigCompositionException):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        choices = [text for text in words if not text.startswith("++")]
-        config = hydra.compose_config(
-            primary, choices, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False
-        )
-        for text in words:
-            _require_items(config, key_of(text), text.partition("=")[2])
-        raise
-
-
-def _require_items(config: DictConfig, key: str, value: str) -> None:
-    """Raises UserError if a part of a key is an item that a list of the configuration does not have."""
-    parts = key.split(".")
-    for depth, item in enumerate(parts[1:], 1):
-        above = ".".join(parts[:depth])
-        items = OmegaConf.select(config, above)
-        if isinstance(items, ListConfig) and not (item.isdigit() and int(item) < len(items)):
-            hint = f"set the whole list: {above}=[{value if depth == len(parts) - 1 else '...'}]"
-            raise UserError(f"{key}={value}: {above} is a list and has no item {item}", hint)
-
-
-def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
-    """Raises UserError if the section `hydra` names a class that belongs to no installed launcher or sweeper: Hydra
-    would import and call it, but lmtool never imports a name from a configuration."""
-    config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
-    section = OmegaConf.to_container(config.hydra, resolve=False)
-    search_space = config.hydra.sweeper.get("custom_search_space")
-    if search_space is not None:
-        raise UserError(
-            f"hydra.sweeper.custom_search_space={search_space}: lmtool never imports a name from a configuration",
-            "write the search space as overrides, such as optimizer.lr=interval(1e-5,1e-3)",
-        )
-    known_targets = set(_targets(ConfigStore.instance().repo["hydra"]))
-    for key, target in _named_targets(section, "hydra"):
-        if target not in known_targets or not key.startswith(("hydra.launcher", "hydra.sweeper")):
-            raise UserError(
-                f"{key}={target}: lmtool never imports a name from a configuration",
-                "omit it; hydra/launcher=NAME and hydra/sweeper=NAME select installed plugins of Hydra",
-            )
-
-
-def _targets(repo: JsonObject) -> Iterator[Any]:
-    """Yields the classes that nodes in Hydra's store name."""
-    for entry in repo.values():
-        if isinstance(entry, dict):
-            yield from _targets(entry)
-        else:
-            content = OmegaConf.to_container(entry.node, resolve=False)
-            yield from (target for _, target in _named_targets(content, ""))
-
-
-def _named_targets(value: object, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, inside in value.items():
-            if name == "_target_":
-                yield f"{key}.{name}", inside
-            yield from _named_targets(inside, f"{key}.{name}")
-    elif isinstance(value, list):
-        for number, inside in enumerate(value):
-            yield from _named_targets(inside, f"{key}[{number}]")
+def set_values(config: DictConfig, values: Sequence[str]) -> None:
+    """Sets the overrides of values in a composed configuration. Raises UserError for one that cannot be set, such as an
+    item that a list does not have (data.packages.x=0)."""
+    for override in OverridesParser.create().parse_overrides(list(values)):
+        text = str(override.input_line).lstrip("+")
+        key = text.partition("=")[0]
+        try:
+            OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
+        except (ValueError, TypeError, OmegaConfBaseException) as error:
+            sections = accumulate(key.split("."), "{}.{}".format)
+            items = next((above for above in sections if OmegaConf.is_list(OmegaConf.select(config, above))), None)
+            if items is None:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise UserError(f"{text}: {reason}", "`lmtool show KEY` explains a key") from error
+            hint = f"set the whole list: {items}=[...]"
+            raise UserError(f"{text}: {items} is a list without this item", hint) from error
 
 
 def _missing(error: MissingConfigException) -> UserError:
@@ -465,11 +386,11 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
     one.
     """
     _require_package(checked.choices, config_dirs)
-    words = [*checked.choices, *checked.values, *search_path(config_dirs)]
+    words = [*checked.choices, *search_path(config_dirs)]
     with translated_errors(), _hydra_for_a_run():
-        with named_list_errors(primary, words):
-            config = hydra_compose(primary, overrides=words, return_hydra_config=True)
-        typed_keys = {key_of(text) for text in words}
+        config = hydra_compose(primary, overrides=words, return_hydra_config=True)
+        set_values(config, checked.values)
+        typed_keys = {key_of(text) for text in [*checked.choices, *checked.values]}
         remaining = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
         # If there are other problems, they are reported instead.
         if remaining and not checked.problems and not checked.sweeps:
@@ -524,12 +445,12 @@ def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> JsonObjec
     return section
 
 
-def to_data(config: object) -> JsonObject:
-    """Returns a composed configuration as plain data with interpolations resolved. Raises UserError if they expand too
-    far."""
-    unresolved = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(unresolved, dict)
-    require_small_interpolations({str(key): value for key, value in unresolved.items()})
-    data = OmegaConf.to_container(config, resolve=True)
+def to_data(config: DictConfig) -> JsonObject:
+    """Returns a composed configuration as plain data with interpolations resolved."""
+    _resolved.update(references=0, characters=0)
+    try:
+        data = OmegaConf.to_container(config, resolve=True)
+    finally:
+        _resolved.clear()
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}

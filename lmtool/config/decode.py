@@ -7,7 +7,10 @@ resolvers, no import of a name from the data.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -42,44 +45,26 @@ def resolve_auto(
     Returns:
         The data, the problems, and the names of sections that stay unresolved.
     """
-    resolved, problems, unresolved = dict(data), [], set()
-    saved = {"checkpoint": checkpoint, "teacher": teacher}
-    table = command.auto
-
-    def depends_on_another(named_choice: tuple[str, Choice]) -> bool:
-        rule = table.get(named_choice[0])
-        return rule is not None and any(isinstance(source, str) and "." in source for source in rule.sources)
-
-    # A section that depends on another one is resolved after it, whatever the order of the fields.
-    for section, choice in sorted(choices(command).items(), key=depends_on_another):
-        value = resolved.get(section)
-        if isinstance(value, str):
-            value = resolved[section] = {choice.key: value}
-        rule = table.get(section)
-        if rule is None:
-            continue
-        if not _is_auto(value, choice, rule):
-            if rule.agrees and checkpoint is not None and isinstance(value, dict):
-                problems += _disagreements(section, value, checkpoint.get(section), choice)
-            continue
-        source, blocked = _source_of(rule, section, resolved, saved, command, unreadable)
-        if source is not None:
-            typed_values = {key: inside for key, inside in (value or {}).items() if key != choice.key}
-            resolved[section] = merge(source, typed_values)
-            if rule.agrees and checkpoint is not None:
-                problems += _disagreements(section, resolved[section], checkpoint.get(section), choice)
-        elif value is not None or blocked:
-            unresolved.add(section)
-            if not blocked:
-                holders = [f"the {source.partition('.')[0]}" for source in rule.sources if isinstance(source, str)]
-                reason = f"no {section} is set by {one_of(holders)}"
-                if rule.sources == ("checkpoint",):
-                    reason = f"the checkpoint has no {section}"
-                    if data.get("checkpoint") == "none":
-                        reason = f"checkpoint=none has no {section}"
-                    elif checkpoint is None:
-                        reason = "there is no checkpoint to take it from"
-                problems.append(Problem(section, f"{section}={AUTO}: {reason}", rule.hint or None, absent=True))
+    resolved, problems, unresolved = dict(data), list[Problem](), set[str]()
+    sections = choices(command)
+    for section, choice in sections.items():
+        if isinstance(resolved.get(section), str):
+            resolved[section] = {choice.key: resolved[section]}
+    for section, rule in command.auto.items():
+        value, choice = resolved.get(section), sections[section]
+        if _is_auto(value, choice, rule):
+            source, blocked = _source_of(rule, section, resolved, checkpoint, teacher, command, unreadable)
+            if source is not None:
+                typed_values = {key: inside for key, inside in (value or {}).items() if key != choice.key}
+                resolved[section] = merge(source, typed_values)
+            elif value is not None or blocked:
+                unresolved.add(section)
+                if not blocked:
+                    sources = [source.partition(".")[0] for source in rule.sources if isinstance(source, str)]
+                    fault = f"{section}={AUTO}: no {section} is set by {one_of([f'the {name}' for name in sources])}"
+                    problems.append(Problem(section, fault, rule.hint or None, absent=True))
+        if rule.agrees and checkpoint is not None and isinstance(resolved.get(section), dict):
+            problems += _disagreements(section, resolved[section], checkpoint.get(section), choice)
     return resolved, problems, unresolved
 
 
@@ -95,7 +80,8 @@ def _source_of(
     rule: Auto,
     section: str,
     resolved: JsonObject,
-    saved: Mapping[str, JsonObject | None],
+    checkpoint: JsonObject | None,
+    teacher: JsonObject | None,
     command: type[Config],
     unreadable: bool,
 ) -> tuple[JsonObject | None, bool]:
@@ -104,17 +90,15 @@ def _source_of(
     for source in rule.sources:
         if isinstance(source, dict):
             return source, False
-        if source in saved:
-            saved_section = (saved[source] or {}).get(section)
-            if isinstance(saved_section, dict):
-                return saved_section, False
+        if source in ("checkpoint", "teacher"):
+            saved = ((checkpoint if source == "checkpoint" else teacher) or {}).get(section)
+            if isinstance(saved, dict):
+                return saved, False
             if unreadable and source == "checkpoint":
                 return None, True
             continue
         other, method, *keys = source.split(".")
-        choice, value = choices(command)[other], resolved.get(other)
-        config_class = chosen_class(value, choice)
-        holder = None if config_class is None else _valid_section(value, choice) or _default_section(config_class)
+        holder = _section_or_default(resolved.get(other), choices(command)[other])
         if holder is None:
             return None, True
         result = getattr(holder, method)()
@@ -125,20 +109,13 @@ def _source_of(
     return None, False
 
 
-def _valid_section(value: object, choice: Choice) -> Config | None:
-    """Returns the configuration of a section, or None if it has an error, which the decoder reports."""
-    try:
-        return choice.validate(value)
-    except ValidationError:
-        return None
-
-
-def _default_section(config_class: type[Config]) -> Config | None:
-    """Returns a substitute for a section with an error, so that sections that depend on it can still be checked."""
-    try:
-        return config_class()
-    except ValidationError:
-        return None
+def _section_or_default(value: object, choice: Choice) -> Config | None:
+    """Returns the configuration of a section. If it has an error, which the decoder reports, the default values are
+    returned, so that sections that depend on it can still be checked."""
+    for build in (partial(choice.validate, value), chosen_class(value, choice)):
+        with suppress(ValidationError, PydanticCustomError):
+            return None if build is None else build()
+    return None
 
 
 def merge(base: JsonObject, over: JsonObject) -> JsonObject:
@@ -150,32 +127,21 @@ def merge(base: JsonObject, over: JsonObject) -> JsonObject:
     return merged
 
 
-def _disagreements(section: str, value: JsonObject, saved: object, choice: Choice) -> list[Problem]:
-    """Returns a problem for each field of a section that differs from the checkpoint's although it must be equal."""
+def _disagreements(section: str, value: JsonObject, saved: object, choice: Choice) -> Iterator[Problem]:
     config_class = chosen_class(value, choice)
     if config_class is None or not isinstance(saved, dict):
-        return []
-    values = {name: field.get_default() for name, field in config_class.model_fields.items()} | value
-    if saved.get(choice.key) != values.get(choice.key):
-        differing = [choice.key]
-    else:
-        adjustable = config_class.adjustable_fields
-        saved_values = {name: field.get_default() for name, field in config_class.model_fields.items()} | saved
-        differing = [
-            key
-            for key in config_class.model_fields
-            if key not in adjustable and _plain_value(values[key]) != _plain_value(saved_values[key])
-        ]
-    checkpoint_values = saved if differing == [choice.key] else (saved_values if differing else {})
-    return [
-        Problem(
-            f"{section}.{key}",
-            f"{section}.{key}={_displayed(values[key])}, but the checkpoint has "
-            f"{section}.{key}={_displayed(checkpoint_values.get(key))}",
-            f"{section}=auto takes it from the checkpoint; checkpoint=none starts without a checkpoint",
-        )
-        for key in differing
-    ]
+        return
+    defaults = {name: field.get_default() for name, field in config_class.model_fields.items()}
+    values, saved_values = defaults | value, defaults | saved
+    constant = [key for key in defaults if key not in config_class.adjustable_fields]
+    for key in [choice.key] if values[choice.key] != saved.get(choice.key) else constant:
+        ours, theirs = (_plain_value(section_values[key]) for section_values in (values, saved_values))
+        if ours != theirs:
+            yield Problem(
+                f"{section}.{key}",
+                f"{section}.{key}={_displayed(ours)}, but the checkpoint has {section}.{key}={_displayed(theirs)}",
+                f"{section}=auto takes it from the checkpoint; checkpoint=none starts without a checkpoint",
+            )
 
 
 def _plain_value(value: object) -> Any:
@@ -184,9 +150,8 @@ def _plain_value(value: object) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _displayed(value: object) -> Any:
+def _displayed(plain: object) -> Any:
     """Returns a value for a message. A selected component is displayed as its name."""
-    plain = _plain_value(value)
     return plain.get("name", plain) if isinstance(plain, dict) else plain
 
 
@@ -264,10 +229,8 @@ def decode(
     Raises:
         ConfigError: all problems: unknown keys, wrong types, invalid choices, missing values, violated rules.
     """
-    problems = list(earlier)
-    clean = _plain(data, "", problems)
-    missing: list[str] = []
-    clean = _without_missing(clean, "", missing)
+    problems, missing = list(earlier), list[str]()
+    clean = _plain(data, "", problems, missing)
     # A checkpoint that cannot be read, or whose key is misspelt, is reported already.
     misspelt = {
         name
@@ -281,7 +244,7 @@ def decode(
     )
     clean = command.filled(clean)
     problems += unresolved
-    problems += messages.missing_values(command, missing, clean)
+    problems += messages.missing_values(command, missing, clean) if missing else []
     for section in unresolved_sections:
         clean.pop(section, None)
     silent = {*unresolved_sections, *missing, *(problem.key for problem in problems)}
@@ -291,7 +254,12 @@ def decode(
         problems += variant.problems
         if variant.data is not None:
             _, errors = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, rules)
-            problems += [variant.relocated(problem) for problem in errors if problem not in config_problems]
+            path = variant.path
+            problems += [
+                replace(problem, key=f"{path}.{problem.key}", message=f"{path}: {problem.message}", likely_keys=())
+                for problem in errors
+                if problem not in config_problems
+            ]
     # A value is not missing if its key is misspelt, or if it could not be read. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.likely_keys)}
     problems = sorted(
@@ -316,9 +284,8 @@ def _decode_and_check(
     whose keys are valid. silent: keys that are reported already. unresolved_sections: sections without
     data."""
     config, errors = _validate(command, data)
-    problems = [
-        problem for problem in messages.from_pydantic(command, data, errors) if not _is_covered(problem.key, silent)
-    ]
+    problems = messages.from_pydantic(command, data, errors) if errors else []
+    problems = [problem for problem in problems if not _is_covered(problem.key, silent)]
     known = {*silent, *(problem.key for problem in problems)}
     values = _valid_values(
         command, data, config, {key.split(".")[0].split("[")[0] for key in known} | unresolved_sections
@@ -337,7 +304,6 @@ def _validate(command: type[Command], data: JsonObject) -> tuple[Command | None,
 
 
 def _is_covered(key: str, keys: set[str]) -> bool:
-    """Whether a key, or a section that contains it, is reported already."""
     return any(key == other or key.startswith((f"{other}.", f"{other}[")) for other in keys)
 
 
@@ -356,27 +322,29 @@ def _valid_values(command: type[Config], data: JsonObject, config: Config | None
     return values
 
 
-def _plain(value: object, key: str, problems: list[Problem], depth: int = 0) -> Any:
-    """Returns a copy with JSON types only. Adds a problem for a value of another type (a date, bytes), and for text
-    that is not valid UTF-8."""
+def _plain(value: object, key: str, problems: list[Problem], missing: list[str], depth: int = 0) -> Any:
+    """Returns a copy with JSON types only and without missing values, whose keys are added to `missing`. Adds a problem
+    for a value of another type (a date, bytes), and for text that is not valid UTF-8."""
     if depth > MAX_DEPTH:
-        problems.append(
-            Problem(
-                key.split(".")[0].split("[")[0],
-                f"{key[:60]}...: nested more than {MAX_DEPTH} deep",
-                "write it as text, in quotes",
-            )
-        )
+        section = key.split(".")[0].split("[")[0]
+        message = f"{key[:60]}...: nested more than {MAX_DEPTH} deep"
+        problems.append(Problem(section, message, "write it as text, in quotes"))
         return None
     if isinstance(value, dict):
+        items = {_text(str(name), "a key", problems): item for name, item in value.items()}
+        paths = {name: f"{key}.{name}" if key else name for name in items}
+        missing += [paths[name] for name, item in items.items() if item == MISSING]
         return {
-            _text(str(name), "a key", problems): _plain(
-                item, f"{key}.{name}" if key else str(name), problems, depth + 1
-            )
-            for name, item in value.items()
+            name: _plain(item, paths[name], problems, missing, depth + 1)
+            for name, item in items.items()
+            if item != MISSING
         }
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{key}[{index}]", problems, depth + 1) for index, item in enumerate(value)]
+        missing += [key] if MISSING in value else []
+        # A key of a section in a list is typed with its number: `phases.1.data.path`.
+        places = (f"{key}.{index}" if isinstance(item, dict) else f"{key}[{index}]" for index, item in enumerate(value))
+        items_by_place = zip(places, value, strict=True)
+        return [_plain(item, place, problems, missing, depth + 1) for place, item in items_by_place if item != MISSING]
     if isinstance(value, str):
         return _text(value, key, problems)
     if isinstance(value, int) and abs(value) >= 2**63:
@@ -399,24 +367,3 @@ def _text(text: str, key: str, problems: list[Problem]) -> str:
         hint = "type it in UTF-8; rename a file whose name is not UTF-8"
         problems.append(Problem(key, f"{key}: {text} has a character that UTF-8 cannot encode, or NUL", hint))
     return clean
-
-
-def _without_missing(value: object, key: str, missing: list[str]) -> Any:
-    if isinstance(value, dict):
-        without_missing = {}
-        for name, item in value.items():
-            path = f"{key}.{name}" if key else name
-            if item == MISSING:
-                missing.append(path)
-            else:
-                without_missing[name] = _without_missing(item, path, missing)
-        return without_missing
-    if isinstance(value, list):
-        if MISSING in value:
-            missing.append(key)
-        # A key of a section in a list is typed with its number: `phases.1.data.path`.
-        paths = [f"{key}.{index}" if isinstance(item, dict) else f"{key}[{index}]" for index, item in enumerate(value)]
-        return [
-            _without_missing(item, path, missing) for path, item in zip(paths, value, strict=True) if item != MISSING
-        ]
-    return value

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import types
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from lmtool.config import groups
 from lmtool.config.base import Config, JsonObject, summary
-from lmtool.config.registry import Choice, Several, choices, chosen_class, entries, lookup, names
+from lmtool.config.registry import Choice, Several, choice_of, choices, chosen_class, entries, lookup, names, several_of
 from lmtool.config.registry import groups as components
 from lmtool.errors import Problem, nearest, nearest_keys
 from lmtool.system.secrets import masked
@@ -39,44 +39,24 @@ def quoted(value: object) -> str:
     # Masked before it is truncated: half a secret would not be recognized.
     text = masked(json.dumps(value, ensure_ascii=False, default=str))
     text = text if len(text) <= 80 else text[:77] + "..."
-    return f"{text} ({kind_of_value(value)})"
+    return f"{text} ({_VALUE_KINDS.get(type(value), type(value).__name__)})"
 
 
-def kind_of_value(value: object) -> str:
-    """Returns the type of a plain value in one or two words."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true/false"
-    if isinstance(value, int):
-        return "whole number"
-    if isinstance(value, float):
-        return "number"
-    if isinstance(value, str):
-        return "text"
-    if isinstance(value, list | tuple):
-        return "list"
-    return "section" if isinstance(value, dict) else type(value).__name__
+_VALUE_KINDS = {
+    types.NoneType: "null",
+    bool: "true/false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    list: "list",
+    tuple: "list",
+    dict: "section",
+}
 
 
 def allowed_values(field: FieldInfo) -> str:
     """Returns what a field allows: `a number, above 0, or null`."""
     return _allowed_values(field.annotation, field.metadata)
-
-
-def allowed_item(field: FieldInfo) -> str:
-    """Returns what an item of a list may be; for other fields, what the field allows."""
-    items = _items(field.annotation)
-    return _allowed_values(items, []) if items is not None else allowed_values(field)
-
-
-def _items(annotation: object) -> Any:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (tuple, list):
-        return arguments[0]
-    if origin in (Union, types.UnionType, Annotated):
-        return next((items for argument in arguments if (items := _items(argument)) is not None), None)
-    return None
 
 
 def _allowed_values(annotation: object, metadata: list[Any]) -> str:
@@ -190,208 +170,170 @@ _LOGGERS = {
     ANY: "logger=wandb or logger=tensorboard report to a tracker; the run folder always has all metrics",
 }
 
-KEY_FORMS: dict[str, Form | tuple[Form, ...]] = {
-    # transformers.TrainingArguments: huggingface.co/docs/transformers/main_classes/trainer
-    "learning_rate": "optimizer.lr={}",
-    "per_device_train_batch_size": _BATCH,
-    "per_device_eval_batch_size": (
-        "omit it: held-out rows are read in the batches of training, limited by micro_batch_tokens=",
-        "batch_tokens= is the size here: tokens in one forward, at most",
+# Names of transformers.TrainingArguments and its example scripts (run_glue.py, run_mlm.py, run_clm.py), of BertConfig,
+# GPT2Config, T5Config and GenerationConfig: huggingface.co/docs/transformers; of peft.LoraConfig and
+# PromptTuningConfig: huggingface.co/docs/peft; of fairseq-train: fairseq.readthedocs.io; of lightning.Trainer:
+# lightning.ai/docs/pytorch; and of small training scripts such as nanoGPT: github.com/karpathy/nanoGPT
+FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
+    ("optimizer.lr={}", "learning_rate lr"),
+    (_BATCH, "per_device_train_batch_size max_sentences batch_size train_batch_size"),
+    (
+        (
+            "omit it: held-out rows are read in the batches of training, limited by micro_batch_tokens=",
+            "batch_tokens= is the size here: tokens in one forward, at most",
+        ),
+        "per_device_eval_batch_size",
     ),
-    "gradient_accumulation_steps": _ACCUMULATION,
-    "auto_find_batch_size": _ACCUMULATION,
-    "num_train_epochs": "max_epochs={}",
-    "weight_decay": "optimizer.weight_decay={}",
-    "adam_beta1": "optimizer.betas=[{},0.999]",
-    "adam_beta2": "optimizer.betas=[0.9,{}]",
-    "adam_epsilon": "optimizer.epsilon={}",
-    "max_grad_norm": "optimizer.clip_norm={}",
-    "lr_scheduler_type": "schedule={}",
-    "optim": "optimizer={}",
-    "warmup_ratio": "schedule.warmup_fraction={}",
-    "warmup_steps": "schedule.warmup_steps={}",
-    "save_steps": "checkpoint_every={}",
-    "eval_steps": "evaluate_every={}",
-    "logging_steps": "log_every={}",
-    "save_strategy": _BY_STEPS,
-    "eval_strategy": _BY_STEPS,
-    "evaluation_strategy": _BY_STEPS,
-    "logging_strategy": _BY_STEPS,
-    "save_total_limit": "keep={}",
-    "load_best_model_at_end": "omit it: the best checkpoint is always saved, and checkpoint=RUN uses it",
-    "metric_for_best_model": "task.metric={}",
-    "early_stopping_patience": "patience={}",
-    "output_dir": ("run_dir={}", "output={}"),
-    "overwrite_output_dir": "omit it: a run is never overwritten; name=NAME starts another one",
-    "resume_from_checkpoint": {"true": _RESUME, "false": _RESUME, ANY: "a run is resumed by `lmtool resume {}`"},
-    "run_name": "name={}",
-    "report_to": _LOGGERS,
-    "logging_dir": "logger=tensorboard logger.tensorboard.folder={}",
-    "fp16": _FP16,
-    "bf16": {"true": "precision=bf16", "false": "precision=fp32"},
-    "use_cpu": {"true": "device=cpu", "false": "device=auto"},
-    "no_cuda": {"true": "device=cpu", "false": "device=auto"},
-    "torch_compile": "compile={}",
-    "data_seed": "seed={}",
-    "label_smoothing_factor": ("task.loss.label_smoothing={}", "objective.label_smoothing={}"),
-    "group_by_length": _NOT_NEEDED,
-    "dataloader_num_workers": _WORKERS,
-    "deepspeed": "devices=N trains on several devices, and parallel=fsdp shards the weights across them",
-    "local_rank": "omit it: torchrun sets it for each process, and devices=N starts processes without torchrun",
-    "do_train": "omit it: `lmtool pretrain` and `lmtool finetune` train",
-    "do_eval": _HELD_OUT,
-    "do_predict": "omit it: `lmtool predict RUN input=FILE` labels a file",
-    "push_to_hub": _UPLOAD,
-    "hub_model_id": _UPLOAD,
-    # run_glue.py, run_mlm.py, run_clm.py: github.com/huggingface/transformers/tree/main/examples/pytorch
-    "model_name_or_path": _WEIGHTS,
-    "config_name": "set model=NAME, one of `lmtool list model`; model.KEY= changes its sizes",
-    "model_type": "model={}",
-    "tokenizer_name": "tokenizer=folder tokenizer.path={weights}",
-    "task_name": "task={}",
-    "dataset_name": ("data=hub data.hub={}", "task=custom task.kind=classification task.hub={}"),
-    "dataset_config_name": (
-        "the subset follows the name: data.hub=org/name:SUBSET",
-        "the subset follows the name: task.hub=org/name:SUBSET",
+    (_ACCUMULATION, "gradient_accumulation_steps auto_find_batch_size update_freq accumulate_grad_batches"),
+    ("max_epochs={}", "num_train_epochs max_epoch epochs num_epochs"),
+    ("optimizer.weight_decay={}", "weight_decay"),
+    ("optimizer.betas=[{},0.999]", "adam_beta1"),
+    ("optimizer.betas=[0.9,{}]", "adam_beta2"),
+    ("optimizer.epsilon={}", "adam_epsilon adam_eps"),
+    ("optimizer.clip_norm={}", "max_grad_norm clip_norm gradient_clip_val"),
+    ("schedule={}", "lr_scheduler_type lr_scheduler"),
+    ("optimizer={}", "optim"),
+    ("schedule.warmup_fraction={}", "warmup_ratio"),
+    ("schedule.warmup_steps={}", "warmup_steps num_warmup_steps warmup_updates"),
+    ("checkpoint_every={}", "save_steps checkpointing_steps save_interval_updates"),
+    ("evaluate_every={}", "eval_steps validate_interval_updates val_check_interval eval_interval"),
+    ("log_every={}", "logging_steps log_interval log_every_n_steps"),
+    (_BY_STEPS, "save_strategy eval_strategy evaluation_strategy logging_strategy check_val_every_n_epoch"),
+    ("keep={}", "save_total_limit keep_interval_updates"),
+    ("omit it: the best checkpoint is always saved, and checkpoint=RUN uses it", "load_best_model_at_end"),
+    ("task.metric={}", "metric_for_best_model"),
+    ("patience={}", "early_stopping_patience"),
+    (("run_dir={}", "output={}"), "output_dir"),
+    ("omit it: a run is never overwritten; name=NAME starts another one", "overwrite_output_dir"),
+    ({"true": _RESUME, "false": _RESUME, ANY: "a run is resumed by `lmtool resume {}`"}, "resume_from_checkpoint"),
+    ("name={}", "run_name"),
+    (_LOGGERS, "report_to wandb"),
+    ("logger=tensorboard logger.tensorboard.folder={}", "logging_dir"),
+    (_FP16, "fp16"),
+    ({"true": "precision=bf16", "false": "precision=fp32"}, "bf16"),
+    ({"true": "device=cpu", "false": "device=auto"}, "use_cpu no_cuda"),
+    ("compile={}", "torch_compile"),
+    ("seed={}", "data_seed seed_everything"),
+    (("task.loss.label_smoothing={}", "objective.label_smoothing={}"), "label_smoothing_factor"),
+    (_NOT_NEEDED, "group_by_length pad_to_max_length"),
+    (_WORKERS, "dataloader_num_workers num_workers"),
+    ("devices=N trains on several devices, and parallel=fsdp shards the weights across them", "deepspeed"),
+    ("omit it: torchrun sets it for each process, and devices=N starts processes without torchrun", "local_rank"),
+    ("omit it: `lmtool pretrain` and `lmtool finetune` train", "do_train"),
+    (_HELD_OUT, "do_eval"),
+    ("omit it: `lmtool predict RUN input=FILE` labels a file", "do_predict"),
+    (_UPLOAD, "push_to_hub hub_model_id"),
+    (_WEIGHTS, "model_name_or_path restore_file ckpt_path model_path"),
+    ("set model=NAME, one of `lmtool list model`; model.KEY= changes its sizes", "config_name"),
+    ("model={}", "model_type arch"),
+    ("tokenizer=folder tokenizer.path={weights}", "tokenizer_name"),
+    ("task={}", "task_name"),
+    (("data=hub data.hub={}", "task=custom task.kind=classification task.hub={}"), "dataset_name"),
+    (
+        (
+            "the subset follows the name: data.hub=org/name:SUBSET",
+            "the subset follows the name: task.hub=org/name:SUBSET",
+        ),
+        "dataset_config_name",
     ),
-    "train_file": ("task={}", "data={}"),
-    "validation_file": ("data.validation={}", _SPLITS),
-    "test_file": _SPLITS,
-    "text_column_name": ("task.text=[{}]", "data.text={}"),
-    "label_column_name": "task.label={}",
-    "max_train_samples": "task.train_examples={}",
-    "max_seq_length": "max_length={}",
-    "block_size": "max_length={}",
-    "mlm_probability": "objective.probability={}",
-    "line_by_line": {"true": "data.document=line", "false": "data.document=block"},
-    "validation_split_percentage": "set data.validation_fraction=, the fraction that is held out: 0.05 for 5 percent",
-    "pad_to_max_length": _NOT_NEEDED,
-    "trust_remote_code": _NO_CODE,
-    "max_train_steps": "max_steps={}",
-    "num_warmup_steps": "schedule.warmup_steps={}",
-    "checkpointing_steps": "checkpoint_every={}",
-    # transformers' BertConfig, GPT2Config and T5Config: huggingface.co/docs/transformers/model_doc
-    "num_hidden_layers": "model.num_layers={}",
-    "n_layer": "model.num_layers={}",
-    "n_embd": "model.hidden_size={}",
-    "d_model": "model.hidden_size={}",
-    "num_attention_heads": "model.num_heads={}",
-    "n_head": "model.num_heads={}",
-    "intermediate_size": "model.feedforward_size={}",
-    "d_ff": "model.feedforward_size={}",
-    "max_position_embeddings": "model.max_positions={}",
-    "n_positions": "model.max_positions={}",
-    "hidden_dropout_prob": "model.dropout={}",
-    "attention_probs_dropout_prob": "model.attention_dropout={}",
-    "layer_norm_eps": "model.norm_epsilon={}",
-    "initializer_range": "model.initializer_std={}",
-    # transformers.GenerationConfig: huggingface.co/docs/transformers/main_classes/text_generation
-    "num_beams": ("beams={}", "task.generation.beams={}"),
-    "no_repeat_ngram_size": ("no_repeat_ngram={}", "task.generation.no_repeat_ngram={}"),
-    "do_sample": {"true": "temperature=1.0", "false": "temperature=0.0"},
-    # peft.LoraConfig and PromptTuningConfig: huggingface.co/docs/peft/package_reference
-    "r": "tuning=lora tuning.rank={}",
-    "lora_r": "tuning=lora tuning.rank={}",
-    "lora_alpha": "tuning=lora tuning.alpha={}",
-    "lora_dropout": "tuning=lora tuning.dropout={}",
-    "target_modules": "tuning=lora tuning.projections=[{}]",
-    "use_rslora": "tuning=lora tuning.rank_stabilised={}",
-    "modules_to_save": "omit it: the task's head always learns",
-    "num_virtual_tokens": "tuning=prompt tuning.length={}",
-    "peft_type": "tuning={}",
-    # fairseq-train: fairseq.readthedocs.io/en/latest/command_line_tools.html
-    "lr": "optimizer.lr={}",
-    "arch": "model={}",
-    "criterion": "objective={}",
-    "max_update": "max_steps={}",
-    "max_epoch": "max_epochs={}",
-    "update_freq": _ACCUMULATION,
-    "clip_norm": "optimizer.clip_norm={}",
-    "adam_betas": "optimizer.betas=[{}]",
-    "adam_eps": "optimizer.epsilon={}",
-    "lr_scheduler": "schedule={}",
-    "warmup_updates": "schedule.warmup_steps={}",
-    "total_num_update": "max_steps={}",
-    "tokens_per_sample": "max_length={}",
-    "max_sentences": _BATCH,
-    "dropout": "model.dropout={}",
-    "attention_dropout": "model.attention_dropout={}",
-    "save_dir": "run_dir={}",
-    "restore_file": _WEIGHTS,
-    "save_interval_updates": "checkpoint_every={}",
-    "validate_interval_updates": "evaluate_every={}",
-    "keep_interval_updates": "keep={}",
-    "log_interval": "log_every={}",
-    "distributed_world_size": "devices={}",
-    # lightning.Trainer and LightningCLI: lightning.ai/docs/pytorch/stable/common/trainer.html
-    "seed_everything": "seed={}",
-    "accelerator": "device={}",
-    "strategy": "parallel={}",
-    "num_nodes": "omit it: torchrun starts the processes on several machines, and each runs `lmtool pretrain ...`",
-    "gradient_clip_val": "optimizer.clip_norm={}",
-    "accumulate_grad_batches": _ACCUMULATION,
-    "val_check_interval": "evaluate_every={}",
-    "check_val_every_n_epoch": _BY_STEPS,
-    "log_every_n_steps": "log_every={}",
-    "default_root_dir": "run_dir={}",
-    "fast_dev_run": "debug=short",
-    "ckpt_path": _WEIGHTS,
-    "deterministic": "omit it: every random choice is a function of seed=",
-    # Small training scripts, such as nanoGPT: github.com/karpathy/nanoGPT
-    "batch_size": _BATCH,
-    "train_batch_size": _BATCH,
-    "epochs": "max_epochs={}",
-    "num_epochs": "max_epochs={}",
-    "max_iters": "max_steps={}",
-    "num_steps": "max_steps={}",
-    "eval_interval": "evaluate_every={}",
-    "gpus": "devices={}",
-    "num_gpus": "devices={}",
-    "num_workers": _WORKERS,
-    "wandb": _LOGGERS,
-    "model_path": _WEIGHTS,
-    "data_dir": ("task={}", "data={}"),
-    "dataset": ("task={}", "data={}"),
-}
+    (("task={}", "data={}"), "train_file data_dir dataset"),
+    (("data.validation={}", _SPLITS), "validation_file"),
+    (_SPLITS, "test_file"),
+    (("task.text=[{}]", "data.text={}"), "text_column_name"),
+    ("task.label={}", "label_column_name"),
+    ("task.train_examples={}", "max_train_samples"),
+    ("max_length={}", "max_seq_length block_size tokens_per_sample"),
+    ("objective.probability={}", "mlm_probability"),
+    ({"true": "data.document=line", "false": "data.document=block"}, "line_by_line"),
+    ("set data.validation_fraction=, the fraction that is held out: 0.05 for 5 percent", "validation_split_percentage"),
+    (_NO_CODE, "trust_remote_code"),
+    ("max_steps={}", "max_train_steps max_update total_num_update max_iters num_steps"),
+    ("model.num_layers={}", "num_hidden_layers n_layer"),
+    ("model.hidden_size={}", "n_embd d_model"),
+    ("model.num_heads={}", "num_attention_heads n_head"),
+    ("model.feedforward_size={}", "intermediate_size d_ff"),
+    ("model.max_positions={}", "max_position_embeddings n_positions"),
+    ("model.dropout={}", "hidden_dropout_prob dropout"),
+    ("model.attention_dropout={}", "attention_probs_dropout_prob attention_dropout"),
+    ("model.norm_epsilon={}", "layer_norm_eps"),
+    ("model.initializer_std={}", "initializer_range"),
+    (("beams={}", "task.generation.beams={}"), "num_beams"),
+    (("no_repeat_ngram={}", "task.generation.no_repeat_ngram={}"), "no_repeat_ngram_size"),
+    ({"true": "temperature=1.0", "false": "temperature=0.0"}, "do_sample"),
+    ("tuning=lora tuning.rank={}", "r lora_r"),
+    ("tuning=lora tuning.alpha={}", "lora_alpha"),
+    ("tuning=lora tuning.dropout={}", "lora_dropout"),
+    ("tuning=lora tuning.projections=[{}]", "target_modules"),
+    ("tuning=lora tuning.rank_stabilised={}", "use_rslora"),
+    ("omit it: the task's head always learns", "modules_to_save"),
+    ("tuning=prompt tuning.length={}", "num_virtual_tokens"),
+    ("tuning={}", "peft_type"),
+    ("objective={}", "criterion"),
+    ("optimizer.betas=[{}]", "adam_betas"),
+    ("run_dir={}", "save_dir default_root_dir"),
+    ("devices={}", "distributed_world_size gpus num_gpus"),
+    ("device={}", "accelerator"),
+    ("parallel={}", "strategy"),
+    ("omit it: torchrun starts the processes on several machines, and each runs `lmtool pretrain ...`", "num_nodes"),
+    ("debug=short", "fast_dev_run"),
+    ("omit it: every random choice is a function of seed=", "deterministic"),
+)
+KEY_FORMS = {word: form for form, words in FORMS for word in words.split()}
+"""By name in another tool: the override to type here, or a sentence; several if commands differ."""
 VALUE_FORMS: dict[str, dict[str, str]] = {
     # torch.device; lightning's accelerators
-    "device": {"gpu": "cuda", "0": "cuda:0", "1": "cuda:1"},
+    "device": {"cuda": "gpu", "cuda:0": "0", "cuda:1": "1"},
     # torch's dtypes; lightning.Trainer(precision=)
     "precision": {
-        "16": "fp16", "16-mixed": "fp16", "16-true": "fp16", "half": "fp16", "float16": "fp16",
-        "bf16-mixed": "bf16", "bf16-true": "bf16", "bfloat16": "bf16",
-        "32": "fp32", "32-true": "fp32", "float32": "fp32", "full": "fp32",
+        "fp16": "16 16-mixed 16-true half float16",
+        "bf16": "bf16-mixed bf16-true bfloat16",
+        "fp32": "32 32-true float32 full",
     },
     # transformers.training_args.OptimizerNames
-    "optimizer": {
-        "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_apex_fused": "adamw",
-    },
+    "optimizer": {"adamw": "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused"},
     # transformers.SchedulerType; fairseq's --lr-scheduler
     "schedule": {
-        "constant_with_warmup": "constant", "cosine_with_restarts": "cosine", "polynomial_decay": "polynomial",
-        "warmup_stable_decay": "wsd",
+        "constant": "constant_with_warmup",
+        "cosine": "cosine_with_restarts",
+        "polynomial": "polynomial_decay",
+        "wsd": "warmup_stable_decay",
     },
     # lightning's and torch's strategies
-    "parallel": {"fsdp2": "fsdp", "ddp_find_unused_parameters_true": "ddp", "deepspeed": "fsdp"},
+    "parallel": {"fsdp": "fsdp2 deepspeed", "ddp": "ddp_find_unused_parameters_true"},
     # fairseq's --criterion
-    "objective": {"masked_lm": "mlm", "cross_entropy": "clm", "causal_lm": "clm", "lm": "clm"},
+    "objective": {"mlm": "masked_lm", "clm": "cross_entropy causal_lm lm"},
     # fairseq's --arch; transformers' model_type
     "model": {
-        "gpt2": "gpt", "gpt2-medium": "gpt_medium", "gpt2-large": "gpt_large", "gpt2-xl": "gpt_xl",
-        "transformer_lm_gpt2_small": "gpt", "roberta_base": "roberta", "bert_base": "bert", "bart_base": "bart",
+        "gpt": "gpt2 transformer_lm_gpt2_small",
+        "gpt_medium": "gpt2-medium",
+        "gpt_large": "gpt2-large",
+        "gpt_xl": "gpt2-xl",
+        "roberta": "roberta_base",
+        "bert": "bert_base",
+        "bart": "bart_base",
     },
     # peft.PeftType
     "tuning": {
-        "prompt_tuning": "prompt", "prefix_tuning": "prefix", "p_tuning": "ptuning", "lora": "lora", "ia3": "ia3",
-        "none": "full",
+        "prompt": "prompt_tuning",
+        "prefix": "prefix_tuning",
+        "ptuning": "p_tuning",
+        "lora": "lora",
+        "ia3": "ia3",
+        "full": "none",
     },
     # The modules that transformers' families call by these names
     "tuning.projections": {
-        "query": "q_proj", "key": "k_proj", "value": "v_proj", "o_proj": "out_proj", "q": "q_proj", "k": "k_proj",
-        "v": "v_proj", "o": "out_proj", "up_proj": "fc_in", "gate_proj": "fc_gate", "down_proj": "fc_out",
-        "all-linear": "q_proj,k_proj,v_proj,out_proj,fc_in,fc_out",
+        "q_proj": "query q",
+        "k_proj": "key k",
+        "v_proj": "value v",
+        "out_proj": "o_proj o",
+        "fc_in": "up_proj",
+        "fc_gate": "gate_proj",
+        "fc_out": "down_proj",
+        "q_proj,k_proj,v_proj,out_proj,fc_in,fc_out": "all-linear",
     },
-}  # fmt: skip
+}
+"""By key: lmtool's values, each with the names that other tools have for it."""
 FLAG_FORMS: dict[str, str] = {
     # Hydra's: hydra.cc/docs/advanced/hydra-command-line-flags
     "-cn": "--config FILE reads a saved configuration; experiment={} chooses a composed one",
@@ -443,7 +385,7 @@ def meaning_elsewhere(key: str, value: object, has: Callable[[str], bool]) -> Me
     any_section = not section or not has(section.partition(".")[0])
     for form in _forms_of(KEY_FORMS.get(last, ()), value):
         keys = keys_in(form)
-        if not is_overrides(form):
+        if _OVERRIDES.fullmatch(form) is None:  # a sentence
             if any_section and (not keys or any(map(has, keys))):
                 return Meaning((), form.replace("{}", as_typed(value)), True)
         elif (any_section or keys[-1].rpartition(".")[0] == section) and all(map(has, keys)):
@@ -452,14 +394,10 @@ def meaning_elsewhere(key: str, value: object, has: Callable[[str], bool]) -> Me
     return None
 
 
-def has_meaning(key: str) -> bool:
-    """Whether a key, or its last part, is in the table."""
-    return key.rpartition(".")[2] in KEY_FORMS
-
-
 def of_value(key: str, value: object) -> str | None:
     """Returns lmtool's name for a value of another tool, or None."""
-    return VALUE_FORMS.get(key, {}).get(str(value).lower())
+    forms = VALUE_FORMS.get(key, {}).items()
+    return next((name for name, others in forms if str(value).lower() in others.split()), None)
 
 
 def _forms_of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
@@ -473,13 +411,7 @@ def _forms_of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
             yield form[as_typed(matches[0]).lower() if matches else ANY if ANY in form else next(iter(form))]
 
 
-def is_overrides(form: str) -> bool:
-    """Whether a form is a list of overrides, not a sentence."""
-    return _OVERRIDES.fullmatch(form) is not None
-
-
 def keys_in(form: str) -> list[str]:
-    """Returns the keys that a form names, except those in the commands it mentions."""
     return _KEY.findall(_COMMAND.sub("", form))
 
 
@@ -509,8 +441,6 @@ def _weights(value: str) -> str:
 
 
 _ABSENT = object()  # unlike None, no value of a key
-Fields = Mapping[str, Sequence[FieldInfo | None]]
-"""Fields by key, one for each component that has the key; None for a key that only contains others."""
 
 
 def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) -> list[Problem]:
@@ -566,22 +496,21 @@ def _validator_problem(command: type[Config], data: JsonObject, key: str, text: 
 
 
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
-    options = allowed_names(field)
-    is_name = options and isinstance(value, str)
-    allowed = one_of(options) if is_name else allowed_item(field) if "[" in key else allowed_values(field)
-    close = of_value(key.split("[")[0], value) or (nearest(value, options) if is_name else None)
-    hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
-    if isinstance(value, bool) and "[" in key:
-        list_key = key.split("[")[0]
-        hint = f'YAML reads a bare yes, no, on or off as true or false: quote your labels, \'{list_key}=["yes","no"]\''
+    options, list_key = allowed_names(field), key.split("[")[0]
+    in_list, is_name = list_key != key, options and isinstance(value, str)
+    allowed = one_of(options) if is_name else allowed_values(field)
+    close = of_value(list_key, value) or (nearest(value, options) if is_name else None)
+    hint = f"{summary(field.description)} (`lmtool show {list_key}`)".strip()
+    if close:
+        hint = f"did you mean {close if in_list else f'{key}={close}'}?"
     elif isinstance(value, bool | int | float) and "text" in allowed:
-        hint = f"quote it: '{key}=\"{value}\"'"
+        text = f'"{as_typed(value)}"' if not in_list else '["yes","no"]' if isinstance(value, bool) else f'["{value}"]'
+        reason = "; YAML reads a bare yes, no, on or off as true or false" if isinstance(value, bool) else ""
+        hint = f"quote it: '{list_key}={text}'{reason}"
     elif (number := _number(value)) is not None and _takes(field, number):
-        read_as_text = isinstance(value, str) and isinstance(yaml.safe_load(value), str)
-        hint = f"YAML reads {value} as text: write {_for_yaml(number)}" if read_as_text else f"write {key}={number}"
+        hint = f"write {key}={_for_yaml(number)}"
     elif not isinstance(value, list | dict) and value is not None and _takes(field, [value]):
         hint = "write " + shlex.quote(f"{key}=[{as_typed(value)}]")
-    hint = hint or f"{summary(field.description)} (`lmtool show {key.split('[')[0]}`)".strip()
     return Problem(key, f"{key}: given {quoted(value)}; allowed: {allowed}", hint)
 
 
@@ -611,35 +540,27 @@ def _for_yaml(number: int | float) -> str:
     return displayed if "e" not in displayed or "." in displayed else displayed.replace("e", ".0e", 1)
 
 
-def missing_values(command: type[Config], keys: list[str], data: JsonObject) -> list[Problem]:
-    """Returns the problems of required keys without a value."""
-    problems, sections = [], choices(command)
+def missing_values(command: type[Config], keys: list[str], data: JsonObject) -> Iterator[Problem]:
     for key in keys:
-        if key in sections:
-            offered = groups.options(sections[key].group) or names(sections[key].group)
-            hint = f"set {key}=NAME; `lmtool list {sections[key].group}` prints them with a line each"
-            problems.append(
-                Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint, absent=True)
-            )
-            continue
         field = _locate(command, data, tuple(key.split(".")))[1]
         choice = None if field is None else choice_of(field)
-        if choice is not None:
-            # A group within the section, or a key of it.
-            override = choice.group if choice.group.replace("/", ".") == key else f"{key}.{choice.key}"
-            hint = f"set {override}=NAME, one of {', '.join(names(choice.group))}"
-            problems.append(
-                Problem(
-                    key,
-                    f"missing required value: {key}.{choice.key}",
-                    hint,
-                    absent=True,
-                )
-            )
+        if choice is None:
+            about = f" ({summary(field.description)})" if field is not None and field.description else ""
+            yield Problem(key, f"missing required value: {key}", f"set {key}=...{about}", absent=True)
             continue
-        about = f" ({summary(field.description)})" if field is not None and field.description else ""
-        problems.append(Problem(key, f"missing required value: {key}", f"set {key}=...{about}", absent=True))
-    return problems
+        is_group = "." not in key or choice.group.replace("/", ".") == key
+        override = (choice.group if "." in key else key) if is_group else f"{key}.{choice.key}"
+        offered = (groups.options(choice.group) if is_group else ()) or names(choice.group)
+        hint = f"set {override}=NAME; `lmtool list {choice.group}` prints them with a line each"
+        yield Problem(key, f"missing required value: {override}, one of {', '.join(offered)}", hint, absent=True)
+
+
+_HUB_OVERRIDES = {
+    "model": "checkpoint=hf://{}",
+    "data": "data=hub data.hub={}",
+    "task": "task=custom task.kind=classification task.hub={}",
+}
+"""By group: the override for a name on the hub."""
 
 
 def unknown_choice(group: str, key: str, name: str, offered: tuple[str, ...] | None = None) -> Problem:
@@ -647,28 +568,13 @@ def unknown_choice(group: str, key: str, name: str, offered: tuple[str, ...] | N
     list, whose members are typed without a key."""
     offered = names(group) if offered is None else offered
     prefix = "" if key.endswith(".members") else f"{key}="
-    close = of_value(group, name) or _last_part(name, offered) or nearest(name, offered)
-    hint = f"did you mean {prefix}{close}?" if close else f"`lmtool list {group}` prints them with a line each"
-    other_groups = [other for other in groups.all_groups() if other != group and name in groups.options(other)]
-    if other_groups and not close:
-        hint = f"{name} is an option of {other_groups[0]}: `lmtool show {other_groups[0]}={name}` says how it is used"
-    elif prefix and group in _HUB_OVERRIDES and (published := _HUB_OVERRIDES[group](name)) is not None:
-        hint = f"{hint.removesuffix('?')}, or {published}?" if close else f"did you mean {published}?"
+    close = of_value(group, name) or nearest(re.split("[/:]", name)[-1], offered)
+    suggestions = [f"{prefix}{close}"] if close else []
+    if prefix and group in _HUB_OVERRIDES and ("/" in name or (group == "model" and "-" in name)):
+        suggestions.append(_HUB_OVERRIDES[group].format(name))
+    hint = f"did you mean {', or '.join(suggestions)}?" if suggestions else ""
+    hint = hint or f"`lmtool list {group}` prints them with a line each"
     return Problem(key, f"{prefix or f'{key}: '}{name} is not one of {', '.join(offered)}", hint)
-
-
-def _last_part(name: str, offered: Sequence[str]) -> str | None:
-    """Returns the option that is the last part of a longer name: `glue/sst2`."""
-    last = re.split("[/:]", name)[-1]
-    return last if last != name and last in offered else None
-
-
-# For an unknown option that may be a name on the hub: the override to type, by the group of the option.
-_HUB_OVERRIDES: dict[str, Callable[[str], str | None]] = {
-    "model": lambda name: f"checkpoint=hf://{name}" if "-" in name or "/" in name else None,
-    "data": lambda name: f"data=hub data.hub={name}" if "/" in name else None,
-    "task": lambda name: f"task=custom task.kind=classification task.hub={name}" if "/" in name else None,
-}
 
 
 def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -> Iterator[Problem]:
@@ -693,62 +599,54 @@ def unknown_key(key: str, value: object, command: type[Config], data: JsonObject
 
 def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -> Meaning:
     """Returns the overrides to type instead of an unknown key, and a hint. They have its meaning in other tools;
-    otherwise, the most similar spelling among the keys that take the value. Both are empty if nothing is similar."""
-    known = known_fields(command, data)
-    if has_meaning(key):
-        fields = {**known_fields(command, {}), **known}
-        meaning = meaning_elsewhere(key, value, known.__contains__) or meaning_elsewhere(
-            key, value, fields.__contains__
-        )
-        if meaning is not None:
-            return replace(meaning, hint=_fitting_hint(meaning, value, command, known, fields))
-    near = nearest_keys(key, list(known))
-    values = {name: of_value(name, value) or value for name in near}
-    suggestions = {name: shlex.quote(f"{name}={as_typed(values[name])}") for name in near}
-    fitting = [suggestions[name] for name in near if any(_may_take(field, values[name]) for field in known[name])]
-    hint = f"did you mean {' or '.join(fitting if value is not None else near)}?"
-    if near and value is not None and not fitting:
-        hint = f"did you mean {near[0]}? `lmtool show {near[0]}` says what it takes"
-    return Meaning(tuple(f"{name}=" for name in near), hint if near else "")
+    otherwise, the most similar spelling. Both are empty if nothing is similar."""
+    known = known_keys(command, data)
+    if key.rpartition(".")[2] in KEY_FORMS:
+        for keys in (known, known_keys(command, {})):
+            if (meaning := meaning_elsewhere(key, value, keys.__contains__)) is not None:
+                selected = {name for name, _ in meaning.pairs if name in components()}
+                others = (name for name, _ in meaning.pairs if name not in known)
+                absent = next((name for name in others if name.partition(".")[0] not in selected), None)
+                holder = "" if absent is None else f" {_elsewhere(absent, command)}"
+                taken = value is None or all(_is_taken(word, command, data) for word in meaning.words)
+                hint = f"{meaning.hint}{holder}" if taken else _hint_without_value(meaning.pairs[0][0])
+                return replace(meaning, hint=hint)
+    near = nearest_keys(key, known)
+    words = tuple(f"{name}=" for name in near)
+    if not near or value is None:
+        return Meaning(words, f"did you mean {' or '.join(near)}?" if near else "")
+    typed = [f"{name}={as_typed(of_value(name, value) or value)}" for name in near]
+    taken_words = [shlex.quote(word) for word in typed if _is_taken(word, command, data)]
+    return Meaning(words, f"did you mean {' or '.join(taken_words)}?" if taken_words else _hint_without_value(near[0]))
 
 
-def _fitting_hint(meaning: Meaning, value: object, command: type[Config], known: Container[str], fields: Fields) -> str:
-    """Returns the hint of a meaning. It omits the value if the key does not take it, and names the component to select
-    if the selected one does not have the key. known: keys of the selected components. fields: all fields by key."""
-    selected = {name for name, _ in meaning.pairs if name in components()}
-    for name, text in meaning.pairs:
-        if value is not None and not _has_option(name, text) and not _takes_text(fields[name], text):
-            command_words = f"list {name}" if name in groups.all_groups() else f"show {name}"
-            return f"use {name}= instead; `lmtool {command_words}` says what it takes"
-        if name not in known and name.partition(".")[0] not in selected:
-            return f"{meaning.hint} {_elsewhere(name, command)}"
-    return meaning.hint
+def _hint_without_value(key: str) -> str:
+    return f"did you mean {key}? `lmtool show {key}` says what it takes"
 
 
-def _may_take(field: FieldInfo | None, value: object) -> bool:
-    """Whether a field allows a value; a section allows the name of an option."""
-    choice = None if field is None else choice_of(field)
-    if choice is not None:
-        return isinstance(value, str) and _has_option(choice.group, value)
-    return isinstance(value, str) if field is None else _takes(field, value)
+def _is_taken(word: str, command: type[Config], data: JsonObject) -> bool:
+    """Whether a key allows the value of an override; a section allows the name of an option."""
+    key, _, text = word.partition("=")
+    fields = [field for name, field in fields_of(command, "", data) if name == key]
+    fields = fields or [field for name, field in fields_of(command, "", {}) if name == key]
+    marks = (choice_of(field) or several_of(field) for field in fields if field is not None)
+    mark = next((mark for mark in marks if mark is not None), None)
+    if mark is not None or key in command.overlays:
+        group = key if mark is None else mark.group
+        is_file = group in ("data", "task") and groups.is_path_like(text)
+        return is_file or text in ("null", *groups.options(group))
+    value = plain_value(text)
+    return any(field is not None and _takes(field, value) for field in fields)
 
 
-def _has_option(group: str, name: str) -> bool:
-    return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
-
-
-def takes(command: type[Config], key: str, value: object) -> bool:
-    """Whether a field of this key allows a plain value."""
-    return any(field is not None and _takes(field, value) for field in known_fields(command, {}).get(key, ()))
-
-
-def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
+def plain_value(text: str) -> Any:
+    """Returns a typed value as plain data. YAML reads 1e-5 as text, but it is a number here."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
-        value = text
+        return text
     number = _number(value) if isinstance(value, str) else None
-    return any(field is not None and _takes(field, value if number is None else number) for field in fields)
+    return value if number is None else number
 
 
 def _elsewhere(key: str, command: type[Config]) -> str:
@@ -770,45 +668,27 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 def known_keys(command: type[Config], data: JsonObject) -> list[str]:
     """Returns every dotted key that is allowed with the components selected in `data`; for a section without a valid
     selection, the keys of all its components."""
-    return list(known_fields(command, data))
+    return list(dict.fromkeys([*command.overlays, *(key for key, _ in fields_of(command, "", data))]))
 
 
-def known_fields(command: type[Config], data: JsonObject) -> dict[str, list[FieldInfo | None]]:
-    """Returns every key of `known_keys` with its fields, see `Fields`."""
-    fields: dict[str, list[FieldInfo | None]] = {key: [None] for key in command.overlays}
-    for key, field in _fields(command, "", data):
-        fields.setdefault(key, []).append(field)
-    return fields
-
-
-def _fields(config: type[Config], above: str, value: object) -> Iterator[tuple[str, FieldInfo | None]]:
+def fields_of(config: type[Config], above: str, value: object) -> Iterator[tuple[str, FieldInfo | None]]:
+    """Yields the keys in a section with their fields; None for a key that only contains others."""
     for name, field in config.model_fields.items():
         yield f"{above}{name}", field
         inside = value.get(name) if isinstance(value, dict) else None
         for entry in entries(several.group) if (several := several_of(field)) is not None else ():
             yield f"{above}{name}.{entry.name}", None
-            yield from _fields(entry.config, f"{above}{name}.{entry.name}.", None)
+            yield from fields_of(entry.config, f"{above}{name}.{entry.name}.", None)
         for config_class in _classes(field, inside):
-            yield from _fields(config_class, f"{above}{name}.", inside)
+            yield from fields_of(config_class, f"{above}{name}.", inside)
 
 
 def _classes(field: FieldInfo, value: object) -> list[type[Config]]:
-    """Returns the classes that a section may have; empty if the field is not a section."""
     choice = choice_of(field)
     config_class = chosen_class(value, choice) if choice else section_class(field)
     if config_class is None and choice is not None:
         return [entry.config for entry in entries(choice.group)]
     return [] if config_class is None else [config_class]
-
-
-def choice_of(field: FieldInfo) -> Choice | None:
-    """Returns the `Choice` of a field whose section is selected by a name, or None."""
-    return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
-
-
-def several_of(field: FieldInfo) -> Several | None:
-    """Returns the `Several` of a field that holds components by name, or None."""
-    return next((mark for mark in field.metadata if isinstance(mark, Several)), None)
 
 
 def section_class(field: FieldInfo) -> type[Config] | None:
@@ -851,6 +731,5 @@ def _locate(command: type[Config], data: JsonObject, loc: tuple[Any, ...]) -> tu
 
 
 def _class_below(field: FieldInfo, value: object) -> type[Config] | None:
-    """Returns the class of a section, or None if the field is not a section or its selection is not valid."""
     choice = choice_of(field)
     return chosen_class(value, choice) if choice else section_class(field)

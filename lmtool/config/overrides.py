@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,6 @@ class AcceptedOverrides:
     """Groups that accept a list of options in one run: GROUP=[ONE,TWO]."""
     keys: frozenset[str] = frozenset()
     """The command's top-level keys, except groups."""
-    takes: Callable[[str, Any], bool] = lambda key, value: True
-    """Whether a key probably accepts a value. Used only for hints: the decoder makes the decision."""
     verbatim: Sequence[str] = ()
     """Keys whose values are taken literally, as text."""
     alternatives: Sequence[tuple[str, str]] = ()
@@ -79,19 +77,15 @@ def not_an_override(text: str, accepted: AcceptedOverrides) -> Problem:
     # `sweep` is not a section of a run.
     sections = [group for group in accepted.primary if group != "sweep"]
     words = [f"{group}={text}" for group in sections if text in accepted.groups.get(group, ())]
-    if not words and accepted.has(text):
-        words = [f"{text}=VALUE"]
+    words = words or [f"{text}=VALUE"] * accepted.has(text)
     if not words and (meaning := messages.meaning_elsewhere(text, None, accepted.has)) is not None:
         return Problem(text, message, meaning.hint, tuple(key for key, _ in meaning.pairs))
-    paths = [word for word in _as_paths(text) if accepted.has(word.partition("=")[0])][:1]
-    if not words and os.path.exists(text):
-        words = paths
     if not words:
         group_of = {option: group for group in reversed(sections) for option in accepted.groups.get(group, ())}
         close = nearest(text, [*accepted.keys, *group_of])
-        words = [f"{group_of[close]}={close}" if close in group_of else f"{close}=VALUE"] if close else []
-    if not words and text.partition(".")[0] not in accepted.primary:
-        words = paths
+        similar = [f"{group_of[close]}={close}" if close in group_of else f"{close}=VALUE"] if close else []
+        paths = [word for word in _as_paths(text) if accepted.has(word.partition("=")[0])][:1]
+        words = paths if paths and os.path.exists(text) else similar or paths
     hint = f"write {' or '.join(map(shlex.quote, words))}" if words else _OVERRIDE_HINT
     return Problem(text, message, hint, tuple(word.partition("=")[0] for word in words))
 
@@ -103,8 +97,8 @@ def _as_paths(text: str) -> Iterator[str]:
     if not exists and not in_runs and not groups.is_path_only(text) and _HUB_NAME.fullmatch(text):
         yield f"checkpoint=hf://{text}"
     elif exists or groups.is_path_like(text):
-        has_weights = [os.path.exists(os.path.join(text, name)) for name in ("checkpoints", "config.json")]
-        is_checkpoint = in_runs or any(has_weights) or "://" in text
+        has_weights = any((Path(text) / name).exists() for name in ("checkpoints", "config.json"))
+        is_checkpoint = in_runs or "://" in text or has_weights
         yield from (f"{key}={text}" for key in (("checkpoint",) if is_checkpoint else ("task", "data", "checkpoint")))
 
 
@@ -116,6 +110,15 @@ LONGEST_KEY = 200
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
 SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
 """Hydra keys that may be set on the command line together with -m."""
+_IMPORTED = re.compile(
+    r"\b(_target_|custom_search_space)\b|^\+*hydra\.(launcher|sweeper)\b.*\$\{(?!oc\.env:)", re.DOTALL
+)
+
+
+def imports_a_name(text: str) -> bool:
+    """Whether Hydra would import a name in a key or an override: lmtool never does. An interpolation may hide one,
+    except that of a variable of the environment."""
+    return _IMPORTED.search(text) is not None
 
 
 @dataclass
@@ -179,7 +182,6 @@ def key_of(text: str) -> str:
 
 
 def _key(text: str) -> tuple[str, str]:
-    """Returns the sign of an override (+, ++, ~ or none) and its key."""
     key = text.partition("=")[0]
     bare = key.lstrip("+~")
     return key[: len(key) - len(bare)], bare
@@ -256,14 +258,13 @@ def _to_hydra(value: object) -> str:
 def _classify(
     override: Override, sign: str, key: str, accepted: AcceptedOverrides, multirun: bool, checked: CheckedOverrides
 ) -> None:
-    """Adds an override to `checked`: to its values, its choices, its overrides of Hydra or its problems."""
     group, text = key.partition("@")[0], str(override.input_line)
     value = text.partition("=")[2]
     nested = key.replace(".", "/")
     if _has_pattern(override.value()):
         options = _matching_options(override.value(), accepted.groups.get(nested, ())) if multirun else []
         if not options:
-            checked.problems.append(_pattern_problem(key, value, nested in accepted.groups, multirun))
+            checked.problems.append(_pattern_problem(key, value, multirun))
             return
         # A pattern is replaced by the options that it matches, in their order.
         group, value = nested, ",".join(options)
@@ -274,7 +275,8 @@ def _classify(
         # A group within a section may also be written with a dot, like a value: model.positions=rotary.
         group, text = nested, f"{nested}={value}"
     if key.startswith(("hydra.", "hydra/")):
-        if multirun and key.startswith(SWEEP_KEYS) and not key.startswith(GRID):
+        is_used = multirun and key.startswith(SWEEP_KEYS) and not key.startswith(GRID)
+        if is_used and not imports_a_name(text):
             checked.hydra.append(text)
         else:
             checked.problems.append(_hydra_problem(key, value, multirun))
@@ -287,24 +289,14 @@ def _classify(
         hint = f"write the values out; to sweep, write them without brackets: -m {key}=A,B"
         checked.problems.append(Problem(key, f"{key}={value}: a list or section cannot contain a sweep", hint))
     elif override.is_sweep_override() and not multirun:
-        hint = "; ".join(["-m sweeps over them", *_hints_for_one_value(override, key, value, accepted)])
+        hint = f'-m sweeps over them; a list has brackets, a text quotes: [{value}] or "{value}"'
         checked.problems.append(Problem(key, f"{key}={value} has several values, but a run takes one", hint))
     else:
         checked.sweeps = checked.sweeps or override.is_sweep_override()
         checked.values.append(f"++{key}={value}")
 
 
-def _hints_for_one_value(override: Override, key: str, value: str, accepted: AcceptedOverrides) -> Iterator[str]:
-    """Yields hints: how to write several values as a list or as one text, if the key accepts such a value."""
-    several = override.value()
-    if isinstance(several, ChoiceSweep) and accepted.takes(key, [_plain(part) for part in several.list]):
-        yield f"for a list, write {shlex.quote(f'{key}=[{value}]')}"
-    if accepted.takes(key, value):
-        yield "for one text, write " + shlex.quote(f'{key}="{value}"')
-
-
 def _has_pattern(value: object) -> bool:
-    """Whether a value is or contains a pattern of options (`glob(bert*)`)."""
     values = value.list if isinstance(value, ChoiceSweep) else value
     return isinstance(value, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values))
 
@@ -313,15 +305,10 @@ def _matching_options(value: object, options: Sequence[str]) -> list[str]:
     return list(value.filter(list(options))) if isinstance(value, Glob) else []
 
 
-def _pattern_problem(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
-    if not is_group:
-        hint = "write the values out, with commas; or quote it as text: " + shlex.quote(f'{key}="{value}"')
-        return Problem(key, f"{key}={value} is a pattern of options, but {key} is not a group", hint)
-    if not multirun:
-        hint = f"add -m to run each option that the pattern matches: -m {shlex.quote(f'{key}={value}')}"
-        return Problem(key, f"{key}={value} is a pattern of several options, but a run takes one", hint)
-    hint = f"use one pattern, without other values; `lmtool list {key}` prints the options"
-    return Problem(key, f"{key}={value} matches no option of {key}", hint)
+def _pattern_problem(key: str, value: str, multirun: bool) -> Problem:
+    fault = f"matches no option of {key}" if multirun else "is a pattern of several options, but a run takes one"
+    runs = "" if multirun else f"-m {shlex.quote(f'{key}={value}')} runs each option of a group that it matches; "
+    return Problem(key, f"{key}={value} {fault}", f"{runs}use a pattern alone, or quote a text")
 
 
 def _sweeps_inside(value: object) -> bool:
@@ -332,18 +319,15 @@ def _sweeps_inside(value: object) -> bool:
 
 
 def _hydra_problem(key: str, value: str, multirun: bool) -> Problem:
-    """Returns the problem of a key of Hydra's own configuration that lmtool does not use."""
-    if key.startswith(GRID):
-        hint = f"on the command line, set the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
-        return Problem(key, f"{key}={value}: this key is for sweep values in YAML", hint)
-    sweeping = key.startswith(SWEEP_KEYS)
-    reason = (
-        "only used with -m" if sweeping else f"lmtool uses only these keys of Hydra, with -m: {', '.join(SWEEP_KEYS)}"
-    )
-    hint = "add -m, or omit it" if sweeping else "omit it"
-    if key in ("hydra.run.dir", "hydra.sweep.dir") and not multirun:
-        hint = f"set run_dir={value or 'FOLDER'}"
-    return Problem(key, f"{key}={value}: {reason}", hint)
+    if imports_a_name(f"{key}={value}"):
+        reason = "lmtool never imports a name from a configuration"
+    elif key.startswith(GRID):
+        reason = f"this key is for sweep values in YAML; set the values of each key: -m {key[len(GRID) + 1 :]}=1,2"
+    else:
+        reason = f"lmtool uses only these keys of Hydra, with -m: {', '.join(SWEEP_KEYS)}"
+    add = "add -m, or " if key.startswith(SWEEP_KEYS) and not multirun else ""
+    folder = "; run_dir=FOLDER sets the folder of a run" if key.startswith(("hydra.run", "hydra.sweep.dir")) else ""
+    return Problem(key, f"{key}={value}: {reason}", f"{add}omit it{folder}")
 
 
 def _choice(
@@ -384,22 +368,14 @@ def _choice(
     else:
         selected = _names(override)
         unknown = [name for name in selected if str(name) not in accepted.groups[group]]
-        for name in {str(name) for name in selected if selected.count(name) > 1}:
-            if isinstance(override.value(), list):
-                yield Problem(group, f"{text}: {group}={name} is named twice", "keep one of them")
         for name in unknown:
             yield messages.unknown_choice(group, group, str(name), accepted.groups[group])
         before = next((choice for choice in checked.choices if choice.partition("=")[0] == group), None)
         if before not in (None, text.lstrip("+")):
-            values_text = f"{before.partition('=')[2]},{value}"
-            hint = f"keep one of them, or run each: -m {group}={values_text}"
-            reason = f"a run takes one {group}"
-            if group in accepted.several:
-                reason, hint = (
-                    "a group may be set only once",
-                    f"for several, set {group}=[{values_text.replace('[', '').replace(']', '')}]",
-                )
-            yield Problem(group, f"{before} and {group}={value}: {reason}", hint)
+            values_text = f"{before.partition('=')[2]},{value}".replace("[", "").replace("]", "")
+            together = f"for both, set {group}=[{values_text}]" if group in accepted.several else "keep one of them"
+            hint = f"{together}; or run each: -m {group}={values_text}"
+            yield Problem(group, f"{before} and {group}={value}: a run takes one {group}", hint)
         elif not unknown:
             checked.sweeps = checked.sweeps or override.is_sweep_override()
             checked.choices.append(text.lstrip("+"))

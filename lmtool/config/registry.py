@@ -10,22 +10,22 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
-import os
 import shlex
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import GetCoreSchemaHandler, create_model
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
 from lmtool.config import groups as yaml_groups
 from lmtool.config.base import Config, JsonObject
 from lmtool.errors import UserError
 from lmtool.errors import nearest as nearest
-from lmtool.system.files import user_path
 
 ConfigClass = TypeVar("ConfigClass", bound=type[Config])
 
@@ -143,16 +143,6 @@ def entries(group: str) -> tuple[Entry, ...]:
     return tuple(entry for name in names(group) if (entry := lookup(group, name)) is not None)
 
 
-def added() -> tuple[Entry, ...]:
-    """Returns the components that plugins have registered."""
-    return tuple(
-        entry
-        for group in sorted(_TABLES)
-        for name, entry in sorted(_TABLES[group].items())
-        if (group, name) not in _MODULES
-    )
-
-
 def lookup(group: str, name: str) -> Entry | None:
     """Returns the entry of a name, or None."""
     if name not in _TABLES.get(group, {}) and (group, name) in _MODULES:
@@ -163,11 +153,6 @@ def lookup(group: str, name: str) -> Entry | None:
 def entry_of(config: Config) -> Entry:
     """Returns the entry of a decoded configuration."""
     return _ENTRIES[type(config)]
-
-
-def load_builder(config: Config) -> Callable[..., Any]:
-    """Imports and returns the builder of a decoded component."""
-    return imported(entry_of(config).builder)
 
 
 def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
@@ -191,17 +176,32 @@ def imported(name: str) -> Any:
 
 
 def builder_module(entry: Entry) -> Any:
-    """Imports the module of a component's builder; for a model family it contains the maps of Hugging Face weights."""
     return importlib.import_module(entry.builder.partition(":")[0])
 
 
 def build(config: Config, *arguments: object, **keywords: object) -> Any:
-    """Builds a component: `builder(config, *arguments, **keywords)`."""
-    return load_builder(config)(config, *arguments, **keywords)
+    return imported(entry_of(config).builder)(config, *arguments, **keywords)
+
+
+class _Mark(ABC):
+    """A mark of a field, whose `validate` decodes the field's value."""
+
+    @abstractmethod
+    def validate(self, value: object) -> Any: ...
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        dumped = core_schema.plain_serializer_function_ser_schema(_dumped)
+        return core_schema.no_info_plain_validator_function(self.validate, serialization=dumped)
+
+
+def _dumped(value: Config | dict[str, Config] | None) -> JsonObject | None:
+    if isinstance(value, dict):
+        return {name: config.model_dump() for name, config in value.items()}
+    return None if value is None else value.model_dump()
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(_Mark):
     """Marks a field whose class is selected by a name: `model: Annotated[ModelConfig, Choice("model")]`.
 
     The name is the value of `key` inside the section. It is looked up when the section is validated, so components of
@@ -213,14 +213,6 @@ class Choice:
     group: str
     key: str = "name"
     optional: bool = False
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            self.validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda config: None if config is None else config.model_dump()
-            ),
-        )
 
     def validate(self, value: object) -> Config | None:
         """Returns the decoded section. Raises pydantic's errors, which the decoder turns into messages."""
@@ -239,19 +231,11 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Several:
+class Several(_Mark):
     """Marks a field that holds any number of components of a group by name:
     `terms: Annotated[dict[str, TermConfig], Several("distill/term")]`. A null value removes the component."""
 
     group: str
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            self.validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda sections: {name: config.model_dump() for name, config in sections.items()}
-            ),
-        )
 
     def validate(self, value: object) -> dict[str, Config]:
         """Returns the decoded sections. Raises pydantic's errors, which the decoder turns into messages."""
@@ -265,14 +249,16 @@ class Several:
         return {name: section for name, section in sections.items() if section is not None}
 
 
+def choice_of(field: FieldInfo) -> Choice | None:
+    return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
+
+
+def several_of(field: FieldInfo) -> Several | None:
+    return next((mark for mark in field.metadata if isinstance(mark, Several)), None)
+
+
 def choices(config: type[Config]) -> dict[str, Choice]:
-    """Returns the sections of a command's class that are selected by a name."""
-    choice_of_field = {}
-    for name, field in config.model_fields.items():
-        for mark in field.metadata:
-            if isinstance(mark, Choice):
-                choice_of_field[name] = mark
-    return choice_of_field
+    return {name: choice for name, field in config.model_fields.items() if (choice := choice_of(field)) is not None}
 
 
 def chosen_class(value: object, choice: Choice) -> type[Config] | None:
@@ -310,7 +296,9 @@ def load_plugins(modules: Sequence[str]) -> None:
         )
     for module in modules:
         if "/" in module or module.startswith(".") or module.endswith(".py"):
-            raise _path_error(module)
+            path = Path(module)
+            hint = f"use --plugin {path.stem}, with PYTHONPATH={path.parent} for a module in another folder"
+            raise UserError(f"--plugin {module} is a path, not the dotted name of a module", hint)
         folder = str(Path.cwd())
         if folder not in sys.path:
             sys.path.append(folder)
@@ -321,17 +309,6 @@ def load_plugins(modules: Sequence[str]) -> None:
         )
     global _typed_plugins
     _typed_plugins = tuple(modules)
-
-
-def _path_error(module: str) -> UserError:
-    path, folder = user_path(module).absolute(), Path.cwd()
-    path = Path(os.path.normpath(path)).with_suffix("")
-    if path.is_relative_to(folder):
-        name = ".".join(path.relative_to(folder).parts) or "NAME"
-        hint = f"use --plugin {name}, which Python can import from this folder"
-    else:
-        hint = f"run PYTHONPATH={path.parent} lmtool ... --plugin {path.name}"
-    return UserError(f"--plugin {module} is a path, not the dotted name of a module", hint)
 
 
 def _import_plugin(module: str, subject: str, hint: str) -> None:
@@ -346,12 +323,15 @@ def plugin_nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tupl
     """Returns the components without a YAML file, each with its default values, by (group, name). Only components of
     plugins have no YAML file. A required value is `???`."""
     options = yaml_groups.all_options(config_dirs)
-    without_yaml = [entry for entry in added() if entry.name not in options.get(entry.group, ())]
-    return {(entry.group, entry.name): (entry, default_values(entry)) for entry in without_yaml}
+    return {
+        (group, name): (entry, default_values(entry))
+        for group in sorted(_TABLES)
+        for name, entry in sorted(_TABLES[group].items())
+        if (group, name) not in _MODULES and name not in options.get(group, ())
+    }
 
 
 def default_values(entry: Entry) -> JsonObject:
-    """Returns the default values of a component as plain data."""
     data: JsonObject = {}
     for name, field in entry.config.model_fields.items():
         if field.is_required():

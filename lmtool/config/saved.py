@@ -11,9 +11,7 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
-from lmtool.config.base import Config
-from lmtool.config.base import JsonMapping as JsonMapping
-from lmtool.config.base import JsonObject as JsonObject
+from lmtool.config.base import Config, JsonObject
 from lmtool.errors import UserError
 from lmtool.system.files import read_json, verify_siblings
 from lmtool.system.secrets import masked_data, masker
@@ -75,7 +73,6 @@ def beginning(path: Path) -> bytes:
 
 
 def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserError:
-    """Returns the error for a file, with the line of the error."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     place = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooLarge):

@@ -17,7 +17,7 @@ from typing import cast
 
 from torch import nn
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.costs.activations import (
     SavedActivations,
     backbones_of,

@@ -27,7 +27,7 @@ from typing import IO, TypeVar
 
 import numpy as np
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for

@@ -22,7 +22,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.system.environment import available_cores
 from lmtool.system.signals import STATUS

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.distillation.configs import CodistillationConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled, with_prefixes
 from lmtool.distillation.output_terms import Soft

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.distillation.configs import DistillConfig, LayerMap, aligned_below_last, layer_map
 from lmtool.distillation.interchange import Site, agreement, unmeasured, without_interchange
 from lmtool.distillation.recording import StudentData, Teacher

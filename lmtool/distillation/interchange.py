@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.distillation.recording import RecordedStates, Teacher, TeacherOutputs, member_batches, record
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.distillation.configs import HardConfig, InterchangeConfig, SoftConfig, TermConfig
 from lmtool.distillation.interchange import Site, interventions, record_interchange_states, swapping_tap
 from lmtool.distillation.recording import (

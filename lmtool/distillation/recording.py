@@ -16,7 +16,7 @@ from typing import Generic, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Examples, SplitData
 from lmtool.data.sources import OnStage
 from lmtool.distillation.configs.base import LayerMap, ModelPair

@@ -15,7 +15,7 @@ from typing import cast
 
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.distillation.configs import SelfConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.output_terms import Soft

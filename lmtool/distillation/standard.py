@@ -10,8 +10,8 @@ from typing import cast
 
 from torch import Tensor
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonObject
 from lmtool.distillation.configs import LayerMap, StandardConfig
 from lmtool.distillation.configs.base import DROP_INITIALIZATION, initial_layers
 from lmtool.distillation.distilled import Distilled

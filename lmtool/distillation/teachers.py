@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.distillation.recording import RecordedOutputs, RecordedStates, StudentData, Teacher, TeacherOutputs

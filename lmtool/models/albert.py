@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.models.base import VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.base import new_model
 from lmtool.models.configs import ModelConfig, TransformerConfig

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.models.base import new_model
 from lmtool.models.deberta import (
     ALLOWED,

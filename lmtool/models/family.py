@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import lookup
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.models.base import Decoder, new_model, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.family import (

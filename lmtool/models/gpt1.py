@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.base import Decoder, new_model, positions_of
 from lmtool.models.bert import post_norm_layer

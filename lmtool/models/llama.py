@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.models.base import Decoder, VocabularyHead, new_model, positions_of
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.decoder_configs import LlamaConfig, LlamaEncoderConfig

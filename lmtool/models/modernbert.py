@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.models.base import Encoder, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig

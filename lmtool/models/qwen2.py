@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.models.base import new_model
 from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
 from lmtool.models.llama import FIELDS, KEYS, TIED, Llama, LlamaFormat, classes

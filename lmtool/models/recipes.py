@@ -13,9 +13,8 @@ from pathlib import Path
 from pydantic import Field, ValidationError, model_validator
 
 from lmtool.config import groups, saved
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.decode import merge
-from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 
 Section = JsonObject

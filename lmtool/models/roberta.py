@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig

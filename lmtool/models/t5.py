@@ -39,7 +39,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.base import VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig

@@ -38,7 +38,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.models import bart
 from lmtool.models.bart import post_norm_pairs

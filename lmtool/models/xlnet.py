@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.base import Encoder, VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig

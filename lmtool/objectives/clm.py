@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.formats import text_format
 from lmtool.errors import NotFinite, UserError

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import SplitData
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.model import indices_of, labels_of

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool import random_streams
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build as build_component
-from lmtool.config.saved import JsonObject
 from lmtool.data.examples import SplitData
 from lmtool.data.formats import PackedArrays
 from lmtool.errors import UserError

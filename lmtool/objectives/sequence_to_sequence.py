@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Examples, SplitData
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.model import labels_of

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference

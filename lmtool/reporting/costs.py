@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import count, duration, flops, percent, size
 from lmtool.system.terminal import counted, plural

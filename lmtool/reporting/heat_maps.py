@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.reporting.drawing import BASELINE, INK, STYLE, VALIDATION, blank_figure, single_plot
 from lmtool.reporting.sweep_groups import Block, SeedGroup
 from lmtool.reporting.text import lower_is_better, number, plain, shorten

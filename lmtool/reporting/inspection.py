@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table, table_lines
 from lmtool.reporting.text import percent, plain

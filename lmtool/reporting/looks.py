@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import number, percent, plain

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.scores import CONSTANT_SUFFIXES

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import command_line
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.reporting import html
 from lmtool.reporting.html import escape, escape_lines, table
 from lmtool.reporting.run_files import (

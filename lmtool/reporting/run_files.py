@@ -14,7 +14,7 @@ from typing import TypeAlias, TypedDict, cast
 import yaml
 
 from lmtool.config import saved
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.files import SCORED_ROWS, bounded_lines, rows_digest
 from lmtool.runs.finding import no_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.text import count, is_number, lower_is_better, number, plain, title
 from lmtool.system.terminal import plural

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from lmtool import __version__
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.run_files import Baseline

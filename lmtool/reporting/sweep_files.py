@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
 from lmtool.reporting.run_files import RunFiles, as_object, read_object, scored_rows
 from lmtool.reporting.scores import score_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.learners.metrics.intervals import LEVEL
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table

@@ -6,18 +6,19 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from lmtool.config.base import DEVICE, CommandConfig, JsonMapping, JsonObject, Variant
-from lmtool.config.decode import AUTO, Auto, chosen_class, merge, title_of
+from lmtool.config.base import DEVICE, CommandConfig, Config, JsonMapping, JsonObject, Variant
+from lmtool.config.decode import AUTO, Auto, chosen_class, decode, merge, title_of
+from lmtool.config.messages import known_keys, plain_value
 from lmtool.config.registry import Choice, Several, lookup
 from lmtool.data.configs import SHORTEST, DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.errors import ConfigError, Problem, UserError
-from lmtool.learners.configs import MixtureConfig, ObjectiveConfig
+from lmtool.learners.configs import ObjectiveConfig
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.trackers.base import TrackerConfig
@@ -100,103 +101,71 @@ def phase_variants(data: JsonMapping) -> Iterator[Variant]:
     """Yields the configuration of each phase, to be checked like that of the run, and the problems of the phases
     themselves. data: the run's configuration, resolved."""
     phases = data.get("phases")
-    if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+    if not phases or not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         return
     yield Variant("phases", None, tuple(_share_problems(phases, data.get("max_steps"))))
+    free, known = _keys_of_phase(data)
+    hint = f"set it for the whole run; a phase may set {', '.join(sorted(free))}"
     for number, phase in enumerate(phases):
-        path, problems, valid = f"phases.{number}", [], {}
-        for key, value in phase.items():
-            fixed = list(_fixed_value_problems(key, value, data, path))
-            problems += fixed
-            if not fixed:
-                valid[key] = value
-        yield Variant(path, with_phase(data, valid), tuple(problems), (*_PHASE_KEYS, *_PHASE_SECTIONS))
+        path, problems, valid = f"phases.{number}", list[Problem](), dict[str, Any]()
+        for name, value in phase.items():
+            fixed = dict(_fixed_keys({name: value}, data, free, known))
+            for key, constant in fixed.items():
+                assignment = f"={constant}" if isinstance(constant, str | int | float) else ""
+                fault = f"{key.rpartition('.')[2]} cannot change during a run"
+                problems.append(Problem(f"{path}.{key}", f"{path}.{key}{assignment}: {fault}", hint))
+            valid |= {} if fixed else {name: value}
+        yield Variant(path, with_phase(data, valid), tuple(problems))
+
+
+def _keys_of_phase(data: JsonMapping) -> tuple[set[str], set[str]]:
+    """Returns the keys that a phase may set, and all keys of the run; unknown keys are reported by the decoder."""
+    free, known = {"share", "data", *_PHASE_KEYS, "optimizer.lr"}, {*known_keys(PretrainConfig, dict(data))}
+    try:
+        objective: Any = Choice("objective").validate(data.get("objective"))
+        parts = {part.title: part for part in objective.member_configs()} if objective.name == "mixture" else {}
+    except ValueError:  # reported for the section of the run
+        return free | {"objective"}, known
+    members = {"objective": objective} | {f"objective.with.{title}": part for title, part in parts.items()}
+    for path, part in members.items():
+        free |= {f"{path}.{field}" for field in part.phase_fields}
+        known |= {f"{path}.{field}" for field in type(part).model_fields}
+    return free, known
+
+
+def _fixed_keys(
+    phase: JsonMapping, of_run: object, free: set[str], known: set[str], above: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yields the keys of a phase that must have the same value in the whole run, with their values."""
+    of_run = of_run if isinstance(of_run, dict) else {}
+    for name, value in phase.items():
+        key = f"{above}{name}"
+        if isinstance(value, dict) and any(other.startswith(f"{key}.") for other in free):
+            yield from _fixed_keys(value, of_run.get(name), free, known, f"{key}.")
+        elif key in known - free and not (name == "name" and value == of_run.get(name)):
+            yield key, value
 
 
 def _share_problems(phases: Sequence[JsonMapping], max_steps: object) -> Iterator[Problem]:
-    fractions: list[Any] = [phase.get("share") for phase in phases]
-    for number, share in enumerate(fractions):
+    shares: list[Any] = [phase.get("share") for phase in phases]
+    for number, share in enumerate(shares):
         key = f"phases.{number}.share"
         if share is None:
             hint = f"set {key}=0.5, its fraction of the budget; the last phase needs none"
             yield Problem(key, f"missing required value: {key}", hint)
         elif not _is_number(share) or not 0 < share <= 1:
-            last = number == len(fractions) - 1 and _is_number(share) and share <= 0
-            hint = "make the other shares smaller" if last else "set shares that add up to 1 over all phases"
+            hint = "set shares that add up to 1 over all phases"
             yield Problem(key, f"{key}={share}: a share must be above 0 and at most 1", hint)
         elif isinstance(max_steps, int) and share * max_steps < 0.5:
-            yield Problem(
-                key,
-                f"{key}={share} of max_steps={max_steps} is less than one step",
-                "use a larger share, or more steps",
-            )
-    if all(map(_is_number, fractions)) and fractions and abs(math.fsum(fractions) - 1) > _TOLERANCE:
-        total = math.fsum(fractions)
-        hint = "omit the share of the last phase, which gets the rest" if total < 1 else "make the shares smaller"
-        yield Problem("phases", f"phases: the shares add up to {total:.6g} instead of 1", hint)
+            fault = f"{key}={share} of max_steps={max_steps} is less than one step"
+            yield Problem(key, fault, "use a larger share, or more steps")
+    if all(map(_is_number, shares)) and shares and abs(math.fsum(shares) - 1) > _TOLERANCE:
+        hint = "omit the share of the last phase, which gets the rest, or make the shares smaller"
+        yield Problem("phases", f"phases: the shares add up to {math.fsum(shares):.6g} instead of 1", hint)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _fixed_value_problems(key: str, value: object, data: JsonMapping, path: str) -> Iterator[Problem]:
-    """Yields the problems of a key in a phase that must have the same value in the whole run. Unknown keys are reported
-    elsewhere."""
-    section = data.get(key)
-    if key in ("share", "data", *_PHASE_KEYS):
-        return
-    if key == "optimizer" and isinstance(value, dict):
-        yield from _fixed_fields(value, section, ("lr",), f"{path}.optimizer", "optimizer.lr")
-    elif key == "objective" and isinstance(value, dict):
-        yield from _objective_problems(value, section, path)
-    elif key in data or key in _PHASE_SECTIONS:
-        assignment = f"={value}" if isinstance(value, str | int | float) else ""
-        hint = (
-            f"set it for the whole run; a phase may set {', '.join(_PHASE_KEYS)}, data, objective.KEY and optimizer.lr"
-        )
-        yield Problem(f"{path}.{key}", f"{path}.{key}{assignment}: {key} cannot change during a run", hint)
-
-
-def _objective_problems(value: JsonMapping, section: object, path: str) -> Iterator[Problem]:
-    config_class = chosen_class(section, Choice("objective"))
-    if config_class is None or not issubclass(config_class, ObjectiveConfig):
-        return
-    if not issubclass(config_class, MixtureConfig):
-        yield from _fixed_fields(value, section, config_class.phase_fields, f"{path}.objective", "objective")
-        return
-    members = value.get("with")
-    yield from _fixed_fields(value, section, ("with",), f"{path}.objective", "objective")
-    try:
-        parts = {part.title: part for part in Choice("objective").validate(section).member_configs()}  # type: ignore[union-attr]
-    except ValueError:  # reported for the section of the run
-        return
-    for name, inside in members.items() if isinstance(members, dict) else ():
-        part = parts.get(name)
-        if part is not None and isinstance(inside, dict):  # otherwise the decoder reports it
-            member_path = f"{path}.objective.with.{name}"
-            yield from _fixed_fields(
-                inside, part.model_dump(), part.phase_fields, member_path, f"objective.with.{name}"
-            )
-
-
-def _fixed_fields(changes: JsonMapping, of_run: object, free: Sequence[str], path: str, key: str) -> Iterator[Problem]:
-    """Yields the problems of fields in a phase that must have the same value in the whole run. of_run: the run's
-    section."""
-    of_run = of_run if isinstance(of_run, dict) else {}
-    config_class = chosen_class(of_run, Choice(key.split(".")[0]))
-    fields = set(of_run) if config_class is None else set(config_class.model_fields)
-    for name, value in changes.items():
-        if name in free or name not in fields or (name == "name" and value == of_run.get("name")):
-            continue
-        allowed = ", ".join(key if key.endswith(f".{field}") else f"{key}.{field}" for field in free)
-        assignment = f"={value}" if isinstance(value, str | int | float) else ""
-        yield Problem(
-            f"{path}.{name}",
-            f"{path}.{name}{assignment}: {name} cannot change during a run, because all phases train the same "
-            "parameters",
-            f"set it for the whole run; a phase may set {allowed}" if allowed else "set it for the whole run",
-        )
 
 
 _START = (
@@ -205,6 +174,21 @@ _START = (
 )
 _TOKENIZER = ("checkpoint", "teacher", "model.recipe.tokenizer")
 _FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
+
+
+# Fields of several commands.
+Device = Annotated[str, Field(description="auto, cpu, cuda or cuda:N", pattern=DEVICE)]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16"],
+    Field(description="auto (bf16 if the device supports it), fp32, bf16, fp16"),
+]
+CacheDir = Annotated[str, Field(description="folder of the token stores, shared by all runs", min_length=1)]
+Offline = Annotated[bool, Field(description="open no network connection")]
+Checkpoint = Annotated[
+    str, Field(description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1)
+]
+OptionalTask = Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)]
+OptionalText = Annotated[DataConfig | None, Choice("data", optional=True)]
 
 
 class RunConfig(CommandConfig):
@@ -227,7 +211,7 @@ class RunConfig(CommandConfig):
     seed: int = Field(
         0, ge=0, lt=2**63, description="seed for all randomness: weights, data order, corruption, sampling, dropout"
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
+    device: Device = "auto"
     devices: int | None = Field(
         None,
         ge=1,
@@ -239,9 +223,7 @@ class RunConfig(CommandConfig):
         description="ddp: every process holds all weights; fsdp: weights, gradients and optimizer are sharded. fsdp "
         "is for models that do not fit on one device",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
-    )
+    precision: Precision = "auto"
     max_steps: int | None = Field(
         None, ge=1, description="maximum number of steps; the first budget reached ends the run; null: no limit"
     )
@@ -282,10 +264,8 @@ class RunConfig(CommandConfig):
         description="initial weights: a run, a published folder, hf://org/name@revision; none: random",
         min_length=1,
     )
-    cache_dir: str = Field(
-        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
-    )
-    offline: bool = Field(False, description="open no network connection")
+    cache_dir: CacheDir = "~/.cache/lmtool"
+    offline: Offline = False
     optimizer: Annotated[OptimizerConfig, Choice("optimizer")] = Field(
         description="update rule; auto: as in the model's paper"
     )
@@ -333,7 +313,6 @@ class RunConfig(CommandConfig):
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """The layers that have early exits."""
         return self.distill.exit_layers(self.model)
 
 
@@ -376,24 +355,25 @@ class PretrainConfig(RunConfig):
 
     @classmethod
     def variants(cls, data: JsonObject) -> Iterator[Variant]:
-        """Returns the configuration of each phase."""
         return phase_variants(data)
 
-    @property
+    @cached_property
     def phase_configs(self) -> tuple[PretrainConfig, ...]:
-        """The configuration of each phase; without phases, that of the run."""
-        data = json.loads(self.model_dump_json())
+        data = json.loads(self.model_dump_json()) if self.phases else {}
         phases = [PretrainConfig.model_validate_json(json.dumps(with_phase(data, phase))) for phase in self.phases]
         return tuple(phases) or (self,)
 
+    def model_copy(self, **changes: Any) -> Self:
+        copied = super().model_copy(**changes)
+        copied.__dict__.pop("phase_configs", None)
+        return copied
+
     @property
     def last(self) -> PretrainConfig:
-        """The configuration of the last phase, in which held-out text is scored."""
         return self.phase_configs[-1]
 
     @property
     def learner_config(self) -> ObjectiveConfig:
-        """The section that defines the objective or the task."""
         return self.objective
 
 
@@ -448,17 +428,14 @@ class FinetuneConfig(RunConfig):
 
     @property
     def learner_config(self) -> TaskConfig:
-        """The section that defines the objective or the task."""
         return self.task
 
     @property
     def tuning_config(self) -> TuningConfig:
-        """The section of the tuning method."""
         return self.tuning
 
 
 def _positions_taken(data: JsonObject) -> int:
-    """Returns the positions that the tuning method reserves, if both sections are valid."""
     try:
         tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
     except ValidationError:
@@ -478,17 +455,15 @@ class TokenizerCommandConfig(CommandConfig):
     output: str = Field(description="output folder: tokenizer.json and related files", min_length=1)
     seed: int = Field(0, ge=0, lt=2**63, description="seed for the split into training and validation text")
     cache_dir: str = Field("~/.cache/lmtool", description="folder of caches, shared by all runs", min_length=1)
-    offline: bool = Field(False, description="open no network connection")
+    offline: Offline = False
 
 
 class TransferConfig(CommandConfig):
     """The keys of commands that convert weights from one format to another."""
 
-    checkpoint: str = Field(
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
-    )
+    checkpoint: Checkpoint
     output: str = Field(description="output folder, which must not exist yet", min_length=1)
-    offline: bool = Field(False, description="open no network connection")
+    offline: Offline = False
 
 
 class ExportConfig(TransferConfig):
@@ -525,36 +500,28 @@ class ImportConfig(TransferConfig):
         "`lmtool tokenizer`, a run or the hub",
         min_length=1,
     )
-    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+    data: OptionalText = Field(
         None, description="text for the loss before and after; null: the run's held-out text, else data=pydocs"
     )
-    cache_dir: str = Field(
-        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
-    )
+    cache_dir: CacheDir = "~/.cache/lmtool"
 
 
 class MachineConfig(CommandConfig):
     """The keys that set where and how a trained checkpoint runs."""
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
-    )
+    device: Device = "auto"
+    precision: Precision = "auto"
     batch_tokens: int = Field(
         8192, ge=1, description="maximum number of real tokens (without padding) in one forward pass"
     )
-    cache_dir: str = Field(
-        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
-    )
-    offline: bool = Field(False, description="open no network connection")
+    cache_dir: CacheDir = "~/.cache/lmtool"
+    offline: Offline = False
 
 
 class UseConfig(MachineConfig):
     """The keys of the commands that use a trained checkpoint."""
 
-    checkpoint: str = Field(
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
-    )
+    checkpoint: Checkpoint
     output: str | None = Field(None, description="output file; null: the screen only", min_length=1)
 
 
@@ -600,10 +567,8 @@ class EvaluateConfig(TaskUseConfig):
     report: str | None = Field(
         None, description="output folder: evaluation.json, predictions.jsonl and plots", min_length=1
     )
-    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
-        None, description="null: the checkpoint's task; task.path=FILE changes its data only"
-    )
-    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+    task: OptionalTask = Field(None, description="null: the checkpoint's task; task.path=FILE changes its data only")
+    data: OptionalText = Field(
         None, description="null: the checkpoint's held-out pretraining text; data=text data.path=FOLDER: all of it"
     )
     max_length: int | None = Field(
@@ -745,10 +710,8 @@ class ProbeConfig(MachineConfig, CheckpointsConfig):
     held_out: int = Field(5000, ge=2, description="maximum number of tokens or texts in its test set")
     max_length: int = Field(128, ge=8, description="maximum tokens per text")
     seed: int = Field(0, ge=0, lt=2**63, description="seed for the random weights, the samples and the held-out part")
-    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
-        None, description="labeled data, for target=NAME"
-    )
-    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
+    task: OptionalTask = Field(None, description="labeled data, for target=NAME")
+    data: OptionalText = Field(
         None, description="text whose held-out documents are read; null: the first checkpoint's pretraining data"
     )
 
@@ -758,10 +721,8 @@ class CheckConfig(CommandConfig):
 
     starts_with_checkpoint: ClassVar[bool] = False
 
-    task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
-        None, description="labeled data: the name of a task, or a file"
-    )
-    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(None, description="text to pretrain on")
+    task: OptionalTask = Field(None, description="labeled data: the name of a task, or a file")
+    data: OptionalText = Field(None, description="text to pretrain on")
     checkpoint: str | None = Field(
         None,
         description="tokenizer that measures lengths: a run's, a folder's or `lmtool tokenizer`'s; null: words",
@@ -783,15 +744,15 @@ class CheckConfig(CommandConfig):
         description="seed for the rows held out when there is no development split, and for samples",
     )
     cache_dir: str = Field("~/.cache/lmtool", description="folder for collected or downloaded text", min_length=1)
-    offline: bool = Field(False, description="open no network connection")
+    offline: Offline = False
 
 
 class DoctorConfig(CommandConfig):
     """`lmtool doctor`: what this machine can do."""
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
+    device: Device = "auto"
     cache_dir: str = Field("~/.cache/lmtool", description="cache folder that runs will use", min_length=1)
-    offline: bool = Field(False, description="open no network connection")
+    offline: Offline = False
     trains: bool = Field(True, description="train a tiny model twice and compare the results bit by bit")
 
 
@@ -816,22 +777,20 @@ class InspectTokenizerConfig(CheckpointsConfig):
     data: Annotated[DataConfig, Choice("data")] = Field(description="training text for the new tokenizers")
     output: str = Field("tokenizers.html", description="output page", min_length=1)
     cache_dir: str = Field("~/.cache/lmtool", description="folder for trained tokenizers", min_length=1)
-    offline: bool = Field(False, description="open no network connection")
+    offline: Offline = False
 
 
 class LookConfig(CommandConfig):
     """The keys that set where a checkpoint is inspected."""
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
-    offline: bool = Field(False, description="open no network connection")
+    device: Device = "auto"
+    offline: Offline = False
 
 
 class ReadConfig(LookConfig):
     """The keys of an inspection in which the checkpoint reads a text."""
 
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
-    )
+    precision: Precision = "auto"
 
 
 class InspectAttentionConfig(ReadConfig):
@@ -839,9 +798,7 @@ class InspectAttentionConfig(ReadConfig):
 
     verbatim: ClassVar[tuple[str, ...]] = ("text",)
 
-    checkpoint: str = Field(
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
-    )
+    checkpoint: Checkpoint
     text: str = Field(description="input text", min_length=1)
     shown: int = Field(3, ge=0, description="heads shown on the screen: those with the most concentrated attention")
     output: str = Field("attention.html", description="output page, with all heads", min_length=1)
@@ -879,107 +836,71 @@ class InspectWordConfig(ReadConfig, CheckpointsConfig):
     output: str = Field("word.html", description="output page", min_length=1)
 
 
-@dataclass(frozen=True)
-class RunKeys:
-    """The additional keys of a command about a run: integers, booleans, and `output`, a path. at_least: minimum of each
-    integer, 1 by default."""
-
-    at_least: ClassVar[dict[str, int]] = {}
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Returns the keys that the run does not have."""
-        return tuple(field.name for field in fields(cls))
+class RunKeys(Config):
+    """The additional keys of a command about a run."""
 
     @classmethod
     def has(cls, word: str) -> bool:
         """Whether a word of the command line sets one of these keys."""
-        return word.partition("=")[0] in cls.names()
+        return word.partition("=")[0] in cls.model_fields
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:
         """Decodes KEY=VALUE arguments. Raises UserError for an invalid value."""
-        values: JsonObject = {}
+        data: JsonObject = {}
         for word in dict.fromkeys(words):
-            key, _, value = word.partition("=")
-            if key in values:
+            key, _, text = word.partition("=")
+            if key in data:
                 raise UserError(f"{word}: {key} is set twice", "keep one of them")
-            if key == "output":
-                values[key] = value
-                continue
-            if isinstance(getattr(cls, key), bool):
-                if value not in ("true", "false"):
-                    raise UserError(f"{word}: {key} must be true or false", f"set {key}=true")
-                values[key] = value == "true"
-                continue
-            number, least = value.replace("_", "").replace(",", ""), cls.at_least.get(key, 1)
-            if not number.isdigit() or int(number) < least:
-                allowed = f"a whole number, at least {least}" if least else "a whole number"
-                raise UserError(f"{word}: {key} must be {allowed}", f"set {key}={getattr(cls, key)}")
-            values[key] = int(number)
-        return cls(**values)
+            is_text = cls.model_fields[key].annotation == str | None
+            data[key] = text if is_text else plain_value(text.replace(",", ""))
+        return decode(cls, data)
 
 
-@dataclass(frozen=True)
 class PlanKeys(RunKeys):
-    """device: a device of the table, or None for the device of the run. measure: whether a few steps are run."""
+    """The additional keys of `lmtool plan`."""
 
-    device: str | None = None
-    measure: bool = False
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Returns the keys that the run does not have."""
-        return ("measure",)
+    measure: bool = Field(False, description="run a few steps and measure them")
+    device: str | None = Field(None, description="type of device, such as h100; null: the device of the run")
 
     @classmethod
     def has(cls, word: str) -> bool:
-        """Whether a word of the command line sets one of these keys."""
-        key, _, value = word.partition("=")
-        return key == "measure" or (key == "device" and re.fullmatch(DEVICE, value) is None)
+        """Whether a word of the command line sets one of these keys; a device of this machine is a key of the run."""
+        return super().has(word) and re.fullmatch(DEVICE, word.removeprefix("device=")) is None
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> PlanKeys:
+    def of(cls, words: Sequence[str]) -> Self:
         """Decodes KEY=VALUE arguments. Raises UserError for an unknown device, and for measuring on a device type."""
-        values: dict[str, str] = {}
-        for word in words:
-            key, _, value = word.partition("=")
-            if values.setdefault(key, value) != value:
-                raise UserError(f"{word}: {key} is set twice", "keep one of them")
-        measure, device = values.get("measure", "false").lower(), values.get("device")
-        if measure not in ("true", "false"):
-            raise UserError(f"measure={measure}: measure must be true or false", "set measure=true")
-        if device is not None:
-            device_of(device)
-            if measure == "true":
+        keys = super().of(words)
+        if keys.device is not None:
+            device_of(keys.device)
+            if keys.measure:
                 raise UserError(
-                    f"device={device} measure=true: steps can be measured only on a device of this machine",
-                    f"omit one of them, measure=true or device={device}",
+                    f"device={keys.device} measure=true: steps can be measured only on a device of this machine",
+                    f"omit one of them, measure=true or device={keys.device}",
                 )
-        return cls(device, measure == "true")
+        return keys
 
 
-@dataclass(frozen=True)
 class InspectKeys(RunKeys):
-    """Keys of `inspect`. n: examples to print. tokens: tokens to measure. brief: print only deviations and the result
-    of the checks. output: file for the examples as JSON lines, or a page if it ends in .html, or None."""
+    """The additional keys of `lmtool inspect`."""
 
-    at_least: ClassVar[dict[str, int]] = {"n": 0}
+    n: int = Field(3, ge=0, description="examples to print")
+    tokens: int = Field(200_000, ge=1, description="tokens to measure")
+    brief: bool = Field(False, description="print only deviations and the result of the checks")
+    output: str | None = Field(None, description="file for the examples as JSON lines, or a page if it ends in .html")
 
-    n: int = 3
-    tokens: int = 200_000
-    brief: bool = False
-    output: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError if the output cannot be written, before any text is read."""
-        if errors := list(output_errors(self.output)):
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Self:
+        """Decodes KEY=VALUE arguments. Raises ConfigError if the output cannot be written, before any text is read."""
+        keys = super().of(words)
+        if errors := list(output_errors(keys.output)):
             raise ConfigError(errors)
+        return keys
 
 
-@dataclass(frozen=True)
 class ProfileKeys(RunKeys):
-    """steps: steps to profile. output: new folder for the trace and the table, or None: runs/profile-..."""
+    """The additional keys of `lmtool profile`."""
 
-    steps: int = 5
-    output: str | None = None
+    steps: int = Field(5, ge=1, description="steps to profile")
+    output: str | None = Field(None, description="new folder for the trace and the table; null: runs/profile-...")

@@ -5,30 +5,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
-
-from lmtool.config import compose, messages, overrides, registry, saved
+from lmtool.config import compose, overrides, registry, saved
 from lmtool.config.base import CommandConfig, JsonMapping, JsonObject
 from lmtool.config.decode import AUTO, MISSING, decode, merge
 from lmtool.config.overrides import AcceptedOverrides
-from lmtool.config.registry import Choice
 from lmtool.distillation.teacher_configs import saved_teacher
 from lmtool.errors import ConfigError, Problem, UserError
-from lmtool.models.configs import ModelConfig
 from lmtool.resolver.commands import RunConfig
 from lmtool.resolver.rules import violations
 from lmtool.resolver.shorthands import CommandLine, Data, expand_sections, started_config
 from lmtool.resolver.verbs import COMMANDS, VERBS
 from lmtool.runs.finding import (
     CONFIG,
-    RUNS,
     STATE,
     best_of,
     is_intact,
@@ -42,8 +35,7 @@ from lmtool.runs.finding import (
     verify,
 )
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
-from lmtool.system.files import Damaged, user_path
-from lmtool.tasks.configs import TaskConfig
+from lmtool.system.files import RUNS, Damaged, user_path
 from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import NoNetwork, hf_folder
 
@@ -92,8 +84,7 @@ def decode_config(
             rules=partial(violations, running=running),
         )
     except ConfigError as error:
-        problems = [_suggest_plan(verb, data, _suggest_other_commands(verb, problem)) for problem in error.problems]
-        raise ConfigError(problems) from error
+        raise ConfigError([_explained(verb, data, problem) for problem in error.problems]) from error
 
 
 def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject | None:
@@ -108,7 +99,7 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
         hf = hf_folder(checkpoint, bool(data.get("offline")))
         config = read_checkpoint(checkpoint) if hf is None else hf.saved_config()
     except NoNetwork as error:
-        problems.append(Problem("checkpoint", error.message, _local_start(data, error.hint)))
+        problems.append(Problem("checkpoint", error.message, f"{error.hint}{_local_start(data.get('task'))}"))
         return None
     except UserError as error:
         problems.append(Problem("checkpoint", error.message, error.hint))
@@ -123,6 +114,15 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
         problems.append(Problem("checkpoint", message, "add " + " ".join(f"--plugin {name}" for name in missing)))
         return None
     return config
+
+
+def _local_start(task: object) -> str:
+    """Returns what to start from instead of a download, for the hint of a command with a task."""
+    if not isinstance(task, dict):
+        return ""
+    tiny = "t5_tiny" if task.get("kind") == "seq2seq" else "bert_tiny"
+    runs = "a run on this machine, checkpoint=RUN (`lmtool runs` lists them)"
+    return f"; or start from {runs}, or from random weights: checkpoint=none model={tiny}"
 
 
 def _read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonObject]:
@@ -148,44 +148,12 @@ def _read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, Json
     return saved
 
 
-def _local_start(data: JsonMapping, hint: str | None) -> str | None:
-    """Returns the hint for weights that cannot be downloaded: for finetuning, the newest finished pretraining run whose
-    model fits the task, and random weights; for other commands `hint`."""
-    try:
-        task = Choice("task", key="kind").validate(data.get("task"))
-    except (ValidationError, PydanticCustomError):
-        return hint
-    if not isinstance(task, TaskConfig):
-        return hint
-    members = task.member_configs()
-    results = (path for path in RUNS.glob("*/result.json") if not path.parent.is_symlink())
-    finished = sorted(results, key=lambda path: path.stat().st_mtime, reverse=True)
-    for folder in (path.parent for path in finished):
-        with suppress(UserError, ValidationError, PydanticCustomError, OSError):
-            config = saved.read(folder / "config.yaml")
-            model = Choice("model").validate(config.get("model"))
-            is_pretrained = config.get("command") == "pretrain" and saved_steps(folder / "checkpoints")
-            fits = isinstance(model, ModelConfig) and all(member.first_conflict(model) is None for member in members)
-            if is_pretrained and fits:
-                return f"start from a run on this machine: checkpoint={folder}; {hint}"
-    tiny = "t5_tiny" if task.generates_text else "bert_tiny"
-    return f"{hint}; or start from random weights: checkpoint=none model={tiny}"
-
-
-def _suggest_plan(verb: str, data: JsonMapping, problem: Problem) -> Problem:
-    """If the problem is a type of device (`h100`), returns a problem that says that only `lmtool plan` accepts types.
-    Other problems are returned unchanged."""
-    name = data.get("device")
-    if problem.key != "device" or name not in DEVICES:
-        return problem
-    plans = f"lmtool plan {verb} device={name} plans for it; " if verb in ("pretrain", "finetune") else ""
-    hint = f"{plans}set device=auto, cpu, cuda or cuda:N"
-    return Problem("device", f"device={name} is a type of device, not a device of this machine", hint)
-
-
-def _suggest_other_commands(verb: str, problem: Problem) -> Problem:
-    """Returns a problem with an unknown key, with a hint that names the commands that have the key. Other problems are
-    returned unchanged."""
+def _explained(verb: str, data: JsonMapping, problem: Problem) -> Problem:
+    """Returns a problem with a hint that names other commands: those that have an unknown key, or `plan` for a type of
+    device (`h100`). Other problems are returned unchanged."""
+    if problem.key == "device" and (name := data.get("device")) in DEVICES:
+        fault = f"device={name} is a type of device, not a device of this machine"
+        return Problem("device", fault, "set device=auto, cpu, cuda or cuda:N; `lmtool plan` takes types too")
     others = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
     if not problem.message.startswith("unknown key") or problem.likely_keys or not others:
         return problem
@@ -215,13 +183,11 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
 
 
 def accepted_by(line: CommandLine) -> AcceptedOverrides:
-    """Returns the groups, options and keys that the command accepts."""
     command, primary = COMMANDS[line.verb], VERBS[line.verb].primary
     assert primary is not None
     accepted = compose.accepted_overrides(primary, line.config_dirs)
     return replace(
         accepted,
-        takes=partial(messages.takes, command),
         verbatim=command.verbatim,
         alternatives=command.alternatives,
     )
@@ -245,7 +211,6 @@ def _read_saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, l
 
 
 def decoded_job(line: CommandLine, data: Data, override_problems: Sequence[Problem], running: bool) -> CommandConfig:
-    """Returns the decoded configuration of one job of a sweep."""
     config = decode_config(line.verb, expand_sections(data, line), earlier=override_problems, running=running)
     if isinstance(config, RunConfig) and (config.devices or 1) > 1:
         raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "omit devices=")
@@ -280,10 +245,9 @@ class Trunk:
         point = best_of(checkpoints) if position == "best" else of_step(checkpoints, int(position))
         if point is None:
             step_numbers = [_step_of(folder) for folder in reversed(steps)]
-            more = f" and {len(step_numbers) - _LISTED} earlier ones" if len(step_numbers) > _LISTED else ""
             raise UserError(
                 f"branch={value}: {run} has no checkpoint of step {int(position)}; it has "
-                f"{', '.join(map(str, step_numbers[-_LISTED:]))}{more}",
+                f"{', '.join(map(str, step_numbers[-_LISTED:]))}",
                 f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to keep more",
             )
         return cls(run, point)
@@ -525,5 +489,4 @@ def _spent_budgets(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
 
 
 def _larger_budget(key: str, amount: float) -> str:
-    """Returns a budget 10% above the spent amount, rounded."""
     return f"{amount * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(amount + max(amount // 10, 1)))

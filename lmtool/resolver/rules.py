@@ -49,7 +49,6 @@ from lmtool.tuning import rules as tuning
 
 
 def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None) -> Iterator[Problem]:
-    """The batch size is set in examples or in tokens, not in both."""
     if batch_examples is not None and batch_tokens is not None:
         yield Problem(
             "batch_tokens",
@@ -63,7 +62,6 @@ def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None)
 def require_batches_of_one_sequence(
     batch_tokens: int | None, micro_batch_tokens: int | None, max_length: int
 ) -> Iterator[Problem]:
-    """Batches and micro-batches hold at least one sequence."""
     for key, tokens in (("batch_tokens", batch_tokens), ("micro_batch_tokens", micro_batch_tokens)):
         if tokens is not None and tokens < max_length:
             yield Problem(
@@ -74,7 +72,6 @@ def require_batches_of_one_sequence(
 
 
 def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterator[Problem]:
-    """max_length is at most the number of positions of the model."""
     if max_length > model.max_positions:
         yield Problem(
             "max_length",
@@ -84,7 +81,6 @@ def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterato
 
 
 def require_positions_for_memory(model: ModelConfig, max_length: int) -> Iterator[Problem]:
-    """The model has positions for a segment together with the memory before it."""
     if max_length <= model.max_positions < max_length + model.max_memory_length and model.max_memory_length:
         yield Problem(
             "model.max_positions",
@@ -115,7 +111,6 @@ def require_supported_positions(model: ModelConfig) -> Iterator[Problem]:
 
 
 def require_separate_layers_for_decay(optimizer: OptimizerConfig, model: ModelConfig) -> Iterator[Problem]:
-    """Layer-wise learning rates need layers that do not share weights."""
     if optimizer.layer_decay != 1 and model.shares_layers:
         yield Problem(
             "optimizer.layer_decay",
@@ -125,14 +120,12 @@ def require_separate_layers_for_decay(optimizer: OptimizerConfig, model: ModelCo
 
 
 def require_budget(*budgets: float | None) -> Iterator[Problem]:
-    """At least one budget is set."""
     if all(budget is None for budget in budgets):
         names = "max_steps, max_epochs, max_tokens, max_minutes or max_flops"
         yield Problem("max_steps", f"missing budget: one of {names}", "set max_steps=10000, for example")
 
 
 def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelConfig) -> Iterator[Problem]:
-    """The embedding has a row for every token of the vocabulary."""
     entries, rows = tokenizer.vocab_size, model.vocab_size
     if entries is not None and entries > rows:
         yield Problem(
@@ -143,26 +136,17 @@ def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelCon
 
 
 def refuse_name_latest(name: str | None) -> Iterator[Problem]:
-    """runs/latest is a link to the newest run."""
     if name == "latest":
         hint = f"set another name=; to resume the newest run: {command_line('resume', 'runs/latest')}"
         yield Problem("name", "name=latest: runs/latest is a link to the newest run", hint)
 
 
-def require_run_folder(run_dir: str | None) -> Iterator[Problem]:
-    """Neither run_dir nor one of its parents is a file."""
-    file = None if run_dir is None else _file_in_path(run_dir)
-    if file is not None:
-        yield Problem(
-            "run_dir", f"run_dir={run_dir}: {file} is a file, but a run needs a folder", "set another run_dir="
-        )
-
-
-def require_output_folder(output: str) -> Iterator[Problem]:
-    """Neither the output folder nor one of its parents is a file."""
-    file = _file_in_path(output)
-    if file is not None:
-        yield Problem("output", f"output={output}: {file} is a file, but the output is a folder", "set another output=")
+def require_folder(key: str, folder: str | None) -> Iterator[Problem]:
+    """Neither the folder nor one of its parents is a file. key: the key that sets the folder."""
+    paths = () if folder is None else (user_path(folder), *user_path(folder).parents)
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None and not existing.is_dir():
+        yield Problem(key, f"{key}={folder}: {existing} is a file, not a folder", f"set another {key}=")
 
 
 def require_output_file(output: str | None) -> Iterator[Problem]:
@@ -171,20 +155,12 @@ def require_output_file(output: str | None) -> Iterator[Problem]:
 
 
 def refuse_output_over_input(output: str | None, *sources: str | TaskConfig | DataConfig | None) -> Iterator[Problem]:
-    """A command must not replace a file that it reads."""
     for source in (source for source in sources if source is not None):
         reads = partial(contains, source) if isinstance(source, str) else source.reads_file
         yield from overwriting_errors(output, reads)
 
 
-def _file_in_path(folder: str) -> Path | None:
-    path = user_path(folder)
-    existing = next((ancestor for ancestor in (path, *path.parents) if ancestor.exists()), None)
-    return None if existing is None or existing.is_dir() else existing
-
-
 def require_one_run_folder(name: str | None, run_dir: str | None) -> Iterator[Problem]:
-    """A run has one folder."""
     if name is not None and run_dir is not None and Path(run_dir).name != name:
         yield Problem("run_dir", f"name={name} and run_dir={run_dir}: a run has one folder", "set only one of the two")
 
@@ -197,31 +173,25 @@ def require_device(device: str) -> Iterator[Problem]:
         yield Problem("device", f"device={device}: this machine has no such device", "set device=cpu or device=auto")
 
 
-def require_text_or_input(text: str | None, pair: str | None, source: str | None) -> Iterator[Problem]:
-    """`lmtool predict` reads either one text or one file."""
+def require_text_or_input(key: str, text: str | None, source: str | None) -> Iterator[Problem]:
+    """A command reads either one text or one file. key: the key of the text."""
     if (text is None) == (source is None):
-        message = "neither text nor input is set" if text is None else "both text and input are set"
-        yield Problem("text", message, 'set text="..." or input=FILE (- reads standard input)')
+        message = f"neither {key} nor input is set" if text is None else f"both {key} and input are set"
+        yield Problem(key, message, f'set {key}="..." or input=FILE (- reads standard input)')
+
+
+def require_text_for_pair(text: str | None, pair: str | None) -> Iterator[Problem]:
     if pair is not None and text is None:
         yield Problem("pair", "pair, the second text, is set without text, the first", 'set text="..." too')
 
 
 def require_output_for_probabilities(probabilities: bool, output: str | None) -> Iterator[Problem]:
-    """The probabilities of all classes are written to a file only."""
     if probabilities and output is None:
         message = "probabilities=true needs an output file, but output= is not set"
         yield Problem("probabilities", message, "set output=FILE.csv (or .jsonl) too")
 
 
-def require_prompt_or_input(prompt: str | None, source: str | None) -> Iterator[Problem]:
-    """`lmtool generate` reads either one prompt or one file."""
-    if (prompt is None) == (source is None):
-        message = "neither prompt nor input is set" if prompt is None else "both prompt and input are set"
-        yield Problem("prompt", message, 'set prompt="..." or input=FILE (- reads lines)')
-
-
 def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]:
-    """`lmtool tokenizer` trains a tokenizer, so it accepts only tokenizers that are trained on text."""
     if not tokenizer.reads_text:
         trainable = [
             entry.name
@@ -233,7 +203,6 @@ def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]
 
 
 def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
-    """Without a model, the size of the vocabulary must be set."""
     if tokenizer.vocab_size is None:
         yield Problem(
             "tokenizer.vocab_size", "missing required value: tokenizer.vocab_size", "set tokenizer.vocab_size=8192"
@@ -241,7 +210,6 @@ def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
 
 
 def require_checkpoint_for_forgetting(forgetting: str | None, checkpoint: str | None) -> Iterator[Problem]:
-    """Forgetting is measured for a pretrained checkpoint only."""
     if forgetting is not None and checkpoint in (None, "none"):
         message = f"forgetting={forgetting} measures the pretraining loss, but checkpoint=none was not pretrained"
         yield Problem("forgetting", message, "set checkpoint=RUN, or omit forgetting=")
@@ -255,14 +223,12 @@ def refuse_scaler_with_fsdp(parallel: str, precision: str) -> Iterator[Problem]:
 
 
 def refuse_forgetting_with_fsdp(parallel: str, forgetting: str | None) -> Iterator[Problem]:
-    """The comparison of weights needs all of them in one process."""
     if forgetting is not None and parallel == "fsdp":
         reason = "forgetting= compares the weights before and after training"
         yield needs_whole_weights("forgetting", reason, "set forgetting=null")
 
 
 def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
-    """An offline run has no tracker that needs a network."""
     for name, config in logger.items():
         if offline and config.needs_network:
             key = f"logger.{name}.mode"
@@ -270,7 +236,6 @@ def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool)
 
 
 def require_installed_trackers(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
-    """The libraries and credentials of a tracker must be on this machine."""
     for name, config in logger.items():
         if (problem := config.missing(f"logger.{name}")) is not None:
             yield problem
@@ -310,7 +275,6 @@ def refuse_interrupted_state(
 def refuse_epochs_of_unequal_phases(
     phases: Sequence[JsonObject], max_epochs: float | None, max_steps: int | None
 ) -> Iterator[Problem]:
-    """max_epochs is refused if the length of an epoch differs between phases."""
     differing = [key for key in EPOCH_KEYS if len({json.dumps(phase.get(key), sort_keys=True) for phase in phases}) > 1]
     if max_epochs is not None and differing:
         hint = "set max_epochs=null max_steps=10000"
@@ -325,7 +289,6 @@ def refuse_epochs_of_unequal_phases(
 
 
 def refuse_unused_length(phases: Sequence[JsonObject], max_length: int) -> Iterator[Problem]:
-    """max_length of the run is refused if every phase sets its own, because nothing would use it."""
     lengths = [phase.get("max_length") for phase in phases]
     default = PretrainConfig.model_fields["max_length"].default
     if phases and None not in lengths and max_length not in (default, *lengths):
@@ -417,7 +380,7 @@ RULES = (
     # The machine, its folders, and trackers
     Rule(RunConfig, "name", refuse_name_latest),
     Rule(RunConfig, "name run_dir", require_one_run_folder),
-    Rule(RunConfig, "run_dir", require_run_folder, running=True),
+    Rule(RunConfig, "run_dir", partial(require_folder, "run_dir"), running=True),
     Rule(RunConfig, "device", require_device, running=True),
     Rule(RunConfig, "parallel precision", refuse_scaler_with_fsdp),
     Rule(RunConfig, "logger offline", require_offline_trackers),
@@ -427,11 +390,12 @@ RULES = (
     Rule(TokenizerCommandConfig, "data", tasks.require_task_texts),
     Rule(TokenizerCommandConfig, "tokenizer", require_trainable_tokenizer),
     Rule(TokenizerCommandConfig, "tokenizer", require_vocabulary_size),
-    Rule(TokenizerCommandConfig, "output", require_output_folder, running=True),
-    Rule(TransferConfig, "output", require_output_folder, running=True),
-    Rule(PredictConfig, "text pair input", require_text_or_input),
+    Rule(TokenizerCommandConfig, "output", partial(require_folder, "output"), running=True),
+    Rule(TransferConfig, "output", partial(require_folder, "output"), running=True),
+    Rule(PredictConfig, "text input", partial(require_text_or_input, "text")),
+    Rule(PredictConfig, "text pair", require_text_for_pair),
     Rule(PredictConfig, "probabilities output", require_output_for_probabilities),
-    Rule(GenerateConfig, "prompt input", require_prompt_or_input),
+    Rule(GenerateConfig, "prompt input", partial(require_text_or_input, "prompt")),
     Rule(UseConfig, "output", require_output_file, running=True),
     Rule(CheckConfig, "output", require_output_file, running=True),
     Rule(AskConfig, "output input", refuse_output_over_input, running=True),

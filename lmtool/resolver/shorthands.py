@@ -1,17 +1,18 @@
 """Shorthands for longer overrides.
 
-There are two tables. `ARGUMENT_SHORTHANDS` are expanded on the command line, before Hydra composes the configuration;
-the result is a valid command line. `SECTION_SHORTHANDS` are expanded in the composed configuration, before `auto` and
-the decoder. Each shorthand names the function that expands it, whose module is imported only when it is needed. Imports
-no torch.
+`expand_arguments` expands those on the command line, before Hydra composes the configuration; the result is a valid
+command line. `expand_sections` expands those in the composed configuration, before `auto` and the decoder. Imports no
+torch; what reads files is imported only when a file is typed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from pydantic_core import PydanticCustomError
 
 from lmtool.config import compose, saved
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.config.decode import AUTO, merge
+from lmtool.config.decode import AUTO, MISSING, merge
+from lmtool.config.groups import options
 from lmtool.config.messages import unknown_choice
-from lmtool.config.registry import Choice, imported, lookup
+from lmtool.config.registry import Choice, lookup
 from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.commands import nested_keys
-from lmtool.resolver.verbs import COMMANDS, TRAINING, VERBS
-from lmtool.runs.finding import RUNS, read_checkpoint, run_folder
-from lmtool.system.files import user_path
+from lmtool.resolver.verbs import TRAINING, VERBS
+from lmtool.runs.finding import read_checkpoint, run_folder
+from lmtool.system.files import RUNS, user_path
+from lmtool.system.terminal import say
 from lmtool.tasks.configs import TaskConfig
 from lmtool.weights.folders import hf_folder
 
@@ -48,141 +51,124 @@ class CommandLine:
 
     @property
     def values(self) -> dict[str, str]:
-        """The overrides by key."""
         return {word.partition("=")[0]: word.partition("=")[2] for word in self.words}
 
 
-@dataclass(frozen=True)
-class ArgumentShorthand:
-    """A shorthand on the command line.
-
-    form: its syntax. verbs: the commands that accept it. matches: whether an argument may be this shorthand. expander:
-    `module:function` in this package, which returns the arguments with the shorthand expanded.
-    """
-
-    form: str
-    verbs: Collection[str]
-    matches: Callable[[str], bool]
-    expander: str
-
-
-@dataclass(frozen=True)
-class SectionShorthand:
-    """A shorthand in a composed configuration. expander: `module:function` in this package, which returns the
-    configuration with the shorthand expanded."""
-
-    form: str
-    verbs: Collection[str]
-    expander: str
-
-
-_NAMED_SECTIONS = {"data.task": "data", "objective.task": "objective"}
-"""Keys that name a task, and the group of the section that contains each."""
+_NAMED_SECTIONS = ("data.task", "objective.task")
+"""Keys that name a task."""
 _MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
-_DOMAIN = (".domain", "/domain")
-
-
-def _sets(*keys: str) -> Callable[[str], bool]:
-    return lambda word: word.startswith(tuple(f"{key}=" for key in keys))
-
-
-ARGUMENT_SHORTHANDS = (
-    ArgumentShorthand(
-        "VALUE",
-        [name for name, verb in VERBS.items() if verb.places],
-        lambda word: not OVERRIDE.match(word),
-        "shorthands:with_positional_keys",
-    ),
-    ArgumentShorthand("FILE", ("check",), lambda word: "=" not in word, "files:with_keys"),
-    ArgumentShorthand("target=TASK", ("probe",), _sets("target"), "shorthands:with_target"),
-    ArgumentShorthand("task=FILE", COMMANDS.keys() - {"predict"}, _sets("task"), "files:with_task"),
-    ArgumentShorthand("data=FILE", COMMANDS, _sets("data"), "files:with_text"),
-    ArgumentShorthand("data=task:NAME", COMMANDS, _sets("data", "objective"), "shorthands:with_task_of_text"),
-    ArgumentShorthand(
-        "data.task=NAME, task.domain=NAME",
-        COMMANDS,
-        lambda word: (key := word.partition("=")[0]) in _NAMED_SECTIONS or key.endswith(_DOMAIN),
-        "shorthands:with_names",
-    ),
-    ArgumentShorthand(
-        "a key of a member",
-        COMMANDS,
-        lambda word: _MEMBER.match(word) is not None,
-        "shorthands:with_members",
-    ),
-)
-SECTION_SHORTHANDS = (
-    SectionShorthand("-m checkpoint=RUN,none", COMMANDS, "shorthands:with_random_weights"),
-    SectionShorthand("tasks and texts by name among members", COMMANDS, "shorthands:with_sections_of"),
-    SectionShorthand("runs/latest", TRAINING, "shorthands:with_latest_run"),
-    SectionShorthand("neither checkpoint= nor model=", ("finetune",), "shorthands:with_published_weights"),
-)
 
 
 def expand_arguments(line: CommandLine) -> CommandLine:
     """Returns the line with its shorthands expanded into overrides. Raises UserError if one cannot be expanded."""
-    for shorthand in ARGUMENT_SHORTHANDS:
-        if line.verb in shorthand.verbs and any(map(shorthand.matches, line.words)):
-            line = replace(line, words=tuple(imported(f"lmtool.resolver.{shorthand.expander}")(line)))
-    return line
+    keys = iter(VERBS[line.verb].places)
+    # Surplus positional arguments stay as they are, and are refused later.
+    words = [
+        word if OVERRIDE.match(word) or (key := next(keys, None)) is None else f"{key}={word}" for word in line.words
+    ]
+    if line.verb == "check" and any("=" not in word for word in words):
+        from lmtool.tasks.guessing import TABLES
+
+        keys_of_files = ("task" if Path(word).suffix.lower() in TABLES else "data" for word in words)
+        words = [word if "=" in word else f"{key}={word}" for key, word in zip(keys_of_files, words, strict=True)]
+    line = replace(line, words=tuple(full for word in words for full in _words_in_full(line.verb, word)))
+    if line.verb != "predict" and "task" in line.values:
+        line = replace(line, words=_with_task_file(line))
+    return replace(line, words=_with_text_file(line)) if "data" in line.values else line
+
+
+def _words_in_full(verb: str, word: str) -> list[str]:
+    """Returns the overrides that an argument stands for.
+
+    `target=TASK` (of `probe`) is `target=task task=TASK`. `data=task:NAME` is `data=task data.task.name=NAME`.
+    `data.task=NAME` and `task.domain=NAME` set `name` within these sections, so that other keys of the sections may be
+    set too. `data.members.NAME.KEY=VALUE` is `data.with.NAME.KEY=VALUE`: `members` is a list, and Hydra cannot override
+    elements of a list."""
+    key, _, value = word.partition("=")
+    if verb == "probe" and key == "target" and value not in ("token", "previous", "next", "task"):
+        return ["target=task", f"task={value}"]
+    if key in ("data", "objective") and (name := value.removeprefix("task:")) not in ("", value):
+        return [f"{key}=task", f"{key}.task.name={name}"]
+    names_a_section = key in _NAMED_SECTIONS or key.endswith((".domain", "/domain"))
+    if names_a_section and value.isidentifier() and value != "null":
+        return [f"{key.replace('/', '.')}.name={value}"]
+    return [_MEMBER.sub(r"\1.with.\2.", word)]
 
 
 def expand_sections(data: Data, line: CommandLine) -> Data:
     """Returns a composed configuration with its shorthands expanded. Raises UserError if one cannot be expanded."""
-    for shorthand in SECTION_SHORTHANDS:
-        if line.verb in shorthand.verbs:
-            data = imported(f"lmtool.resolver.{shorthand.expander}")(data, line)
-    return data
+    data = with_sections(with_random_weights(data, line), line.config_dirs)
+    data = with_latest_run(data) if line.verb in TRAINING else data
+    return with_published_weights(data) if line.verb == "finetune" else data
 
 
-# --- words ---------------------------------------------------------------------------------------------------------
+# --- task=FILE, data=FILE --------------------------------------------------------------------------------------------
 
 
-def with_positional_keys(line: CommandLine) -> list[str]:
-    """Assigns arguments without = to the positional keys of the command, in order. Surplus arguments stay as they are,
-    and are refused later."""
-    keys = iter(VERBS[line.verb].places)
-    return [
-        word if OVERRIDE.match(word) or (key := next(keys, None)) is None else f"{key}={word}" for word in line.words
-    ]
+def _with_task_file(line: CommandLine) -> tuple[str, ...]:
+    names = options("task", line.config_dirs)
+    if line.values["task"] in names:
+        return line.words
+    from lmtool.data.files import collect_errors
+    from lmtool.tasks import guessing
+
+    def expand(file: str) -> list[str]:
+        if line.verb == "evaluate":
+            return [f"task.path={file}"]  # the rest of the task is in the checkpoint
+        typed_keys = {key.removeprefix("task."): value for key, value in line.values.items() if key.startswith("task.")}
+        # `check` lists the rows with errors instead of stopping.
+        with collect_errors() if line.verb == "check" else nullcontext():
+            return guessing.guess(file, typed_keys).words(file)
+
+    return _with_files(line, "task", lambda file: guessing.is_path(file, names), expand)
 
 
-def with_target(line: CommandLine) -> list[str]:
-    """Replaces `target=NAME` by `target=task task=NAME` if NAME is a task."""
-    words: list[str] = []
-    for word in line.words:
-        key, _, value = word.partition("=")
-        is_task = key == "target" and value not in ("token", "previous", "next", "task")
-        words += ["target=task", f"task={value}"] if is_task else [word]
-    return words
+def _with_text_file(line: CommandLine) -> tuple[str, ...]:
+    names = options("data", line.config_dirs)
+    if line.values["data"] in names:
+        return line.words
+    from lmtool.tasks import guessing
+
+    def expand(file: str) -> list[str]:
+        return guessing.text_overrides(file, line.values)
+
+    return _with_files(line, "data", lambda file: guessing.is_text_path(file, names), expand)
 
 
-def with_task_of_text(line: CommandLine) -> list[str]:
-    """Replaces `data=task:NAME` by `data=task data.task.name=NAME`."""
-    words: list[str] = []
-    for word in line.words:
-        key, _, value = word.partition("=")
-        group, _, name = value.partition(":")
-        is_task = key in _NAMED_SECTIONS.values() and group == "task" and name
-        words += [f"{key}=task", f"{key}.task.name={name}"] if is_task else [word]
-    return words
-
-
-def with_names(line: CommandLine) -> list[str]:
-    """Replaces `data.task=NAME` and `task.domain=NAME` by overrides of `name` within these sections, so that other keys
-    of the sections may be set too."""
-    words = []
-    for word in line.words:
-        key, _, value = word.partition("=")
-        is_name = (key in _NAMED_SECTIONS or key.endswith(_DOMAIN)) and value.isidentifier() and value != "null"
-        words.append(f"{key.replace('/', '.')}.name={value}" if is_name else word)
-    return words
-
-
-def with_members(line: CommandLine) -> list[str]:
-    """Replaces `data.members.NAME.KEY=VALUE` by `data.with.NAME.KEY=VALUE`: `members` is a list, and Hydra cannot
-    override elements of a list."""
-    return [_MEMBER.sub(r"\1.with.\2.", word) for word in line.words]
+def _with_files(
+    line: CommandLine,
+    section: str,
+    is_file: Callable[[str], bool],
+    expand: Callable[[str], list[str]],
+) -> tuple[str, ...]:
+    """Returns the overrides with SECTION=FILE expanded, and prints the expansion together with other keys of the
+    section. The files of a sweep (-m SECTION=FILE,FILE2) may differ only in their paths. is_file: whether a value is a
+    file or folder rather than a name. expand: returns the overrides for a file. Raises UserError if the path is also
+    set by its key, or the values of a sweep cannot be expanded together."""
+    value = line.values.get(section, "")
+    files = [value] if set(value) & set("[]()") else value.split(",")
+    if not any(map(is_file, files)):
+        return line.words
+    path = f"{section}.path"
+    if path in line.values:
+        raise UserError(
+            f"{section}={value} and {path}={line.values[path]} both set {path}",
+            f"set {section}=NAME {path}={line.values[path]}, or only {section}={value}",
+        )
+    if not all(map(is_file, files)):
+        raise UserError(f"{section}={value}: a sweep takes either names or files", "sweep them separately")
+    expansions = [dict(word.split("=", 1) for word in expand(file)) for file in files]
+    if any({**expansion, path: ""} != {**expansions[0], path: ""} for expansion in expansions):
+        raise UserError(
+            f"{section}={value}: the files have different columns or types, so one sweep cannot read them",
+            "repeat the command for each file",
+        )
+    merged = expansions[0] | {path: ",".join(expansion[path] for expansion in expansions)}
+    expanded = [f"{key}={item}" for key, item in merged.items() if key == section or key not in line.values]
+    typed_keys = [word for word in line.words if word.startswith(f"{section}.")]
+    say(f"{section}={value} is read as: {shlex.join([*expanded, *typed_keys])}", sys.stderr)
+    index = line.words.index(f"{section}={value}")
+    return (*line.words[:index], *expanded, *line.words[index + 1 :])
 
 
 # --- -m checkpoint=RUN,none ------------------------------------------------------------------------------------------
@@ -215,7 +201,7 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
 # --- neither checkpoint= nor model= ----------------------------------------------------------------------------------
 
 
-def with_published_weights(data: Data, line: CommandLine) -> Data:
+def with_published_weights(data: Data) -> Data:
     """Sets the checkpoint to the published weights of the task's default model if neither a checkpoint nor a model is
     set. A task with an error is left to the decoder."""
     model = data.get("model")
@@ -243,7 +229,7 @@ def started_config(config: JsonMapping) -> Data:
     return saved.read(folder / "config.yaml")
 
 
-def with_latest_run(data: Data, line: CommandLine) -> Data:
+def with_latest_run(data: Data) -> Data:
     """Replaces `runs/latest` in paths by the run that it points to now, because the new run becomes `runs/latest` when
     it starts. If it points to this very run, which is being resumed, the path that the run was started with is used."""
     if _LINK not in repr(data):
@@ -283,11 +269,6 @@ def _resolve(value: object, before: object, current: Path | None) -> Any:
     return str(run.joinpath(*parts[end:])) if run.name != _LINK and run.is_dir() else value
 
 
-def with_sections_of(data: JsonObject, line: CommandLine) -> JsonObject:
-    """Calls `with_sections` with the signature of a shorthand."""
-    return with_sections(data, line.config_dirs)
-
-
 def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObject:
     """Returns composed data with names replaced by sections: in lists of members, `data.task`, `objective.task` and
     `phases`. Raises ConfigError for an unknown name."""
@@ -298,83 +279,55 @@ def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObj
             continue
         section = dict(section)
         if isinstance(section.get("members"), list):
-            expanders: dict[str, Callable[[Any, Sequence[Path]], Any]]
-            expanders = {
-                "task": partial(_task_section, "task.members"),
-                "objective": _objective_member,
-                "data": _text_member,
-            }
-            section["members"] = [expanders[key](member, config_dirs) for member in section["members"]]
+            section["members"] = [_member(key, member, config_dirs) for member in section["members"]]
         if key != "task" and section.get("name") == "task" and "task" in section:
-            section["task"] = _task_section(f"{key}.task", section["task"], config_dirs)
+            section["task"] = _section("task", f"{key}.task", section["task"], config_dirs)
         completed[key] = section
     if isinstance(data.get("phases"), list):
-        completed["phases"] = [
-            _phase_section(phase, number, config_dirs) for number, phase in enumerate(data["phases"])
-        ]
+        phases = [nested_keys(phase) if isinstance(phase, dict) else phase for phase in data["phases"]]
+        for number, phase in enumerate(phases):
+            if isinstance(phase, dict) and isinstance(phase.get("data"), dict):
+                text = _section("data", f"phases.{number}.data", phase["data"], config_dirs)
+                phases[number] = {**phase, "data": with_sections({"data": text}, config_dirs)["data"]}
+        completed["phases"] = phases
     return completed
 
 
-def _phase_section(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
-    """Returns a phase with the name of its text source replaced by the section of the source, updated with the keys of
-    the phase."""
-    nested = nested_keys(phase) if isinstance(phase, dict) else {}
-    text = nested.get("data")
-    if not isinstance(text, dict) or not isinstance(text.get("name"), str):
-        return phase
-    name, offered = text["name"], compose.accepted_overrides("pretrain", config_dirs).groups.get("data", ())
-    if name in offered:
-        section = merge(compose.option("data", name, config_dirs), text)
-        return {**nested, "data": with_sections({"data": section}, config_dirs)["data"]}
-    if lookup("data", name) is None:
-        raise ConfigError([unknown_choice("data", f"phases.{number}.data", name, offered)])
-    return nested
-
-
-def _task_section(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
-    """Returns the section of a task. member: the task's name, or a section with this name and keys to change; any
-    other member is returned unchanged. key: the key that errors name."""
-    name = member if isinstance(member, str) else None
-    if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
-        name = member["name"]
-    if name is None or name == "???":
-        return member
-    offered = _task_names(config_dirs)
-    if name not in offered:
-        raise ConfigError([unknown_choice("task", key, name, offered)])
-    section = compose.option("task", name, config_dirs)
-    return merge(section, member) if isinstance(member, dict) else section
-
-
-def _objective_member(member: object, config_dirs: Sequence[Path]) -> Any:
-    """Returns a member of a mixture of objectives. A name that is not an objective but a task becomes a task's
-    section."""
-    if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
-        return {**member, "task": _task_section("objective.members", member["task"], config_dirs)}
-    if isinstance(member, str) and lookup("objective", member) is None and member in _task_names(config_dirs):
-        return {"name": "task", "task": _task_section("objective.members", member, config_dirs)}
-    return member
-
-
-def _text_member(member: object, config_dirs: Sequence[Path]) -> Any:
-    """Returns the section of a text source. member: the name of an option of `data`, or a section with this name and
-    keys to change."""
+def _member(group: str, member: Any, config_dirs: Sequence[Path]) -> Any:
+    """Returns the section of a member of a mixture. Among objectives, a task by name becomes its section;
+    among texts, `task:NAME` does."""
+    key = f"{group}.members"
     name = member.get("name") if isinstance(member, dict) else member
-    if not isinstance(name, str) or name == "???":
-        return member
-    if name.startswith("task:"):
-        return {"name": "task", "task": _task_section("data.members", name.removeprefix("task:"), config_dirs)}
-    offered = compose.accepted_overrides("pretrain", config_dirs).groups.get("data", ())
+    if group == "objective":
+        if isinstance(member, str) and lookup("objective", member) is None and member in _options("task", config_dirs):
+            member = {"name": "task", "task": member}
+        is_task = isinstance(member, dict) and member.get("name") == "task" and "task" in member
+        return {**member, "task": _section("task", key, member["task"], config_dirs)} if is_task else member
+    if group == "data" and isinstance(name, str) and name.startswith("task:"):
+        return {"name": "task", "task": _section("task", key, name.removeprefix("task:"), config_dirs)}
+    section = _section(group, key, member, config_dirs)
+    has_title = group == "task" or not isinstance(section, dict) or section.get("name") == name
+    return section if has_title else {"title": name, **section}
+
+
+def _section(group: str, key: str, section: Any, config_dirs: Sequence[Path]) -> Any:
+    """Returns the section of an option. section: the option's name, or a section with this name and keys to change;
+    any other section is returned unchanged. key: the key that errors name."""
+    name = section.get("name") if isinstance(section, dict) else section
+    is_complete = group == "task" and isinstance(section, dict) and "kind" in section
+    if not isinstance(name, str) or name == MISSING or is_complete:
+        return section
+    offered = _options(group, config_dirs)
     if name not in offered:
-        if lookup("data", name) is not None:
-            return member
-        raise ConfigError([unknown_choice("data", "data.members", name, offered)])
-    # Required values (???) are left out: the member may set them, and the decoder reports them if it does not.
-    section = {key: value for key, value in compose.option("data", name, config_dirs).items() if value != "???"}
-    title = {} if section.get("name") == name else {"title": name}
-    changes = {key: value for key, value in member.items() if key != "name"} if isinstance(member, dict) else {}
-    return {**title, **merge(section, changes)}
+        if group != "task" and lookup(group, name) is not None:
+            return section
+        raise ConfigError([unknown_choice(group, key, name, offered)])
+    # Required values are left out: the section may set them, and the decoder reports them if it does not.
+    option = {key: value for key, value in compose.option(group, name, config_dirs).items() if value != MISSING}
+    changes = {key: value for key, value in section.items() if key != "name"} if isinstance(section, dict) else {}
+    return merge(option, changes)
 
 
-def _task_names(config_dirs: Sequence[Path]) -> tuple[str, ...]:
-    return compose.accepted_overrides("finetune", config_dirs).groups.get("task", ())
+def _options(group: str, config_dirs: Sequence[Path]) -> tuple[str, ...]:
+    primary = "finetune" if group == "task" else "pretrain"
+    return compose.accepted_overrides(primary, config_dirs).groups.get(group, ())

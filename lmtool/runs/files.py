@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import Problem, UserError, cannot_write
 from lmtool.system.files import draft_path, replace_bytes, sync_path, user_path
 from lmtool.system.secrets import masked_data, masker

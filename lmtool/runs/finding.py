@@ -19,7 +19,7 @@ from pathlib import Path
 from lmtool.config import saved
 from lmtool.config.base import JsonObject
 from lmtool.errors import UserError, nearest
-from lmtool.system.files import MANIFEST, Damaged, Manifest, user_path
+from lmtool.system.files import MANIFEST, RUNS, Damaged, Manifest, user_path
 
 MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
     "model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json", "config.json", "data.json",
@@ -33,7 +33,6 @@ _ACCEPTED = (
     "use a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"
 )
-RUNS = Path("runs")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*(/[A-Za-z0-9][\w.-]*)?")
 _LONGEST_NAME = 255  # bytes of a file's name
 _COPY = "copy it again from its source, or use another checkpoint"

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.groups import conf_dir
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json, write_errors
 from lmtool.system.files import draft_path, real_folder, remove, sha256, user_path

@@ -24,7 +24,7 @@ import torch
 import yaml
 
 from lmtool.config import saved as yaml_files
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import plain_data, read_rows, replace_link, replace_text, to_json, write_errors, write_rows

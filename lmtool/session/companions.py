@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.phases import PhasedLoader
 from lmtool.distillation.distilled import Distilled
 from lmtool.learners.base import BaseLearner

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.file_source import FileSource

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from torch import nn
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import command_line
-from lmtool.config.saved import JsonObject
 from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.configs import TextConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.files import find
@@ -93,7 +93,8 @@ def require_measurable(config: FinetuneConfig) -> None:
     A resumed run was checked when it started.
     """
     started = config.run_dir is not None and saved_steps(user_path(config.run_dir) / "checkpoints")
-    if config.forgetting is not None and not started:
+    if not started:
+        assert config.forgetting is not None
         find("forgetting", config.forgetting)
         read_pretrained(config, select_precision(config.precision, select_device(config.device)))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError

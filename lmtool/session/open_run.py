@@ -17,8 +17,8 @@ import torch
 
 from lmtool import __version__
 from lmtool.config import saved
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import build, command_line
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.distillation.teacher_configs import TeacherSpec, differing_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -34,7 +34,7 @@ from lmtool.runs.finding import find, read_config, read_state
 from lmtool.runs.identity import BUDGETS, FREE_KEYS, budgets, fingerprint, flatten, select_folder
 from lmtool.runs.locks import discard
 from lmtool.runs.run_folder import FollowedFolder, RunFolder
-from lmtool.system.files import MANIFEST
+from lmtool.system.files import MANIFEST, RUNS
 from lmtool.system.secrets import masked
 from lmtool.system.signals import Interrupts, pop_late_signals, stop_error
 from lmtool.tasks.labels import LoadedHead
@@ -115,10 +115,6 @@ def _new_horizon(config: RunConfig, old_config: JsonMapping, state: JsonMapping)
     if new_budget is None:
         return steps
     return min(steps, math.ceil(_horizon(old_config, state) * new_budget / old_config[budget]))
-
-
-RUNS = Path("runs")
-"""The folder in which a run's folder is created, unless run_dir= sets another."""
 
 
 @dataclass

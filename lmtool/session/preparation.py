@@ -8,8 +8,8 @@ from itertools import islice
 
 import numpy as np
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import command_line
-from lmtool.config.saved import JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.sources import OnStage, Source, open_source
@@ -170,7 +170,8 @@ class FinetunePreparation:
     verb = "finetune"
 
     def __init__(self, config: FinetuneConfig):
-        require_measurable(config)
+        if config.forgetting is not None:
+            require_measurable(config)
         self.config, self.task, self.heads = data_to_learn(config)
         self.stem = f"{self.config.task.name}-{self.config.model.name}"
 

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import Choice, build
-from lmtool.config.saved import JsonObject
 from lmtool.data.sources import Source
 from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError, cannot_write

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.compressed import suffix_of
 from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
 from lmtool.data.tables import LINES, Table, read_table

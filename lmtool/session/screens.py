@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.stack import attention_path

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.costs.plan import plan_in_phases, plan_of
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Examples, Rows, SplitData

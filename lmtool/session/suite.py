@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import cast
 
 from lmtool.config import compose
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import Choice
-from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
 from lmtool.reporting.console import Output, print_table
 from lmtool.resolver.commands import FinetuneConfig
 from lmtool.runs.files import to_json
-from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
-from lmtool.system.files import replace_bytes, require_no_link, user_path
+from lmtool.system.files import RUNS, replace_bytes, require_no_link, user_path
 from lmtool.system.ranks import rank_info
 from lmtool.system.signals import Interrupted, pop_late_signals
 from lmtool.tasks.configs import TaskConfig

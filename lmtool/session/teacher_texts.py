@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.distilled import Distilled

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonObject
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.distillation.configs import CodistillationConfig, StandardConfig
 from lmtool.distillation.configs.base import different_inputs

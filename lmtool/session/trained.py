@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lmtool.config.base import JsonObject
 from lmtool.config.decode import AUTO, chosen_class
 from lmtool.config.registry import Choice
-from lmtool.config.saved import JsonObject, body
+from lmtool.config.saved import body
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import layout_difference
 from lmtool.errors import ConfigError, UserError, nearest

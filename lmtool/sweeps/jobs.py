@@ -55,16 +55,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
 from lmtool.config import compose, overrides
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.overrides import AcceptedOverrides, CheckedOverrides, key_of
-from lmtool.config.saved import JsonObject, save, to_yaml
+from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.finding import SWEEP
 from lmtool.runs.identity import require_name, require_own_folder
 from lmtool.sweeps.folders import Sweeper
 from lmtool.sweeps.table import write_plan
-from lmtool.system.files import user_path
+from lmtool.system.files import RUNS, user_path
 from lmtool.system.signals import stop_error
 
 _QUERY_SECONDS = 5.0
@@ -437,7 +437,7 @@ class SweepRequest:
     has_result: bool = True
 
 
-def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path("runs")) -> int:
+def run(request: SweepRequest, *, print_config: bool = False, root: Path = RUNS) -> int:
     """Runs a sweep, prints the summary, and returns the worst exit status of the jobs.
 
     If the jobs are known in advance, all are decoded before the first job starts, so that an error in any job leaves no
@@ -521,9 +521,13 @@ def _composition(
 ) -> Iterator[tuple[Hydra, DictConfig]]:
     words = [*checked.all, *_hydra_defaults(folder, hydra_keys), *compose.search_path(request.config_dirs)]
     with compose.translated_errors(), compose.initialized_hydra() as hydra:
-        with compose.named_list_errors(request.primary, words):
-            compose.require_known_targets(hydra, request.primary, words)
-        yield hydra, hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
+        try:
+            config = hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"the configuration cannot be composed: {error}", "set the whole of a list: KEY=[A,B]"
+            ) from error
+        yield hydra, config
 
 
 def _sweeper(hydra: Hydra, config: DictConfig, callbacks: Callbacks) -> Sweeper:

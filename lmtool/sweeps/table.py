@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.errors import DONE, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import RunFiles, read_object

@@ -26,6 +26,9 @@ from typing import Any
 
 from lmtool.errors import UserError
 
+RUNS = Path("runs")
+"""The folder in which a run's folder is created, unless run_dir= sets another."""
+
 _DRAFT = re.compile(r"\.tmp-.+-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)", re.DOTALL)
 _ABANDONED_SECONDS = 3600.0
 """Age at which a draft of another machine counts as abandoned, since its process cannot be checked from here."""

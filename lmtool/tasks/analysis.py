@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.metrics import interval, resample_count, resampled_rows
 from lmtool.learners.model import Segment, at_exit, exits_of, select_documents

@@ -12,8 +12,8 @@ from itertools import combinations, islice
 
 import numpy as np
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonObject
 from lmtool.data.duplicates import Matches, TextIndex, key_of, texts_with_numbers
 from lmtool.data.examples import Rows
 from lmtool.data.files import collect_errors

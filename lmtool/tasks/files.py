@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.compressed import Broken, open_bytes, stem_of, suffix_of
 from lmtool.data.configs import is_cached
 from lmtool.data.hub_source import hub_access

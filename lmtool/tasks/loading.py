@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Rows, SplitData, unlabeled_name
 from lmtool.data.pydocs import pydocs_rows
 from lmtool.data.sources import OnStage, held_out, in_parts, splits_of

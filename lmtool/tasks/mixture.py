@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner

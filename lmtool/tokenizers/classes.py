@@ -16,7 +16,7 @@ from typing import Literal
 import tokenizers
 from tokenizers import AddedToken, models
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.system.files import parse_json
 from lmtool.tokenizers import backends

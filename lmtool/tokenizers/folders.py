@@ -18,7 +18,7 @@ from unicodedata import normalize
 import tokenizers
 from tokenizers import AddedToken
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.backends import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model

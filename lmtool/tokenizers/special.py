@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.tokenizers.classes import Settings, Token, TokenizerClass, file_error, read_json
 
 SPECIAL_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"

@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import processors
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.finding import refusal
 from lmtool.system.files import Damaged, user_path, verify_siblings

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from lmtool import errors
 from lmtool.config.registry import command_line
@@ -34,12 +33,13 @@ _MAX_PROCESSES_PER_CORE = 4
 _LOOPBACK = "127.0.0.1"
 
 
-def processes_to_start(config: Any, verb: str) -> int:
-    """Returns the number of processes to start for a command; 1 means that this process runs the command. Raises
-    UserError if the machine cannot run that many, or if torchrun started another number."""
-    devices, process = getattr(config, "devices", None), rank_info(os.environ)
+def processes_to_start(verb: str, devices: int | None, device: str, is_run: bool = True) -> int:
+    """Returns the number of processes to start for a command; 1 means that this process runs the command. is_run:
+    whether the command may run in several. Raises UserError if the machine cannot run that many, or if torchrun started
+    another number."""
+    process = rank_info(os.environ)
     if started_together(os.environ):
-        if not hasattr(config, "devices") and process.size > 1:
+        if not is_run and process.size > 1:
             raise UserError(
                 f"lmtool {verb} runs in one process, but torchrun started {process.size}",
                 f"run it without torchrun: lmtool {verb}",
@@ -53,9 +53,9 @@ def processes_to_start(config: Any, verb: str) -> int:
         return 1
     if devices is None or devices == 1:
         return 1
-    _require_devices(devices, config.device)
+    _require_devices(devices, device)
     _require_loopback(devices)
-    return int(devices)
+    return devices
 
 
 def _require_devices(devices: int, device: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.runs.finding import read_json, read_manifest

@@ -12,8 +12,8 @@ from typing import cast
 from torch import Tensor
 
 from lmtool.config import saved
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import builder_module, entry_of
-from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
 from lmtool.models.configs import ModelConfig

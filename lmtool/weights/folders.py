@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import builder_module, entries, lookup
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import HFConfig

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig

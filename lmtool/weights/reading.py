@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import builder_module, entry_of, lookup
-from lmtool.config.saved import JsonObject
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import layout_difference
 from lmtool.errors import UserError

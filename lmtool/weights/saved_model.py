@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lmtool.config import registry
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import Choice
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone

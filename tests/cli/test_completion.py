@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import completion as completing
-from lmtool.cli import completion_keys as keys
 from lmtool.cli import main as cli
 from lmtool.cli.completion import SCRIPTS, candidates, format_for_shell
 from tests.reporting.trackers import odd
@@ -27,7 +26,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def working_folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder with two runs, a sweep's job and files; all tests share one completion table."""
-    monkeypatch.setattr(keys, "CACHE", str(cache))
+    monkeypatch.setattr(completing, "CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
     for run in ("runs/first", "runs/second", "runs/sweep/0"):
         Path(run).mkdir(parents=True)
@@ -119,8 +118,8 @@ def test_table_is_cached_until_files_change(monkeypatch: pytest.MonkeyPatch, tmp
     """The table is rebuilt when its file is damaged, or when files of lmtool or of the user change."""
     built: list[int] = []
     empty = {"verbs": {}, "options": {"new": {}}, "components": {}}
-    monkeypatch.setattr(keys, "CACHE", str(tmp_path / "own"))
-    monkeypatch.setattr(keys, "_build", lambda *arguments: built.append(1) or empty)
+    monkeypatch.setattr(completing, "CACHE", str(tmp_path / "own"))
+    monkeypatch.setattr(completing, "_build", lambda *arguments: built.append(1) or empty)
     assert completions("list ") == completions("list n") == {"new "} and len(built) == 1
     (file,) = (tmp_path / "own/completion").glob("*.json")
     file.write_text("{")
@@ -134,8 +133,10 @@ def test_table_is_cached_until_files_change(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_completion_works_without_writable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(keys, "CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(keys, "_build", lambda *arguments: {"verbs": {}, "options": {"new": {}}, "components": {}})
+    monkeypatch.setattr(completing, "CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(
+        completing, "_build", lambda *arguments: {"verbs": {}, "options": {"new": {}}, "components": {}}
+    )
     assert completions("list ") == {"new "}
 
 
@@ -180,9 +181,9 @@ def test_bash_script_completes_words(working_folder: Path, cache: Path) -> None:
     completions("pretrain ")  # builds the table
     prelude = f"""
     lmtool() {{ {sys.executable} -c 'import sys
-from lmtool.cli import completion_keys as keys
+from lmtool.cli import completion
 from lmtool.cli import main as cli
-keys.CACHE = "{cache}"
+completion.CACHE = "{cache}"
 sys.exit(cli.main(sys.argv[1:]))' "$@"; }}
     source <(lmtool completion bash)
     complete -p lmtool
@@ -201,8 +202,8 @@ sys.exit(cli.main(sys.argv[1:]))' "$@"; }}
 
 def test_completion_imports_no_third_party_library() -> None:
     completions("pretrain ")
-    code = "import sys\nfrom lmtool.cli import completion, completion_keys\ncompletion_keys.CACHE = sys.argv[1]\n"
+    code = "import sys\nfrom lmtool.cli import completion\ncompletion.CACHE = sys.argv[1]\n"
     code += "assert completion.candidates('lmtool pretrain model=bert_t')\n"
     code += "print(sorted({'torch', 'hydra', 'omegaconf', 'pydantic', 'numpy', 'yaml'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code, keys.CACHE], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, completing.CACHE], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []

@@ -12,7 +12,7 @@ from lmtool.cli import main
 from lmtool.cli import main as cli
 from lmtool.config import messages
 from lmtool.resolver import verbs
-from lmtool.resolver.shorthands import CommandLine, with_positional_keys
+from lmtool.resolver.shorthands import CommandLine, expand_arguments
 
 # Command lines, exit status, and text that the hint (or the output, for exit status 0) must contain.
 ANSWERS = [
@@ -46,9 +46,9 @@ ANSWERS = [
     ("plan evaluate", 2, "lmtool plan pretrain"),
     ("resume runs/none", 2, "`lmtool runs` prints the existing runs"),
     ("report runs/none", 2, "`lmtool runs` prints the existing runs"),
-    ("pretrain --plugin ./my.py", 2, "--plugin my, which"),
-    ("pretrain --plugin parts/my.py", 2, "--plugin parts.my, which"),
-    ("pretrain --plugin ../other/my.py", 2, "other lmtool ... --plugin my"),
+    ("pretrain --plugin ./my.py", 2, "--plugin my, with PYTHONPATH=."),
+    ("pretrain --plugin parts/my.py", 2, "--plugin my, with PYTHONPATH=parts"),
+    ("pretrain --plugin ../other/my.py", 2, "--plugin my, with PYTHONPATH=../other"),
     ("pretrain hydra/launcher=joblib model=bert_tiny", 2, "add -m"),
     ("pretrain model=bert_tiny devices=2 --cfg job", 0, "devices: 2"),
     ("plan pretrain model=bert_tiny max_steps=3 device=cuda", 0, "on cuda, not on this machine"),
@@ -164,19 +164,17 @@ def errors_with_hints(printed: str) -> list[tuple[str, str]]:
 
 
 def test_suggested_commands_exist() -> None:
-    named = {name for names in main._COMMANDS.values() for name in names if not name.startswith("-")}
+    named = {name for names in main._COMMANDS for name in names.split() if not name.startswith("-")}
     assert {name.split()[0] for name in named} <= verbs.VERBS.keys()
-    assert not main._COMMANDS.keys() & verbs.VERBS.keys() and not {*messages.FLAG_FORMS} & {*main.FLAGS}
+    assert not {*" ".join(main._COMMANDS.values()).split()} & verbs.VERBS.keys()
+    assert not {*messages.FLAG_FORMS} & {*main.FLAGS}
 
 
 def test_positional_words_become_checkpoint_and_text(folder_with_runs: Path) -> None:
-    assert with_positional_keys(CommandLine("predict", ("runs/first", "a = b is text", "seed=1"))) == [
-        "checkpoint=runs/first", "text=a = b is text", "seed=1",
-    ]  # fmt: skip
-    assert with_positional_keys(CommandLine("generate", ("prompt=a", "runs/first"))) == [
-        "prompt=a",
-        "checkpoint=runs/first",
-    ]
+    line = expand_arguments(CommandLine("predict", ("runs/first", "a = b is text", "seed=1")))
+    assert line.words == ("checkpoint=runs/first", "text=a = b is text", "seed=1")
+    line = expand_arguments(CommandLine("generate", ("prompt=a", "runs/first")))
+    assert line.words == ("prompt=a", "checkpoint=runs/first")
 
 
 def test_runs_command_lists_runs_and_sweeps(folder_with_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

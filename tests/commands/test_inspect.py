@@ -269,7 +269,7 @@ def test_brief_prints_summary_and_check_result(place: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    "words", [["brief=yes"], ["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]]
+    "words", [["brief=perhaps"], ["n=some"], ["tokens=0"], ["predict"], ["n=1", "output=none/there.jsonl"]]
 )
 def test_invalid_inspect_exits_with_2(place: Path, words: list[str]) -> None:
     assert cli.main(["inspect", *words, "model=bert_tiny", *TINY, *DATA]) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,11 +70,11 @@ def test_devices_without_loopback_network_is_refused(place, started, monkeypatch
 def test_missing_cuda_devices_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert launching.processes_to_start(SimpleNamespace(devices=2, device="auto"), "pretrain") == 2
+    assert launching.processes_to_start("pretrain", 2, "auto") == 2
     with pytest.raises(UserError, match="this machine has 2 CUDA devices"):
-        launching.processes_to_start(SimpleNamespace(devices=4, device="cuda"), "pretrain")
+        launching.processes_to_start("pretrain", 4, "cuda")
     with pytest.raises(UserError, match="devices=2 needs more than one device, but device=cuda:1 names one"):
-        launching.processes_to_start(SimpleNamespace(devices=2, device="cuda:1"), "pretrain")
+        launching.processes_to_start("pretrain", 2, "cuda:1")
 
 
 def test_other_commands_under_torchrun_are_refused(place, started, monkeypatch, capsys):

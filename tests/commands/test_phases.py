@@ -183,8 +183,8 @@ def decode(base: dict[str, Any], *phases: Any, **more: Any) -> Any:
 
 HALF = {"share": 0.5}
 INVALID = [
-    ([HALF, {"max_length": 1024}], "phases.1.max_length=1024 is more than model.max_positions=512"),
-    ([HALF, {"max_lenght": 64}], "unknown key phases.1.max_lenght | did you mean phases.1.max_length=64?"),
+    ([HALF, {"max_length": 1024}], "phases.1: max_length=1024 is more than model.max_positions=512"),
+    ([HALF, {"max_lenght": 64}], "phases.1: unknown key max_lenght | did you mean max_length=64?"),
     ([HALF, {"share": 0.6}], "phases: the shares add up to 1.1 instead of 1"),
     ([{}, HALF], "missing required value: phases.0.share"),
     ([{"share": 1}, {}], "phases.1.share=0.0: a share must be above 0 and at most 1"),
@@ -194,10 +194,10 @@ INVALID = [
     ([HALF, {"objective.pairs": "nsp"}], "phases.1.objective.pairs=nsp: pairs cannot change during a run"),
     ([HALF, {"objective": "span"}], "phases.1.objective.name=span: name cannot change during a run"),
     ([HALF, {"optimizer.weight_decay": 0}], "phases.1.optimizer.weight_decay=0: weight_decay cannot change"),
-    ([HALF, {"objective.probability": 2}], "phases.1.objective.probability: given 2 (whole number)"),
+    ([HALF, {"objective.probability": 2}], "phases.1: objective.probability: given 2 (whole number)"),
     ([HALF, {"data": "txt"}], "phases.1.data=txt is not one of"),
-    ([HALF, {"data": "text"}], "missing required value: phases.1.data.path | set phases.1.data.path=..."),
-    ([HALF, {"batch_tokens": 64}], "phases.1.batch_tokens=64 holds no sequence of phases.1.max_length=128"),
+    ([HALF, {"data": "text"}], "phases.1: missing required value: data.path | set data.path=..."),
+    ([HALF, {"batch_tokens": 64}], "phases.1: batch_tokens=64 holds no sequence of max_length=128"),
     ([1, HALF], "phases[0]: given 1 (whole number)"),
 ]
 

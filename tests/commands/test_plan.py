@@ -75,10 +75,10 @@ def test_plan_divides_step_among_devices(place: Path, capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         (["plan", "pretrain", "device=h1000"], "did you mean device=h100?"),
-        (["plan", "pretrain", "measure=perhaps"], "set measure=true"),
+        (["plan", "pretrain", "measure=perhaps"], "allowed: true or false"),
         (["plan", "pretrain", "device=h100", "measure=true"], "steps can be measured only on a device of this machine"),
         (["plan", "pretrain", "device=h100", "device=a100"], "device is set twice"),
-        (["pretrain", "device=h100"], "lmtool plan pretrain device=h100 plans for it"),
+        (["pretrain", "device=h100"], "`lmtool plan` takes types too"),
         (["predict", "checkpoint=none", "device=t4"], "device=t4 is a type of device, not a device of this machine"),
     ],
 )

@@ -146,8 +146,8 @@ def test_profile_counts_recomputed_layers(place: Path, capsys: pytest.CaptureFix
 
 INVALID = [
     ("pretrain model=bert_tiny devices=2", "lmtool profile measures a single process"),
-    ("pretrain steps=0", "steps=0: steps must be a whole number, at least 1"),
-    ("pretrain steps=some", "steps=some: steps must be a whole number, at least 1"),
+    ("pretrain steps=0", "steps: given 0 (whole number); allowed: a whole number, at least 1"),
+    ("pretrain steps=some", 'steps: given "some" (text); allowed: a whole number, at least 1'),
     ("pretrain steps=2 steps=3", "steps=3: steps is set twice"),
     ("-m pretrain seed=1,2", "-m: lmtool profile does not sweep"),
     ("pretrain seed=1,2", "seed"),

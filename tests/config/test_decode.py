@@ -83,12 +83,12 @@ def test_all_errors_are_reported_together() -> None:
 
 def test_boolean_labels_hint_suggests_quotes() -> None:
     problems = problems_of(drive(stops=[True, False]))
-    assert list(problems) == ["stops[0]"] and "quote your labels" in (problems["stops[0]"].hint or "")
+    assert list(problems) == ["stops[0]"] and "quote it" in (problems["stops[0]"].hint or "")
 
 
 def test_number_read_as_text_by_yaml_is_refused() -> None:
     problems = problems_of(drive(engine={"name": "steam", "oil": "1e-4"}))
-    assert problems["engine.oil"].hint == "YAML reads 1e-4 as text: write 0.0001"
+    assert problems["engine.oil"].hint == "write engine.oil=0.0001"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_number_read_as_text_by_yaml_is_refused() -> None:
         ("seed", -3.0, "Seed (`lmtool show seed`)"),
         ("minutes", "1.5", "write minutes=1.5"),
         ("minutes", "0", "Minutes (`lmtool show minutes`)"),
-        ("minutes", "1e-9", "YAML reads 1e-9 as text: write 1.0e-09"),
+        ("minutes", "1e-9", "write minutes=1.0e-09"),
     ],
 )
 def test_hinted_number_is_valid(key: str, value: Any, hint: str) -> None:
@@ -186,9 +186,9 @@ def test_auto_uses_checkpoint_values() -> None:
 
 def test_auto_without_checkpoint_section_is_refused() -> None:
     problems = problems_of(drive(engine={"name": "auto"}), checkpoint_config={"wheels": {"name": "round"}})
-    assert problems["engine"].message == "engine=auto: the checkpoint has no engine"
+    assert problems["engine"].message == "engine=auto: no engine is set by the checkpoint"
     assert problems_of(drive(engine={"name": "auto"}))["engine"].message.startswith(
-        "engine=auto: there is no checkpoint"
+        "engine=auto: no engine is set by the checkpoint"
     )
 
 

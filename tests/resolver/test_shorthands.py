@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.config.registry import imported
 from lmtool.errors import UserError
 from lmtool.resolver.shorthands import (
-    ARGUMENT_SHORTHANDS,
-    SECTION_SHORTHANDS,
     CommandLine,
     expand_arguments,
     expand_sections,
@@ -47,9 +44,7 @@ def test_task_file_expands_after_other_shorthands(tmp_path: Path, monkeypatch: p
     assert expand_arguments(CommandLine("predict", ("task=mine.csv",))).words == ("task=mine.csv",)
 
 
-def test_shorthands_name_existing_commands_and_functions() -> None:
-    for shorthand in (*ARGUMENT_SHORTHANDS, *SECTION_SHORTHANDS):
-        assert set(shorthand.verbs) <= COMMANDS.keys() and callable(imported(f"lmtool.resolver.{shorthand.expander}"))
+def test_each_command_has_its_class() -> None:
     assert all(verb.config is None or COMMANDS[name].__name__ for name, verb in VERBS.items())
 
 

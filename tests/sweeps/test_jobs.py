@@ -312,6 +312,7 @@ def test_unknown_launcher_creates_no_folder(run_calls: list[Any], capsys: pytest
         ("hydra: {sweeper: {params: {seed: '0,1'}, _target_: os.system}}", "hydra.sweeper._target_"),
         ("hydra: {callbacks: {mine: {_target_: pathlib.Path.touch}}}", "hydra.callbacks.mine._target_"),
         ("hydra: {job: {chdir: true}}", "hydra.job.chdir"),
+        ("mine: [{_target_: os.system}]", "mine._target_"),
         ("hydra: {launcher: {n_jobs: 2}}", "hydra.launcher.n_jobs"),
         ("hydra: true", "hydra"),
         ("defaults: [{override /hydra/launcher: joblib}]", "hydra/launcher"),

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.distillation.configs import TermConfig
 from lmtool.distillation.store.keys import TermBatch, group_by_example
 from lmtool.errors import NotFinite, UserError

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.nn.attention import only
 from lmtool.nn.context import AttentionKind, AttentionObserver
 from lmtool.nn.stack import Side, Tap, TapPoint

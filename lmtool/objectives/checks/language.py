@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.formats import FormatTemplate, ragged_ranges
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.learners.model import indices_of, labels_of

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.learners.model import indices_of
 from lmtool.objectives.checks.language import StreamInspector

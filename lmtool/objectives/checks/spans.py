@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.checks.masking import (

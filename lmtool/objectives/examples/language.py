@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Plan, SplitData, cached_plan
 from lmtool.data.formats import PackedArrays, ragged_ranges
 from lmtool.data.loader import segments

@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 import numpy as np
 import torch
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Plan, SplitData, cached_plan
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments

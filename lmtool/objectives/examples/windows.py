@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Plan
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.data.shared import UNSHARED, ArrayCache

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Plan, cached_plan
 from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmtool.config.base import Config
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import Config, JsonMapping
 from lmtool.errors import Problem
 
 

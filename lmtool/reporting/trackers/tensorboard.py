@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from lmtool.config.base import JsonMapping
 from lmtool.config.registry import component
-from lmtool.config.saved import JsonMapping
 from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig, numbers
 from lmtool.system.files import user_path
 

@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import TextIO
 
 from lmtool.config import registry
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import build, lookup
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig
 from lmtool.runs.files import to_json
 from lmtool.system.environment import SAFE_PATH

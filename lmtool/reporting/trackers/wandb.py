@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from lmtool.config.base import JsonMapping
 from lmtool.config.registry import component
-from lmtool.config.saved import JsonMapping
 from lmtool.errors import Problem
 from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig, numbers
 from lmtool.system.files import draft_path, real_folder, user_path

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonMapping, JsonObject
 from lmtool.config.registry import build, component, lookup
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.compressed import stem_of
 from lmtool.data.configs import contains
 from lmtool.errors import Problem, nearest

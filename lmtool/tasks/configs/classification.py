@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from lmtool.config.base import JsonMapping
 from lmtool.config.registry import component
-from lmtool.config.saved import JsonMapping
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, describe_architectures
 from lmtool.tasks.configs.base import (

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from lmtool.config.base import JsonObject
 from lmtool.config.decode import title_of, with_member_values
 from lmtool.config.registry import Choice, component, lookup, names
-from lmtool.config.saved import JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig, member_problem, mixture_conflicts_with_fsdp

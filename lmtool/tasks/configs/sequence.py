@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonMapping
 from lmtool.config.registry import Choice, component
-from lmtool.config.saved import JsonMapping
 from lmtool.data.configs import Truncation
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, SequenceForm, describe_architectures

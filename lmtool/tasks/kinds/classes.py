@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.formats import assemble, ragged_ranges

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import NotFinite

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantRates, Predictor

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Plan, Rows, SplitData
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantValue

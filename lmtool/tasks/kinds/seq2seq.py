@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import Answers, Inference

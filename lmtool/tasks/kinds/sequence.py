@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool import random_streams
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonObject
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Examples, Plan, Rows, SplitData, unlabeled_name
 from lmtool.learners.baseline import Predictor

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.configs import Truncation
 from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_texts

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.data.tables import LINES

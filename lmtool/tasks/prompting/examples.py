@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.errors import UserError

@@ -8,9 +8,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.registry import Choice, component
-from lmtool.config.saved import JsonObject
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import LearnedConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.config.base import Component, Config
+from lmtool.config.base import Component, Config, JsonObject
 from lmtool.config.registry import Choice, component
-from lmtool.config.saved import JsonObject
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig, needs_whole_weights
 from lmtool.models import recipes

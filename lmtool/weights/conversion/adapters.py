@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import Choice, builder_module, entry_of
-from lmtool.config.saved import JsonObject
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.models.published import HFConfig, default_label

@@ -15,8 +15,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import build, lookup, names
-from lmtool.config.saved import JsonObject
 from lmtool.errors import CheckFailed, UserError, nearest
 from lmtool.models.base import OneStack
 from lmtool.models.configs import ModelConfig, TransformerConfig

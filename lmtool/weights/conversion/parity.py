@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config.base import JsonMapping
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Examples, Rows
 from lmtool.data.formats import FormatTemplate, text_format

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import builder_module, command_line, entry_of
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from lmtool.config import saved as saved_configs
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import build
-from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import CheckFailed, UserError
 from lmtool.learners.configs import missing_token
 from lmtool.learners.held_out import EVALUATION_TOKENS, HeldOutSplits

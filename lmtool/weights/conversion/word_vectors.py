@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import Choice, build, chosen_class, lookup
-from lmtool.config.saved import JsonObject
 from lmtool.data.compressed import Broken, compressed_suffixes, open_bytes
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig

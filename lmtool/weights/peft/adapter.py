@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.runs.checkpoints import save_tensors

@@ -16,7 +16,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.tuning.configs.methods import Projection
