@@ -134,7 +134,8 @@ class Codistillation(Distilled):
 
     def begin(self, student: StudentData) -> JsonObject:
         for peer in self.peers.values():
-            peer.begin(student.loader.steps_in_epoch)
+            for scheme in peer.schemes:
+                scheme.set_steps_in_epoch(student.loader.steps_in_epoch)
         return {}
 
     def extra_models(self) -> Mapping[str, BaseLearner]:

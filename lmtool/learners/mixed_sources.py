@@ -113,7 +113,7 @@ def examples_of(learner: BaseLearner, data: SplitData, max_length: int) -> Examp
         data: The data of the split: one text, several texts, or rows.
         max_length: Maximum tokens of an example.
     """
-    if not data.members or not learner.reads_text:
+    if not data.members or not learner.config.reads_text:
         return learner.examples(data, max_length)
     members = {title: learner.examples(member, max_length) for title, member in data.members.items()}
     return MixedSources(members, data.fractions, learner.seed, data.split != "train")

@@ -98,7 +98,7 @@ class TuningScheme(Protocol):
 
     def attach(self, learner: object, new: Collection[str] | None) -> None: ...
 
-    def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
+    def set_steps_in_epoch(self, steps_in_epoch: Callable[[int], int]) -> None:
         """Called before training. steps_in_epoch: the number of steps of an epoch."""
 
     def first_step(self, name: str, steps: int) -> int | None:

@@ -7,7 +7,7 @@ Shape letters: T tokens, M predicting positions, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
-from lmtool.learners.base import BaseLearner, Inference
+from lmtool.learners.base import Answers, BaseLearner, Inference, Responder
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.model import indices_of, labels_of
@@ -73,11 +73,21 @@ class LanguageModelLearner(BaseLearner):
 class TextObjective(LanguageModelLearner):
     """The base class of language models that respond to a text by generating text."""
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
-        """Yields for each row the `text` and its `continuation`, which has at most 80 tokens. The continuation ends
+    def responder(self) -> TextResponder:
+        return TextResponder(self)
+
+
+class TextResponder(Responder):
+    """Continues texts."""
+
+    learner: TextObjective
+
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
+        """Returns for each row the `text` and its `continuation`, which has at most 80 tokens. The continuation ends
         earlier at an end-of-text token, if the vocabulary has one (that of the GPT of 2018 has none)."""
-        yield from generate_continuations(
-            self.writer(), rows, SAMPLING, self.seed, inference.batch_tokens, inference.precision
+        writer, seed = self.learner.writer(), self.learner.seed
+        return Answers(
+            generate_continuations(writer, rows, SAMPLING, seed, inference.batch_tokens, inference.precision)
         )
 
     def line(self, record: JsonObject) -> str:
@@ -90,7 +100,6 @@ class CausalLanguageModel(TextObjective):
 
     backbone: Decoder
     term = "clm"
-    supports_stride = True
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)

@@ -289,6 +289,7 @@ class ClmConfig(NextTokenConfig):
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
     reads_lanes: ClassVar[bool] = True
+    supports_stride: ClassVar[bool] = True
 
     name: Literal["clm"] = Field("clm", description="Causal language modeling.")
 

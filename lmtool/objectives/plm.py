@@ -39,7 +39,6 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
     config: PlmConfig
     term = "plm"
     masks = Permutations
-    query_stream = True
 
     def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)

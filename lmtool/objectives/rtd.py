@@ -332,7 +332,6 @@ class GeneratedTextLearner(MaskFiller):
     model. term: the name of the model's term, which subclasses define. objective: the modules of the generator, see
     `build_generator`."""
 
-    makes_inputs = True  # the generator makes the model's inputs in each step
     objective: nn.ModuleDict
     term: ClassVar[str]
 

@@ -121,7 +121,6 @@ class PrefixDecoder(CausalLanguageModel):
     """Prefix language modeling with a decoder; the single term is `prefix_lm`."""
 
     term = "prefix_lm"
-    supports_stride = False
 
     def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
         return MaskedPrefixes(self.tokenizer, data, max_length, self.seed)

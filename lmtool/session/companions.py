@@ -34,6 +34,7 @@ from lmtool.session.provenance import (
 from lmtool.session.session import Session, phase_rows
 from lmtool.system.files import write_bytes
 from lmtool.system.secrets import masked
+from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.base import BASE, Base
 
@@ -166,7 +167,7 @@ class PredictionsFile(Companion):
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         run, learner, held_out = session.run, session.learner, session.held_out
-        if not learner.predicts_rows:
+        if not learner.config.reads_labeled_rows:
             learner.eval()
             batch = next(iter(held_out.first.loader.epoch_batches())).to(run.precision.device)
             with torch.no_grad():
@@ -179,7 +180,8 @@ class PredictionsFile(Companion):
         classes = final.first.details.get("classes")
         rows: JsonObject = {"validation_examples": sum(map(len, held_out.first.data.rows.values()))}
         rows |= {SCORED_ROWS: final.first.rows_digest, "warnings": final.warnings}
-        if learner.scores_sample:
+        tasks = learner.config.member_configs()
+        if any(isinstance(task, Seq2SeqConfig) and task.generate_examples is not None for task in tasks):
             # Evaluations during training scored only a sample of the rows; these metrics replace theirs.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
         return rows if classes is None else {**rows, "classes": classes}

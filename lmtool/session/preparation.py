@@ -14,7 +14,7 @@ from lmtool.data.configs import DataConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Responder
 from lmtool.reporting.text import plain
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.session.forgetting import require_measurable
@@ -24,8 +24,9 @@ from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import PhaseData, Session, build_phases, tokenized_metadata, tokenized_split
 from lmtool.session.teacher_texts import with_teacher_texts
 from lmtool.session.teachers import build_distilled
+from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData
-from lmtool.tasks.mixture import read_tasks, rows_of
+from lmtool.tasks.mixture import TaskMixture, read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import LoadReport, assemble
@@ -135,10 +136,11 @@ def _commands_after_pretraining(
 ) -> list[str]:
     """Returns commands that the last screen suggests to the user."""
     finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
-    if type(learner).respond is BaseLearner.respond:  # the learner cannot answer a text
+    responder = learner.responder()
+    if type(responder) is Responder:  # the learner has no predictions for texts
         return [finetune]
-    # For a learner that fills masks, the prompt ends with a mask.
-    mask = tokenizer.roles.get("mask") if learner.fills_masks else None
+    # For a responder that fills masks, the prompt ends with a mask.
+    mask = tokenizer.roles.get("mask") if responder.fills_masks else None
     prompt = _prompt(held_out, tokenizer)
     prompt = prompt if mask is None else f"{prompt} {tokenizer.pieces([mask])[0]}"
     return [finetune, command_line("predict", f"checkpoint={folder}", f"text={prompt}")]
@@ -242,7 +244,10 @@ def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> 
             f"checkpoint=none: {frozen_count:,} parameters of the backbone are random and frozen; set checkpoint= to a "
             "pretrained model, or tuning=full"
         )
-    for name in learner.pretrained_heads:
+    tasks = [task for _, task in learner.tasks] if isinstance(learner, TaskMixture) else [learner]
+    for name in dict.fromkeys(
+        name for task in tasks if isinstance(task, TaskLearner) for name in task.pretrained_heads
+    ):
         if loaded is None or f"heads.{name}" in loaded.new:
             yield (
                 f"heads.{name} is new and predicts random words; set checkpoint= to a checkpoint with a language "

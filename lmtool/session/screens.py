@@ -32,6 +32,7 @@ from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.optimizers import levels, training_groups
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
+from lmtool.tuning.schemes import first_step
 from lmtool.weights.assemble import LoadReport
 
 
@@ -81,7 +82,7 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
         for scale in dict.fromkeys(parameter_settings[name].scale for name in trained):
             names = [name for name in trained if parameter_settings[name].scale == scale]
             settings = [parameter_settings[name] for name in names]
-            first_steps = [learner.first_step(name, steps) for name in names]
+            first_steps = [first_step(learner, name, steps) for name in names]
             first_step = None if None in first_steps else max(step for step in first_steps if step is not None)
             shared = _GroupSettings(optimizer.lr * scale, max(setting.decay for setting in settings), first_step)
             size = sum(setting.size for setting in settings)

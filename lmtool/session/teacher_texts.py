@@ -21,12 +21,14 @@ from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import Teacher
 from lmtool.distillation.store.folder import open_or_make
+from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.held_out import evaluation_tokens
 from lmtool.resolver.commands import FinetuneConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import Contents
 from lmtool.session.teachers import describe_tokenizers, outputs_depend_on, store_location
+from lmtool.tasks.kinds.text_learner import TextLearner
 
 _FILE = "texts.jsonl"
 
@@ -53,7 +55,12 @@ def with_teacher_texts(
         return splits, {}
     assert isinstance(config, FinetuneConfig)
     (teacher,) = distilled.teachers
-    generation, rows = student.generation_settings(), splits["train"].rows[config.task.name]
+    if not isinstance(student, TextLearner):
+        raise UserError(
+            f"a model trained on {student.config.name} cannot generate a text per row",
+            "set task.head=text_to_text, or use a task with task.kind=seq2seq",
+        )
+    generation, rows = student.seq2seq_config.generation, splits["train"].rows[config.task.name]
     identity = {
         **outputs_depend_on(config, teacher, contents),
         "longest": teacher.longest,
@@ -74,7 +81,7 @@ def with_teacher_texts(
     return {**splits, "train": train}, {"teacher_texts": {**store.screen_metadata(), **metadata, **tokenizers}}
 
 
-def replace_targets(student: BaseLearner, rows: Rows, texts: Sequence[str], keep_gold: bool) -> tuple[Rows, JsonObject]:
+def replace_targets(student: TextLearner, rows: Rows, texts: Sequence[str], keep_gold: bool) -> tuple[Rows, JsonObject]:
     """Makes a teacher's texts the targets of training rows.
 
     A row keeps its target if the teacher's text is empty or, for a task with labels, not a label.
@@ -122,7 +129,7 @@ def _write_texts(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneCon
         run.output.stage("the teacher generates texts", done, total)
 
     inference = Inference(max_length, evaluation_tokens(config), teacher.precision, progress=progress)
-    records = teacher.learner.answers(replace(rows, labels=None), inference).records
+    records = teacher.learner.responder().answers(replace(rows, labels=None), inference).records
     texts = [str(record.get("written", record["prediction"])) for record in records]
     if len(texts) != len(rows):
         raise RuntimeError(f"the teacher generated {len(texts)} texts for {len(rows)} rows")

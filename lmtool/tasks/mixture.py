@@ -19,7 +19,7 @@ from lmtool.learners.configs import ObjectiveConfig
 from lmtool.learners.evaluation import Evaluation
 from lmtool.learners.metrics import Metric
 from lmtool.learners.mixed_examples import MixedBatch
-from lmtool.learners.mixture import MixedScorer, Mixture
+from lmtool.learners.mixture import MixedScorer, Mixture, has_data
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import GlueConfig, MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
@@ -131,7 +131,6 @@ class MixedTasks:
 class TaskMixture(Mixture):
     """Learns several tasks and predicts the rows of each. The main metric is the mean of the members' metrics."""
 
-    predicts_rows = True
     metric = AVERAGE
 
     @property
@@ -142,11 +141,6 @@ class TaskMixture(Mixture):
     def tasks(self) -> Iterator[tuple[str, TaskLearner]]:
         """The members by their names."""
         yield from ((name, cast(TaskLearner, member)) for name, member in self.named_members())
-
-    @property
-    def scores_sample(self) -> bool:  # type: ignore[override]
-        """Whether a member scores a sample of its rows in training."""
-        return any(member.scores_sample for _, member in self.named_members())
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
@@ -159,7 +153,7 @@ class TaskMixture(Mixture):
         members = {
             name: member.baseline(train, held_out, parts[name], predictors)
             for name, member in self.tasks
-            if member.has_data_in(held_out)
+            if has_data(member, held_out)
         }
         values = {name: {entry["metric"]: entry["value"]} for name, entry in members.items()}
         return {

@@ -161,8 +161,8 @@ def test_neighbours_of_a_word(words):
         table = learner.backbone.embed.token.weight.normal_()
         cat, dogs = int(words.encode("cat")[0]), int(words.encode("dogs")[0])
         table[dogs] = 2 * table[cat]
-    (record,) = learner.respond(Rows.of_texts(text=["Cat"]), None)
+    (record,) = learner.responder().answers(Rows.of_texts(text=["Cat"]), None).records
     assert record["neighbours"][0][0] == "dogs" and record["neighbours"][0][1] == pytest.approx(1)
     assert "cat" not in [word for word, _ in record["neighbours"]]
     with pytest.raises(UserError, match="no word of the vocabulary"):
-        list(learner.respond(Rows.of_texts(text=["zzz"]), None))
+        list(learner.responder().answers(Rows.of_texts(text=["zzz"]), None).records)

@@ -70,6 +70,7 @@ class TaskConfig(LearnedConfig):
 
     group: ClassVar[str] = "task"
     reads_labeled_rows: ClassVar[bool] = True
+    reads_text: ClassVar[bool] = False
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
     """Supported file layouts (`lmtool.tasks.files`). The first layout that matches a file reads it."""

@@ -30,7 +30,7 @@ from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.kinds.base import TextKind
 from lmtool.tasks.kinds.labels import Columns, Origin, location, text_of
-from lmtool.tasks.kinds.learner import TaskEvaluation
+from lmtool.tasks.kinds.learner import TaskEvaluation, TaskResponder
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
 from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -149,10 +149,6 @@ class Seq2SeqLearner(TextLearner):
 
     config: Seq2SeqConfig
 
-    def __init__(self, kind: Seq2Seq, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        super().__init__(kind, backbone, tokenizer, seed)
-        self.scores_sample = kind.config.generate_examples is not None
-
     @property
     def seq2seq_config(self) -> Seq2SeqConfig:
         return self.config
@@ -184,10 +180,17 @@ class Seq2SeqLearner(TextLearner):
             "all": scores,
         }
 
+    def responder(self) -> SourceResponder:
+        return SourceResponder(self)
+
+
+class SourceResponder(TaskResponder):
+    """Writes a text for each source."""
+
     def answers(self, rows: Rows, inference: Inference) -> Answers:
         """Returns one record for each row. Rows with the same source share one generated text."""
         answers = super().answers(rows, inference)
-        name = self.config.text[0]
+        name = self.learner.config.text[0]
         texts = {record[name]: record for record in answers.records}
         records = ({**texts[source], "id": rows.ids[row]} for row, source in enumerate(rows.columns[name]))
         return replace(answers, records=records)

@@ -22,7 +22,6 @@ from lmtool.data.examples import Rows, SplitData
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import ContinuationDecoding, Decoding, EncoderDecoderDecoding
 from lmtool.learners.inspection import Inspector, RunningStatistics
 from lmtool.learners.model import indices_of
@@ -349,9 +348,6 @@ class TextLearner(TaskLearner):
         for token in np.concatenate(pieces) if examples.is_encoder_decoder else pieces[-1]:
             counts[token] += len(examples.rows)
         return {self.term: ConstantPredictor.of_counts("unigram", counts)}
-
-    def generation_settings(self) -> GenerationConfig:
-        return self.seq2seq_config.generation
 
     def label_of(self, text: str) -> object:
         """Makes a generated text the only target of its row; None if it is empty."""
