@@ -55,7 +55,6 @@ from lmtool.reporting.text import size
 from lmtool.resolver.commands import PretrainConfig, RunConfig, words_of_phase
 from lmtool.resolver.rules import violations
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.training.budgets import MOST_STEPS, retained_checkpoints, rows_an_interval
 from lmtool.training.configs import AdafactorConfig
 from lmtool.training.precision import Precision
@@ -567,8 +566,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
         ]
         read_fraction = min(1.0, max(head_fractions, default=1.0))
     else:
-        reads_all = not isinstance(learner, TaskLearner) or learner.scores_tokens
-        read_fraction, memory = 1.0 if reads_all else 1 / length, 0
+        read_fraction, memory = 1.0 if config.task.scores_tokens else 1 / length, 0
     activations = saved_activations(learner, formats, length, predicted or 0.5, read_fraction, memory)
     return Forward(tokens, activations, head_bytes(learner, formats, predicted * tokens), device.cuda)
 

@@ -18,6 +18,7 @@ from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, headline_terms, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
+from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.inspection import Inspector
 from lmtool.learners.metrics import LOSS, Metric
 from lmtool.learners.model import ModelWithHeads
@@ -92,10 +93,12 @@ class Responder:
     Attributes:
         columns: The names of the columns that it reads.
         fills_masks: Whether it fills the masks of a text.
+        generation: The settings for generating a text per row; None if it does not.
     """
 
     columns: tuple[str, ...] = ("text",)
     fills_masks: bool = False
+    generation: GenerationConfig | None = None
 
     def __init__(self, learner: BaseLearner):
         self.learner: Any = learner
@@ -119,6 +122,10 @@ class Responder:
             "finetune the checkpoint on a task, and predict with the result",
         )
 
+    def label_of(self, text: str) -> object:
+        """Returns the label that a generated text represents; None if it represents no label."""
+        return None
+
     def line(self, record: dict[str, Any]) -> str:
         """Returns a record of `answers` as a line of output."""
         return str(record)
@@ -141,14 +148,13 @@ class BaseLearner(ModelWithHeads, ABC):
         seed: The seed of the run, which initializes new heads and determines dropout.
         loss_weights: The weight of each term of the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
         metric: The metric that selects the best checkpoint. Objectives use `loss`, or the loss of one term, TERM_loss.
-        extra_training_targets: A description of the targets that count in training but not in evaluation; "" if there
-            are none.
+        inspector_class: The class of the inspector of examples.
         objective: Additional trainable networks.
     """
 
     loss_weights: dict[str, float]
     metric: Metric = LOSS
-    extra_training_targets: str = ""
+    inspector_class: type[Inspector] = Inspector
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__(backbone, seed)
@@ -217,7 +223,7 @@ class BaseLearner(ModelWithHeads, ABC):
     def inspector(self, examples: Any, max_length: int) -> Inspector:
         """Returns the inspector of examples, which `lmtool inspect` uses. examples: the examples, as the method
         `examples` returned them. max_length: maximum tokens of an example."""
-        return Inspector(self, examples, max_length)
+        return self.inspector_class(self, examples, max_length)
 
     # Distillation.
 

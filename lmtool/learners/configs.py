@@ -122,6 +122,10 @@ class LearnedConfig(Component):
         """Whether the targets are texts."""
         return self.writes_text
 
+    def extra_training_targets(self, model: ModelConfig) -> str:
+        """Returns a description of the targets that count in training but not in evaluation; "" if there are none."""
+        return ""
+
     @property
     def domain_adaptation(self) -> str | None:
         """The name of the auxiliary loss for domain adaptation, or None."""

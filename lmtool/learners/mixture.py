@@ -81,9 +81,7 @@ class Mixture(BaseLearner):
         self.register_load_state_dict_pre_hook(_add_member_tensors)
 
     def _share_heads(self, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
-        """Adds the heads of a member to the mixture. If there already is a head of the same name, the member uses this
-        head instead of its own. member: the learner of the member. learners: the learners of all members, by name.
-        Raises UserError if a task has the name of another member's head."""
+        """If the mixture already has a head of the same name, the member uses this head instead of its own."""
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
@@ -258,7 +256,7 @@ def _remove_member_tensors(module: nn.Module, state: dict[str, object], prefix: 
 
 
 def _add_member_tensors(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
-    """Adds the members' tensors to a state dict, from their names in the checkpoint; a hook of `load_state_dict`."""
+    """A hook of `load_state_dict`, which adds the members' tensors under their names in the module."""
     for name, member in cast(Mixture, module).members.items():
         for member_name in member.state_dict():
             if prefix + member_name in state:

@@ -1,6 +1,7 @@
 """A backbone with heads, edited by an optional tuning method: the part of a learner that a checkpoint contains.
 
-Shape letters: T tokens, M selected tokens, H hidden width, F width of the states that heads read.
+Shape letters: T tokens, M selected tokens, H hidden width, F width of the states that heads read, V vocabulary, W
+width of the token table.
 """
 
 from __future__ import annotations
@@ -130,6 +131,11 @@ class ModelWithHeads(nn.Module):
     def device(self) -> torch.device:
         """The device of the parameters."""
         return next(self.backbone.parameters()).device
+
+    @property
+    def table_VW(self) -> Tensor:
+        """The token table."""
+        return self.backbone.embed.token.weight
 
     @property
     def head_side(self) -> Side:

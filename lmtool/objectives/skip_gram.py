@@ -27,8 +27,8 @@ from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sampled import WordPairsHead
 from lmtool.objectives.checks.language import WordPairsInspector
+from lmtool.objectives.configs import SkipGramConfig
 from lmtool.objectives.examples.words import WordCounts, WordPairs
-from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
@@ -44,6 +44,7 @@ class SkipGram(BaseLearner):
     """
 
     config: SkipGramConfig
+    inspector_class = WordPairsInspector
 
     def __init__(self, config: SkipGramConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -74,9 +75,6 @@ class SkipGram(BaseLearner):
                 saved_counts[:size].cpu().numpy() if has_saved_counts else token_counts(data.text.tokens, size)
             )
         return WordPairs(self.config, data.text, max_length, data.split, self.seed, word_counts)
-
-    def inspector(self, examples: WordPairs, max_length: int) -> WordPairsInspector:
-        return WordPairsInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: WordPairs) -> dict[str, ConstantPredictor]:
         """Returns the predictor that gives each word a constant score: the log of its frequency among context words

@@ -34,7 +34,6 @@ from lmtool.session.provenance import (
 from lmtool.session.session import Session, phase_rows
 from lmtool.system.files import write_bytes
 from lmtool.system.secrets import masked
-from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.base import BASE, Base
 
@@ -180,8 +179,7 @@ class PredictionsFile(Companion):
         classes = final.first.details.get("classes")
         rows: JsonObject = {"validation_examples": sum(map(len, held_out.first.data.rows.values()))}
         rows |= {SCORED_ROWS: final.first.rows_digest, "warnings": final.warnings}
-        tasks = learner.config.member_configs()
-        if any(isinstance(task, Seq2SeqConfig) and task.generate_examples is not None for task in tasks):
+        if any(task.scores_sample for task in learner.config.member_configs()):
             # Evaluations during training scored only a sample of the rows; these metrics replace theirs.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
         return rows if classes is None else {**rows, "classes": classes}
@@ -232,7 +230,7 @@ class Distillation(Companion):
 
     def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         require_same_teachers(session.run, self.digests)
-        summary = self.distilled.begin(session.student_data)
+        summary = self.distilled.prepare(session.student_data)
         return {"data": {"distillation": {**self.distilled.metadata(), **summary}}}
 
     def write(self, folder: Path) -> None:

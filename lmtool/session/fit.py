@@ -210,7 +210,7 @@ def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any
     for scheme in session.learner.schemes:
         scheme.set_steps_in_epoch(session.loader.steps_in_epoch)
     if session.distilled is not None:
-        session.distilled.begin(session.student_data)
+        session.distilled.prepare(session.student_data)
     settings = replace(
         session.settings(), max_steps=max(session.plan.steps, steps + 1), max_epochs=None, max_tokens=None,
         max_minutes=None, max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None, **changes,

@@ -28,7 +28,6 @@ from lmtool.resolver.commands import FinetuneConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import Contents
 from lmtool.session.teachers import describe_tokenizers, outputs_depend_on, store_location
-from lmtool.tasks.kinds.text_learner import TextLearner
 
 _FILE = "texts.jsonl"
 
@@ -55,12 +54,12 @@ def with_teacher_texts(
         return splits, {}
     assert isinstance(config, FinetuneConfig)
     (teacher,) = distilled.teachers
-    if not isinstance(student, TextLearner):
+    generation, rows = student.responder().generation, splits["train"].rows[config.task.name]
+    if generation is None:
         raise UserError(
             f"a model trained on {student.config.name} cannot generate a text per row",
             "set task.head=text_to_text, or use a task with task.kind=seq2seq",
         )
-    generation, rows = student.seq2seq_config.generation, splits["train"].rows[config.task.name]
     identity = {
         **outputs_depend_on(config, teacher, contents),
         "longest": teacher.longest,
@@ -81,7 +80,7 @@ def with_teacher_texts(
     return {**splits, "train": train}, {"teacher_texts": {**store.screen_metadata(), **metadata, **tokenizers}}
 
 
-def replace_targets(student: TextLearner, rows: Rows, texts: Sequence[str], keep_gold: bool) -> tuple[Rows, JsonObject]:
+def replace_targets(student: BaseLearner, rows: Rows, texts: Sequence[str], keep_gold: bool) -> tuple[Rows, JsonObject]:
     """Makes a teacher's texts the targets of training rows.
 
     A row keeps its target if the teacher's text is empty or, for a task with labels, not a label.
@@ -97,7 +96,7 @@ def replace_targets(student: TextLearner, rows: Rows, texts: Sequence[str], keep
         The rows, and metadata for the first screen.
     """
     assert rows.labels is not None
-    labels = [student.label_of(text) for text in texts]
+    labels = [student.responder().label_of(text) for text in texts]
     usable = np.array([label is not None for label in labels], dtype=bool)
     # For a row with several reference texts, the label is a tuple, whose first text is compared.
     pairs = zip(labels, rows.labels, strict=True)

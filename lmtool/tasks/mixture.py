@@ -227,16 +227,29 @@ NOT_AVERAGED = "wnli"
 """Excluded from the average: its development set contradicts its training set (gluebenchmark.com, question 12)."""
 # Metrics that the leaderboard averages; two metrics count as their mean.
 _AVERAGED_METRICS: dict[str, tuple[str, ...]] = {
-    "cola": ("matthews",), "sst2": ("accuracy",), "mrpc": ("f1", "accuracy"), "stsb": ("pearson", "spearman"),
-    "qqp": ("f1", "accuracy"), "mnli": ("dev_matched_accuracy", "dev_mismatched_accuracy"), "qnli": ("accuracy",),
-    "rte": ("accuracy",), "wnli": ("accuracy",),
-}  # fmt: skip
+    "cola": ("matthews",),
+    "sst2": ("accuracy",),
+    "mrpc": ("f1", "accuracy"),
+    "stsb": ("pearson", "spearman"),
+    "qqp": ("f1", "accuracy"),
+    "mnli": ("dev_matched_accuracy", "dev_mismatched_accuracy"),
+    "qnli": ("accuracy",),
+    "rte": ("accuracy",),
+    "wnli": ("accuracy",),
+}
 FILES: dict[tuple[str, str], str] = {
-    ("cola", "test"): "CoLA.tsv", ("sst2", "test"): "SST-2.tsv", ("mrpc", "test"): "MRPC.tsv",
-    ("stsb", "test"): "STS-B.tsv", ("qqp", "test"): "QQP.tsv", ("mnli", "test_matched"): "MNLI-m.tsv",
-    ("mnli", "test_mismatched"): "MNLI-mm.tsv", ("qnli", "test"): "QNLI.tsv", ("rte", "test"): "RTE.tsv",
-    ("wnli", "test"): "WNLI.tsv", (DIAGNOSTIC, "test"): "AX.tsv",
-}  # fmt: skip
+    ("cola", "test"): "CoLA.tsv",
+    ("sst2", "test"): "SST-2.tsv",
+    ("mrpc", "test"): "MRPC.tsv",
+    ("stsb", "test"): "STS-B.tsv",
+    ("qqp", "test"): "QQP.tsv",
+    ("mnli", "test_matched"): "MNLI-m.tsv",
+    ("mnli", "test_mismatched"): "MNLI-mm.tsv",
+    ("qnli", "test"): "QNLI.tsv",
+    ("rte", "test"): "RTE.tsv",
+    ("wnli", "test"): "WNLI.tsv",
+    (DIAGNOSTIC, "test"): "AX.tsv",
+}
 """The leaderboard's file for a task's test split."""
 # Tasks submitted with class names; the others with numbers.
 _SUBMITTED_BY_NAME = ("mnli", "qnli", "rte", DIAGNOSTIC)

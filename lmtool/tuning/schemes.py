@@ -238,7 +238,7 @@ class GradualUnfreezing(Scheme):
                 parameter.requires_grad_(unfrozen)
 
     def _start(self, number: int) -> int:
-        """Returns the first step that trains a level. Levels count from 0, the head."""
+        """Levels count from 0, the head."""
         if self.config.every_steps is not None:
             return 1 + number * self.config.every_steps
         while len(self._starts) <= number:

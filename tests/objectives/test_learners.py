@@ -20,12 +20,12 @@ from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
     MlmConfig,
+    PlmConfig,
     PrefixLmConfig,
     RtdConfig,
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence
 from lmtool.training.precision import FP32_CPU
 

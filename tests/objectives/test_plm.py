@@ -13,7 +13,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
 from lmtool.nn.cache import carried_tensors, load_carried
-from lmtool.objectives.permutation_configs import PlmConfig
+from lmtool.objectives.configs import PlmConfig
 from lmtool.training.precision import FP32_CPU
 
 WORDS = tokenizer()

@@ -13,7 +13,7 @@ from lmtool.data.examples import Rows
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.pretransformer_configs import WordVectorsConfig
-from lmtool.objectives.permutation_configs import SkipGramConfig
+from lmtool.objectives.configs import SkipGramConfig
 from lmtool.objectives.skip_gram import SkipGram
 from lmtool.random_streams import uniform
 from lmtool.tokenizers.configs import WordConfig

@@ -21,6 +21,8 @@ from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.models.heads.sequence import pooler
 from lmtool.nn.dropout import DropoutRng
 from lmtool.tasks.kinds.base import TaskKind
@@ -189,13 +191,9 @@ def _all_same(values: Sequence[Label] | np.ndarray) -> bool:
 class TaskLearner(BaseLearner):
     """Base of the learners of all task kinds. The single loss term and the head have the task's name.
 
-    scores_tokens: whether there is an output per token, rather than per text. pretrained_heads: the names of heads that
-    are useless unless a checkpoint provides their weights. scorer_class: the class of the scorer. inspector_class: the
-    class of the inspector.
+    scorer_class: the class of the scorer. inspector_class: the class of the inspector.
     """
 
-    scores_tokens: bool = False
-    pretrained_heads: tuple[str, ...] = ()
     scorer_class: Callable[..., TaskScorer] = TaskScorer
     inspector_class: type[TaskInspector] = TaskInspector
 
@@ -262,6 +260,15 @@ class TaskLearner(BaseLearner):
     def parts(self, outputs: Tensor, batch: Batch) -> list[Label]:
         """Returns the output of each document, on the host, in the form that the kind's `join` expects."""
 
+    def predicted(self, outputs: Tensor, batch: Batch) -> Predicted:
+        """Returns the head's outputs as predictions of its targets, from which another model can learn."""
+        return Classes(outputs)
+
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        if head == self.term and isinstance(logits, Tensor):
+            return self.term, self.predicted(logits, batch)
+        return super().interpret_logits(head, logits, batch)
+
     def labels(self, batch: Batch) -> Tensor:
         """Returns the labels of a labeled batch."""
         labels = batch.targets[self.term].labels
@@ -310,9 +317,6 @@ class TaskLearner(BaseLearner):
         """Returns (N,): the number of parts of each row, counted in the plan of the examples."""
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
-    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
-        return self.inspector_class(self, examples, max_length)
-
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
         rows = self.rows(data)
         return self.scorer_class(self, rows, data.split, self.part_counts(rows, examples), predictors.get(self.term))
@@ -355,7 +359,7 @@ class TaskLearner(BaseLearner):
 
     def takes_texts(self, count: int) -> bool:
         """Whether the task can score `count` texts that the user types (1, or 2 for a pair) in place of its columns."""
-        return not self.scores_tokens or count == len(self.config.reads)
+        return not self.config.scores_tokens or count == len(self.config.reads)
 
     def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> Examples:
         """Returns the examples of texts that the user types. Each tuple has a number of texts that `takes_texts`

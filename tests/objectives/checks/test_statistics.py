@@ -12,12 +12,12 @@ from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
     MlmConfig,
+    PlmConfig,
     PrefixLmConfig,
     RtdConfig,
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.permutation_configs import PlmConfig
 from tests.objectives.objective_fixtures import backbone, split, store, tokenizer
 
 CASES = {
