@@ -63,6 +63,11 @@ def test_every_objective_is_as_defined(case, documents):
     )
 
 
+def test_permuted_pairs_have_a_main_finding():
+    inspector = inspector_of("xlnet", "wordpiece", PlmConfig(pairs="unscored"))
+    assert "of the pairs is a random one" in inspector.main_finding(inspector.measure(500))
+
+
 def test_permutations_are_drawn_and_lanes_measured():
     inspector = inspector_of("xlnet", "wordpiece", PlmConfig(reuse=13), memory_length=20)
     (entry,) = inspector.describe(1)
