@@ -364,7 +364,8 @@ def train(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, Spl
     """Trains the learner for STEPS steps and describes each check that fails."""
     loader = PackedLoader(learner.examples(splits["train"], config.max_length), 0, config.batch_examples)
     learner.train()
-    learner.begin(loader.steps_in_epoch)
+    for scheme in learner.schemes:
+        scheme.set_steps_in_epoch(loader.steps_in_epoch)
     groups = learner.parameter_groups()
     named, optimizer = named_parameters(groups), build(config.optimizer, groups)
     set_learning_rate(optimizer, max(config.optimizer.lr, 1e-3))

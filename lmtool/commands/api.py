@@ -109,17 +109,17 @@ class Loaded(LoadedCheckpoint):
             UserError: the checkpoint cannot predict, or reads other inputs.
         """
         paired = pairs is not None or (isinstance(texts, Mapping) and PAIR in texts)
-        learner = self._predicting_learner(paired, task)
+        responder = self._predicting_learner(paired, task).responder()
         if isinstance(texts, Mapping):
             columns: dict[str, list[Any]] = {name: list(values) for name, values in texts.items()}
         else:
-            columns = {**columns_of(learner, _as_list(texts), None if pairs is None else _as_list(pairs))}
+            columns = {**columns_of(responder, _as_list(texts), None if pairs is None else _as_list(pairs))}
         count = len(next(iter(columns.values()), []))
         if not count:
             return []
-        rows = learner.read_rows(columns, [("texts", number) for number in range(count)])
+        rows = responder.read_rows(columns, [("texts", number) for number in range(count)])
         inference = Inference(self._trained.longest, batch_tokens, self._precision, warnings.warn)
-        return list(learner.answers(rows, inference).records)
+        return list(responder.answers(rows, inference).records)
 
     def embed(
         self,

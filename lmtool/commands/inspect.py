@@ -110,7 +110,7 @@ def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) 
     data = preparation.split(config, "train", tokenizer, on_stage)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
-    if learner.makes_inputs:
+    if any(member.makes_inputs for member in config.objective.member_configs()):
         learner, loaded = assemble(config, tokenizer, start_weights(config))
         output.line(f"weights of the generator: {'random' if loaded is None else loaded.sentence()}")
         learner.to(select_device(config.device)).eval()

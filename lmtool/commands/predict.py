@@ -10,7 +10,7 @@ from pathlib import Path
 from lmtool.data.examples import Rows
 from lmtool.data.tables import Table
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner, Inference, no_progress
+from lmtool.learners.base import BaseLearner, Inference, Responder, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
 from lmtool.resolver.commands import FinetuneConfig, PredictConfig
@@ -45,21 +45,22 @@ def run(config: PredictConfig) -> None:
     paired = config.pair is not None if table is None else PAIR in table.columns
     learner = trained.learner(task) if task is not None else predicting_learner(trained, paired)
     learner = with_early_exit(learner, config.checkpoint, config.exit, config.exit_entropy)
-    rows = _rows(config, table, learner)
+    responder = learner.responder()
+    rows = _rows(config, table, responder)
 
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")
 
     with output.bar("predicting") if config.output is not None else nullcontext(no_progress) as progress:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
-        answers = learner.answers(rows, inference)
+        answers = responder.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
     scores_suffix = f"; {scores} on {counted(answers.labeled_count, 'labeled row')}" if scores else ""
     if scores and task_config is not None and _trained_on(task_config, str(config.input)):
         warn(f"the model was trained on rows of {config.input}; lmtool evaluate scores the held-out rows")
     if config.output is None:
         for record in answers.records:
-            output.line(learner.line(record))
+            output.line(responder.line(record))
         if scores_suffix:
             output.line(scores_suffix.removeprefix("; "))
         return
@@ -105,23 +106,25 @@ def predicting_learner(trained: Trained, paired: bool) -> BaseLearner:
     return replace(trained, tokenizer=tokenizer).learner(task, {name: LoadedHead(name, {})})
 
 
-def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:
+def _rows(config: PredictConfig, table: Table | None, responder: Responder) -> Rows:
     if table is not None:
-        return learner.read_rows(dict(table.columns), table.origin)
+        return responder.read_rows(dict(table.columns), table.origin)
     texts, origin = requested_texts(config)
-    columns = columns_of(learner, texts, None if config.pair is None else [config.pair])
-    return learner.read_rows(columns, origin)
+    columns = columns_of(responder, texts, None if config.pair is None else [config.pair])
+    return responder.read_rows(columns, origin)
 
 
-def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
-    """Returns texts, and optionally second texts, by the names of the learner's columns. Raises UserError if they do
+def columns_of(responder: Responder, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
+    """Returns texts, and optionally second texts, by the names of the responder's columns. Raises UserError if they do
     not fit."""
-    names = ", ".join(learner.reads)
-    if len(learner.reads) == 1 and pairs is not None:
-        raise UserError(f"task={learner.config.name} reads one text, {names}, but pair= is a second one", "omit pair=")
-    if len(learner.reads) == 2 and pairs is None:
+    names = ", ".join(responder.columns)
+    if len(responder.columns) == 1 and pairs is not None:
         raise UserError(
-            f"task={learner.config.name} reads pairs: {names}",
+            f"task={responder.learner.config.name} reads one text, {names}, but pair= is a second one", "omit pair="
+        )
+    if len(responder.columns) == 2 and pairs is None:
+        raise UserError(
+            f"task={responder.learner.config.name} reads pairs: {names}",
             'set text="..." pair="...", or input=FILE with both columns',
         )
-    return dict(zip(learner.reads, (texts, pairs or []), strict=False))
+    return dict(zip(responder.columns, (texts, pairs or []), strict=False))

@@ -86,7 +86,7 @@ def saved_activations(
     total = SavedActivations()
     for backbone in backbones_of(learner):
         fraction = read if backbone is learner.backbone else 1.0
-        query_stream = fraction if learner.query_stream else 0.0
+        query_stream = fraction if learner.config.query_stream else 0.0
         total = total + _backbone_bytes(
             backbone, formats, length, decoder_fraction, fraction, memory / length, query_stream
         )

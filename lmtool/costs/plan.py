@@ -238,7 +238,7 @@ def works_of(
         decoder_fraction: The decoder's fraction of an encoder-decoder's tokens.
     """
     yield from _backbone_works(learner.backbone, length, decoder_fraction, 1.0, _passes(learner.backbone))
-    if learner.query_stream:
+    if learner.config.query_stream:
         yield _query_stream_work(cast(OneStack, learner.backbone), predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
     if learner.objective is not None:
@@ -566,7 +566,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
         ]
         read_fraction = min(1.0, max(head_fractions, default=1.0))
     else:
-        read_fraction, memory = 1.0 if learner.scores_tokens else 1 / length, 0
+        read_fraction, memory = 1.0 if config.task.scores_tokens else 1 / length, 0
     activations = saved_activations(learner, formats, length, predicted or 0.5, read_fraction, memory)
     return Forward(tokens, activations, head_bytes(learner, formats, predicted * tokens), device.cuda)
 

@@ -63,7 +63,6 @@ class Codistillation(Distilled):
         return {"": self.student, **self.peers}
 
     def _mutual_name(self, name: str, part: str) -> str:
-        """Returns the name of the loss term with which a learner learns from the others' predictions."""
         return _loss_name(name, "mutual" if not part or len(self.student.loss_weights) == 1 else f"mutual_{part}")
 
     # Methods that the training loop calls.
@@ -132,9 +131,10 @@ class Codistillation(Distilled):
 
     # Methods that the rest of a run calls.
 
-    def begin(self, student: StudentData) -> JsonObject:
+    def prepare(self, student: StudentData) -> JsonObject:
         for peer in self.peers.values():
-            peer.begin(student.loader.steps_in_epoch)
+            for scheme in peer.schemes:
+                scheme.set_steps_in_epoch(student.loader.steps_in_epoch)
         return {}
 
     def extra_models(self) -> Mapping[str, BaseLearner]:
@@ -147,11 +147,11 @@ class Codistillation(Distilled):
 
 
 def _loss_name(name: str, term: str) -> str:
-    """Returns the name of a learner's loss term in the sum of all losses; the student's terms keep their names."""
+    """The student's terms keep their names."""
     return f"{name}_{term}" if name else term
 
 
 def _frozen_copy(learner: BaseLearner) -> BaseLearner:
-    """Returns a copy of a learner without gradients. It shares the learner's tokenizer and configuration."""
+    """The copy shares the learner's tokenizer and configuration."""
     shared = {id(part): part for part in (learner.tokenizer, learner.config)}
     return copy.deepcopy(learner, shared).requires_grad_(False).eval()

@@ -82,11 +82,11 @@ class Distilled(nn.Module, ABC):
         """Returns further trained models by name, such as peers. They are evaluated at the end, like the student."""
         return {}
 
-    def begin(self, student: StudentData) -> JsonObject:
+    def prepare(self, student: StudentData) -> JsonObject:
         """Prepares the teachers before training. Returns a description of the preparation for the first screen."""
         description: JsonObject = {}
         for teacher in self.teachers:
-            description |= teacher.begin(student)
+            description |= teacher.prepare(student)
         return description
 
     def metadata(self) -> JsonObject:
@@ -131,13 +131,11 @@ def with_prefixes(group: ParameterGroup, group_prefix: str, parameter_prefix: st
 
 
 def _without_student(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
-    """Renames the tensors of a state dict to their names in a checkpoint, by removing `student.`."""
     for name in [name for name in state if name.startswith(prefix + _STUDENT)]:
         state[prefix + name.removeprefix(prefix + _STUDENT)] = state.pop(name)
 
 
 def _with_student(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Renames the tensors of a checkpoint to their names in the module, the inverse of `_without_student`."""
     for name in [name for name in state if name.startswith(prefix)]:
         local_name = name.removeprefix(prefix)
         if not local_name.startswith("distill."):

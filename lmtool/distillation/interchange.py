@@ -115,10 +115,7 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
 def _swap(
     packed: Packed, bases: np.ndarray, sources: np.ndarray, start_fractions: np.ndarray, proportion: float
 ) -> tuple[Swap, int]:
-    """Computes the swapped tokens of pairs of texts, and the number of base texts that have swapped tokens. packed: the
-    packed texts. bases: the index of each base text. sources: the index of each base text's source text.
-    start_fractions: the start of each span: 0 is the first possible position, 1 the last. proportion: length of the
-    span, as a fraction of the shorter of the two texts."""
+    """start_fractions: 0 is the first possible position, 1 the last. proportion: of the shorter of the two texts."""
     lengths, text_starts = np.array(packed.lengths, dtype=np.int64), np.array(packed.starts, dtype=np.int64)
     shorter = np.minimum(lengths[bases], lengths[sources])
     spans = np.minimum(np.maximum(np.rint(proportion * shorter).astype(np.int64), 1), shorter)
@@ -176,7 +173,7 @@ class Swapped(Tap):
 
 
 def _dimension_range(fractions: tuple[float, float], width: int) -> tuple[int, int]:
-    """Converts fractions of a width to a range of dimensions [first, last) with at least one dimension."""
+    """The range has at least one dimension."""
     first = min(round(fractions[0] * width), width - 1)
     return first, max(round(fractions[1] * width), first + 1)
 
@@ -353,13 +350,12 @@ def without_interchange(reason: str) -> JsonObject:
 
 
 def _best_classes(outputs: TeacherOutputs) -> dict[str, np.ndarray]:
-    """Returns the (M,) most probable classes of each term; regression terms are omitted."""
+    """Regression terms are omitted."""
     predicted = {term: target for term, target in outputs.predicted.items() if not isinstance(target, Values)}
     return {term: target.best().cpu().numpy() for term, target in predicted.items()}
 
 
 def _common_terms(student_best: Mapping[str, np.ndarray], teacher_best: Mapping[str, np.ndarray]) -> list[str]:
-    """Returns the terms that both models predict, for the same number of targets."""
     return [
         term
         for term, best_M in student_best.items()
@@ -368,8 +364,7 @@ def _common_terms(student_best: Mapping[str, np.ndarray], teacher_best: Mapping[
 
 
 def _regions(batch: Batch, term: str, plans: Sequence[Interventions], count: int) -> np.ndarray:
-    """Returns, for each target of a term, the region of its text in which the swapped span begins, (M,); -1 if it is
-    not known which text a target belongs to."""
+    """-1 if it is not known which text a target belongs to."""
     parts = batch.members if isinstance(batch, MixedBatch) else (("", batch),)
     for (name, part), plan in zip(parts, plans, strict=True):
         for term_of_part, target in part.targets.items():
@@ -381,11 +376,8 @@ def _regions(batch: Batch, term: str, plans: Sequence[Interventions], count: int
 
 
 def _text_indices(target: Target, part: Batch, count: int) -> np.ndarray | None:
-    """Returns the index of each target's text, (M,), or None if it is not known.
-
-    If there are k times as many targets as texts, each text has k consecutive targets. If there are k times as many
-    texts as targets (multiple choice), each target has k consecutive texts; the index of the first one is returned.
-    """
+    """If there are k times as many targets as texts, each text has k consecutive targets; k times as many texts
+    (multiple choice), each target has k consecutive texts, of which the first one counts."""
     packed = part.outputs if target.side == "outputs" and part.outputs is not None else part.inputs
     positions = target.at if target.span is None else target.span[:, 0]
     if positions is not None and len(positions) == count:

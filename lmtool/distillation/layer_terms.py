@@ -177,7 +177,6 @@ class Relations(AttentionTerm):
             yield from zip(*scores, strict=True)
 
     def _vectors(self, inputs: AttentionInputs, relation: str) -> Tensor:
-        """Returns the vectors of a relation, split into relation heads if these are configured."""
         x_TAD = {"queries": inputs.q_TAD, "keys": inputs.k_SAD, "values": inputs.v_SAD}[relation]
         heads = self.config.relation_heads
         return x_TAD if heads is None else x_TAD.flatten(-2).unflatten(-1, (heads, -1))
@@ -192,7 +191,7 @@ class Relations(AttentionTerm):
 
 
 def _log_probabilities(tile: TileScores) -> Tensor:
-    """Returns the log softmax of the scores over the attended tokens."""
+    """Normalizes over the attended tokens."""
     scores_RALK = tile.scores_RALK
     if tile.allow is not None:
         scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)
@@ -200,7 +199,7 @@ def _log_probabilities(tile: TileScores) -> Tensor:
 
 
 def _sum_over_queries(losses_RAL: Tensor, tile: TileScores) -> Tensor:
-    """Averages losses over heads and sums them over the queries that are real tokens, not padding of the tile."""
+    """Averages over heads, and sums over the queries that are not padding of the tile."""
     return losses_RAL.mean(1).masked_fill(~tile.real_RL, 0.0).sum()
 
 
@@ -319,7 +318,6 @@ class Patience(StateTerm):
         return torch.cat([x_TH.index_select(0, self._class_tokens(packed)) for x_TH, packed in runs])
 
     def _class_tokens(self, packed: Packed) -> Tensor:
-        """Returns the flat index of each text's class token, for texts that are not empty."""
         occupied = packed.segments.occupied
         return occupied.cu_lengths[1:].long() - 1 if self._uses_last_token else occupied.cu_lengths[:-1].long()
 
@@ -329,9 +327,6 @@ class Patience(StateTerm):
 
 
 def _final_norms(learner: BaseLearner) -> dict[str, nn.Module | None]:
-    """Returns the norm after the last layer of each stack, by the side of the batch that the stack reads.
-
-    The norms are returned in a dict, so that a term does not register them as submodules: they belong to the learner.
-    """
+    """Returns a dict, so that a term does not register the norms as submodules: they belong to the learner."""
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     return {stack.side: stack.final_norm for stack in stacks}

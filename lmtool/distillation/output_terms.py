@@ -37,7 +37,7 @@ class Term(nn.Module, ABC):
         super().__init__()
         self.config = config
 
-    def begin(self, student: StudentData) -> JsonObject:
+    def prepare(self, student: StudentData) -> JsonObject:
         """Called before training. Returns metadata for the first screen.
 
         Raises UserError if the term has no effect on the run's data.
@@ -151,7 +151,7 @@ class Interchange(OutputTerm):
         self.depths = {True: self.teacher.learner.backbone.config.depths, False: student_config.depths}
         self.recorded: dict[bool, RecordedStates] = {}
 
-    def begin(self, student: StudentData) -> JsonObject:
+    def prepare(self, student: StudentData) -> JsonObject:
         """Returns the compared layers, and the fraction of texts that have another text to swap with, estimated from
         the first step.
 

@@ -93,8 +93,6 @@ TeacherOutputs = RecordedOutputs[TargetProbabilities]
 
 
 class _PredictionRecorder(HeadObserver):
-    """Records the predictions of a learner's heads for a batch."""
-
     def __init__(self, learner: BaseLearner, batch: Batch, predictions_only: bool):
         """predictions_only: whether heads over a vocabulary predict without computing the loss."""
         self.learner, self.batch, self.predictions_only = learner, batch, predictions_only
@@ -210,7 +208,7 @@ class Teacher:
         """The student's loss terms that the teacher makes predictions for."""
         return frozenset(self.learner.loss_weights)
 
-    def begin(self, student: StudentData) -> JsonObject:
+    def prepare(self, student: StudentData) -> JsonObject:
         """Prepares the teacher before training. Returns a description of the preparation for the run's first screen."""
         return {}
 

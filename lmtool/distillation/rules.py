@@ -209,14 +209,12 @@ def _specs(distill: DistillConfig, teachers: Saved) -> list[TeacherSpec]:
 
 
 def _token_teachers(distill: DistillConfig, learned: LearnedConfig, teachers: Saved) -> list[TeacherSpec]:
-    """Returns the teachers that depend on the student's token ids. A teacher that predicts whole rows of a task may
-    have another tokenizer."""
+    """A teacher that predicts whole rows of a task may have another tokenizer."""
     read_tokens = isinstance(learned, ObjectiveConfig) or _same_texts(distill, learned)
     return _specs(distill, teachers) if read_tokens else []
 
 
 def _text_format(model: ModelConfig) -> tuple[str, str, str | None]:
-    """Returns the properties that determine how a model reads a text."""
     return model.architecture, model.text_format, model.start_role
 
 
@@ -228,7 +226,6 @@ def _trained_for(teacher: TeacherSpec) -> str:
 
 
 def _other_head(section: JsonMapping, task: TaskConfig) -> str:
-    """Returns a sentence about the difference between a teacher's head and the head of the student's task."""
     if section.get("kind") != task.kind:
         return (
             f"its task {section.get('name')} is of kind {section.get('kind')}, but the student's is of kind {task.kind}"

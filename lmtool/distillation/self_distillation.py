@@ -55,7 +55,6 @@ class SelfDistillation(Distilled):
             self.loss_weights[f"exit_{depth}_states"] = config.states
 
     def _soft_name(self, depth: int, part: str) -> str:
-        """Returns the name of the loss term with which an exit learns the last layer's predictions."""
         several = part and len(self.student.loss_weights) > 1
         return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
 
@@ -93,7 +92,6 @@ class SelfDistillation(Distilled):
         return StepOutput(sums, self.loss_weights)
 
     def _normalized(self, x_TH: Tensor) -> Tensor:
-        """Applies the final norm to the states after a layer."""
         return cast(Stack, self.student.backbone).leave(x_TH)
 
     def extra_models(self) -> Mapping[str, BaseLearner]:

@@ -70,7 +70,6 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
 def _layer_prefixes(
     student: BaseLearner, teacher: BaseLearner, layers: Mapping[Side, tuple[int, ...]]
 ) -> Iterator[tuple[str, str]]:
-    """Yields the prefix of the parameter names of each student layer, and the prefix of the teacher layer to copy."""
     stacks = [
         {module.side: (name, module) for name, module in learner.named_modules() if isinstance(module, Stack)}
         for learner in (student, teacher)
@@ -103,9 +102,13 @@ class Standard(Distilled):
         self.teacher = teachers[0]
         if len(teachers) > 1:
             self.teacher = TeacherEnsemble(
-                self.teacher.learner, self.teacher.precision, self.teacher.origin,
-                members=teachers, weights=config.weight_by_teacher, average=config.average,
-            )  # fmt: skip
+                self.teacher.learner,
+                self.teacher.precision,
+                self.teacher.origin,
+                members=teachers,
+                weights=config.weight_by_teacher,
+                average=config.average,
+            )
         self._require_common_teacher()
         self.initialization = self._initialize_student()
         self.layers: LayerMap | None = None
@@ -120,11 +123,7 @@ class Standard(Distilled):
                 self.loss_weights[self._loss_name(name, part)] = term.config.weight * scale
 
     def _initialize_student(self) -> str | None:
-        """Copies layers of the teacher if distill.initialize says so. Returns a description for the first screen.
-
-        In a resumed run, the checkpoint is loaded afterwards, and its weights replace the copied ones. Raises UserError
-        if the tokenizers differ.
-        """
+        """In a resumed run, the weights of the checkpoint replace the copied ones afterwards."""
         if self.config.starts_from_teacher and not self.teacher.reads_batches:
             raise UserError(
                 f"distill.initialize cannot copy the embeddings of distill.teacher={self.teacher.origin}, because the "
@@ -142,8 +141,6 @@ class Standard(Distilled):
         return self._teachers
 
     def _require_common_teacher(self) -> None:
-        """Raises UserError if a term needs a single teacher for all of the student's tasks, and there is no such
-        teacher."""
         members = _members_of(self.student)
         untaught = [name for name in members if name not in _members_of(self.teacher.learner)]
         names = [name for name, term in self.config.terms.items() if not term.supports_average]
@@ -153,10 +150,10 @@ class Standard(Distilled):
                 f"set distill.terms.{names[0]}=null, or use such a teacher; the terms soft and hard learn from several",
             )
 
-    def begin(self, student: StudentData) -> JsonObject:
-        description = super().begin(student) if self._teachers else self.teacher.begin(student)
+    def prepare(self, student: StudentData) -> JsonObject:
+        description = super().prepare(student) if self._teachers else self.teacher.prepare(student)
         for term in self.terms.values():
-            description |= term.begin(student)
+            description |= term.prepare(student)
         return description
 
     @property
@@ -165,8 +162,7 @@ class Standard(Distilled):
         return {name: cast(Term, term) for name, term in self.distill.items()}
 
     def _loss_name(self, name: str, part: str) -> str:
-        """Returns the name under which a part of a distillation term is logged: "soft_mlm", or "soft" if there is one
-        part."""
+        """Returns "soft_mlm", or "soft" if there is one part."""
         return name if not part or len(self.student.loss_weights) == 1 else f"{name}_{part}"
 
     def counts(self, batch: Batch) -> dict[str, float]:

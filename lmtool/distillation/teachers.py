@@ -117,7 +117,7 @@ class StoredTeacher(Teacher):
     states: bool = False
     terms: dict[str, TermReader] = field(default_factory=dict)
 
-    def begin(self, student: StudentData) -> JsonObject:
+    def prepare(self, student: StudentData) -> JsonObject:
         if self.by_row:
             length = min(student.max_length, self.longest or student.max_length)
             examples = examples_of(self.learner, student.data, length)
@@ -167,11 +167,9 @@ class StoredTeacher(Teacher):
         return outputs
 
     def _last_layer(self, side: Side) -> TapPoint:
-        """Returns the tap point after the last layer of the teacher's stack that reads a side of the batch."""
         return TapPoint(self.learner.backbone.config.depths[side], side)
 
     def _fill(self, folder: Path, passes: Passes) -> JsonObject:
-        """Runs the teacher over all examples and writes its outputs. Returns the metadata of the files."""
         writers: dict[str, TermWriter] = {}
         unpredicted: set[str] = set()  # the student's terms for which the teacher makes no predictions
         documents_done, progress = 0, passes.student.progress
@@ -196,7 +194,6 @@ class StoredTeacher(Teacher):
     def _write_batch(
         self, batch: Batch, parts: Sequence[tuple[str, TermBatch]], writers: dict[str, TermWriter], folder: Path
     ) -> None:
-        """Runs the teacher on a batch and writes the outputs of each term and stack in `parts`."""
         depths = self.learner.backbone.config.depths
         tap = RecordedStates(states=[TapPoint(depth, side) for side, depth in depths.items()]) if self.states else None
         predicted = dict(super().predict(batch.to(self.precision.device), tap).predicted)
@@ -218,8 +215,7 @@ class StoredTeacher(Teacher):
 
 
 def _next_states(tap: RecordedStates, point: TapPoint, token_count: int) -> Tensor:
-    """Removes and returns the states of the first run that a tap recorded at a point. Raises UserError if the number of
-    states differs from the number of tokens, because the learner does not read each text exactly once."""
+    """Raises UserError if the learner does not read each text exactly once."""
     states = tap.states[point].pop(0) if tap.states[point] else None
     if states is None or len(states) != token_count:
         raise UserError(
@@ -295,7 +291,7 @@ class Passes:
 
 
 def _sorted_loader(examples: Examples, student: StudentData) -> PackedLoader:
-    """Returns a loader that sorts examples by length, so that forwards without gradients have similar sizes."""
+    """Sorts examples by length, so that forwards without gradients have similar sizes."""
     longest = int(examples.plan(0).lengths.max())  # a batch holds at least the longest example
     return PackedLoader(examples, 0, None, max(student.forward_tokens, longest), shuffle=False)
 
@@ -321,8 +317,7 @@ class FixedLabels(TargetProbabilities):
 
 @dataclass(frozen=True)
 class _TermLabels:
-    """The labels of one loss term. The example with key keys_G[g] (sorted) has the labels from first_G[g] to
-    first_G[g] + count_G[g]."""
+    """The example with key keys_G[g] (sorted) has the labels from first_G[g] to first_G[g] + count_G[g]."""
 
     keys_G: np.ndarray
     first_G: np.ndarray
@@ -348,7 +343,7 @@ class HardLabels(Teacher):
     def terms_taught(self) -> frozenset[str]:
         return frozenset([self.learner.config.name])
 
-    def begin(self, student: StudentData) -> JsonObject:
+    def prepare(self, student: StudentData) -> JsonObject:
         data, metadata = self.relabel(student.data)
         loader = _sorted_loader(self.learner.examples(data, student.max_length), student)
         batches_by_term: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
@@ -386,8 +381,7 @@ class HardLabels(Teacher):
 
 
 def _concatenate(batches: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _TermLabels:
-    """Combines the (keys_G, count_G, labels) of several batches. Of several examples with the same key, the first is
-    retained."""
+    """Of several examples with the same key, the first is retained."""
     keys, counts = (np.concatenate(columns) for columns in list(zip(*batches, strict=True))[:2])
     unique, first_index = np.unique(keys, return_index=True)
     firsts = np.cumsum(counts) - counts

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lmtool.config.base import Config
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.learners.baseline import Predictor, mean_losses
+from lmtool.learners.baseline import Predictor, headline_terms, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.inspection import Inspector
@@ -86,6 +86,51 @@ class Answers:
     labeled_count: int = 0
 
 
+class Responder:
+    """Predicts texts of users with a learner. This class refuses; learners that have predictions for texts return a
+    subclass.
+
+    Attributes:
+        columns: The names of the columns that it reads.
+        fills_masks: Whether it fills the masks of a text.
+        generation: The settings for generating a text per row; None if it does not.
+    """
+
+    columns: tuple[str, ...] = ("text",)
+    fills_masks: bool = False
+    generation: GenerationConfig | None = None
+
+    def __init__(self, learner: BaseLearner):
+        self.learner: Any = learner
+
+    def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
+        """Returns the rows of a table without labels, for `answers`. Raises UserError if a column is missing. columns:
+        the columns of the table, by name. origin: the file and the line of each row."""
+        missing = [name for name in self.columns if name not in columns]
+        if missing:
+            raise UserError(
+                f"{origin[0][0]}: the column {missing[0]} is missing; the columns are {', '.join(columns)}",
+                f"name the text columns of the file {', '.join(self.columns)}",
+            )
+        return Rows(list(range(len(origin))), {name: columns[name] for name in self.columns}, None, origin)
+
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
+        """Returns the predictions for rows: filled masks, a continuation, or a label; with scores if the rows have
+        labels. Raises UserError if the learner has no predictions for texts."""
+        raise UserError(
+            f"a model trained on {self.learner.config.name} has no predictions for texts",
+            "finetune the checkpoint on a task, and predict with the result",
+        )
+
+    def label_of(self, text: str) -> object:
+        """Returns the label that a generated text represents; None if it represents no label."""
+        return None
+
+    def line(self, record: dict[str, Any]) -> str:
+        """Returns a record of `answers` as a line of output."""
+        return str(record)
+
+
 def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
     """Returns the trainable parameters in two groups: matrices, with weight decay, and vectors (norms and biases),
     without."""
@@ -103,34 +148,13 @@ class BaseLearner(ModelWithHeads, ABC):
         seed: The seed of the run, which initializes new heads and determines dropout.
         loss_weights: The weight of each term of the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
         metric: The metric that selects the best checkpoint. Objectives use `loss`, or the loss of one term, TERM_loss.
-        reads: The names of the columns that `respond` reads.
-        predicts_rows: Whether the scorer stores a prediction for each row.
-        makes_inputs: Whether the model generates part of its own inputs, so that inspecting them needs its weights.
-        scores_sample: Whether evaluations during training score only a fraction of the rows.
-        supports_stride: Whether the learner can be scored over overlapping windows, see `SplitData.stride`.
-        pretrained_heads: The names of heads that are useless unless a checkpoint provides their weights.
-        reads_text: Whether the examples are made from the text of a split.
-        fills_masks: Whether the learner responds to a text by filling its masks.
-        query_stream: Whether the learner predicts with a second stream of hidden states, the query stream of XLNet.
-        scores_tokens: Whether the heads read every token of a text.
-        extra_training_targets: A description of the targets that count in training but not in evaluation; "" if there
-            are none.
+        inspector_class: The class of the inspector of examples.
         objective: Additional trainable networks.
     """
 
     loss_weights: dict[str, float]
     metric: Metric = LOSS
-    reads: tuple[str, ...] = ("text",)
-    predicts_rows: bool = False
-    makes_inputs: bool = False
-    scores_sample: bool = False
-    supports_stride: bool = False
-    reads_text: bool = True
-    fills_masks: bool = False
-    query_stream: bool = False
-    scores_tokens: bool = True
-    extra_training_targets: str = ""
-    pretrained_heads: tuple[str, ...] = ()
+    inspector_class: type[Inspector] = Inspector
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__(backbone, seed)
@@ -155,18 +179,6 @@ class BaseLearner(ModelWithHeads, ABC):
         for scheme in self.schemes:
             terms |= scheme.penalties(self)
         return terms
-
-    def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
-        """Called before training. steps_in_epoch: returns the number of optimizer steps in an epoch; the first epoch
-        has the number 0."""
-        for scheme in self.schemes:
-            scheme.begin(steps_in_epoch)
-
-    def first_step(self, name: str, steps: int) -> int | None:
-        """Returns the first step that trains a parameter, or None if the parameter stays frozen. name: the name of the
-        parameter. steps: the number of steps of the run."""
-        first_steps = [scheme.first_step(name, steps) for scheme in self.schemes]
-        return max((first or 0 for first in first_steps), default=1) if None not in first_steps else None
 
     def on_step(self, step: int) -> None:
         """Called before the forward of each optimizer step. step: the number of the step, from 1."""
@@ -201,15 +213,7 @@ class BaseLearner(ModelWithHeads, ABC):
         first_example = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
         return DeviceRng(key(self.seed, "dropout", step, *first_example), device)
 
-    def hidden_of(self, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None = None) -> Tensor:
-        """Returns the hidden states of a batch that the heads read, see `hidden`."""
-        return self.hidden(batch.inputs, batch.outputs, rng, read_M)
-
     # Data.
-
-    def has_data_in(self, data: SplitData) -> bool:
-        """Returns whether a split has data for this learner."""
-        return True
 
     @abstractmethod
     def examples(self, data: SplitData, max_length: int) -> Examples:
@@ -219,7 +223,7 @@ class BaseLearner(ModelWithHeads, ABC):
     def inspector(self, examples: Any, max_length: int) -> Inspector:
         """Returns the inspector of examples, which `lmtool inspect` uses. examples: the examples, as the method
         `examples` returned them. max_length: maximum tokens of an example."""
-        return Inspector(self, examples, max_length)
+        return self.inspector_class(self, examples, max_length)
 
     # Distillation.
 
@@ -276,19 +280,14 @@ class BaseLearner(ModelWithHeads, ABC):
         Returns:
             The `name` of the baseline, its `metric`, and the `value` of the metric.
         """
-        weights = {term: weight for term, weight in self.headline.items() if term in predictors}
+        terms = headline_terms(self.metric, self.loss_weights)
+        weights = {term: weight for term, weight in terms.items() if term in predictors}
         losses = mean_losses({term: predictors[term] for term in weights}, batches)
         return {
             "name": " and ".join(dict.fromkeys(predictors[term].name for term in weights)),
             "metric": self.metric.name,
             "value": sum(weight * losses[term] for term, weight in weights.items()),
         }
-
-    @property
-    def headline(self) -> dict[str, float]:
-        """The terms whose losses the metric sums, with their weights."""
-        term = self.metric.name.removesuffix("_loss")
-        return {term: 1.0} if term in self.loss_weights else self.loss_weights
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Returns the weighted loss of the constant predictors on batches."""
@@ -300,24 +299,9 @@ class BaseLearner(ModelWithHeads, ABC):
         """Returns the model's outputs for the first n examples of a held-out batch, as plain data for the report."""
         return []
 
-    def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
-        """Returns the rows of a table without labels, for `respond`. Raises UserError if a column is missing. columns:
-        the columns of the table, by name. origin: the file and the line of each row."""
-        missing = [name for name in self.reads if name not in columns]
-        if missing:
-            raise UserError(
-                f"{origin[0][0]}: the column {missing[0]} is missing; the columns are {', '.join(columns)}",
-                f"name the text columns of the file {', '.join(self.reads)}",
-            )
-        return Rows(list(range(len(origin))), {name: columns[name] for name in self.reads}, None, origin)
-
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
-        """Yields the model's prediction for each row, as plain data: filled masks, a continuation, or a label. Raises
-        UserError if the learner has no predictions for texts."""
-        raise UserError(
-            f"a model trained on {self.config.name} has no predictions for texts",
-            "finetune the checkpoint on a task, and predict with the result",
-        )
+    def responder(self) -> Responder:
+        """Returns the object that predicts texts of users."""
+        return Responder(self)
 
     def writer(self) -> Writer:
         """Returns the writer that generates text with this model. Raises UserError if the model cannot generate
@@ -326,22 +310,3 @@ class BaseLearner(ModelWithHeads, ABC):
             f"a model trained on {self.config.name} cannot generate text",
             "use a checkpoint of a decoder or an encoder-decoder; or use lmtool predict for labels and filled masks",
         )
-
-    def generation_settings(self) -> GenerationConfig:
-        """Returns the settings for generating a text per row. Raises UserError if the model cannot."""
-        raise UserError(
-            f"a model trained on {self.config.name} cannot generate a text per row",
-            "set task.head=text_to_text, or use a task with task.kind=seq2seq",
-        )
-
-    def label_of(self, text: str) -> object:
-        """Returns the label that a generated text represents; None if it represents no label."""
-        return None
-
-    def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """Returns the predictions for rows, see `respond`, with scores if the rows have labels."""
-        return Answers(self.respond(rows, inference))
-
-    def line(self, record: dict[str, Any]) -> str:
-        """Returns a record of `respond` as a line of output."""
-        return str(record)

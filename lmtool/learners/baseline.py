@@ -14,7 +14,7 @@ import torch
 
 from lmtool.data.store import release
 from lmtool.errors import NotFinite, UserError
-from lmtool.learners.metrics import paired_standard_error, ratio_standard_error
+from lmtool.learners.metrics import Metric, paired_standard_error, ratio_standard_error
 from lmtool.types import Batch, Scores
 
 # Number of tokens counted at a time: a token store may be larger than memory.
@@ -158,6 +158,13 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
     }
 
 
+def headline_terms(metric: Metric, loss_weights: Mapping[str, float]) -> Mapping[str, float]:
+    """Returns the terms whose losses a metric sums, with their weights. metric: `loss`, TERM_loss, or a score.
+    loss_weights: the weight of each term of the loss."""
+    term = metric.name.removesuffix("_loss")
+    return {term: 1.0} if term in loss_weights else loss_weights
+
+
 def nothing_predicted(term: str) -> UserError:
     """Returns the error for held-out text in which a term has no targets."""
     return UserError(
@@ -285,7 +292,6 @@ class TermSums:
             counts_C = np.sum([counts_NC.sum(axis=0) for counts_NC in self.class_counts], axis=0)
             losses_C = BestConstant.least_losses(counts_C)
             self.baseline_sums = [counts_NC @ losses_C for counts_NC in self.class_counts]
-        return TermEvaluation(
-            sum_by_example(self.sums), counts, self.right,
-            sum_by_example(self.baseline_sums) if baseline else None, baseline.name if baseline else None,
-        )  # fmt: skip
+        baseline_sums = sum_by_example(self.baseline_sums) if baseline else None
+        baseline_name = baseline.name if baseline else None
+        return TermEvaluation(sum_by_example(self.sums), counts, self.right, baseline_sums, baseline_name)

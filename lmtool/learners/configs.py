@@ -78,6 +78,13 @@ class LearnedConfig(Component):
     """A model that can be trained, for hints."""
     reads_labeled_rows: ClassVar[bool] = False
     """Whether this is a task, which is learned from rows with labels."""
+    reads_text: ClassVar[bool] = True
+    """Whether the examples are made from one text of data=."""
+    query_stream: ClassVar[bool] = False
+    """Whether predictions come from a second stream of hidden states, which does not read the predicted tokens (the
+    query stream of XLNet)."""
+    supports_stride: ClassVar[bool] = False
+    """Whether text can be scored in overlapping windows, see `SplitData.stride`."""
     has_classes: ClassVar[bool] = False
     """Whether there is a field `labels` with the names of classes."""
 
@@ -114,6 +121,10 @@ class LearnedConfig(Component):
     def learns_texts(self) -> bool:
         """Whether the targets are texts."""
         return self.writes_text
+
+    def extra_training_targets(self, model: ModelConfig) -> str:
+        """Returns a description of the targets that count in training but not in evaluation; "" if there are none."""
+        return ""
 
     @property
     def domain_adaptation(self) -> str | None:
@@ -172,9 +183,6 @@ class ObjectiveConfig(LearnedConfig):
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
     """The roles of special tokens that the tokenizer must have, in addition to the tokens of the model's text format.
     Of a tuple of roles, one is enough."""
-    query_stream: ClassVar[bool] = False
-    """Whether predictions come from a second stream of hidden states, which does not read the predicted tokens (the
-    query stream of XLNet)."""
     prefixes: ClassVar[bool] = False
     """Whether texts have a prefix, in which a decoder's attention is bidirectional."""
     reads_lanes: ClassVar[bool] = False
@@ -273,6 +281,7 @@ class MixtureConfig(ObjectiveConfig):
 
     members_key: ClassVar[str] = "objective.members"
     repeats: ClassVar[bool] = False
+    reads_text: ClassVar[bool] = False
 
     name: Literal["mixture"] = Field("mixture", description="A mixture of objectives.")
     members: tuple[str | dict[str, Any], ...] = Field(

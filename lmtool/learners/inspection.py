@@ -345,16 +345,12 @@ class Inspector:
         return {"pieces": self.tokenizer.readable(ids), "ids": ids, **columns, **prefix}
 
     def _labels(self, target: Target, number: int, count: int) -> object:
-        """Returns the label of an example: a class, a value, or a list of them. number: the index of the example among
-        the `count` examples of the batch."""
         if target.labels is None:
             return _UNKNOWN_LABELS
         values = target.labels.reshape(count, -1)[number].tolist()
         return self.label(values[0] if len(values) == 1 else values, False)
 
     def _target(self, batch: Batch, target: Target, documents: range) -> object:
-        """Returns each target of an example: its `position`, its `label` and, for spans, the boundaries (`borders`).
-        documents: the indices of the example's documents in the batch."""
         if target.labels is None or target.at is None:
             return _UNKNOWN_LABELS
         side = batch.inputs if target.side == "inputs" else batch.outputs
@@ -371,15 +367,14 @@ class Inspector:
         return targets
 
     def _pad(self) -> int | None:
-        """Returns the id of the padding token; None if the token has another role too, so that it may be real text."""
+        """None if the token has another role too, so that it may be real text."""
         pad = self.tokenizer.roles.get("pad")
         shared_with = [name for name, number in self.tokenizer.roles.items() if number == pad and name != "pad"]
         return None if shared_with else pad
 
 
 def _padding(batch: Batch, pad: int | None) -> int:
-    """Counts padding tokens, and tokens that belong to no document. The first output token does not count, because
-    some families use the padding token as the start token. pad: the id of the padding token."""
+    """The first output token does not count, because some families use the padding token as the start token."""
     positions = 0
     for side, first_position in ((batch.inputs, 0), (batch.outputs, 1)):
         if side is not None:

@@ -153,7 +153,6 @@ class MixedExamples:
         return MixedExamples(self.members, self.fractions, self.seed, takes_all=True)
 
     def _counts(self, plans: Sequence[Plan]) -> list[int]:
-        """Returns the number of examples of each member in an epoch. plans: the plan of each member."""
         sizes = [len(plan) for plan in plans]
         if self.takes_all:
             return sizes

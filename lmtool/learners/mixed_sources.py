@@ -80,7 +80,6 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 
 
 def _concatenate_targets(targets: Sequence[Target], starts: np.ndarray) -> Target:
-    """Concatenates the targets of one term. starts: the index of each batch's first token after concatenation."""
     indices, spans = [], []
     for target, start in zip(targets, starts.tolist(), strict=False):
         indices.append(None if target.at is None else target.at + start)
@@ -113,7 +112,7 @@ def examples_of(learner: BaseLearner, data: SplitData, max_length: int) -> Examp
         data: The data of the split: one text, several texts, or rows.
         max_length: Maximum tokens of an example.
     """
-    if not data.members or not learner.reads_text:
+    if not data.members or not learner.config.reads_text:
         return learner.examples(data, max_length)
     members = {title: learner.examples(member, max_length) for title, member in data.members.items()}
     return MixedSources(members, data.fractions, learner.seed, data.split != "train")
@@ -166,7 +165,7 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictor
 
 
 def _merged_store(data: SplitData) -> TokenStore:
-    """Returns a store that has the metadata of all texts together, but no tokens: scorers read only the metadata."""
+    """The store has no tokens: scorers read only the metadata."""
     metadata = [member.text.metadata for member in data.members.values()]
     sums: dict[str, object] = {
         name: sum(text[name] for text in metadata) for name in ("tokens", "words", "bytes", "documents", "characters")
@@ -217,8 +216,7 @@ class SourcesScorer(Scorer):
 
 
 def _select_documents(batch: Batch, selected_N: np.ndarray) -> Batch | None:
-    """Returns the selected documents of a batch without their tokens, which is enough to count scores by document; None
-    if no document is selected."""
+    """Omits the tokens, which are not needed to count scores by document."""
     if not selected_N.any():
         return None
     selected = torch.from_numpy(selected_N).to(batch.examples.device)

@@ -14,9 +14,9 @@ from typing import cast
 from torch import nn
 
 from lmtool.config.base import Config
-from lmtool.data.examples import Rows, SplitData
+from lmtool.data.examples import SplitData
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner, Inference
+from lmtool.learners.base import BaseLearner, Responder
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import Mixed
 from lmtool.learners.evaluation import Evaluation, Scorer
@@ -37,6 +37,11 @@ from lmtool.types import Batch, Scores, StepOutput
 _MEMBERS = "members."
 
 
+def has_data(member: BaseLearner, data: SplitData) -> bool:
+    """Returns whether a split has data for a member: text, or the rows of its task."""
+    return not member.config.reads_labeled_rows or member.config.name in data.rows
+
+
 class Mixture(BaseLearner):
     """A learner that combines several learners, its members.
 
@@ -45,9 +50,6 @@ class Mixture(BaseLearner):
     occur once. members: the learner of each member, by name. fractions: the fraction of the examples that belong to
     each member, by name.
     """
-
-    # Members may read text, but the examples of the mixture are not made from one text.
-    reads_text = False
 
     @property
     def scorer_class(self) -> type[MixedScorer]:
@@ -73,19 +75,13 @@ class Mixture(BaseLearner):
                         "train these members in separate runs, one after the other",
                     )
                 self.objective = member.objective
-        self.makes_inputs = any(member.makes_inputs for member in learners.values())
-        self.pretrained_heads = tuple(
-            dict.fromkeys(name for member in learners.values() for name in member.pretrained_heads)
-        )
         # PyTorch names a shared tensor after its first occurrence, so `members` comes after the backbone and the heads.
         self.members = nn.ModuleDict(learners)
         self.register_state_dict_post_hook(_remove_member_tensors)
         self.register_load_state_dict_pre_hook(_add_member_tensors)
 
     def _share_heads(self, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
-        """Adds the heads of a member to the mixture. If there already is a head of the same name, the member uses this
-        head instead of its own. member: the learner of the member. learners: the learners of all members, by name.
-        Raises UserError if a task has the name of another member's head."""
+        """If the mixture already has a head of the same name, the member uses this head instead of its own."""
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
@@ -122,7 +118,7 @@ class Mixture(BaseLearner):
         examples = {
             name: examples_of(member, data, max_length)
             for name, member in self.named_members()
-            if member.has_data_in(data)
+            if has_data(member, data)
         }
         for number, member_examples in enumerate(examples.values()):
             if isinstance(member_examples, MixedSources):
@@ -195,16 +191,13 @@ class Mixture(BaseLearner):
         samples = [sample for _, member, member_batch in members for sample in member.samples(member_batch, per_member)]
         return samples[:n]
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
-        """Yields the predictions of the first member."""
-        return self._first_member.respond(rows, inference)
+    def responder(self) -> Responder:
+        """Returns the responder of the first member."""
+        return self._first_member.responder()
 
     def writer(self) -> Writer:
         """Returns the writer of the first member."""
         return self._first_member.writer()
-
-    def line(self, record: dict[str, object]) -> str:
-        return self._first_member.line(record)
 
     @property
     def _first_member(self) -> BaseLearner:
@@ -263,7 +256,7 @@ def _remove_member_tensors(module: nn.Module, state: dict[str, object], prefix: 
 
 
 def _add_member_tensors(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
-    """Adds the members' tensors to a state dict, from their names in the checkpoint; a hook of `load_state_dict`."""
+    """A hook of `load_state_dict`, which adds the members' tensors under their names in the module."""
     for name, member in cast(Mixture, module).members.items():
         for member_name in member.state_dict():
             if prefix + member_name in state:

@@ -1,6 +1,7 @@
 """A backbone with heads, edited by an optional tuning method: the part of a learner that a checkpoint contains.
 
-Shape letters: T tokens, M selected tokens, H hidden width, F width of the states that heads read.
+Shape letters: T tokens, M selected tokens, H hidden width, F width of the states that heads read, V vocabulary, W
+width of the token table.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class TuningScheme(Protocol):
 
     def attach(self, learner: object, new: Collection[str] | None) -> None: ...
 
-    def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
+    def set_steps_in_epoch(self, steps_in_epoch: Callable[[int], int]) -> None:
         """Called before training. steps_in_epoch: the number of steps of an epoch."""
 
     def first_step(self, name: str, steps: int) -> int | None:
@@ -130,6 +131,11 @@ class ModelWithHeads(nn.Module):
     def device(self) -> torch.device:
         """The device of the parameters."""
         return next(self.backbone.parameters()).device
+
+    @property
+    def table_VW(self) -> Tensor:
+        """The token table."""
+        return self.backbone.embed.token.weight
 
     @property
     def head_side(self) -> Side:

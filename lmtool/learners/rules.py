@@ -30,8 +30,7 @@ def _members(learned: LearnedConfig) -> Iterator[LearnedConfig]:
 
 
 def _in_mixture(mixture: LearnedConfig, problem: Problem, hint: str | None = None) -> Problem:
-    """Returns the problem of a member as one of its mixture. hint: a hint that fits all members, instead of the
-    member's."""
+    """hint: a hint that fits all members, instead of the member's."""
     key = f"{mixture.group}.members"
     return Problem(key, f"{key}: {problem.message}", hint or problem.hint)
 

@@ -49,6 +49,7 @@ class BidirectionalLanguageModel(BaseLearner):
     word's hidden state predicts the next word; the second half predicts the previous word."""
 
     backbone: Elmo
+    inspector_class = WordInspector
 
     def __init__(self, config: BilmConfig, backbone: Elmo, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -63,9 +64,6 @@ class BidirectionalLanguageModel(BaseLearner):
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> DirectionsScorer:
         return DirectionsScorer(self, predictors)
-
-    def inspector(self, examples: WordWindows, max_length: int) -> WordInspector:
-        return WordInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: WordWindows) -> dict[str, ConstantPredictor]:
         """Returns the unigram predictor of the words in the training text, the same for both directions."""
@@ -103,8 +101,6 @@ class BidirectionalLanguageModel(BaseLearner):
         return scores
 
     def _states(self, batch: Batch, step: int | None = None) -> dict[str, Tensor]:
-        """Returns, for each term, the states (M, P) of its direction at the predicting positions. step: the step, which
-        seeds dropout; None for no dropout."""
         hidden_TH = self.backbone(batch.inputs, None if step is None else self.dropout_rng(batch, step))
         directions = dict(zip(_TERMS, hidden_TH.chunk(2, 1), strict=True))
         return {term: states.index_select(0, indices_of(batch, term)) for term, states in directions.items()}

@@ -7,7 +7,7 @@ Shape letters: T tokens, M predicting positions, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 import torch
@@ -15,16 +15,17 @@ from torch import Tensor
 
 from lmtool.config.base import JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
-from lmtool.learners.base import BaseLearner, Inference
+from lmtool.learners.base import Answers, BaseLearner, Inference, Responder
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.inspection import Inspector
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.learners.writing import ContinuationWriter, PerplexityScorer, TextScorer, generate_continuations
 from lmtool.models.base import Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
-from lmtool.objectives.checks.language import CausalInspector, LanesInspector, StreamInspector
+from lmtool.objectives.checks.language import CausalInspector, LanesInspector
 from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.examples.language import CarriedWindows, CausalSegments, CausalWindows
 from lmtool.objectives.examples.windows import Stream
@@ -61,36 +62,37 @@ class LanguageModelLearner(BaseLearner):
         """The language-model head."""
         return cast(LMHead, self.heads["lm"])
 
-    @property
-    def table_VH(self) -> Tensor:
-        """The token table."""
-        return self.backbone.embed.token.weight
-
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(labels_of(batch, self.term)))}
 
+    def responder(self) -> TextResponder:
+        return TextResponder(self)
 
-class TextObjective(LanguageModelLearner):
-    """The base class of language models that respond to a text by generating text."""
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
-        """Yields for each row the `text` and its `continuation`, which has at most 80 tokens. The continuation ends
+class TextResponder(Responder):
+    """Continues texts."""
+
+    learner: LanguageModelLearner
+
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
+        """Returns for each row the `text` and its `continuation`, which has at most 80 tokens. The continuation ends
         earlier at an end-of-text token, if the vocabulary has one (that of the GPT of 2018 has none)."""
-        yield from generate_continuations(
-            self.writer(), rows, SAMPLING, self.seed, inference.batch_tokens, inference.precision
+        writer, seed = self.learner.writer(), self.learner.seed
+        return Answers(
+            generate_continuations(writer, rows, SAMPLING, seed, inference.batch_tokens, inference.precision)
         )
 
     def line(self, record: JsonObject) -> str:
         return str(record["text"] + record["continuation"])
 
 
-class CausalLanguageModel(TextObjective):
+class CausalLanguageModel(LanguageModelLearner):
     """Causal language modeling, with the single term `clm`: every position of a window except the last predicts the
     next token."""
 
     backbone: Decoder
     term = "clm"
-    supports_stride = True
+    inspector_class: type[Inspector] = CausalInspector
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -106,10 +108,10 @@ class CausalLanguageModel(TextObjective):
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
         return TextScorer(self, predictors, data.text.metadata, self.tokenizer.role("eos"))
 
-    def inspector(self, examples: TextWindows, max_length: int) -> StreamInspector:
+    def inspector(self, examples: TextWindows, max_length: int) -> Inspector:
         if isinstance(examples, CausalSegments):
             return LanesInspector(self, examples, max_length)
-        return CausalInspector(self, examples, max_length)
+        return super().inspector(examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
         """Returns the unigram predictor of the training text. The end-of-text token after each document and unknown
@@ -123,7 +125,7 @@ class CausalLanguageModel(TextObjective):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
         labels = labels_of(batch, self.term)
-        total = self.lm.loss_sum(hidden_MH, self.table_VH, labels, self.config.label_smoothing)
+        total = self.lm.loss_sum(hidden_MH, self.table_VW, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.loss_weights)
 
     @torch.no_grad()
@@ -131,11 +133,10 @@ class CausalLanguageModel(TextObjective):
         """Returns the loss and the best prediction of each target, in evaluation mode."""
         indices, labels = indices_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self._states(batch, None)
-        losses, best = self.lm.scores(hidden_MH, self.table_VH, labels)
+        losses, best = self.lm.scores(hidden_MH, self.table_VW, labels)
         return {self.term: Scores(losses, labels, best, batch.inputs.documents[indices])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """Returns the hidden states (M, H) at the predicting positions."""
         return read_streams(self.backbone, self.carried, batch, rng, indices_of(batch, self.term))
 
     def writer(self) -> ContinuationWriter:

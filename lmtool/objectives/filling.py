@@ -17,7 +17,7 @@ from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.formats import text_format
 from lmtool.errors import NotFinite, UserError
-from lmtool.learners.base import BaseLearner, Inference
+from lmtool.learners.base import Answers, BaseLearner, Inference, Responder
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.objectives.examples.masked import MaskedExamples, TokenMasks
 from lmtool.types import Batch, Packed
@@ -33,7 +33,6 @@ class MaskFiller(BaseLearner):
     """The base class of learners with masked examples, which respond to a text by filling its masks. masks: the class
     that masks the examples."""
 
-    fills_masks = True
     masks: ClassVar[type[TokenMasks]] = TokenMasks
 
     def masked_examples(self, kind: type[AnyExamples], data: SplitData, max_length: int) -> AnyExamples:
@@ -73,7 +72,7 @@ class MaskFiller(BaseLearner):
         indices, labels, pieces = indices_of(batch, term), labels_of(batch, term), self.tokenizer.pieces
         requested = batch.inputs.documents[indices] < n
         indices, labels = indices[requested], labels[requested]
-        guesses = self._guesses(logits_at(batch.inputs, indices))
+        guesses = self.guesses(logits_at(batch.inputs, indices))
         tokens, input_tokens = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[indices.cpu()]
         tokens[indices.cpu()] = labels.cpu()
         samples = []
@@ -91,7 +90,7 @@ class MaskFiller(BaseLearner):
             samples.append({"pieces": pieces(tokens[start : start + length]), "masked": masked})
         return samples
 
-    def _guesses(self, logits_MV: Tensor) -> list[list[list[object]]]:
+    def guesses(self, logits_MV: Tensor) -> list[list[list[object]]]:
         """Returns for each of M positions the most probable pieces with their probabilities."""
         # The token table may have padding rows after the vocabulary, which are no pieces.
         probability_MV = logits_MV.float().softmax(-1)[:, : self.tokenizer.vocab_size]
@@ -99,15 +98,28 @@ class MaskFiller(BaseLearner):
         rows = zip(tokens.tolist(), probabilities.tolist(), strict=True)
         return [list(map(list, zip(self.tokenizer.pieces(ids), row, strict=True))) for ids, row in rows]
 
-    @torch.no_grad()
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
+    def responder(self) -> MaskResponder:
+        return MaskResponder(self)
+
+
+class MaskResponder(Responder):
+    """Fills the masks of texts."""
+
+    learner: MaskFiller
+    fills_masks = True
+
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
         """Fills the masks of texts. In a text, a mask is the mask token of the tokenizer, such as [MASK].
 
-        Yields for each `text` the `filled` text with the most probable pieces, and `masks`, which has the five
-        `guesses` of each mask with their probabilities. Raises UserError if a text has no mask, or is longer than the
-        model supports.
+        Returns for each `text` the `filled` text with the most probable pieces, and `masks`, which has the five
+        `guesses` of each mask with their probabilities. Reading the records raises UserError if a text has no mask, or
+        is longer than the model supports.
         """
-        tokenizer, backbone = self.tokenizer, self.backbone
+        return Answers(self._fill(rows, inference))
+
+    @torch.no_grad()
+    def _fill(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
+        tokenizer, backbone = self.learner.tokenizer, self.learner.backbone
         mask = tokenizer.role("mask")
         mask_text = tokenizer.pieces([mask])[0]
         format_ = text_format(backbone.config.text_format, tokenizer)
@@ -131,12 +143,12 @@ class MaskFiller(BaseLearner):
             ).to(backbone.embed.token.weight.device)
             indices = torch.nonzero(packed.tokens == mask)[:, 0]
             with inference.precision.autocast():
-                logits_MV = self.logits_at(packed, indices)
+                logits_MV = self.learner.logits_at(packed, indices)
             if not bool(torch.isfinite(logits_MV).all()):
                 raise NotFinite("predictions")
             filled = packed.tokens.clone()
             filled[indices] = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size].argmax(-1)
-            guesses = [{"guesses": row} for row in self._guesses(logits_MV)]
+            guesses = [{"guesses": row} for row in self.learner.guesses(logits_MV)]
             yield {"text": text, "filled": tokenizer.decode(filled.tolist()), "masks": guesses}
 
     def line(self, record: JsonObject) -> str:

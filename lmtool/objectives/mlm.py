@@ -18,8 +18,7 @@ from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.models.heads.predicted import Predicted
 from lmtool.models.heads.sequence import SequenceHead, SpanBoundaryHead, pooler, summary_index
-from lmtool.objectives.checks.masking import MaskedPairsInspector, MaskedWindowsInspector, MaskingInspector
-from lmtool.objectives.checks.spans import SpanInspector, SpanPairsInspector, SpanWindowsInspector
+from lmtool.objectives.checks.masking import MaskingInspector, SpanInspector
 from lmtool.objectives.clm import unigram
 from lmtool.objectives.configs import PairsConfig, SpanConfig
 from lmtool.objectives.examples.masked import MaskedExamples, MaskedWindows, SpanMasks
@@ -38,9 +37,11 @@ from lmtool.types import Batch, Packed, Scores, StepOutput
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
 # The term that each head predicts.
 _TERMS = {
-    "masked_lm": "mlm", "enhanced_masked_lm": "mlm", "span_boundary": "sbo",
+    "masked_lm": "mlm",
+    "enhanced_masked_lm": "mlm",
+    "span_boundary": "sbo",
     **{head: term for term, head in _PAIR_HEADS.items()},
-}  # fmt: skip
+}
 
 
 class MaskedLanguageModel(MaskFiller):
@@ -49,6 +50,7 @@ class MaskedLanguageModel(MaskFiller):
     are swapped."""
 
     config: PairsConfig
+    inspector_class: type[MaskingInspector] = MaskingInspector
 
     def __init__(self, config: PairsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -61,10 +63,6 @@ class MaskedLanguageModel(MaskFiller):
 
     def examples(self, data: SplitData, max_length: int) -> MaskedExamples:
         return self.masked_examples(MaskedWindows if self.config.pairs == "none" else MaskedPairs, data, max_length)
-
-    def inspector(self, examples: MaskedExamples, max_length: int) -> MaskingInspector:
-        kind = MaskedWindowsInspector if self.config.pairs == "none" else MaskedPairsInspector
-        return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
         """Returns the unigram predictor of the training text, without special tokens, which are never predicted. For
@@ -134,14 +132,8 @@ class MaskedLanguageModel(MaskFiller):
 
     @property
     def _read(self) -> Callable[..., Tensor]:
-        """The function from a packed batch to the hidden states that the terms read: the backbone, followed by the
-        enhanced mask decoder if there is one."""
+        """The backbone, followed by the enhanced mask decoder if there is one."""
         return partial(self.masked_lm.states, self.backbone)
-
-    @property
-    def table_VW(self) -> Tensor:
-        """The token table of the model."""
-        return self.backbone.embed.token.weight
 
     def _pair_logits(self, hidden: dict[str, Tensor]) -> Tensor:
         pooled_NH = self.heads["pooler"](hidden[self.config.pairs])
@@ -152,8 +144,7 @@ class MaskedLanguageModel(MaskFiller):
 
 
 def _masked_lm_name(config: PairsConfig) -> str:
-    """Returns the name of the head that predicts masked tokens. With an enhanced mask decoder, the name differs,
-    because a head that was trained with it cannot be used without it."""
+    """With an enhanced mask decoder the name differs, because such a head cannot be used without the decoder."""
     return "enhanced_masked_lm" if config.enhanced_decoder else "masked_lm"
 
 
@@ -169,21 +160,22 @@ class SpanLanguageModel(MaskedLanguageModel):
 
     config: SpanConfig
     masks = SpanMasks
+    inspector_class = SpanInspector
 
     def __init__(self, config: SpanConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         if config.boundary:
             head = SpanBoundaryHead(
-                backbone.hidden_size, backbone.config.vocab_size, config.boundary_targets,
-                config.boundary_position_size, backbone.head_activation, backbone.head_norm_epsilon,
+                backbone.hidden_size,
+                backbone.config.vocab_size,
+                config.boundary_targets,
+                config.boundary_position_size,
+                backbone.head_activation,
+                backbone.head_norm_epsilon,
                 backbone.embed.token.weight.shape[1],
-            )  # fmt: skip
+            )
             self.add_head("span_boundary", head)
             self.loss_weights["sbo"] = 1.0
-
-    def inspector(self, examples: MaskedExamples, max_length: int) -> SpanInspector:
-        kind = SpanWindowsInspector if self.config.pairs == "none" else SpanPairsInspector
-        return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
         """Returns the predictors of masked language modeling. The unigram predictor also serves the term `sbo`, which
@@ -216,13 +208,11 @@ class SpanLanguageModel(MaskedLanguageModel):
         return cast(SpanBoundaryHead, self.heads["span_boundary"])
 
     def _features(self, hidden: dict[str, Tensor], batch: Batch) -> Tensor:
-        """Returns the inputs of the span boundary head for each target of `sbo`."""
         position_in_span_M = indices_of(batch, "sbo") - self._boundaries(batch)[:, 0] - 1
         return self._boundary.features(hidden["sbo"], position_in_span_M)
 
     @staticmethod
     def _boundaries(batch: Batch) -> Tensor:
-        """Returns the flat indices (M, 2) of the two tokens next to each target's span."""
         boundaries_M2 = batch.targets["sbo"].span
         if boundaries_M2 is None:
             raise ValueError("the batch has no span boundaries")

@@ -22,12 +22,12 @@ from lmtool.models.base import Backbone, StatefulBackbone
 from lmtool.models.heads.lm import lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
-from lmtool.objectives.checks.spans import PermutationInspector, PermutedPairsInspector, PermutedWindowsInspector
+from lmtool.objectives.checks.masking import PermutationInspector
 from lmtool.objectives.clm import LanguageModelLearner, unigram
+from lmtool.objectives.configs import PlmConfig
 from lmtool.objectives.examples.masked import MaskedExamples, MaskedWindows, Permutations, PermutedWindows
 from lmtool.objectives.examples.pairs import MaskedPairs
 from lmtool.objectives.filling import MaskFiller
-from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, on_host
 
@@ -39,7 +39,7 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
     config: PlmConfig
     term = "plm"
     masks = Permutations
-    query_stream = True
+    inspector_class = PermutationInspector
 
     def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -53,17 +53,13 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         carries_state = self.carried is not None and data.documents == "joined"
         return self.masked_examples(PermutedWindows if carries_state else MaskedWindows, data, max_length)
 
-    def inspector(self, examples: MaskedExamples, max_length: int) -> PermutationInspector:
-        kind = PermutedWindowsInspector if self.config.pairs == "none" else PermutedPairsInspector
-        return kind(self, examples, max_length)
-
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
         """Returns the unigram predictor without special tokens, which are never predicted."""
         return {"plm": unigram(train, self.tokenizer)}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
-        total = self.lm.loss_sum(hidden_MH, self.table_VH, labels_of(batch, "plm"))
+        total = self.lm.loss_sum(hidden_MH, self.table_VW, labels_of(batch, "plm"))
         return StepOutput({"plm": total}, self.loss_weights)
 
     @torch.no_grad()
@@ -71,15 +67,12 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         """Returns the loss and the best prediction of each target, in evaluation mode."""
         indices, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
         hidden_MH = self._states(batch, None)
-        losses, best = self.lm.scores(hidden_MH, self.table_VH, labels)
+        losses, best = self.lm.scores(hidden_MH, self.table_VW, labels)
         return {"plm": Scores(losses, labels, best, batch.inputs.documents[indices])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """Returns the states (M, H) of the query stream.
-
-        If the model has a memory and the batch is read in lanes, the states of each window's first `reuse` tokens are
-        cached for the next window.
-        """
+        """If the model has a memory and the batch is read in lanes, the states of each window's first `reuse` tokens
+        are cached for the next window."""
         query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))
@@ -104,4 +97,4 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), indices)
 
     def _logits(self, packed: Packed, indices: Tensor) -> Tensor:
-        return self.lm(self.backbone(packed, query_M=on_host(indices)), self.table_VH)
+        return self.lm(self.backbone(packed, query_M=on_host(indices)), self.table_VW)

@@ -85,11 +85,10 @@ class DisentangledTable(nn.Module):
         destination[f"{prefix}weight"] = self.weight.detach()
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Tensor], prefix: str, metadata: object, strict: bool, missing: list[str],
-        unexpected: list[str], errors: list[str],
-    ) -> None:  # fmt: skip
-        """Loads the table. A checkpoint with gdes has E_G and E_delta under their own names. From any other checkpoint,
-        the model's table becomes E_G, and E_delta becomes 0."""
+        self, state_dict: Mapping[str, Tensor], prefix: str, _: object, strict: bool, missing: list[str], *__: object
+    ) -> None:
+        """A checkpoint with gdes has E_G and E_delta under their own names. From any other, the model's table becomes
+        E_G, and E_delta becomes 0."""
         table_VW = state_dict.get(f"{prefix}weight")
         if table_VW is None:
             missing.append(f"{prefix}weight")
@@ -184,10 +183,7 @@ def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleD
 
 
 def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> TableDelta:
-    """Replaces the model's token table by E_G + E_delta, where E_G is initialized with the model's table.
-
-    Returns E_delta. Raises UserError if the widths of the two tables differ.
-    """
+    """Replaces the model's token table by E_G + E_delta, where E_G is initialized with the model's table."""
     model_table, generator_table = model.embed.token.weight, generator.embed.token.weight
     if model_table.shape != generator_table.shape:
         raise UserError(
@@ -204,7 +200,6 @@ def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> 
 
 
 def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: torch.device) -> None:
-    """Makes the generator use the model's embeddings, with a projection if the widths of the token tables differ."""
     generator_embed, model_embed = generator.embed, model.embed
     if generator_embed.token.weight.shape != model_embed.token.weight.shape:
         mapped = MappedEmbeddings(model_embed, generator_embed, generator.hidden_size, device)
@@ -280,28 +275,6 @@ class GeneratorSamples:
     variance_M: Tensor
     bound: float
 
-    @classmethod
-    def from_states(
-        cls, filled: Packed, head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, sampled_M: Tensor,
-        labels_M: Tensor, vocab_size: int,
-    ) -> GeneratorSamples:  # fmt: skip
-        """Computes the statistics in double precision, because large sums are compared with narrow intervals. filled:
-        the text with the samples. sampled_M: the samples. labels_M: the original tokens. The other arguments are those
-        of `sample_tokens`."""
-        columns, bound = [torch.zeros(0, 4, dtype=torch.float64, device=hidden_MG.device)], 0.0
-        for hidden, sampled, labels in zip(
-            *(tensor.split(_CHUNK_ROWS) for tensor in (hidden_MG, sampled_M, labels_M)), strict=True
-        ):
-            surprise_MV = -head(hidden, table_VW)[:, :vocab_size].double().log_softmax(-1)
-            probability_MV = (-surprise_MV).exp()
-            entropy = (probability_MV * surprise_MV).sum(-1)
-            variance = (probability_MV * (surprise_MV - entropy[:, None]) ** 2).sum(-1)
-            sample_surprise, label_surprise = (surprise_MV.gather(1, ids[:, None])[:, 0] for ids in (sampled, labels))
-            columns.append(torch.stack([1 - (-label_surprise).exp(), sample_surprise, entropy, variance], dim=1))
-            bound = max(bound, float((surprise_MV - entropy[:, None]).abs().max()))
-        replaced, surprise, entropy, variance = torch.cat(columns).unbind(1)
-        return cls(filled, replaced, surprise, entropy, variance, bound)
-
 
 # Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020.
 # The generator learns to predict the masked tokens only: no gradient passes through its samples.
@@ -327,14 +300,32 @@ class ModelForward:
     hidden_MH: Tensor
 
 
+class VariantMasks(TokenMasks):
+    """Adds the targets of the model's term, which depends on the variant."""
+
+    config: RtdConfig
+
+    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
+        targets, variant = super().targets(original, masked), self.config.variant
+        if variant == "replace_mlm":
+            return {**targets, "replace_mlm": targets["mlm"]}
+        if variant == "all_tokens_mlm":
+            indices = np.flatnonzero(~self.vocabulary.special[original.tokens])
+            target = Target(torch.from_numpy(original.tokens[indices]), at=torch.from_numpy(indices))
+            return {**targets, "all_tokens_mlm": target}
+        # The labels are None, because they depend on the samples that the generator makes in each step.
+        return {**targets, "rtd": Target(None, at=None if variant == "electra" else targets["mlm"].at)}
+
+
 class GeneratedTextLearner(MaskFiller):
     """The base class of learners with a generator. The loss has the term `mlm` of the generator and one term of the
     model. term: the name of the model's term, which subclasses define. objective: the modules of the generator, see
     `build_generator`."""
 
-    makes_inputs = True  # the generator makes the model's inputs in each step
     objective: nn.ModuleDict
     term: ClassVar[str]
+    masks = VariantMasks
+    inspector_class = GeneratorInspector
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -364,9 +355,6 @@ class GeneratedTextLearner(MaskFiller):
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
         return self.masked_examples(MaskedWindows, data, max_length)
-
-    def inspector(self, examples: MaskedWindows, max_length: int) -> GeneratorInspector:
-        return GeneratorInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedWindows) -> dict[str, ConstantPredictor | BestConstant]:
         """Returns the unigram predictor without special tokens for the generator's term, and the predictor that the
@@ -408,10 +396,21 @@ class GeneratedTextLearner(MaskFiller):
         samples from, without dropout."""
         hidden_MG = self._generator_hidden(batch, None)
         filled = self.fill_masks(batch, hidden_MG, step)
-        return GeneratorSamples.from_states(
-            filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[indices_of(batch, "mlm")],
-            labels_of(batch, "mlm"), self.tokenizer.vocab_size,
-        )  # fmt: skip
+        sampled_M, labels_M = filled.tokens[indices_of(batch, "mlm")], labels_of(batch, "mlm")
+        columns, bound = [torch.zeros(0, 4, dtype=torch.float64, device=hidden_MG.device)], 0.0
+        chunks = (tensor.split(_CHUNK_ROWS) for tensor in (hidden_MG, sampled_M, labels_M))
+        for hidden, sampled, labels in zip(*chunks, strict=True):
+            # In double precision, because large sums are compared with narrow intervals.
+            logits_MV = self._generator_head(hidden, self._generator_table)[:, : self.tokenizer.vocab_size]
+            surprise_MV = -logits_MV.double().log_softmax(-1)
+            probability_MV = (-surprise_MV).exp()
+            entropy = (probability_MV * surprise_MV).sum(-1)
+            variance = (probability_MV * (surprise_MV - entropy[:, None]) ** 2).sum(-1)
+            sample_surprise, label_surprise = (surprise_MV.gather(1, ids[:, None])[:, 0] for ids in (sampled, labels))
+            columns.append(torch.stack([1 - (-label_surprise).exp(), sample_surprise, entropy, variance], dim=1))
+            bound = max(bound, float((surprise_MV - entropy[:, None]).abs().max()))
+        replaced, surprise, entropy, variance = torch.cat(columns).unbind(1)
+        return GeneratorSamples(filled, replaced, surprise, entropy, variance, bound)
 
     def fill_masks(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
         """Returns the inputs of a batch with samples from the generator in place of the masks, without gradients.
@@ -424,10 +423,9 @@ class GeneratedTextLearner(MaskFiller):
         inputs, indices = batch.host.inputs, indices_of(batch.host, "mlm")
         documents, positions = inputs.documents[indices].numpy(), inputs.positions[indices].numpy()
         uniform = random_streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
-        sampled = sample_tokens(
-            self._generator_head, hidden_MG.detach(), self._generator_table,
-            send(torch.from_numpy(uniform), hidden_MG.device), self.tokenizer.vocab_size,
-        )  # fmt: skip
+        uniform_M = send(torch.from_numpy(uniform), hidden_MG.device)
+        head, table_VW = self._generator_head, self._generator_table
+        sampled = sample_tokens(head, hidden_MG.detach(), table_VW, uniform_M, self.tokenizer.vocab_size)
         return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), sampled))
 
     def model_forward(self, batch: Batch, filled: Packed, rng: DropoutRng | None) -> ModelForward:
@@ -462,13 +460,7 @@ class GeneratedTextLearner(MaskFiller):
         return self.generator.embed.token.weight
 
     def _generator_hidden(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """Returns the generator's states (M, G) at the masked positions."""
         return self._generator_head.states(self.generator, batch.inputs, rng, indices_of(batch, "mlm"))
-
-    @property
-    def table_VW(self) -> Tensor:
-        """The token table of the model."""
-        return self.backbone.embed.token.weight
 
     def logits_at(self, packed: Packed, indices: Tensor) -> Tensor:
         """Returns the logits (M, V) that the generator predicts at masked positions."""
@@ -480,21 +472,13 @@ class GeneratedTextLearner(MaskFiller):
 # sample that equals the original token counts as original.
 
 
-class DetectionMasks(TokenMasks):
-    """Adds the targets of the term `rtd`, all tokens. The labels are None, because they depend on the samples that the
-    generator makes in each step."""
-
-    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
-        return {**super().targets(original, masked), "rtd": Target(None)}
-
-
 class ReplacedTokenDetection(GeneratedTextLearner):
-    """variant=electra: predicts for every token whether it was replaced; class 1 of the term `rtd` means replaced. The
-    metric is the loss of `rtd` alone, because a sum of losses in which `rtd` has the weight 50 is not meaningful."""
+    """Predicts whether a token was replaced: with variant=electra for every token, with variant=electra_15 at the
+    masked positions. Class 1 of the term `rtd` means replaced. The metric is the loss of `rtd` alone, because a sum of
+    losses in which `rtd` has the weight 50 is not meaningful."""
 
     term = "rtd"
     metric = Metric("rtd_loss", smaller_is_better=True)
-    masks: ClassVar[type[TokenMasks]] = DetectionMasks
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -502,18 +486,17 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         self.add_head("replaced_token", ReplacedTokenHead(backbone.hidden_size, backbone.head_activation))
 
     def predicting_indices(self, batch: Batch) -> Tensor:
+        if self.config.variant == "electra_15":
+            return indices_of(batch, "mlm")
         return torch.arange(len(batch.inputs.tokens), device=batch.inputs.tokens.device)
-
-    @property
-    def replaced_fraction(self) -> float:
-        """The assumed fraction of replaced tokens before an evaluation has measured it, as if every masked token were
-        replaced."""
-        return self.config.probability
 
     def predictor(self, unigrams: ConstantPredictor) -> BestConstant:
         """Returns a predictor whose constant is fitted to the labels of the evaluated text, because the generator makes
         the labels."""
-        return BestConstant("base rate", (1 - self.replaced_fraction, self.replaced_fraction))
+        # Assumed before an evaluation has measured it: half of the samples differ from the original tokens; of all
+        # tokens, every masked one is replaced.
+        replaced_fraction = 0.5 if self.config.variant == "electra_15" else self.config.probability
+        return BestConstant("base rate", (1 - replaced_fraction, replaced_fraction))
 
     def loss_sum(self, forward: ModelForward) -> Tensor:
         return self.score_targets(forward)[0].sum()
@@ -539,38 +522,10 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         return samples
 
 
-class MaskedPositionDetectionMasks(TokenMasks):
-    """Adds the targets of the term `rtd`, the masked positions only."""
-
-    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
-        targets = super().targets(original, masked)
-        return {**targets, "rtd": Target(None, at=targets["mlm"].at)}
-
-
-class MaskedTokenDetection(ReplacedTokenDetection):
-    """variant=electra_15: predicts only at the masked positions whether the token was replaced."""
-
-    masks = MaskedPositionDetectionMasks
-    # Assumed before an evaluation has measured it: half of the samples differ from the original token.
-    replaced_fraction = 0.5
-
-    def predicting_indices(self, batch: Batch) -> Tensor:
-        return indices_of(batch, "mlm")
-
-
-class RestorationMasks(TokenMasks):
-    """Adds the targets of the term `replace_mlm`, which are those of the generator's term."""
-
-    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
-        targets = super().targets(original, masked)
-        return {**targets, "replace_mlm": targets["mlm"]}
-
-
 class ReplacedTokenRestoration(GeneratedTextLearner):
     """variant=replace_mlm: predicts the original tokens at the masked positions, from the text with samples."""
 
     term = "replace_mlm"
-    masks: ClassVar[type[TokenMasks]] = RestorationMasks
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -596,20 +551,11 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
         return losses, labels_M, best
 
 
-class AllTokensRestorationMasks(TokenMasks):
-    """Adds the targets of the term `all_tokens_mlm`, all tokens that are not special."""
-
-    def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
-        indices = np.flatnonzero(~self.vocabulary.special[original.tokens])
-        target = Target(torch.from_numpy(original.tokens[indices]), at=torch.from_numpy(indices))
-        return {**super().targets(original, masked), "all_tokens_mlm": target}
-
-
 class AllTokensRestoration(ReplacedTokenRestoration):
     """variant=all_tokens_mlm: predicts the original token at every position. A gate mixes two distributions: one copies
     the input token, the other predicts a token of the vocabulary."""
 
-    term, masks = "all_tokens_mlm", AllTokensRestorationMasks
+    term = "all_tokens_mlm"
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -631,7 +577,7 @@ class AllTokensRestoration(ReplacedTokenRestoration):
 
 VARIANTS: dict[RtdVariant, type[GeneratedTextLearner]] = {
     "electra": ReplacedTokenDetection,
-    "electra_15": MaskedTokenDetection,
+    "electra_15": ReplacedTokenDetection,
     "replace_mlm": ReplacedTokenRestoration,
     "all_tokens_mlm": AllTokensRestoration,
 }

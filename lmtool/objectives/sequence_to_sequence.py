@@ -21,7 +21,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import lm_head
 from lmtool.objectives.checks.denoising import CorruptedSpansInspector, NoisyInspector
 from lmtool.objectives.checks.language import EncodedPrefixesInspector, MaskedPrefixesInspector
-from lmtool.objectives.clm import SAMPLING, CausalLanguageModel, TextObjective, TextWindows, unigram
+from lmtool.objectives.clm import SAMPLING, CausalLanguageModel, LanguageModelLearner, unigram
 from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, PrefixLmConfig, SpanCorruptionConfig
 from lmtool.objectives.examples.denoising import CorruptedSpans, NoisyWindows
 from lmtool.objectives.examples.language import EncodedPrefixes, MaskedPrefixes
@@ -30,13 +30,12 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
-class SequenceToSequence(TextObjective):
+class SequenceToSequence(LanguageModelLearner):
     """The base class of objectives for encoder-decoders. The single term has the name of the objective. Its loss is the
     cross entropy of all output tokens, including special tokens. Evaluation ignores special tokens, because the
     positions of sentinels and ends are easy to predict."""
 
     backbone: EncoderDecoder
-    extra_training_targets = "special tokens (sentinels, ends)"
 
     def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -55,7 +54,7 @@ class SequenceToSequence(TextObjective):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_TH = self.backbone(batch.inputs, self.dropout_rng(batch, step), batch.outputs)
         labels = labels_of(batch, self.term)
-        total = self.lm.loss_sum(hidden_TH, self.table_VH, labels, self.config.label_smoothing)
+        total = self.lm.loss_sum(hidden_TH, self.table_VW, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.loss_weights)
 
     @torch.no_grad()
@@ -65,7 +64,7 @@ class SequenceToSequence(TextObjective):
         labels, special = labels_of(batch, self.term), torch.tensor(sorted(self.tokenizer.special_ids))
         indices = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
         hidden_MH = self.backbone(batch.inputs, None, outputs, indices)
-        losses, best = self.lm.scores(hidden_MH, self.table_VH, labels[indices])
+        losses, best = self.lm.scores(hidden_MH, self.table_VW, labels[indices])
         return {self.term: Scores(losses, labels[indices], best, outputs.documents[indices])}
 
     def writer(self) -> AnswerWriter:
@@ -89,26 +88,22 @@ class Denoising(SequenceToSequence):
     """Denoising: predicts a text from the same text with noise (Lewis et al. 2020, section 2.2)."""
 
     config: DenoisingConfig
+    inspector_class = NoisyInspector
 
     def examples(self, data: SplitData, max_length: int) -> NoisyWindows:
         """Returns the examples. Neither inputs nor outputs are longer than max_length."""
         return NoisyWindows(self.config, self.tokenizer, self.sides(), data, max_length, self.seed)
-
-    def inspector(self, examples: NoisyWindows, max_length: int) -> NoisyInspector:
-        return NoisyInspector(self, examples, max_length)
 
 
 class SpanCorruption(SequenceToSequence):
     """Span corruption: predicts the replaced spans, each after its sentinel (Raffel et al. 2020, section 3.1.4)."""
 
     config: SpanCorruptionConfig
+    inspector_class = CorruptedSpansInspector
 
     def examples(self, data: SplitData, max_length: int) -> CorruptedSpans:
         """Returns the examples. Neither inputs nor outputs are longer than max_length."""
         return CorruptedSpans(self.config, self.tokenizer, self.sides(), data, max_length, self.seed)
-
-    def inspector(self, examples: CorruptedSpans, max_length: int) -> CorruptedSpansInspector:
-        return CorruptedSpansInspector(self, examples, max_length)
 
 
 # Prefix language modeling splits a text in two. Attention within the first part, the prefix, is bidirectional; the
@@ -121,7 +116,7 @@ class PrefixDecoder(CausalLanguageModel):
     """Prefix language modeling with a decoder; the single term is `prefix_lm`."""
 
     term = "prefix_lm"
-    supports_stride = False
+    inspector_class = MaskedPrefixesInspector
 
     def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
         return MaskedPrefixes(self.tokenizer, data, max_length, self.seed)
@@ -131,12 +126,11 @@ class PrefixDecoder(CausalLanguageModel):
         predicted."""
         return PerplexityScorer(self, predictors)
 
-    def inspector(self, examples: TextWindows, max_length: int) -> MaskedPrefixesInspector:
-        return MaskedPrefixesInspector(self, examples, max_length)
-
 
 class PrefixSequenceToSequence(SequenceToSequence):
     """Prefix language modeling with an encoder-decoder; the single term is `prefix_lm`."""
+
+    inspector_class = EncodedPrefixesInspector
 
     def examples(self, data: SplitData, max_length: int) -> EncodedPrefixes:
         """Returns the examples. Neither inputs nor outputs are longer than max_length."""
@@ -144,9 +138,6 @@ class PrefixSequenceToSequence(SequenceToSequence):
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
         return PerplexityScorer(self, predictors)
-
-    def inspector(self, examples: EncodedPrefixes, max_length: int) -> EncodedPrefixesInspector:
-        return EncodedPrefixesInspector(self, examples, max_length)
 
 
 def build_prefix_lm(

@@ -10,7 +10,7 @@ Shape letters: M pairs of a word and a context word, J negatives of a pair, H hi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -21,14 +21,14 @@ from torch import Tensor
 from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner, Inference
+from lmtool.learners.base import Answers, BaseLearner, Inference, Responder
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sampled import WordPairsHead
 from lmtool.objectives.checks.language import WordPairsInspector
+from lmtool.objectives.configs import SkipGramConfig
 from lmtool.objectives.examples.words import WordCounts, WordPairs
-from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
@@ -44,6 +44,7 @@ class SkipGram(BaseLearner):
     """
 
     config: SkipGramConfig
+    inspector_class = WordPairsInspector
 
     def __init__(self, config: SkipGramConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -74,9 +75,6 @@ class SkipGram(BaseLearner):
                 saved_counts[:size].cpu().numpy() if has_saved_counts else token_counts(data.text.tokens, size)
             )
         return WordPairs(self.config, data.text, max_length, data.split, self.seed, word_counts)
-
-    def inspector(self, examples: WordPairs, max_length: int) -> WordPairsInspector:
-        return WordPairsInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: WordPairs) -> dict[str, ConstantPredictor]:
         """Returns the predictor that gives each word a constant score: the log of its frequency among context words
@@ -122,7 +120,7 @@ class SkipGram(BaseLearner):
         return scores
 
     @torch.no_grad()
-    def _nearest_words(self, ids: Sequence[int]) -> list[list[object]]:
+    def nearest_words(self, ids: Sequence[int]) -> list[list[object]]:
         """Returns the words whose vectors have the largest cosines with the mean vector of some words, each with its
         cosine. ids: the ids of these words, which are left out."""
         table_VH = self.backbone.embed.token.weight[: self.tokenizer.vocab_size].float()
@@ -133,18 +131,30 @@ class SkipGram(BaseLearner):
         return list(map(list, zip(self.tokenizer.pieces(best.tolist()), values.tolist(), strict=True)))
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Returns the first n distinct words of a batch with their nearest words, as in `respond`."""
+        """Returns the first n distinct words of a batch with their nearest words, as in `NeighborResponder.answers`."""
         ids = list(dict.fromkeys(batch.inputs.tokens.tolist()))[:n]
-        return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self._nearest_words([word])} for word in ids]
+        return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self.nearest_words([word])} for word in ids]
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
-        """Yields for each `text` its nearest words (`neighbours`), each with its cosine. Raises UserError if a text has
-        no word of the vocabulary."""
-        for text in rows.columns["text"]:
-            ids = [token for token in self.tokenizer.encode(text).tolist() if token not in self.tokenizer.special_ids]
-            if not ids:
-                raise UserError(f"{text[:80]!r} has no word of the vocabulary", "use a word of the training text")
-            yield {"text": text, "neighbours": self._nearest_words(ids)}
+    def responder(self) -> NeighborResponder:
+        return NeighborResponder(self)
+
+
+class NeighborResponder(Responder):
+    """Names the nearest words of texts."""
+
+    learner: SkipGram
+
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
+        """Returns for each `text` its nearest words (`neighbours`), each with its cosine. Reading the records raises
+        UserError if a text has no word of the vocabulary."""
+        return Answers(map(self._neighbors, rows.columns["text"]))
+
+    def _neighbors(self, text: str) -> JsonObject:
+        tokenizer = self.learner.tokenizer
+        ids = [token for token in tokenizer.encode(text).tolist() if token not in tokenizer.special_ids]
+        if not ids:
+            raise UserError(f"{text[:80]!r} has no word of the vocabulary", "use a word of the training text")
+        return {"text": text, "neighbours": self.learner.nearest_words(ids)}
 
     def line(self, record: JsonObject) -> str:
         return record["text"] + "  " + ", ".join(f"{word} {cosine:.2f}" for word, cosine in record["neighbours"])

@@ -166,7 +166,7 @@ class PredictionsFile(Companion):
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         run, learner, held_out = session.run, session.learner, session.held_out
-        if not learner.predicts_rows:
+        if not learner.config.reads_labeled_rows:
             learner.eval()
             batch = next(iter(held_out.first.loader.epoch_batches())).to(run.precision.device)
             with torch.no_grad():
@@ -179,7 +179,7 @@ class PredictionsFile(Companion):
         classes = final.first.details.get("classes")
         rows: JsonObject = {"validation_examples": sum(map(len, held_out.first.data.rows.values()))}
         rows |= {SCORED_ROWS: final.first.rows_digest, "warnings": final.warnings}
-        if learner.scores_sample:
+        if any(task.scores_sample for task in learner.config.member_configs()):
             # Evaluations during training scored only a sample of the rows; these metrics replace theirs.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
         return rows if classes is None else {**rows, "classes": classes}
@@ -230,7 +230,7 @@ class Distillation(Companion):
 
     def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         require_same_teachers(session.run, self.digests)
-        summary = self.distilled.begin(session.student_data)
+        summary = self.distilled.prepare(session.student_data)
         return {"data": {"distillation": {**self.distilled.metadata(), **summary}}}
 
     def write(self, folder: Path) -> None:

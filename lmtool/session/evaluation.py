@@ -74,7 +74,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
     learner, max_length = trained.learner(), config.max_length or pretraining.max_length
     if config.memory_length is not None:
         set_memory_length(config, learner, max_length)
-    if config.stride is not None and not learner.supports_stride:
+    if config.stride is not None and not learner.config.supports_stride:
         raise UserError(
             f"stride={config.stride} needs a causal language model; {config.checkpoint} was trained on "
             f"{learner.config.name}",
@@ -93,7 +93,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
     description = (
         _describe_streams(metadata, max_length, learner.backbone) if in_lanes else _describe_windows(config, max_length)
     )
-    if learner.supports_stride:
+    if learner.config.supports_stride:
         output.line(f"{description}; {_END_NOTE}")
     elif in_lanes:
         output.line(description)

@@ -19,6 +19,7 @@ from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
+from lmtool.learners.baseline import headline_terms
 from lmtool.learners.rules import reads_lanes
 from lmtool.reporting.run_files import Baseline
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
@@ -71,7 +72,8 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     require_same(opened.group, {key: value for companion in companions for key, value in companion.identity().items()})
     warn_of_idle_ranks(opened, session.loader)
     warn_of_unused_state(opened)
-    learner.begin(session.loader.steps_in_epoch)
+    for scheme in learner.schemes:
+        scheme.set_steps_in_epoch(session.loader.steps_in_epoch)
     held_out = session.held_out
     plan = replace(session.plan, evaluation_tokens=held_out.tokens)
     baseline = cast(Baseline, held_out.baseline(session.phases[-1].data["train"]))
@@ -100,7 +102,9 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     ignore_first_signal(command_line("resume", str(folder.path)), folder.log, folder.writes)
     excluded = {name for companion in companions for name in companion.excluded}
     load_best_weights(opened, training, session.trained_module, excluded)
-    baseline = screens.updated_baseline(opened, baseline, learner.headline, training.metrics)
+    baseline = screens.updated_baseline(
+        opened, baseline, headline_terms(learner.metric, learner.loss_weights), training.metrics
+    )
     rows = result_rows(session, training, baseline)
     with outside_layers(session.trained_module):
         for companion in companions:
@@ -203,9 +207,10 @@ def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any
         steps: An upper limit of their number.
         changes: Fields of `TrainingSettings` to change.
     """
-    session.learner.begin(session.loader.steps_in_epoch)
+    for scheme in session.learner.schemes:
+        scheme.set_steps_in_epoch(session.loader.steps_in_epoch)
     if session.distilled is not None:
-        session.distilled.begin(session.student_data)
+        session.distilled.prepare(session.student_data)
     settings = replace(
         session.settings(), max_steps=max(session.plan.steps, steps + 1), max_epochs=None, max_tokens=None,
         max_minutes=None, max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None, **changes,

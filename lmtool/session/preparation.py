@@ -3,7 +3,7 @@ class does this for pretraining, another for finetuning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 import numpy as np
@@ -14,7 +14,7 @@ from lmtool.data.configs import DataConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Responder
 from lmtool.reporting.text import plain
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.session.forgetting import require_measurable
@@ -24,6 +24,7 @@ from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import PhaseData, Session, build_phases, tokenized_metadata, tokenized_split
 from lmtool.session.teacher_texts import with_teacher_texts
 from lmtool.session.teachers import build_distilled
+from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -135,10 +136,11 @@ def _commands_after_pretraining(
 ) -> list[str]:
     """Returns commands that the last screen suggests to the user."""
     finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
-    if type(learner).respond is BaseLearner.respond:  # the learner cannot answer a text
+    responder = learner.responder()
+    if type(responder) is Responder:  # the learner has no predictions for texts
         return [finetune]
-    # For a learner that fills masks, the prompt ends with a mask.
-    mask = tokenizer.roles.get("mask") if learner.fills_masks else None
+    # For a responder that fills masks, the prompt ends with a mask.
+    mask = tokenizer.roles.get("mask") if responder.fills_masks else None
     prompt = _prompt(held_out, tokenizer)
     prompt = prompt if mask is None else f"{prompt} {tokenizer.pieces([mask])[0]}"
     return [finetune, command_line("predict", f"checkpoint={folder}", f"text={prompt}")]
@@ -190,7 +192,7 @@ class FinetunePreparation:
         del start, earlier  # frees memory: the learner has copies of these weights
         metadata = self._metadata(tokenizer)
         if run.checkpoint is None:
-            metadata["warnings"] += untrained_part_warnings(learner, loaded)
+            metadata["warnings"] += untrained_part_warnings(learner, config.task.member_configs(), loaded)
         student = build_distilled(config, learner, tokenizer, run.precision, contents, self.heads)
         splits, text_metadata = with_teacher_texts(run, learner, student, task.splits(), contents)
         return Session(
@@ -234,7 +236,9 @@ class FinetunePreparation:
         return 0.0 if unknown_id is None or not len(ids) else float((ids == unknown_id).mean())
 
 
-def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
+def untrained_part_warnings(
+    learner: BaseLearner, tasks: Iterable[TaskConfig], loaded: LoadReport | None
+) -> Iterator[str]:
     """Yields warnings about parts of the model that stay random: neither the checkpoint nor this run trains them."""
     backbone = {name: tensor for name, tensor in learner.named_parameters() if part_of(name) == "backbone"}
     frozen_count = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.trainable_names)
@@ -243,7 +247,7 @@ def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> 
             f"checkpoint=none: {frozen_count:,} parameters of the backbone are random and frozen; set checkpoint= to a "
             "pretrained model, or tuning=full"
         )
-    for name in learner.pretrained_heads:
+    for name in dict.fromkeys(name for task in tasks for name in task.pretrained_heads(learner.backbone.config)):
         if loaded is None or f"heads.{name}" in loaded.new:
             yield (
                 f"heads.{name} is new and predicts random words; set checkpoint= to a checkpoint with a language "

@@ -32,6 +32,7 @@ from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.optimizers import levels, training_groups
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
+from lmtool.tuning.schemes import first_step
 from lmtool.weights.assemble import LoadReport
 
 
@@ -81,9 +82,9 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
         for scale in dict.fromkeys(parameter_settings[name].scale for name in trained):
             names = [name for name in trained if parameter_settings[name].scale == scale]
             settings = [parameter_settings[name] for name in names]
-            first_steps = [learner.first_step(name, steps) for name in names]
-            first_step = None if None in first_steps else max(step for step in first_steps if step is not None)
-            shared = _GroupSettings(optimizer.lr * scale, max(setting.decay for setting in settings), first_step)
+            first_steps = [first_step(learner, name, steps) for name in names]
+            first = None if None in first_steps else max(step for step in first_steps if step is not None)
+            shared = _GroupSettings(optimizer.lr * scale, max(setting.decay for setting in settings), first)
             size = sum(setting.size for setting in settings)
             without_decay = sum(setting.size for setting in settings if not setting.decay)
             titles: list[str] = []
@@ -172,13 +173,14 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Without a tuning method all parameters are trained, so there is nothing to list.
     trainable = {} if learner.tuning is None else trainable_by_role(learner)
+    extra_targets = learner.config.extra_training_targets(learner.backbone.config)
     report: JsonObject = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
         "learns": trainable,
         "rates": learning_rates,
         "baseline": dict(baseline),
-        **({"trained_beside": learner.extra_training_targets} if learner.extra_training_targets else {}),
+        **({"trained_beside": extra_targets} if extra_targets else {}),
         **metadata["run"],
     }
     opened.folder.write_json("facts.json", report)

@@ -151,11 +151,11 @@ def _submissions(
         if name == "mnli" and diagnostic is not None:
             diagnostic_data = load_task(diagnostic, config.seed, config.cache_dir, config.offline, scoring=True)
             test_splits.append((DIAGNOSTIC, diagnostic_data.test))
-        learner, inference = trained.learner(), Inference(trained.longest, _TOKENS_PER_PASS, precision)
+        responder, inference = trained.learner().responder(), Inference(trained.longest, _TOKENS_PER_PASS, precision)
         for task_name, splits in test_splits:
             for split, rows in splits.items():
                 if (task_name, split) in FILES:
-                    records = learner.respond(replace(rows, labels=None), inference)
+                    records = responder.answers(replace(rows, labels=None), inference).records
                     predictions = (record["prediction"] for record in records)
                     yield FILES[task_name, split], submission(task_name, task.class_names, predictions)
 

@@ -21,6 +21,7 @@ from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import Teacher
 from lmtool.distillation.store.folder import open_or_make
+from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.held_out import evaluation_tokens
 from lmtool.resolver.commands import FinetuneConfig
@@ -53,7 +54,12 @@ def with_teacher_texts(
         return splits, {}
     assert isinstance(config, FinetuneConfig)
     (teacher,) = distilled.teachers
-    generation, rows = student.generation_settings(), splits["train"].rows[config.task.name]
+    generation, rows = student.responder().generation, splits["train"].rows[config.task.name]
+    if generation is None:
+        raise UserError(
+            f"a model trained on {student.config.name} cannot generate a text per row",
+            "set task.head=text_to_text, or use a task with task.kind=seq2seq",
+        )
     identity = {
         **outputs_depend_on(config, teacher, contents),
         "longest": teacher.longest,
@@ -90,7 +96,7 @@ def replace_targets(student: BaseLearner, rows: Rows, texts: Sequence[str], keep
         The rows, and metadata for the first screen.
     """
     assert rows.labels is not None
-    labels = [student.label_of(text) for text in texts]
+    labels = [student.responder().label_of(text) for text in texts]
     usable = np.array([label is not None for label in labels], dtype=bool)
     # For a row with several reference texts, the label is a tuple, whose first text is compared.
     pairs = zip(labels, rows.labels, strict=True)
@@ -122,7 +128,7 @@ def _write_texts(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneCon
         run.output.stage("the teacher generates texts", done, total)
 
     inference = Inference(max_length, evaluation_tokens(config), teacher.precision, progress=progress)
-    records = teacher.learner.answers(replace(rows, labels=None), inference).records
+    records = teacher.learner.responder().answers(replace(rows, labels=None), inference).records
     texts = [str(record.get("written", record["prediction"])) for record in records]
     if len(texts) != len(rows):
         raise RuntimeError(f"the teacher generated {len(texts)} texts for {len(rows)} rows")

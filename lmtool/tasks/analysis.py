@@ -69,15 +69,13 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
 
 
 def _same_labels(first: TaskEvaluation, second: TaskEvaluation) -> bool:
-    """Whether two evaluations have the same gold labels, apart from the names of the classes, which may differ between
-    checkpoints."""
+    """The names of the classes may differ between checkpoints."""
     golds = ([to_json(gold) for _, gold in evaluation.scored_rows()] for evaluation in (first, second))
     labels, other_labels = golds
     return len({*zip(labels, other_labels, strict=True)}) == len({*labels}) == len({*other_labels})
 
 
 def _resample(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[float]]:
-    """Returns the scores of each sample of the rows, by metric."""
     rows = evaluation.rows
     return evaluation.kind.resampled(rows, evaluation.predictions, resampled_rows(len(rows), resamples))
 

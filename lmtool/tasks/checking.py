@@ -114,7 +114,6 @@ def divergence(first: Mapping[Label, float], second: Mapping[Label, float]) -> f
 
 
 def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
-    """Returns the divergence of the classes, or of binned values; None for labels of other types."""
     if first.labels is None or second.labels is None:
         return None
     sides = [np.asarray(list(kind.flat_values(labels))) for labels in (first.labels, second.labels)]
@@ -164,8 +163,6 @@ class LabeledTexts:
 
 @dataclass(frozen=True)
 class _Measures:
-    """Measurements of N texts: (N,) lengths, weights, and keys for exact matching; the number of empty texts."""
-
     lengths: np.ndarray
     weights: np.ndarray
     keys: np.ndarray
@@ -206,7 +203,7 @@ def read_valid_rows(
 
 
 def _without_row(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, TaskTable] | None:
-    """Returns the tables without the row that an error names by file:line; None if it names no row."""
+    """None if the error names no row by file:line."""
     match = _PLACE.match(problem.message)
     if match is None:
         return None
@@ -284,10 +281,7 @@ def compare(
 def _repeats(
     split_texts: LabeledTexts, other_texts: LabeledTexts, matches: Matches, weights: np.ndarray, max_pairs: int
 ) -> JsonObject:
-    """Returns the duplicates in a split: the number of texts that equal another text (up to case, punctuation and
-    spacing), of texts that are similar to another text, and of equal texts with a different label; the fraction of the
-    split taken up by equal texts; and at most `max_pairs` pairs, those with different labels first.
-    """
+    """Equal texts are equal up to case, punctuation and spacing. Pairs with different labels come first."""
     numbers = np.flatnonzero(matches.repeated >= 0)
     repeated, similarity = matches.repeated[numbers], matches.similarity[numbers]
     equal, differ = similarity == 1, np.zeros(len(numbers), dtype=bool)
@@ -322,8 +316,6 @@ def _repeats(
 
 
 def _label_counts(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
-    """Returns the counts of labels in descending order; for values, their mean, standard deviation and range; None if
-    there are no labels."""
     if rows.labels is None or not len(rows):
         return None
     flat_labels = kind.flat_values(rows.labels)
@@ -340,8 +332,7 @@ def _label_counts(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
 
 
 def _quantiles(lengths: np.ndarray, longest: int) -> dict[str, float]:
-    """Returns the median, 95th percentile and maximum of the lengths, and as `cut` the fraction of lengths above
-    `longest`."""
+    """`cut` is the fraction of lengths above `longest`."""
     return {
         "median": float(np.median(lengths)),
         "percentile_95": float(np.percentile(lengths, 95)),

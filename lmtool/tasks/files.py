@@ -81,7 +81,7 @@ def _read_table_file(file: Path, config: TaskConfig) -> Table:
 
 
 def _has_header(config: TaskConfig, file: Path) -> bool:
-    """Whether the first line of a file names the text columns, although `task.header` is set (GLUE's test files)."""
+    """The first line may name the text columns although `task.header` is set (GLUE's test files)."""
     suffix = suffix_of(file)
     if suffix in (".jsonl", ".json"):
         return True
@@ -150,10 +150,8 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
 
 
 def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
-    """Returns the files by split. A file named after its split takes precedence over one mapped by `task.files`.
-
-    Raises UserError if the file of a split cannot be read: rows held out of train must not replace it silently.
-    """
+    """A file named after its split takes precedence over one mapped by `task.files`. A split that cannot be read is an
+    error: rows held out of train must not replace it silently."""
     development = {"dev", *map(canonical, config.validation)}
     configured = {"train", *development, *map(canonical, config.test)}
     entries = sorted(folder.iterdir())
@@ -189,9 +187,10 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     is_default = config.validation == TaskConfig.model_fields["validation"].default
     stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in paths.values()}
     ignored = [
-        entry for entry, stem in stems.items()
+        entry
+        for entry, stem in stems.items()
         if canonical(stem) in development or (not is_default and _DEVELOPMENT_NAME.match(stem))
-    ]  # fmt: skip
+    ]
     if ignored and not development & paths.keys():
         is_table = ignored[0] in files and suffix_of(ignored[0]) != ".txt"
         reason = f"a split is one file, {', '.join(suffixes(config))}"

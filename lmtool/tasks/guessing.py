@@ -41,9 +41,19 @@ TABLES = tuple(suffix for suffix in _SUFFIXES if suffix != ".txt")
 # Up to _MAX_CLASSES distinct integers are classes; _MIN_VALUES or more are values; numbers between can be either.
 _MAX_CLASSES, _MIN_VALUES = 20, 50
 _LABEL_NAMES = (
-    "label", "labels", "class", "category", "gold", "score", "rating", "stars", "sentiment", "intent",
-    "topic", "topics",
-)  # fmt: skip
+    "label",
+    "labels",
+    "class",
+    "category",
+    "gold",
+    "score",
+    "rating",
+    "stars",
+    "sentiment",
+    "intent",
+    "topic",
+    "topics",
+)
 # Column names that suggest several labels per cell.
 _PLURAL_NAMES = ("labels", "topics", "classes", "categories", "tags", "genres", "emotions")
 # Separators of the labels in a cell.
@@ -71,9 +81,12 @@ class Guess:
     def words(self, path: str) -> list[str]:
         """Returns the guess as overrides. path: the value of task.path."""
         overrides = {
-            "kind": self.kind, "path": quote_value(path), "text": f"[{','.join(map(quote_value, self.text))}]",
-            "label": quote_value(self.label), **({"delimiter": quote_value(self.delimiter)} if self.delimiter else {}),
-        }  # fmt: skip
+            "kind": self.kind,
+            "path": quote_value(path),
+            "text": f"[{','.join(map(quote_value, self.text))}]",
+            "label": quote_value(self.label),
+            **({"delimiter": quote_value(self.delimiter)} if self.delimiter else {}),
+        }
         return ["task=custom", *(f"task.{key}={value}" for key, value in overrides.items())]
 
 
@@ -115,8 +128,7 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
 
 
 def _columns(file: Path, header: tuple[str, ...] | None, named: Collection[str | None]) -> Columns:
-    """Returns the columns of a table, without an index of pandas unless it is among the columns that the user has
-    named. header: their names, for a file without a header line."""
+    """Omits an index of pandas unless the user has named it."""
     if suffix_of(file) == ".parquet":
         table = read_parquet(file)
         index = {*table.index} - {*named}
@@ -126,8 +138,7 @@ def _columns(file: Path, header: tuple[str, ...] | None, named: Collection[str |
 
 
 def _are_tags(name: str, values: Sequence[str]) -> bool:
-    """Whether a column holds tags of words, with O outside of entities. name: the column's name, which is a tag if the
-    file has no header line."""
+    """Tags of words are O outside of entities. name: a tag too if the file has no header line."""
     return "O" in values and all(map(_TAG.fullmatch, (name, *values)))
 
 
@@ -151,8 +162,6 @@ def headless(columns: Columns) -> str | None:
 
 
 def _with_header(value: str, columns: Columns, kind: str | None) -> str:
-    """Returns the hint for a table that may lack a header line: how to name its columns, and how to use its first
-    line."""
     names = [f"column_{number}" for number in range(1, len(columns) + 1)]
     rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
     with contextlib.suppress(UserError):
@@ -169,14 +178,13 @@ def _with_header(value: str, columns: Columns, kind: str | None) -> str:
 
 
 def _without_ids(columns: Columns) -> Columns:
-    """Returns the columns except ids and line numbers: the candidates for text and label."""
     return {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
 
 
 def _guess_from_columns(
     value: str, columns: Columns, kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
-    """Returns the guess for a table. kind, text, label: values on the command line; None for those to guess."""
+    """kind, text, label: values on the command line; None for those to guess."""
     text_columns = [part for name in text or () for part in ([name] if name in columns else joined_columns(name))]
     unknown = [name for name in (*text_columns, *([label] if label else [])) if name not in columns]
     if unknown:
@@ -220,26 +228,24 @@ def _guess_from_columns(
 
 
 def _word_column(columns: Columns) -> tuple[str, ...]:
-    """Returns the column of words: among columns of equally long lists, the one with the most distinct values."""
+    """Returns, among columns of equally long lists, the one with the most distinct values."""
     lists = [name for name in columns if _parallel_columns(columns, name)]
     return tuple(sorted(lists, key=lambda name: -len({str(item) for row in columns[name] for item in row}))[:1])
 
 
 def _parallel_columns(columns: Columns, name: str) -> list[str]:
-    """Returns the other columns whose lists have the same length as this column's in every row."""
     if not all(isinstance(value, list) for value in columns[name]):
         return []
     sizes = [len(value) for value in columns[name]]
     return [
-        other for other, values in columns.items()
+        other
+        for other, values in columns.items()
         if other != name and [len(value) if isinstance(value, list) else -1 for value in values] == sizes
-    ]  # fmt: skip
+    ]
 
 
 def _kinds(values: list[object], has_parallel_column: bool = False, is_plural: bool = False) -> list[str]:
-    """Returns the task kinds whose label a column may be; empty for a column of texts. has_parallel_column: whether
-    another column has lists of the same lengths. is_plural: whether the column's name suggests several labels
-    per row."""
+    """is_plural: whether the column's name suggests several labels per row."""
     present = [value for value in values if text_of_label(value)]
     if not present:
         return []
@@ -267,7 +273,7 @@ def _kinds(values: list[object], has_parallel_column: bool = False, is_plural: b
 
 
 def _delimiter_of(cells: Sequence[str]) -> str | None:
-    """Returns the separator of labels in cells, if the cells hold several short labels that recur; otherwise None."""
+    """None unless the cells hold several short labels that recur."""
     for delimiter in _DELIMITERS:
         # Checked first, since a text column fails it at once.
         if not all(0 < len(part.split()) < _MIN_TEXT_WORDS for cell in cells for part in cell.split(delimiter)):
@@ -282,7 +288,7 @@ def _delimiter_of(cells: Sequence[str]) -> str | None:
 
 
 def _delimiter(kind: str, values: Sequence[object]) -> str | None:
-    """Returns the separator of the labels in a cell of text; None for a comma or if there is one label."""
+    """None for a comma, or if there is one label."""
     if kind != "multi_label" or any(isinstance(value, list) for value in values):
         return None
     delimiter = _delimiter_of([text_of_label(value) for value in values if text_of_label(value)])
@@ -290,7 +296,6 @@ def _delimiter(kind: str, values: Sequence[object]) -> str | None:
 
 
 def _number(word: str) -> float | None:
-    """Returns the finite number that a word spells, with a decimal point or comma; otherwise None."""
     try:
         number = float(word.replace(",", ".") if DECIMAL_COMMA.fullmatch(word) else word)
     except ValueError:
@@ -299,7 +304,6 @@ def _number(word: str) -> float | None:
 
 
 def _texts(value: str, columns: Columns, label: str, kind: str) -> tuple[str, ...]:
-    """Returns the text columns for a label. Raises UserError if there are none, or more than a pair."""
     other_columns = [name for name in columns if name != label]
     if kind == "token_classification":
         return _word_column(columns) or ("tokens",)
@@ -329,7 +333,6 @@ def is_text(values: list[object]) -> bool:
 
 
 def _refuse(value: str, guesses: Sequence[Guess]) -> NoReturn:
-    """Raises the error that lists the overrides of the first guesses."""
     first, second = (shlex.join(guess.words(value)) for guess in guesses[:2])
     more = f" (or {len(guesses) - 2} more)" if len(guesses) > 2 else ""
     question = "which column is the label" if guesses[0].label != guesses[1].label else "which task is meant"
@@ -337,7 +340,6 @@ def _refuse(value: str, guesses: Sequence[Guess]) -> NoReturn:
 
 
 def _training_file(value: str) -> Path:
-    """Returns the training file. Raises UserError if there is none."""
     path = user_path(value)
     if path.is_file():
         return path
@@ -354,7 +356,6 @@ def _training_file(value: str) -> Path:
 
 
 def _list(value: str | None) -> tuple[str, ...] | None:
-    """Returns the columns of a typed `task.text=[a,b]`."""
     if value is None:
         return None
     return tuple(part.strip().strip("'\"") for part in value.strip().strip("[]").split(","))

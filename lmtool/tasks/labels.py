@@ -45,8 +45,6 @@ class LoadedHead:
         return dict(tensors)
 
     def _renamed(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
-        """Returns all tensors, with this head renamed and reordered among the heads under one prefix: the model's
-        heads, or those of an early exit."""
         prefix = f"{heads}.{self.name}."
         replaced = (prefix, f"{heads}.{task}.")
         renamed = {name: tensor for name, tensor in tensors.items() if not name.startswith(replaced)}
@@ -95,7 +93,6 @@ def load_head(section: JsonMapping, task: TaskConfig, partial: bool = False) -> 
 
 
 def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] | None:
-    """Returns, for each expected label, its index among the saved labels; None if a label is absent."""
     for spelling in (str, str.casefold):
         numbers = {spelling(label): number for number, label in enumerate(saved)}
         if len(numbers) == len(saved) and len({spelling(label) for label in expected}) == len(expected):

@@ -244,7 +244,7 @@ def _decode_unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
 def _without_train(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: JsonObject
 ) -> TaskData:
-    """Returns the data of a task without a training split: another split, labeled if there is one, takes its place."""
+    """Another split, labeled if there is one, takes the place of the training split."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}
@@ -274,8 +274,6 @@ def read_tables(
 
 
 def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list]:
-    """Returns the columns of a table under the names that the task uses. Raises UserError if a text column is
-    missing."""
     columns = dict(table.columns)
     for file_name, name in config.aliases.items():
         if file_name in columns and name not in columns:
@@ -306,8 +304,6 @@ def _place(table: TaskTable, split: str) -> str:
 
 
 def _development_splits(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]:
-    """Returns the names of the configured development splits that exist, or "dev". Raises UserError if a split with
-    another name is missing."""
     configured = [canonical(split) for split in config.validation]
     missing_splits = [split for split in configured if split not in columns and split[:3] != "dev"]
     if missing_splits:
@@ -321,7 +317,7 @@ def _development_splits(config: TaskConfig, columns: Mapping[str, Columns]) -> l
 
 
 def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:
-    """Holds out a seeded tenth of the groups (distinct texts) with all their rows, so that no text is in both sets."""
+    """Holds out a tenth of the groups (distinct texts), so that no text is in both sets."""
     numbers: dict[str, int] = {}
     group_E = np.array([numbers.setdefault(repr(group), len(numbers)) for group in groups])
     if len(numbers) < 2:
@@ -394,7 +390,7 @@ class TaskText:
 
 
 def _documents(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the rows as documents. A repeated text is left out after its first occurrence."""
+    """A repeated text is left out after its first occurrence."""
     texts: set[str] = set()
     for row in zip(*columns, strict=True):
         unread = [text for text in dict.fromkeys(row) if text.strip() and text not in texts]

@@ -19,7 +19,7 @@ from lmtool.learners.configs import ObjectiveConfig
 from lmtool.learners.evaluation import Evaluation
 from lmtool.learners.metrics import Metric
 from lmtool.learners.mixed_examples import MixedBatch
-from lmtool.learners.mixture import MixedScorer, Mixture
+from lmtool.learners.mixture import MixedScorer, Mixture, has_data
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import GlueConfig, MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
@@ -131,7 +131,6 @@ class MixedTasks:
 class TaskMixture(Mixture):
     """Learns several tasks and predicts the rows of each. The main metric is the mean of the members' metrics."""
 
-    predicts_rows = True
     metric = AVERAGE
 
     @property
@@ -142,11 +141,6 @@ class TaskMixture(Mixture):
     def tasks(self) -> Iterator[tuple[str, TaskLearner]]:
         """The members by their names."""
         yield from ((name, cast(TaskLearner, member)) for name, member in self.named_members())
-
-    @property
-    def scores_sample(self) -> bool:  # type: ignore[override]
-        """Whether a member scores a sample of its rows in training."""
-        return any(member.scores_sample for _, member in self.named_members())
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
@@ -159,7 +153,7 @@ class TaskMixture(Mixture):
         members = {
             name: member.baseline(train, held_out, parts[name], predictors)
             for name, member in self.tasks
-            if member.has_data_in(held_out)
+            if has_data(member, held_out)
         }
         values = {name: {entry["metric"]: entry["value"]} for name, entry in members.items()}
         return {
@@ -233,16 +227,29 @@ NOT_AVERAGED = "wnli"
 """Excluded from the average: its development set contradicts its training set (gluebenchmark.com, question 12)."""
 # Metrics that the leaderboard averages; two metrics count as their mean.
 _AVERAGED_METRICS: dict[str, tuple[str, ...]] = {
-    "cola": ("matthews",), "sst2": ("accuracy",), "mrpc": ("f1", "accuracy"), "stsb": ("pearson", "spearman"),
-    "qqp": ("f1", "accuracy"), "mnli": ("dev_matched_accuracy", "dev_mismatched_accuracy"), "qnli": ("accuracy",),
-    "rte": ("accuracy",), "wnli": ("accuracy",),
-}  # fmt: skip
+    "cola": ("matthews",),
+    "sst2": ("accuracy",),
+    "mrpc": ("f1", "accuracy"),
+    "stsb": ("pearson", "spearman"),
+    "qqp": ("f1", "accuracy"),
+    "mnli": ("dev_matched_accuracy", "dev_mismatched_accuracy"),
+    "qnli": ("accuracy",),
+    "rte": ("accuracy",),
+    "wnli": ("accuracy",),
+}
 FILES: dict[tuple[str, str], str] = {
-    ("cola", "test"): "CoLA.tsv", ("sst2", "test"): "SST-2.tsv", ("mrpc", "test"): "MRPC.tsv",
-    ("stsb", "test"): "STS-B.tsv", ("qqp", "test"): "QQP.tsv", ("mnli", "test_matched"): "MNLI-m.tsv",
-    ("mnli", "test_mismatched"): "MNLI-mm.tsv", ("qnli", "test"): "QNLI.tsv", ("rte", "test"): "RTE.tsv",
-    ("wnli", "test"): "WNLI.tsv", (DIAGNOSTIC, "test"): "AX.tsv",
-}  # fmt: skip
+    ("cola", "test"): "CoLA.tsv",
+    ("sst2", "test"): "SST-2.tsv",
+    ("mrpc", "test"): "MRPC.tsv",
+    ("stsb", "test"): "STS-B.tsv",
+    ("qqp", "test"): "QQP.tsv",
+    ("mnli", "test_matched"): "MNLI-m.tsv",
+    ("mnli", "test_mismatched"): "MNLI-mm.tsv",
+    ("qnli", "test"): "QNLI.tsv",
+    ("rte", "test"): "RTE.tsv",
+    ("wnli", "test"): "WNLI.tsv",
+    (DIAGNOSTIC, "test"): "AX.tsv",
+}
 """The leaderboard's file for a task's test split."""
 # Tasks submitted with class names; the others with numbers.
 _SUBMITTED_BY_NAME = ("mnli", "qnli", "rte", DIAGNOSTIC)

@@ -26,7 +26,6 @@ def require_task_data(task: TaskConfig) -> Iterator[Problem]:
 
 
 def _data_hint(task: str) -> str:
-    """Returns how to give data to a task that has none: the form of one's own files, and data sets with names."""
     file, named = yaml_file("task", task), data_sets(task)
     described = None if file is None else re.fullmatch(r"Your own [\w -]+: (.+)\.", purpose(file))
     form = f" ({described[1]})" if described is not None else ""

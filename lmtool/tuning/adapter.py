@@ -46,11 +46,8 @@ class AdapterTuning(TuningMethod):
                 norm.requires_grad_(True)
 
     def _initializer(self, name: str, module: nn.Module) -> Draw:
-        """Returns the initialization of a projection: truncated normal with `init_std` if it is set.
-
-        Otherwise the up projection is zero, so that the adapter does not change the model at first, and the down
-        projection has the standard deviation of torch's default for a linear layer, as in the code of He et al. (2022).
-        """
+        """Without `init_std`, the up projection is zero, and the down projection has the standard deviation of torch's
+        default, as in the code of He et al. (2022)."""
         std = self.config.init_std
         if std is not None:
             return truncated_normal(std)
@@ -127,7 +124,7 @@ def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], submodule
 
 
 def _equal(expected: Tensor | None, tensor: Tensor) -> bool:
-    """Whether two tensors have the same shape and values, also on different devices; False if the first is None."""
+    """The tensors may be on different devices."""
     return expected is not None and expected.shape == tensor.shape and torch.equal(expected.cpu(), tensor.cpu())
 
 
@@ -173,7 +170,7 @@ class AdapterFusionTuning(TuningMethod):
 
 
 def _identity(tensor: Tensor, generator: torch.Generator) -> None:
-    """Sets a matrix to 1 on the diagonal and 1e-6 elsewhere, as published. `generator` is unused."""
+    """1 on the diagonal and 1e-6 elsewhere, as published."""
     tensor.fill_(1e-6).fill_diagonal_(1.0)
 
 

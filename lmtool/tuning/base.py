@@ -198,5 +198,5 @@ def learn_biases(learner: BaseLearner, modules: Collection[str] | None = None) -
 
 
 def _is_trained_head(part: str, learner: BaseLearner) -> bool:
-    """Whether a part is an early exit, or the head of one of the learner's loss terms."""
+    """Returns whether a part is an early exit, or the head of a loss term."""
     return is_exit(part) or part.removeprefix("heads.") in learner.loss_weights

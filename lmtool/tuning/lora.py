@@ -127,7 +127,7 @@ class DoraLinear(LoraLinear):
         return base_TO + (factor_O * updated_TO - plain_TO).to(base_TO.dtype)
 
     def _factor(self) -> Tensor:
-        """Returns m / |W|, (O,). The norms are computed in full precision and without gradients (section 4.3)."""
+        """Returns m / |W|, computed in full precision and without gradients (section 4.3)."""
         with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
             updated_OI = torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
             norm_O = torch.linalg.vector_norm(updated_OI, dim=1)
@@ -169,8 +169,7 @@ class LoraTuning(TuningMethod):
 
 @torch.no_grad()
 def _initialize(lora_a: Tensor, seed: int, name: str) -> None:
-    """Initializes A as published, by Kaiming's uniform initialization with a = sqrt(5): uniform within
-    1 / sqrt(inputs)."""
+    """As published: Kaiming's uniform initialization with a = sqrt(5), uniform within 1 / sqrt(inputs)."""
     if not lora_a.is_meta:
         bound = 1 / math.sqrt(lora_a.shape[1])
         lora_a.copy_(torch.empty(lora_a.shape).uniform_(-bound, bound, generator=generator_for(seed, name)))

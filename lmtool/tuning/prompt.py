@@ -55,8 +55,7 @@ class PromptTuning(TuningMethod):
                 embed.virtual.weight.copy_(self._initial_vectors(learner, seed))
 
     def _initial_vectors(self, learner: BaseLearner, seed: int) -> Tensor:
-        """Returns the initial vectors, (P, E). Without a tokenizer they are zero, because the learner is then built
-        only to load trained weights."""
+        """Zero without a tokenizer, because the learner is then built only to load trained weights."""
         backbone, count = learner.backbone, self.config.length
         width, tokenizer = backbone.embed.token.weight.shape[1], learner.tokenizer
         if self.config.init == "random":

@@ -33,7 +33,7 @@ class Scheme:
         edited learner. new_parts: names of the parts that were not loaded from a checkpoint; None if the learner is
         built for inference, on which most schemes have no effect."""
 
-    def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
+    def set_steps_in_epoch(self, steps_in_epoch: Callable[[int], int]) -> None:
         """Called before training. steps_in_epoch: returns the number of optimizer steps of an epoch, given the number
         of the epoch from 0."""
 
@@ -51,6 +51,13 @@ class Scheme:
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
         """Returns loss terms by name, which are added to the loss once per step."""
         return {}
+
+
+def first_step(learner: BaseLearner, name: str, steps: int) -> int | None:
+    """Returns the first step that trains a parameter under all schemes of a learner, or None if the parameter stays
+    frozen in a run of `steps` steps. name: the name of the parameter."""
+    first_steps = [scheme.first_step(name, steps) for scheme in learner.schemes]
+    return max((first or 0 for first in first_steps), default=1) if None not in first_steps else None
 
 
 # L2-SP: Li, Grandvalet and Davoine, "Explicit Inductive Bias for Transfer Learning with Convolutional Networks", ICML
@@ -212,7 +219,7 @@ class GradualUnfreezing(Scheme):
         by_level = [{name: trainable[name] for name in names if name in trainable} for names in levels(named).values()]
         self._levels = [parameters for parameters in by_level if parameters]
 
-    def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
+    def set_steps_in_epoch(self, steps_in_epoch: Callable[[int], int]) -> None:
         self._steps_in_epoch = steps_in_epoch
 
     def first_step(self, name: str, steps: int) -> int | None:
@@ -231,10 +238,10 @@ class GradualUnfreezing(Scheme):
                 parameter.requires_grad_(unfrozen)
 
     def _start(self, number: int) -> int:
-        """Returns the first step that trains a level. Levels count from 0, the head."""
+        """Levels count from 0, the head."""
         if self.config.every_steps is not None:
             return 1 + number * self.config.every_steps
         while len(self._starts) <= number:
-            assert self._steps_in_epoch is not None, "the length of an epoch is unknown: call begin"
+            assert self._steps_in_epoch is not None, "the length of an epoch is unknown: call set_steps_in_epoch"
             self._starts.append(self._starts[-1] + self._steps_in_epoch(len(self._starts) - 1))
         return self._starts[number]

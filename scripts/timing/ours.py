@@ -161,7 +161,7 @@ def lmtool_predictor(folder: Path, settings: dict[str, Any], tokenizer: Any) -> 
     precision = select_precision(settings["precision"], select_device("cpu"))
 
     def predict(texts: list[str]) -> int:
-        rows = learner.read_rows({"text": texts}, [("text", number) for number in range(len(texts))])
-        return len(list(learner.answers(rows, Inference(settings["max_length"], 8192, precision)).records))
+        rows = learner.responder().read_rows({"text": texts}, [("text", number) for number in range(len(texts))])
+        return len(list(learner.responder().answers(rows, Inference(settings["max_length"], 8192, precision)).records))
 
     return predict, sum(parameter.numel() for parameter in learner.parameters())

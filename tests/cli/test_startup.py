@@ -35,7 +35,6 @@ UNUSED_CONFIGS = (
     "lmtool.models.decoder_configs",
     "lmtool.models.encoder_decoder_configs",
     "lmtool.models.pretransformer_configs",
-    "lmtool.objectives.permutation_configs",
     "lmtool.tuning.configs.methods",
     "lmtool.tuning.configs.adapter",
     "lmtool.tasks.configs.classification",

@@ -40,12 +40,12 @@ from lmtool.objectives.configs import (
     DenoisingConfig,
     MlmConfig,
     ObjectiveConfig,
+    PlmConfig,
     PrefixLmConfig,
     RtdConfig,
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.configs import (
     AdafactorConfig,

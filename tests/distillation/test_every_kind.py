@@ -203,7 +203,7 @@ def test_hard_labels_of_a_file_match_their_rows(kind, tokens, tmp_path):
     data = SplitData("train", rows={learner.config.name: source.rows})
     labels = HardLabels(learner, FP32, "said.jsonl", relabel=lambda data: (data, {"predictions": "all"}))
     reading = StudentData(data, 32, examples, None, None, None, {}, 64)
-    assert labels.begin(reading) == {"predictions": "all"}
+    assert labels.prepare(reading) == {"predictions": "all"}
     rows, numbers = examples.plan(0).rows, np.array([5, 0, 3])
     batch = examples.batch(rows[numbers], numbers, 0)
     (given,) = labels.predict(batch).predicted.values()

@@ -41,6 +41,9 @@ class Reader(BaseLearner):
         hidden_TH = self.hidden_of(batch, self.dropout_rng(batch, step))
         return StepOutput({"nothing": hidden_TH.sum() * 0.0}, self.loss_weights)
 
+    def hidden_of(self, batch, rng):
+        return self.hidden(batch.inputs, batch.outputs, rng)
+
     examples = score = predictors = None
 
 

@@ -50,8 +50,8 @@ def test_stored_outputs_equal_teacher_predictions(kind, tokens, tmp_path):
     states = kind != "domain"  # whose forward pass composes batches differently
     whole = stored(learner, tmp_path, StoreFormat("float32", None, TEMPERATURES), fixed, states=states)
     small = stored(learner, tmp_path, StoreFormat("float16", 3, TEMPERATURES), fixed)
-    assert whole.begin(read)["teacher_outputs"] == small.begin(read)["teacher_outputs"] == "made"
-    assert whole.begin(read)["teacher_outputs"] == "found"
+    assert whole.prepare(read)["teacher_outputs"] == small.prepare(read)["teacher_outputs"] == "made"
+    assert whole.prepare(read)["teacher_outputs"] == "found"
     live, cut = (
         Teacher(learner, FP32_CPU, ""),
         TopWordsTeacher(learner, FP32_CPU, "", top_k=3, temperatures=TEMPERATURES),
@@ -86,15 +86,15 @@ def same(stored, live, tolerance):
 def test_storing_predictions_without_targets_is_refused(tokens, tmp_path):
     learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)
     with pytest.raises(UserError, match="predictions of lm cannot be stored"):
-        stored(learner.eval(), tmp_path, StoreFormat("float32", None, TEMPERATURES)).begin(reading(examples))
+        stored(learner.eval(), tmp_path, StoreFormat("float32", None, TEMPERATURES)).prepare(reading(examples))
 
 
 def test_examples_outside_the_store_are_refused(tokens, tmp_path):
     learner, examples = KINDS["mlm"](tmp_path, tokens)
     teacher = stored(learner.eval(), tmp_path, StoreFormat("float32", None, TEMPERATURES), fixed=False)
     with pytest.raises(UserError, match="neither max_steps nor max_epochs"):
-        teacher.begin(reading(examples, max_epochs=None))
-    teacher.begin(reading(examples, max_steps=1))
+        teacher.prepare(reading(examples, max_epochs=None))
+    teacher.prepare(reading(examples, max_steps=1))
     first, second = (step.batches[0] for step in islice(PackedLoader(examples, 5, 4).steps(None), 2))
     teacher.predict(first)
     with pytest.raises(UserError, match="for examples that this run reads"):

@@ -20,12 +20,12 @@ from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
     MlmConfig,
+    PlmConfig,
     PrefixLmConfig,
     RtdConfig,
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence
 from lmtool.training.precision import FP32_CPU
 
@@ -347,10 +347,10 @@ def test_tokenizer_without_eos_continues_non_empty_texts():
     tokens = tokenizer("bytebpe")
     tokens.roles = {}
     learner = build(ClmConfig(), backbone("gpt"), tokens, 0).eval()
-    (row,) = learner.respond(Rows.of_texts(text=["the old cat"]), Inference(32, 100, FP32_CPU))
+    (row,) = learner.responder().answers(Rows.of_texts(text=["the old cat"]), Inference(32, 100, FP32_CPU)).records
     assert row["text"] == "the old cat" and row["continuation"]
     with pytest.raises(UserError, match="no eos token"):
-        next(learner.respond(Rows.of_texts(text=[""]), Inference(32, 100, FP32_CPU)))
+        next(learner.responder().answers(Rows.of_texts(text=[""]), Inference(32, 100, FP32_CPU)).records)
 
 
 @pytest.mark.parametrize("lone", [0, 190])

@@ -13,7 +13,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
 from lmtool.nn.cache import carried_tensors, load_carried
-from lmtool.objectives.permutation_configs import PlmConfig
+from lmtool.objectives.configs import PlmConfig
 from lmtool.training.precision import FP32_CPU
 
 WORDS = tokenizer()
@@ -37,7 +37,7 @@ def steps_of(built, count, **sizes):
 def test_masks_are_filled_and_shown_in_samples():
     built = learner().eval()
     rows = Rows([0], {"text": ["the old [MASK] sat near a [MASK]"]}, None, [("text", 1)])
-    (record,) = built.respond(rows, Inference(4, 64, FP32_CPU))
+    (record,) = built.responder().answers(rows, Inference(4, 64, FP32_CPU)).records
     assert len(record["masks"]) == 2 and all(len(mask["guesses"]) == 5 for mask in record["masks"])
     batch = rows_of(built.examples(split(STORE), 16), 3)
     samples = built.samples(batch, 2)

@@ -13,7 +13,7 @@ from lmtool.data.examples import Rows
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.pretransformer_configs import WordVectorsConfig
-from lmtool.objectives.permutation_configs import SkipGramConfig
+from lmtool.objectives.configs import SkipGramConfig
 from lmtool.objectives.skip_gram import SkipGram
 from lmtool.random_streams import uniform
 from lmtool.tokenizers.configs import WordConfig
@@ -161,8 +161,8 @@ def test_neighbors_are_ranked_by_cosine_similarity(words):
         table = learner.backbone.embed.token.weight.normal_()
         cat, dogs = int(words.encode("cat")[0]), int(words.encode("dogs")[0])
         table[dogs] = 2 * table[cat]
-    (record,) = learner.respond(Rows.of_texts(text=["Cat"]), None)
+    (record,) = learner.responder().answers(Rows.of_texts(text=["Cat"]), None).records
     assert record["neighbours"][0][0] == "dogs" and record["neighbours"][0][1] == pytest.approx(1)
     assert "cat" not in [word for word, _ in record["neighbours"]]
     with pytest.raises(UserError, match="no word of the vocabulary"):
-        list(learner.respond(Rows.of_texts(text=["zzz"]), None))
+        list(learner.responder().answers(Rows.of_texts(text=["zzz"]), None).records)

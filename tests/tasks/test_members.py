@@ -115,10 +115,11 @@ def test_mixture_of_text_and_tasks_matches_members(sections, family, tokenizers)
 
 def test_task_objective_labels_texts(sections, tokenizers):
     _, learner, _ = make_learner(sections[0], "bert", tokenizers["bert"])
-    records = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), Inference(32, 100, FP32_CPU)))
+    responder, rows = learner.responder(), Rows.of_texts(text=["a fine film", "a mess"])
+    records = list(responder.answers(rows, Inference(32, 100, FP32_CPU)).records)
     assert [record["text"] for record in records] == ["a fine film", "a mess"]
     assert all(record["prediction"] in ("good", "bad") and 0.5 <= record["score"] <= 1 for record in records)
-    assert learner.reads == ("text",) and learner.line(records[0]).endswith("  a fine film")
+    assert responder.columns == ("text",) and responder.line(records[0]).endswith("  a fine film")
 
 
 def test_repeated_head_names_are_refused(sections, tokenizers):

@@ -195,7 +195,7 @@ def test_scheduled_sampling_replaces_tokens_by_predictions(family):
     side = batch.inputs if batch.outputs is None else batch.outputs
     with torch.no_grad():
         learner.eval()
-        _, best = learner._lm.scores(learner.outputs(batch, 0), learner._table, learner.labels(batch))
+        _, best = learner._lm.scores(learner.outputs(batch, 0), learner.table_VW, learner.labels(batch))
         learner.train()
     every, half = (learner._with_predictions(batch, 7, share) for share in (0.0, 0.5))
     tokens = [(new.inputs if new.outputs is None else new.outputs).tokens for new in (every, half)]
@@ -227,7 +227,7 @@ def test_step_by_step_predictions_follow_replaced_tokens(family):
         read = at + 1 < ends[old.documents[at]]
         with torch.no_grad():
             learner.eval()
-            _, best = learner._lm.scores(learner.outputs(changed, 0), learner._table, learner.labels(batch))
+            _, best = learner._lm.scores(learner.outputs(changed, 0), learner.table_VW, learner.labels(batch))
             learner.train()
         own, was, predicted = new.tokens[at[read] + 1], old.tokens[at[read] + 1], best[read]
         assert ((own == predicted) | (own == was)).all()

@@ -257,10 +257,10 @@ def test_entities_starting_with_i_are_counted(tokenizers, tmp_path):
 
 def test_texts_are_split_at_whitespace(tokenizers, tmp_path):
     learner = learner_of(load(tagged_folder("ner", tmp_path)), tokenizers)
-    rows = learner.read_rows({"tokens": ["a fine  film"]}, [("text", 1)])
+    rows = learner.responder().read_rows({"tokens": ["a fine  film"]}, [("text", 1)])
     assert isinstance(rows, Rows) and rows.columns["tokens"] == [["a", "fine", "film"]] and rows.labels is None
     record = {"tokens": ["a", "fine", "film"], "prediction": ["O", "B-PER", "I-PER"], "score": 0.5}
-    assert learner.line(record) == "a fine/B-PER film/I-PER"
+    assert learner.responder().line(record) == "a fine/B-PER film/I-PER"
 
 
 def test_constant_tags_warn(tokenizers, tmp_path):

@@ -16,7 +16,7 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.optimizers import levels, training_groups
 from lmtool.tuning.configs import AdapterConfig, BitFitConfig, FullConfig, Ia3Config, LastLayersConfig, LoraConfig
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
-from lmtool.tuning.schemes import MixedLinear, mix_weights
+from lmtool.tuning.schemes import MixedLinear, first_step, mix_weights
 from tests.tasks.task_fixtures import SIZES, backbone
 
 HEADS = frozenset({"heads.sst2", "heads.pooler"})
@@ -43,7 +43,8 @@ ORDER = ["head", "layer 2", "layer 1", "embeddings"]
 
 def test_gradual_unfreezing_follows_epochs():
     learner = tuned(schedule=GradualUnfreezingConfig())
-    learner.begin(lambda epoch: [3, 2, 4][epoch])  # the fourth epoch is never reached
+    for scheme in learner.schemes:
+        scheme.set_steps_in_epoch(lambda epoch: [3, 2, 4][epoch])  # the fourth is never reached
     expected = {1: 1, 3: 1, 4: 2, 5: 2, 6: 3, 9: 3, 10: 4}
     # In any order, because trained levels are a function of the step.
     for step in (10, 1, 4, 9, 3, 6, 5, 1):
@@ -63,7 +64,7 @@ def test_gradual_unfreezing_follows_every_steps():
     for step, count in ((5, 1), (6, 2), (10, 2), (11, 3), (100, 3)):
         learner.on_step(step)
         assert learning(learner) == ORDER[:count]
-    firsts = {name: learner.first_step(name, 10) for name in learner.trainable_names}
+    firsts = {name: first_step(learner, name, 10) for name in learner.trainable_names}
     assert firsts["heads.sst2.output.weight"] == 1 and firsts["backbone.layers.1.norm1.weight"] == 6
     assert firsts["backbone.layers.0.norm1.weight"] is None
     assert not any("embed" in name for name in learner.trainable_names)

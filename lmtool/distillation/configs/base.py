@@ -152,9 +152,15 @@ order, the number of the teacher layer to copy, counted from 1.
 # Model fields that determine the shapes of tensors. Layers can be copied only between models that agree in all of
 # these.
 _SHAPE_FIELDS = (
-    "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
+    "vocab_size",
+    "hidden_size",
+    "embedding_size",
+    "num_heads",
+    "num_key_value_heads",
+    "head_size",
+    "feedforward_size",
     "max_positions",
-)  # fmt: skip
+)
 DROP_INITIALIZATION = "set distill.initialize=none"
 
 

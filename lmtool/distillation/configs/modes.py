@@ -221,7 +221,6 @@ class StandardConfig(DistillConfig):
         yield from filter(None, problems)
 
     def _several_teachers_problem(self) -> Problem | None:
-        """Returns a problem if several teachers are set together with a setting that needs a single teacher."""
         if len(self.checkpoints) < 2:
             return None
         count = len(self.teachers)
@@ -240,7 +239,6 @@ class StandardConfig(DistillConfig):
         return None
 
     def _label_source_problem(self) -> Problem | None:
-        """Returns a problem if both a file of labels and a teacher are set."""
         if self.predictions is None or not self.checkpoints:
             return None
         setting = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
@@ -248,7 +246,6 @@ class StandardConfig(DistillConfig):
         return Problem("distill.predictions", message, "omit distill.predictions= or distill.teacher=")
 
     def _targets_problem(self) -> Problem | None:
-        """Returns a problem if the teacher's texts would not be learned, or if several teachers would generate them."""
         if self.targets == "gold" or (self.gold and len(self.checkpoints) < 2):
             return None
         setting = f"distill.targets={self.targets}"
@@ -262,7 +259,6 @@ class StandardConfig(DistillConfig):
         return Problem("distill.targets", message, hint)
 
     def _store_problem(self) -> Problem | None:
-        """Returns a problem if a term cannot learn from stored outputs, or if several teachers would share a folder."""
         setting = f"distill.store={'true' if self.store is True else self.store}"
         unsupported = [name for name, term in self.comparisons.items() if not term.supports_store]
         if self.store and unsupported:

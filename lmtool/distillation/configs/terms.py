@@ -83,15 +83,13 @@ _USE_HIDDEN_STATES = "use terms over states: distill.terms.hidden.weight=1"
 
 
 def _head_counts(pair: ModelPair) -> tuple[int, int]:
-    """Returns the numbers of attention heads per layer in the student and in the teacher; 0 for a model without
-    attention."""
+    """0 for a model without attention."""
     student, teacher = (model.num_heads if isinstance(model, TransformerConfig) else 0 for model in pair)
     return student, teacher
 
 
 def _total_head_widths(pair: ModelPair) -> tuple[int, int]:
-    """Returns the summed width of all heads of a layer in the student and in the teacher; 0 for a model without
-    attention."""
+    """0 for a model without attention."""
     student, teacher = (
         model.num_heads * model.width_of_head if isinstance(model, TransformerConfig) else 0 for model in pair
     )
@@ -99,7 +97,6 @@ def _total_head_widths(pair: ModelPair) -> tuple[int, int]:
 
 
 def _different_head_counts(name: str, pair: ModelPair, hint: str) -> Iterator[Problem]:
-    """Yields a problem if the models differ in the number of heads per layer. name: the term."""
     student, teacher = _head_counts(pair)
     if student != teacher:
         heads = counted(student, "attention head")

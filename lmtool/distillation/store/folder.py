@@ -95,11 +95,8 @@ def open_or_make(
 
 
 def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress: OnStage | None) -> OpenedStore | None:
-    """Opens and verifies an existing store; None if there is none, or if the store must be made again.
-
-    A store in the cache is made again if it is damaged or has another identity. In a folder that the user set, both are
-    errors.
-    """
+    """A store in the cache is made again if it is damaged or has another identity. In a folder that the user set, both
+    are errors."""
     if not folder.exists():
         return None
     if location.folder is not None and not (folder / MANIFEST).is_file():
@@ -132,7 +129,7 @@ def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress
 
 
 def _difference(name: str, stored_value: object, expected: object) -> str:
-    """Describes how a value of the store's identity differs from the value of this run. Hashes are not shown."""
+    """Hashes are not shown."""
     title = name.replace("_", " ")
     if isinstance(stored_value, Mapping) and isinstance(expected, Mapping):
         keys = [key for key in expected if stored_value.get(key) != expected[key]] or [

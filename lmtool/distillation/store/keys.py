@@ -128,7 +128,7 @@ def require_rows(batch: Batch) -> None:
 
 
 def _hashes(packed: Packed, example_N: np.ndarray, first_G: np.ndarray) -> np.ndarray:
-    """Returns a hash (G,) of each example's tokens and of the ends of its documents."""
+    """Returns a hash of each example's tokens and of the ends of its documents."""
     tokens_T, lengths_N = packed.tokens.numpy().astype(np.uint64), np.array(packed.lengths, dtype=np.int64)
     starts_N = np.array(packed.starts, dtype=np.int64)
     example_T = np.repeat(example_N, lengths_N)

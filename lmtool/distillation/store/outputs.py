@@ -123,7 +123,6 @@ class TermWriter:
         return self.stored_keys.issuperset(keys_G.tolist())
 
     def _columns(self, predicted: TargetProbabilities) -> dict[str, np.ndarray]:
-        """Returns the rows of each file: the values (M, W) of the targets, and the words and norms if there are any."""
         if isinstance(predicted, PredictedWords):
             return self._word_columns(predicted)
         if isinstance(predicted, Classes):
@@ -216,7 +215,6 @@ class TermReader:
         return self._predictions(rows, device)
 
     def _predictions(self, rows: np.ndarray, device: torch.device) -> TargetProbabilities:
-        """Reads the predictions from rows of the files. rows: the indices of the rows."""
         kind, values = self.metadata["kind"], self.arrays["values"]
         if kind == "words" and "words" in self.arrays:
             words = to_device(self.arrays["words"][rows].astype(np.int64), device)
@@ -255,7 +253,6 @@ def temperatures_of(terms: Iterable[TermConfig]) -> tuple[float, ...]:
 
 
 def _lengths(part: TermBatch) -> np.ndarray:
-    """Returns the number of tokens of each document, (N,)."""
     return np.array(part.packed.lengths, dtype=np.int64)
 
 
@@ -266,21 +263,18 @@ def ranges(first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
 
 
 def _position_mask(lengths_N: np.ndarray) -> np.ndarray:
-    """Returns whether each position is within its document, (2N, L). Each document has two rows, one for the start of
-    the answer and one for the end."""
+    """Each document has two rows, one for the start of the answer and one for the end."""
     return np.arange(lengths_N.max(initial=0)) < np.repeat(lengths_N, 2)[:, None]
 
 
 def _without_padding(values_ML: np.ndarray, part: TermBatch) -> np.ndarray:
-    """Removes padding from the scores of positions. values_ML: the scores (2N, L). Returns (R, 1)."""
     return values_ML[_position_mask(_lengths(part))][:, None]
 
 
 def _with_padding(
     values_R1: np.ndarray, lengths_N: np.ndarray, store_format: StoreFormat, device: torch.device
 ) -> Classes:
-    """Restores the scores (2N, L) of positions from the result of `_without_padding`, with -inf after the end of a
-    document."""
+    """-inf after the end of a document."""
     inside_ML = _position_mask(lengths_N)
     logits_ML = torch.full(inside_ML.shape, -torch.inf, dtype=TYPES[store_format.dtype], device=device)
     logits_ML[to_device(inside_ML, device)] = store_format.to_tensor(values_R1[:, 0], device)

@@ -12,10 +12,15 @@ from lmtool.errors import UserError
 
 GENERATION = "generation_config.json"
 _FIELD_OF_KEY = {
-    "num_beams": "beams", "length_penalty": "length_penalty", "early_stopping": "early_stopping",
-    "no_repeat_ngram_size": "no_repeat_ngram", "repetition_penalty": "repetition_penalty",
-    "forced_eos_token_id": "forced_eos", "min_new_tokens": "min_new_tokens", "max_new_tokens": "max_new_tokens",
-}  # fmt: skip
+    "num_beams": "beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "no_repeat_ngram_size": "no_repeat_ngram",
+    "repetition_penalty": "repetition_penalty",
+    "forced_eos_token_id": "forced_eos",
+    "min_new_tokens": "min_new_tokens",
+    "max_new_tokens": "max_new_tokens",
+}
 """The field of GenerationConfig for each key of a published generation_config.json that has one."""
 _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 """The sampling fields, with the defaults that transformers uses for keys that generation_config.json omits."""

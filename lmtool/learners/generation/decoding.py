@@ -39,7 +39,7 @@ class Decoding(ABC):
         return self.backbone.embed.token.weight.device
 
     @abstractmethod
-    def begin(self) -> Tensor:
+    def read_prompts(self) -> Tensor:
         """Reads the prompts, and returns the logits of the first new tokens: (N, V) fp32, for all rows of the table."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class ContinuationDecoding(Decoding):
         self.prompts, self.bidirectional_prompt = prompts, bidirectional_prompt
         self.cache = backbone.new_cache(len(prompts), capacity)
 
-    def begin(self) -> Tensor:
+    def read_prompts(self) -> Tensor:
         lengths = tuple(map(len, self.prompts))
         packed = self.pack(self.prompts, lengths if self.bidirectional_prompt else ())
         last_N = torch.tensor([start + length - 1 for start, length in zip(packed.starts, lengths, strict=True)])
@@ -131,7 +131,7 @@ class EncoderDecoderDecoding(Decoding):
         self.cache = backbone.new_cache(len(inputs), capacity)
         self.input_indices = list(range(len(inputs)))  # of each text, in `self.encoded`
 
-    def begin(self) -> Tensor:
+    def read_prompts(self) -> Tensor:
         backbone = cast(EncoderDecoder, self.backbone)
         self.encoded = backbone.encode(self.pack(self.inputs)).in_rows()
         return self._step(torch.full((len(self.inputs),), self.start, device=self.device))

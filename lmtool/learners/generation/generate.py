@@ -118,7 +118,6 @@ class GenerativeModel:
         return texts
 
     def _decoding(self, prompts: Sequence[Sequence[int]], limit: int) -> Decoding:
-        """Returns a new decoding of prompts. limit: maximum new tokens of a prompt."""
         vocab_size = self.vocab_size or self.backbone.config.vocab_size
         if isinstance(self.backbone, EncoderDecoder):
             if self.start is None:
@@ -131,7 +130,6 @@ class GenerativeModel:
 
 @contextmanager
 def _evaluation_mode(backbone: nn.Module) -> Iterator[None]:
-    """Sets a model to evaluation mode, and afterwards back to its previous mode."""
     was_training = backbone.training
     backbone.eval()
     try:
@@ -141,6 +139,5 @@ def _evaluation_mode(backbone: nn.Module) -> Iterator[None]:
 
 
 def _with_indices(watch: Watch, group: list[int]) -> Watch:
-    """Returns a callback for one group, which calls `watch` with the index of a prompt among all prompts. group: the
-    indices of the prompts in the group."""
+    """Returns a callback for one group, which calls `watch` with the index of a prompt among all prompts."""
     return lambda row, token: watch(group[row], token)

@@ -123,10 +123,7 @@ class CandidateScorer:
     def _add_first_tokens(
         self, hidden_NH: Tensor, group: Sequence[int], candidates: Sequence[Sequence[Ids]], scores: list[np.ndarray]
     ) -> None:
-        """Adds the log-probabilities of the candidates' first tokens to `scores`. One hidden state per prompt is enough
-        for the first tokens of all of its candidates. hidden_NH: the hidden state that predicts the token after each
-        prompt of the group. group: the indices of the prompts in the group. candidates: the candidates of all prompts.
-        scores: the scores of all prompts, which are changed in place."""
+        """One hidden state per prompt is enough for the first tokens of all of its candidates."""
         table_VH = self.backbone.embed.token.weight
         log_probs_NV = self.head(hidden_NH, table_VH).float().log_softmax(-1)
         rows = [row for row, number in enumerate(group) for _ in candidates[number]]
@@ -140,8 +137,7 @@ class CandidateScorer:
             scores[number] += [next(remaining) for _ in candidates[number]]
 
     def _log_probabilities(self, hidden_TH: Tensor, labels: Sequence[Ids]) -> list[float]:
-        """Returns the log-probability of each text. hidden_TH: for each token of the texts, the hidden state that
-        predicts the token. labels: the token ids of each text."""
+        """hidden_TH: for each token, the hidden state that predicts the token."""
         labels_T = self._index([token for text in labels for token in text])
         losses_T, _ = self.head.scores(hidden_TH, self.backbone.embed.token.weight, labels_T)
         if not bool(torch.isfinite(losses_T.sum())):
@@ -158,22 +154,20 @@ class CandidateScorer:
 
 
 def _branch(cache: Cache, rows: Sequence[int]) -> Cache:
-    """Returns a copy of a cache with the given rows; a row may occur several times."""
     branch_cache = deepcopy(cache)
     branch_cache.select(rows)
     return branch_cache
 
 
 def _repeat(encoded: EncoderState, rows: Sequence[int]) -> EncoderState:
-    """Returns the encoded inputs of the given rows. A row may occur several times; the copies share hidden states."""
+    """A row may occur several times; the copies share hidden states."""
     segments = encoded.segments
     starts, lengths = ([side[row] for row in rows] for side in (segments.starts, segments.lengths))
     return EncoderState(encoded.hidden_SH, Segments(tuple(starts), tuple(lengths), segments.device))
 
 
 def _multi_token_candidates(group: Sequence[int], candidates: Sequence[Sequence[Ids]]) -> list[tuple[int, int, int]]:
-    """Returns the candidates with more than one token. For each: the row of the prompt in the group, the index of the
-    prompt, and the index of the candidate."""
+    """Returns the row of the prompt in the group, the index of the prompt, and the index of the candidate."""
     return [
         (row, number, index)
         for row, number in enumerate(group)

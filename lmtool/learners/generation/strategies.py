@@ -80,8 +80,8 @@ class Constraints:
 
 
 def _penalize(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
-    """Returns logits in which tokens that the text already contains are less likely (Keskar et al. 2019, section 4.1;
-    negative logits are multiplied, as in transformers)."""
+    """Makes tokens that the text already contains less likely (Keskar et al. 2019, section 4.1; negative logits are
+    multiplied, as in transformers)."""
     repeated_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
     row, column = ((history_RT != _PADDING) & (history_RT < logits_RV.shape[1])).nonzero(as_tuple=True)
     repeated_RV[row, history_RT[row, column]] = True
@@ -89,8 +89,7 @@ def _penalize(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
 
 
 def _without_repetition(logits_RV: Tensor, history_RT: Tensor, size: int) -> Tensor:
-    """Returns logits with -inf for tokens that would repeat an n-gram (Paulus et al. 2018, section 2.5). size: the
-    number of tokens of an n-gram."""
+    """Excludes tokens that would repeat an n-gram (Paulus et al. 2018, section 2.5)."""
     if history_RT.shape[1] < size:
         return logits_RV
     grams_RWG = history_RT.unfold(1, size, 1)
@@ -157,7 +156,7 @@ class TokenByToken(Strategy):
         constraints = self.constraints(decoding, request)
         texts: list[list[int]] = [[] for _ in request.starts]
         active, step = list(range(len(texts))), 0
-        logits_RV = decoding.begin()
+        logits_RV = decoding.read_prompts()
         while True:
             allowed_RV = constraints.apply(logits_RV[:, : decoding.vocab_size])
             tokens_R = self.choose(allowed_RV, request.keys[active], step)
@@ -302,7 +301,7 @@ class BeamSearch(Strategy):
             # As in training, the softmax includes all rows of the table, even padding rows, which are no tokens.
             return constraints.apply(logits_RV.log_softmax(-1)[:, : decoding.vocab_size])
 
-        log_probs_RV = constrained_log_probs(decoding.begin())
+        log_probs_RV = constrained_log_probs(decoding.read_prompts())
         candidates = max(2, 1 + len(ends)) * beams
         if candidates > log_probs_RV.shape[1]:
             raise UserError(
@@ -353,8 +352,8 @@ class BeamSearch(Strategy):
     def _search_ends(
         self, finished: FinishedTexts, unfinished_sums_NB: Tensor, step: int, active: list[int], request: Request
     ) -> Tensor:
-        """Returns whether the search ends for each prompt, (N,) bool. It ends when unfinished texts are not expected to
-        get better scores than the finished texts. See the field `early_stopping`."""
+        """The search ends when unfinished texts are not expected to score better than the finished ones, see
+        `early_stopping`."""
         config = self.config
         lengths = [float(step)] * len(active)
         if config.early_stopping == "never" and config.length_penalty > 0:

@@ -90,7 +90,7 @@ def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Returns the rank of each value, from 1. Equal values get the mean of their ranks."""
+    """Equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last_ranks = np.cumsum(counts)
     return (last_ranks - (counts - 1) / 2)[inverse]
@@ -111,10 +111,15 @@ def mse(gold: np.ndarray, predicted: np.ndarray) -> float:
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", accuracy), Metric("f1", f1), Metric("macro_f1", macro_f1), Metric("matthews", matthews),
-        Metric("pearson", pearson), Metric("spearman", spearman), Metric("mse", mse, smaller_is_better=True),
+        Metric("accuracy", accuracy),
+        Metric("f1", f1),
+        Metric("macro_f1", macro_f1),
+        Metric("matthews", matthews),
+        Metric("pearson", pearson),
+        Metric("spearman", spearman),
+        Metric("mse", mse, smaller_is_better=True),
     )
-}  # fmt: skip
+}
 
 
 def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequence | np.ndarray) -> dict[str, float]:
@@ -201,8 +206,7 @@ def calibration(right_N: np.ndarray, confidence_N: np.ndarray, bins: int = BINS)
 
 
 def _label_counts(gold_NC: np.ndarray, predicted_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns for each class (C,) the number of rows that have the class in both arrays, and the sum of the numbers of
-    rows that have it in each array."""
+    """Returns for each class the number of rows that have it in both arrays, and the sum of their numbers in each."""
     return np.sum(gold_NC & predicted_NC, axis=0), np.sum(gold_NC, axis=0) + np.sum(predicted_NC, axis=0)
 
 

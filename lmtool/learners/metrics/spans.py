@@ -108,8 +108,7 @@ class EntityTags:
         return np.stack([np.bincount(sentence_M[start_E], minlength=len(lengths_S)) for start_E in starts], axis=1)
 
     def _keys(self, start_E: np.ndarray, end_E: np.ndarray, type_E: np.ndarray, words: int) -> np.ndarray:
-        """Returns a number (E,) for each entity, int64, which is unique to its boundaries and type. words: the number
-        of words of all sentences."""
+        """Returns a number for each entity that is unique to its boundaries and type."""
         return (start_E.astype(np.int64) * (words + 1) + end_E) * len(self.types) + type_E
 
 
@@ -133,14 +132,18 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 ANSWER_METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("exact_match"), Metric("f1"),
+        Metric("exact_match"),
+        Metric("f1"),
         # Restricted to the questions that have an answer, and to the questions that have none. For the latter, exact
         # match and F1 are equal.
-        Metric("has_answer_exact_match"), Metric("has_answer_f1"), Metric("no_answer_accuracy"),
+        Metric("has_answer_exact_match"),
+        Metric("has_answer_f1"),
+        Metric("no_answer_accuracy"),
         # With the threshold that gives the best score on the scored questions themselves.
-        Metric("best_exact_match"), Metric("best_f1"),
+        Metric("best_exact_match"),
+        Metric("best_f1"),
     )
-}  # fmt: skip
+}
 
 
 @lru_cache(maxsize=1 << 16)

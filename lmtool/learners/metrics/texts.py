@@ -89,7 +89,6 @@ class TextScores:
 
 
 def _import_package(name: str) -> Any:
-    """Returns the module that computes a metric. Raises UserError if its package is not installed."""
     package = _PACKAGES[name]
     try:
         if package == "sacrebleu":
@@ -116,11 +115,13 @@ def _import_package(name: str) -> Any:
 LANGUAGE_METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("perplexity", smaller_is_better=True), Metric("word_perplexity", smaller_is_better=True),
-        Metric("bits_per_byte", smaller_is_better=True), Metric("forward_perplexity", smaller_is_better=True),
+        Metric("perplexity", smaller_is_better=True),
+        Metric("word_perplexity", smaller_is_better=True),
+        Metric("bits_per_byte", smaller_is_better=True),
+        Metric("forward_perplexity", smaller_is_better=True),
         Metric("backward_perplexity", smaller_is_better=True),
     )
-}  # fmt: skip
+}
 
 
 def perplexity(loss: float) -> float:

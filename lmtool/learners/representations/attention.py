@@ -24,8 +24,7 @@ from lmtool.types import Packed
 
 
 class _AttentionRecorder(Tap):
-    """A tap that records the weights of every self-attention over one text, and the summands of its scores before the
-    softmax."""
+    """Records the weights of every self-attention over one text, and the summands of its scores before the softmax."""
 
     def __init__(self) -> None:
         self.layers: dict[int, Tensor] = {}
@@ -135,8 +134,7 @@ def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[HeadPatter
 
 
 def _mean_weight(weights_QL: np.ndarray, keys_Q: np.ndarray) -> float:
-    """Returns the mean weight of queries on one key each. keys_Q: the index of each query's key; queries whose key is
-    outside of the text are skipped."""
+    """Queries whose key is outside of the text are skipped."""
     inside_Q = (keys_Q >= 0) & (keys_Q < weights_QL.shape[1])
     if not inside_Q.any():
         return 0.0

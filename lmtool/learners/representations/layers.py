@@ -76,9 +76,12 @@ def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIO
     weight_CH = x_NH.new_zeros(classes, x_NH.shape[1], requires_grad=True)
     bias_C = x_NH.new_zeros(classes, requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weight_CH, bias_C], max_iter=iterations, tolerance_grad=1e-6, tolerance_change=1e-9,
+        [weight_CH, bias_C],
+        max_iter=iterations,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-9,
         line_search_fn="strong_wolfe",
-    )  # fmt: skip
+    )
 
     def loss() -> object:
         optimizer.zero_grad()
@@ -300,7 +303,7 @@ def majority(train: LabeledStates, held_out: LabeledStates, classes: int) -> dic
 
 
 def _accuracy(correct_N: Tensor, groups_N: np.ndarray) -> tuple[float, float]:
-    """Returns the fraction of correct predictions and its standard error, clustered by group."""
+    """The standard error is clustered by group."""
     correct = correct_N.cpu().numpy().astype(np.float64)
     _, group_index_N = np.unique(groups_N, return_inverse=True)
     sums, counts = np.bincount(group_index_N, correct), np.bincount(group_index_N)

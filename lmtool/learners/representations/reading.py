@@ -104,8 +104,7 @@ def _sentence_embedder(
     batch_tokens: int,
     offline: bool,
 ) -> tuple[Embedder, str]:
-    """Builds the embedder of a sentence encoder, whose vectors equal the vectors of sentence-transformers, and a line
-    of text that describes it. Raises UserError for a feature that lmtool does not support."""
+    """The vectors equal the vectors of sentence-transformers."""
     tokenizer, format_name = tokenizer_of(loaded, published.checkpoint), text_format_of(loaded)
     model = loaded.config
     settings = read_settings(published.path)
@@ -135,8 +134,6 @@ def _sentence_embedder(
 
 
 def _layer_numbers(layers: object, depth: int) -> tuple[int, ...]:
-    """Returns the numbers of the selected layers. depth: the number of layers. Raises UserError for an invalid
-    layer."""
     if layers == "last":
         return (depth,)
     if layers in ("all", "mean"):

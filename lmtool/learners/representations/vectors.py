@@ -44,8 +44,11 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 # The pooling modes of sentence-transformers that `summary` computes, with their names there.
 _SUMMARIES: dict[str, Literal["first", "last", "max", "mean"]] = {
-    "cls": "first", "lasttoken": "last", "max": "max", "mean": "mean",
-}  # fmt: skip
+    "cls": "first",
+    "lasttoken": "last",
+    "max": "max",
+    "mean": "mean",
+}
 
 
 class SentenceModules(nn.Module):
@@ -99,7 +102,6 @@ class SentenceModules(nn.Module):
 
 
 def _pool_mode(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
-    """Returns the pooled states (N, H) of texts. mode: a pooling mode of sentence-transformers, over all tokens."""
     if mode in _SUMMARIES:
         return summary(states_TH, inputs, _SUMMARIES[mode])
     lengths_N = inputs.segments.cu_lengths.diff().to(states_TH.dtype)
@@ -112,14 +114,12 @@ def _pool_mode(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
 
 
 class _Normalize(nn.Module):
-    """Scales vectors to length 1."""
-
     def forward(self, vectors_ND: Tensor) -> Tensor:
         return nn.functional.normalize(vectors_ND, dim=-1)
 
 
 class _Dense(nn.Module):
-    """A linear map with an activation. Its submodules have the same names as the tensors in the file."""
+    """Its submodules have the same names as the tensors in the file."""
 
     def __init__(self, module: Dense):
         super().__init__()
@@ -134,7 +134,7 @@ class _Dense(nn.Module):
 
 
 class _StateRecorder(Tap):
-    """A tap that records the hidden states of some layers; for an encoder-decoder, of the encoder's layers."""
+    """For an encoder-decoder, the layers are those of the encoder."""
 
     def __init__(self, layers: Sequence[int]):
         self.layers = frozenset(layers)
@@ -270,7 +270,6 @@ class Embedder:
             warn(f"{truncated:,} of {len(rows):,} texts are truncated to {self.max_length} tokens")
 
     def _with_prompt(self, rows: Rows) -> Rows:
-        """Returns rows with the prompt put before the first text of each row."""
         if not self.prompt:
             return rows
         first = next(iter(rows.columns))
@@ -279,8 +278,6 @@ class Embedder:
     def _in_order(
         self, examples: SequenceExamples, before: int, total: int, progress: Callable[[int, int], None]
     ) -> Iterator[Vectors]:
-        """Yields the vectors of some examples, in the order of their rows. before: the number of rows that were
-        finished before them, out of `total` rows."""
         finished: dict[int, Vectors] = {}
         budget = max(self.batch_tokens, self.max_length)
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
@@ -298,7 +295,7 @@ class Embedder:
             yield finished.pop(number)
 
     def _pooled(self, states_WTH: Tensor, inputs: Packed) -> list[np.ndarray]:
-        """Returns the vectors of each text, (W, H), or (W, L, H) with one vector per token."""
+        """Returns (W, H), or (W, L, H) with one vector per token."""
         if self.pooling == "none":
             return np.split(states_WTH.cpu().numpy(), np.cumsum(inputs.lengths)[:-1], axis=1)
         if self.modules is not None:
@@ -374,7 +371,6 @@ def compare_word(
 def _sentence_vectors(
     states: HiddenStates, tokenizer: Tokenizer, format_name: str, sentence: str
 ) -> list[tuple[str, np.ndarray]]:
-    """Returns the words of a sentence, each with the mean state (W, H) of its tokens."""
     sentence_ids, spans = tokenizer.encode_aligned(sentence)
     ids, columns = text_format(format_name, tokenizer).join(sentence_ids)
     # The text format puts special tokens around the sentence.

@@ -74,7 +74,6 @@ class NoisyInspector(StreamInspector):
 def _check_sentence_permutation(
     stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts, rows: np.ndarray
 ) -> None:
-    """Checks that no token is lost, and how often the first sentence of a text stays first."""
     order = np.lexsort((before.tokens, before.owners)), np.lexsort((after.tokens, after.owners))
     stats.never("tokens that the permutation lost", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
     sentences = examples.sentences(before, rows["start"])
@@ -95,7 +94,6 @@ def _check_sentence_permutation(
 
 
 def _check_infilling(stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts) -> None:
-    """Checks the sampled span lengths, and the number of masked words."""
     config, vocabulary = examples.config, examples.vocabulary
     infilled = examples.infilled(before)
     probabilities, mean = poisson_probabilities(config.poisson_mean), config.poisson_mean
@@ -120,7 +118,6 @@ def _check_infilling(stats: RunningStatistics, examples: NoisyWindows, before: P
 def _check_token_masking(
     stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts
 ) -> None:
-    """Checks the number of masked tokens, and that no other token changes."""
     config, mask = examples.config, examples.vocabulary.mask
     unrandomized = mask_each(before, examples.vocabulary, config.token_masking, 0.0)
     new = unrandomized.tokens != before.tokens
@@ -138,14 +135,13 @@ def _check_token_masking(
 def _check_random_masks(
     stats: RunningStatistics, examples: NoisyWindows, unit: str, after: PackedTexts, masks_T: np.ndarray
 ) -> None:
-    """Checks how many masks are replaced by a random token. unit: what a mask stands for: tokens, or spans."""
     is_random = after.tokens[masks_T] != examples.vocabulary.mask
     stats.fraction(f"masked {unit} that are a random token", is_random.sum(), masks_T.sum(), examples.config.random)
 
 
 def _check_rotation(stats: RunningStatistics, rate: float, before: PackedTexts, after: PackedTexts) -> None:
-    """Checks that texts are rotated, with probability `rate`. The period of a text is the shortest rotation that leaves
-    it unchanged; a rotation by a multiple of it cannot be seen, so it counts as none."""
+    """The period of a text is the shortest rotation that leaves it unchanged; a rotation by a multiple of it counts as
+    none."""
     invalid, unchanged, periods = 0, 0, []
     for original_tokens, rotated_tokens in zip(_split_texts(before), _split_texts(after), strict=True):
         # Tokens as characters, so that strings can be searched: a text written twice contains all of its rotations.
@@ -226,7 +222,6 @@ class CorruptedSpansInspector(StreamInspector):
 
 
 def _restores(corrupted: CorruptedTexts, sentinels: np.ndarray, text: np.ndarray) -> bool:
-    """Returns whether inputs and targets together restore the text. They do not if the numbers of sentinels differ."""
     try:
         return np.array_equal(restore(corrupted, sentinels), text)
     except ValueError:

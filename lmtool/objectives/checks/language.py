@@ -32,7 +32,6 @@ class StreamInspector(Inspector):
         return [self._documents(int(row["start"]), int(row["length"])) for row in sample.rows]
 
     def _documents(self, start: int, length: int) -> list[str]:
-        """Returns the documents in one window. start: the first position of the window in the stream."""
         stream = self.examples.stream
         ids = stream.read(np.array([start]), np.array([length]))
         boundaries = stream.boundaries[(stream.boundaries > start) & (stream.boundaries < start + length)] - start
@@ -101,10 +100,8 @@ class LanesInspector(StreamInspector):
             yield {**entry, "lane": lane, "drawing": drawing}
 
     def _drawing(self, row: np.void, memory: int | None) -> str:
-        """Returns a diagram of a lane up to the end of a segment. Each letter represents the same number of tokens:
-        tokens read before (.), tokens in the memory (m), tokens of this segment (x). For a recurrent state, all tokens
-        read before are shown as ~, because the state depends on all of them. row: the segment. memory: the memory
-        length; None for a recurrent state."""
+        """Draws tokens read before (.), tokens in the memory (m), tokens of this segment (x), and a recurrent state
+        (~)."""
         before, tokens_per_letter = int(row["before"]), max(1, self.max_length // 4)
         positions = np.arange(0, before + int(row["length"]), tokens_per_letter)[-_DIAGRAM_LETTERS:]
         carried = "~" if memory is None else "m"
@@ -281,15 +278,13 @@ class WordInspector(StreamInspector):
             yield entry
 
     def _targets_at(self, targets: Mapping[str, Mapping[int, int]], position: int) -> str:
-        """Returns the words that the two directions predict at a token, each after an arrow. targets: for each term,
-        the labels by the index of the token. position: the index of the token."""
         arrows = ((FORWARD, "→"), (BACKWARD, "←"))
         directions = [(arrow, targets[term][position]) for term, arrow in arrows if position in targets[term]]
         return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in directions)
 
 
 def _readable_word(symbols: list[int]) -> str:
-    """Returns the symbols of a word as text, without padding. Symbols 1 to 256 are bytes."""
+    """Symbols 1 to 256 are bytes."""
     texts, run_bytes = [], bytearray()
     for symbol in [*symbols, FILL]:
         if 1 <= symbol <= 256:
@@ -326,7 +321,6 @@ class WordPairsInspector(StreamInspector):
 
     @cached_property
     def _decade_V(self) -> np.ndarray:
-        """The bin of each word, by the word's rank in descending order of counts."""
         counts_V = self.examples.counts.counts
         rank_V = np.empty(len(counts_V), dtype=np.int64)
         rank_V[np.argsort(-counts_V, kind="stable")] = np.arange(len(counts_V))
@@ -352,7 +346,6 @@ class WordPairsInspector(StreamInspector):
         self._check_negatives(stats, pairs.negatives.reshape(-1))
 
     def _check_pairs(self, stats: RunningStatistics, pairs: SampledPairs) -> None:
-        """Checks that the pairs are exactly all pairs of words within the sampled windows."""
         row_K = np.repeat(np.arange(len(pairs.lengths)), pairs.lengths)
         position_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)
         distance_M = np.abs(pairs.center - pairs.context)
@@ -366,7 +359,6 @@ class WordPairsInspector(StreamInspector):
         stats.exact("pairs, of all pairs in the windows", len(pairs.center), all_pairs, all_pairs)
 
     def _check_negatives(self, stats: RunningStatistics, negatives: np.ndarray) -> None:
-        """Checks the distribution of negatives over the bins of ranks."""
         noise_V, decade_V = self.examples.counts.noise, self._decade_V
         counts = np.bincount(decade_V[negatives], minlength=_DECADES)
         fractions = np.bincount(decade_V, noise_V, _DECADES)

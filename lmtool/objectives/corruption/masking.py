@@ -176,14 +176,8 @@ def replace_tokens(
 def _choose(
     config: TokenMaskingConfig, uniform: np.ndarray, owners: np.ndarray, sizes: np.ndarray | None, text_count: int
 ) -> np.ndarray:
-    """Chooses the units to mask. A unit is a token or a word.
-
-    With select=exact, units are chosen in random order as long as they fit into the remaining budget of the example, as
-    in BERT's data script. If no word of an example fits, the first word is chosen, so that every example has a target.
-    config: the configuration of masks. uniform: a random number for each unit. owners: the index of the text that each
-    unit belongs to. sizes: the number of tokens of each word; None if units are tokens. text_count: the number of
-    texts. Returns whether each unit is chosen.
-    """
+    """With select=exact, units are chosen in random order as long as they fit into the budget of the example, as in
+    BERT's data script; if no word fits, the first word is chosen."""
     if config.select == "bernoulli":
         return uniform < config.probability
     tokens_N = np.bincount(owners, weights=sizes, minlength=text_count).astype(np.int64)
@@ -285,20 +279,8 @@ def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -
 
 
 class _MaskableText:
-    """The P tokens of a batch that may be masked, and their words.
-
-    A *run* is a sequence of these tokens in one example, without a special token in between.
-
-    Attributes:
-        indices: (P,) the flat index of each token.
-        owners_P: The index of the example that each token belongs to.
-        begins_run_P: Whether each token begins a run.
-        word_P: The index of each token's word.
-        word_first: (W+1,) the boundaries of words, as indices of the P tokens.
-        run_end_W: The index of the word after the run that contains a word.
-        counts_N: The number of these tokens in each example.
-        starts_N: The index, among the P tokens, of each example's first token.
-    """
+    """The P tokens of a batch that may be masked, and their words. A *run* is a sequence of these tokens in one
+    example, without a special token in between."""
 
     def __init__(self, vocabulary: Vocabulary, texts: PackedTexts):
         self.indices = np.flatnonzero(~vocabulary.special[texts.tokens])
@@ -315,8 +297,7 @@ class _MaskableText:
 
 
 def _sample_spans(config: SpanConfig, text: _MaskableText, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
-    """Samples spans in rounds. Each round samples one span for each example whose budget is not exhausted. Returns
-    whether each token is masked, (P,), and the sampled lengths (D,)."""
+    """Each round samples one span for each example whose budget is not exhausted."""
     cumulative = np.cumsum(length_probabilities(config))[:-1]
     masked_P = np.zeros(len(text.indices), dtype=bool)
     remaining_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)

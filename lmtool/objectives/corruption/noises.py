@@ -45,13 +45,12 @@ class InfilledTexts:
 
 
 def _index_in_group(counts_N: np.ndarray) -> np.ndarray:
-    """Returns 0, 1, ... within each group, concatenated. counts_N: the sizes of the groups."""
+    """Returns 0, 1, ... within each group, concatenated."""
     return ragged_ranges(np.zeros_like(counts_N), counts_N)
 
 
 def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.ndarray:
-    """Returns the rank of each random number within its text, from 0. owners: the index of the text that each random
-    number belongs to, ascending. uniform: the random numbers. counts_N: the number of random numbers of each text."""
+    """Returns the rank of each random number within its text, from 0. owners: ascending."""
     order = np.lexsort((uniform, owners))
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order] = _index_in_group(counts_N)
@@ -142,9 +141,8 @@ def poisson_probabilities(mean: float) -> np.ndarray:
 
 
 def _sample_lengths(texts: PackedTexts, targets_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """Samples span lengths for each text, until their sum is at least the target of the text. texts: the texts.
-    targets_N: the targets. mean: the mean of the lengths. Returns the index (D,) of the text that each length belongs
-    to, and the lengths (D,)."""
+    """Samples span lengths until their sum reaches the target of the text. Returns the text of each length, and the
+    lengths."""
     cumulative = np.cumsum(poisson_probabilities(mean))[:-1]
     # Sample more lengths than are probably needed, and twice as many if these are not enough.
     samples_N = np.where(targets_N > 0, 8 + np.ceil(2 * targets_N / mean).astype(np.int64), 0)
@@ -161,7 +159,6 @@ def _sample_lengths(texts: PackedTexts, targets_N: np.ndarray, mean: float) -> t
 
 
 def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts:
-    """Inserts masks at random positions of each text. inserts_N: the number of masks to insert into each text."""
     if not inserts_N.any():
         return texts
     lengths = texts.lengths + inserts_N
@@ -203,9 +200,7 @@ def rotate(texts: PackedTexts, probability: float) -> PackedTexts:
 
 
 def _random_subset(texts: PackedTexts, fraction: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
-    """Chooses a random subset of each text, of round(fraction x eligible tokens) tokens, but at least one. texts: the
-    texts. fraction: the fraction of eligible tokens. base: the offset of the random numbers. eligible_T: whether each
-    token may be chosen. Returns whether each token is chosen, (T,)."""
+    """Chooses round(fraction x eligible tokens) tokens of each text, but at least one."""
     indices = np.flatnonzero(eligible_T)
     owners = texts.owners[indices]
     counts_N = np.bincount(owners, minlength=len(texts.lengths))
@@ -218,8 +213,7 @@ def _random_subset(texts: PackedTexts, fraction: float, base: int, eligible_T: n
 def _randomize(
     texts: PackedTexts, vocabulary: Vocabulary, fraction: float, eligible_T: np.ndarray | None = None
 ) -> PackedTexts:
-    """Replaces a fraction of the masks by random tokens. eligible_T: whether each token is a mask that may be replaced;
-    None means all masks."""
+    """eligible_T: the masks that may be replaced by a random token; None means all masks."""
     if fraction == 0:
         return texts
     indices = np.flatnonzero(texts.tokens == vocabulary.mask if eligible_T is None else eligible_T)
@@ -327,7 +321,7 @@ def restore(corrupted: CorruptedTexts, sentinels: np.ndarray) -> np.ndarray:
 
 
 def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarray) -> np.ndarray:
-    """Inserts sentinels into tokens. at_S: the index of each sentinel in the result."""
+    """at_S: the index of each sentinel in the result."""
     result = np.empty(len(tokens) + len(at_S), dtype=np.int64)
     is_sentinel = np.zeros(len(result), dtype=bool)
     is_sentinel[at_S] = True
@@ -336,10 +330,7 @@ def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarra
 
 
 def _split_randomly(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, draw: int) -> np.ndarray:
-    """Splits a number of items into pieces of at least one item, where all splits are equally likely. A text of n
-    pieces is split at the n - 1 gaps between items that have the smallest random numbers. texts: the texts. items_N:
-    the number of items of each text. pieces_N: the number of pieces of each text. draw: the random number of a gap to
-    use, _REST or _NOISE. Returns the number of items (S,) of each piece."""
+    """A text of n pieces is split at the n - 1 gaps between items that have the smallest random numbers."""
     gaps_N = items_N - 1
     owner, gap = np.repeat(np.arange(len(items_N)), gaps_N), _index_in_group(gaps_N)
     rank = _ranks(owner, texts.uniform(owner, gap * _GAP_DRAWS + draw), gaps_N)

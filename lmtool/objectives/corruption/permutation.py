@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmtool.objectives.configs import PlmConfig
 from lmtool.objectives.corruption.masking import MaskedTexts, PackedTexts, Vocabulary, budget
-from lmtool.objectives.permutation_configs import PlmConfig
 
 # The random numbers of a run of text are keyed by the position of its first token and by the number of the n-gram.
 # Those of a token are keyed by its position, plus an offset that the keys of runs do not reach.
@@ -95,17 +95,15 @@ def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Pe
 
 
 def _index_in_group(groups: np.ndarray) -> np.ndarray:
-    """Returns 0, 1, ... within each group. groups: the group of each element; equal groups are contiguous."""
+    """Returns 0, 1, ... within each group. Equal groups are contiguous."""
     first = np.flatnonzero(np.diff(groups, prepend=-1))
     sizes = np.diff(np.append(first, len(groups)))
     return np.arange(len(groups)) - np.repeat(first, sizes)
 
 
 class _Runs:
-    """The runs of text in a batch. indices: (P,) the flat index of each token that is not special. first: (U,) the
-    index of each run's first token among the P tokens. end: (U,) the index after each run's last token. budget: (U,)
-    the number of tokens to predict in each run. next_start: (P+1,) for each token, the next token that begins a word,
-    which may be the token itself; P if there is none."""
+    """The runs of text in a batch. next_start: for each token, the next token that begins a word, which may be the
+    token itself."""
 
     def __init__(self, indices_P: np.ndarray, block_ids_P: np.ndarray, starts_word_P: np.ndarray, budget_B: np.ndarray):
         opens = (np.diff(indices_P, prepend=-2) != 1) | (np.diff(block_ids_P, prepend=-1) != 0)
@@ -128,10 +126,7 @@ class _Runs:
 def _sample_ngrams(
     config: PlmConfig, runs: _Runs, uniform: Callable[[np.ndarray, int], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples n-grams in rounds. Each round samples one n-gram of each run whose budget is not used. config: the
-    configuration of the objective. runs: the runs of text. uniform: a function from the flat indices of tokens, and a
-    number, to random numbers. Returns whether each token is predicted (P,), the sampled lengths (D,), and the index of
-    each n-gram's first token (S,) among the P tokens."""
+    """Each round samples one n-gram of each run whose budget is not used."""
     cumulative = np.cumsum(ngram_probabilities(config.longest))[:-1]
     chosen_P = np.zeros(len(runs.indices), dtype=bool)
     position, remaining = runs.first.copy(), runs.budget.copy()
@@ -158,11 +153,8 @@ def _sample_ngrams(
 
 
 def _ranks(permuted_T: np.ndarray, owners_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
-    """Returns the rank (T,) of each token in the order of its example. The order of a block is: all tokens that are not
-    permuted, which have the same rank, then the permuted tokens in random order. The first block precedes the second.
-    permuted_T: whether each token is permuted: predicted and special tokens. owners_T: the index of the text that each
-    token belongs to. blocks_T: the block of each token. uniform_T: a random number for each token, which determines the
-    order."""
+    """In a block, all tokens that are not permuted have the same rank and precede the permuted tokens; the first block
+    precedes the second."""
     permuted = np.flatnonzero(permuted_T)
     block = 2 * owners_T[permuted] + blocks_T[permuted]
     order = permuted[np.lexsort((uniform_T[permuted], block))]

@@ -160,9 +160,14 @@ class CorruptedSpans(FixedPlan):
     """
 
     def __init__(
-        self, config: SpanCorruptionConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int,
+        self,
+        config: SpanCorruptionConfig,
+        tokenizer: Tokenizer,
+        sides: Sides,
+        data: SplitData,
+        max_length: int,
         seed: int,
-    ):  # fmt: skip
+    ):
         self.config, self.sides, self.seed = config, sides, seed
         special_count = sides.template.special_count
         self.text_length = text_length(max_length, special_count, config)

@@ -151,10 +151,7 @@ class CarriedWindows(CausalWindows):
 
 
 class _SplitWindows(FixedPlan):
-    """The base class of windows that are split into a prefix and a rest, in each epoch at other positions. data: the
-    data of the split (train, validation, ...). separator: the id of the token after each document; None for no
-    separator. max_length: maximum tokens of an example. special_count: the number of special tokens that each side
-    gets. seed: the seed of the run."""
+    """Windows that are split into a prefix and a rest, in each epoch at other positions."""
 
     predicted_fraction = 0.5
 
@@ -165,7 +162,6 @@ class _SplitWindows(FixedPlan):
         super().__init__(data.text, data.split, plan)
 
     def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:
-        """Returns the number of tokens (N,) in the prefix of each window."""
         return prefix_lengths(rows["length"], examples, self.seed, epoch)
 
 

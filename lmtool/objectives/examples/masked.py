@@ -17,7 +17,7 @@ from lmtool.data.examples import Plan, SplitData, cached_plan
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments
 from lmtool.errors import UserError
-from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
+from lmtool.objectives.configs import MaskingConfig, PlmConfig, SpanConfig, TokenMaskingConfig
 from lmtool.objectives.corruption.masking import (
     MaskedSpans,
     MaskedTexts,
@@ -39,7 +39,6 @@ from lmtool.objectives.examples.windows import (
     text_capacity,
     windows,
 )
-from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Packed, Target
 
@@ -128,9 +127,15 @@ class MaskedExamples(ABC):
     text_count: ClassVar[int]
 
     def __init__(
-        self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
-        max_length: int, seed: int, masks: type[TokenMasks] = TokenMasks,
-    ):  # fmt: skip
+        self,
+        config: MaskingConfig | PlmConfig,
+        tokenizer: Tokenizer,
+        format_name: str,
+        data: SplitData,
+        max_length: int,
+        seed: int,
+        masks: type[TokenMasks] = TokenMasks,
+    ):
         self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
         self.masks = masks(config, Vocabulary.from_tokenizer(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), self.text_count)
@@ -223,9 +228,15 @@ class MaskedWindows(MaskedExamples):
     text_count = 1
 
     def __init__(
-        self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
-        max_length: int, seed: int, masks: type[TokenMasks] = TokenMasks,
-    ):  # fmt: skip
+        self,
+        config: MaskingConfig | PlmConfig,
+        tokenizer: Tokenizer,
+        format_name: str,
+        data: SplitData,
+        max_length: int,
+        seed: int,
+        masks: type[TokenMasks] = TokenMasks,
+    ):
         super().__init__(config, tokenizer, format_name, data, max_length, seed, masks)
         self.joined = data.documents == "joined"
         self.stream = Stream.from_store(self.store, tokenizer.role("sep") if self.joined else None)
@@ -280,7 +291,7 @@ class PermutedSegments(MaskedExamples):
         self._plans = {}
 
     def _text_lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the number of tokens of text (N,) in windows. A window at the end of the stream may be shorter."""
+        """A window at the end of the stream may be shorter."""
         return np.minimum(self._windows.capacity, len(self.stream) - rows["start"])
 
     def planned_epoch(self, epoch: int) -> int:

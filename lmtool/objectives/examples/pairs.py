@@ -15,9 +15,8 @@ from lmtool.data.examples import Plan, cached_plan
 from lmtool.data.formats import PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
-from lmtool.objectives.configs import PairsConfig
+from lmtool.objectives.configs import PairsConfig, PlmConfig
 from lmtool.objectives.examples.masked import MaskedExamples
-from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.types import Target
 
 # How segment pairs are made, for all documents at once. A pair has two segments, A and B.
@@ -49,10 +48,16 @@ Boundaries = tuple[np.ndarray, np.ndarray]
 # whether the label could also have been 0. short: whether the target length is short.
 PAIR = np.dtype(
     [
-        ("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1"), ("choice", "i1"),
-        ("short", "i1"), ("document", "i4"),
+        ("a_start", "i8"),
+        ("a_length", "i4"),
+        ("b_start", "i8"),
+        ("b_length", "i4"),
+        ("label", "i1"),
+        ("choice", "i1"),
+        ("short", "i1"),
+        ("document", "i4"),
     ]
-)  # fmt: skip
+)
 # The random numbers of one round of a document: whether the target is short, the target length, the end of A, the
 # class, the other document, the first sentence in it, and how A and B are truncated.
 _DRAWS = 8
@@ -115,11 +120,7 @@ def sentence_pairs(
 
 @dataclass(frozen=True)
 class _PairPlanner:
-    """Plans the pairs of documents in rounds. Each round plans the next pair of every document that has unused
-    sentences.
-
-    See `sentence_pairs`. starts, ends: (D,) the boundaries of each document, as indices of sentences.
-    """
+    """Each round plans the next pair of every document that has unused sentences, see `sentence_pairs`."""
 
     offsets: np.ndarray
     starts: np.ndarray
@@ -132,7 +133,6 @@ class _PairPlanner:
     sentences: bool
 
     def pairs(self, first: int, end: int) -> np.ndarray:
-        """Returns the pairs of the documents with indices from `first` to `end` (exclusive), sorted by document."""
         position, active = np.array(self.starts[first:end]), np.arange(first, end)
         rounds: list[np.ndarray] = []
         while len(active):
@@ -145,30 +145,18 @@ class _PairPlanner:
         return pairs[np.argsort(pairs["document"], kind="stable")]
 
     def _uniform(self, active: np.ndarray, number: int, draw: int) -> np.ndarray:
-        """Returns one of the random numbers of a round for each active document. number: the number of the round."""
         return random_streams.uniform_at(
             self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + draw)
         )
 
     def _segment_end(self, first: np.ndarray, length: np.ndarray, end: np.ndarray, max_sentences: int) -> np.ndarray:
-        """Returns the index of the sentence after a segment. The segment begins with the sentence `first`, ends when it
-        has `length` tokens, and ends before the sentence `end` at the latest. If segments are single sentences, the
-        segment ends after `max_sentences` instead."""
+        """A segment ends when it has `length` tokens, or after `max_sentences` if segments are single sentences."""
         if self.sentences:
             return np.minimum(first + max_sentences, end)
         return np.clip(np.searchsorted(self.offsets, self.offsets[first] + length), first + 1, end)
 
     def round(self, active: np.ndarray, position: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Plans one pair of each active document.
-
-        Args:
-            active: The indices of the active documents.
-            position: The first unused sentence of each.
-            number: The number of the round.
-
-        Returns:
-            The pairs, and the first unused sentence of each document after this round.
-        """
+        """Plans one pair of each active document. Returns the pairs, and the first unused sentence of each document."""
 
         def random_integer(bound: np.ndarray | int, draw: int) -> np.ndarray:
             return (self._uniform(active, number, draw) * bound).astype(np.int64)
@@ -199,9 +187,6 @@ class _PairPlanner:
         return pairs, np.where(label, a_end, chunk_end)
 
     def _pairs(self, active: np.ndarray, number: int, a: Boundaries, b: Boundaries, label: np.ndarray) -> np.ndarray:
-        """Returns the records of pairs, truncated to the limit. With sop, pairs with label 1 are swapped. active: the
-        indices of the documents. number: the number of the round. a: the boundaries of the segments A. b: the
-        boundaries of the segments B. label: the classes."""
         pairs = np.empty(len(active), dtype=PAIR)
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
@@ -214,9 +199,7 @@ class _PairPlanner:
         return pairs
 
     def _truncated_at_front(self, active: np.ndarray, number: int, draw: int, counts: np.ndarray) -> np.ndarray:
-        """Returns how many of the truncated tokens are removed from the front of each segment. As in BERT's script, a
-        fair coin decides for each token, so the number is binomial. counts: the number of truncated tokens of each
-        segment."""
+        """As in BERT's script, a fair coin decides for each truncated token, so the number is binomial."""
         front = np.zeros(len(active), dtype=np.int64)
         truncated = np.flatnonzero(counts > 0)
         # One random bit per token, in words of 64 bits.
@@ -239,9 +222,15 @@ _MOSTLY_RANDOM = 0.7
 
 
 def masked_pairs(
-    store: TokenStore, limit: int, short_probability: float, seed: int, epoch: int, kind: PairKind, sentences: bool,
+    store: TokenStore,
+    limit: int,
+    short_probability: float,
+    seed: int,
+    epoch: int,
+    kind: PairKind,
+    sentences: bool,
     special_count: int,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Builds a plan from the pairs of `sentence_pairs`, see its arguments. special_count: the number of special tokens
     in an example."""
     rows = sentence_pairs(
@@ -259,11 +248,12 @@ class MaskedPairs(MaskedExamples):
 
     def new_plan(self, epoch: int) -> Plan:
         self._require_choices()
+        config, special_count = self.config, self.template.special_count
+        short_probability, sentences = config.short_sequence_probability, config.pair_of == "sentences"
+        kind = "sop" if config.pairs == "sop" else "nsp"
         return cached_plan(
-            masked_pairs, self.store, self.capacity, self.config.short_sequence_probability, self.seed, epoch,
-            "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
-            self.template.special_count,
-        )  # fmt: skip
+            masked_pairs, self.store, self.capacity, short_probability, self.seed, epoch, kind, sentences, special_count
+        )
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
         texts = []
@@ -314,7 +304,6 @@ class MaskedPairs(MaskedExamples):
 
     @property
     def _has_single_sentence(self) -> np.ndarray:
-        """Whether each document (D,) has a single sentence, so that its second segment is always random."""
         return np.diff(self.store.document_sentences) == 1
 
     def _require_choices(self) -> None:

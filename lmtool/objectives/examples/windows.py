@@ -135,7 +135,6 @@ class Stream:
         return cls(store.tokens, store.document_offsets, separator, store.cache)
 
     def _with_separators(self) -> dict[str, np.ndarray]:
-        """Returns the boundaries of documents in the stream, where each document is followed by a separator."""
         return {"boundaries": self.offsets + np.arange(len(self.offsets))}
 
     def __len__(self) -> int:

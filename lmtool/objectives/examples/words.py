@@ -15,8 +15,8 @@ from lmtool.data.examples import Plan, cached_plan
 from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
+from lmtool.objectives.configs import SkipGramConfig
 from lmtool.objectives.examples.windows import WINDOW, FixedPlan, Stream, numbers_of, text_capacity, text_windows
-from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
@@ -110,8 +110,6 @@ class WordWindows(FixedPlan):
         return counts
 
     def _count_long_words(self, limit: int, lengths_V: np.ndarray) -> int:
-        """Returns the number of words in the text with more bytes than `limit`. lengths_V: the number of bytes of each
-        entry."""
         count, tokens = 0, self.stream.tokens
         for start in range(0, len(tokens), _CHUNK):
             chunk = np.asarray(tokens[start : start + _CHUNK], dtype=np.int64)
@@ -159,8 +157,7 @@ def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) 
 
 
 def _split_at_words(stream: Stream, begins_V: np.ndarray, size: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the length of each window of one text, which is longer than a window. The text has the
-    positions from `first` to `end` (exclusive) of the stream."""
+    """Yields the start and the length of each window of a text that is longer than a window."""
     start = read_end = first
     begins: list[int] = []
     while end - start > size:
@@ -272,7 +269,7 @@ class WordPairs(FixedPlan):
         return self.config.predicted_fraction
 
     def _probabilities(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the probability (V,) that a word is retained, and the cumulative probabilities (V,) of negatives."""
+        """Returns the probability that a word is retained, and the cumulative probabilities of negatives."""
         if self._distributions is None or self._distributions[0] is not self.counts.counts:
             cumulative_V = np.cumsum(self.counts.noise)
             self._distributions = self.counts.counts, self.counts.retention, cumulative_V / cumulative_V[-1]

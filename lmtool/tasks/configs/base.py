@@ -69,6 +69,7 @@ class TaskConfig(LearnedConfig):
 
     group: ClassVar[str] = "task"
     reads_labeled_rows: ClassVar[bool] = True
+    reads_text: ClassVar[bool] = False
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
     """Supported file layouts (`lmtool.tasks.files`). The first layout that matches a file reads it."""
@@ -81,6 +82,8 @@ class TaskConfig(LearnedConfig):
     labels_as_text: ClassVar[bool] = False
     """Whether the labels are texts or can be written as texts."""
 
+    scores_tokens: ClassVar[bool] = False
+    """Whether there is an output per token, rather than per text."""
     default_max_length: ClassVar[int] = 128
     """Default of max_length, in tokens."""
 
@@ -224,6 +227,15 @@ class TaskConfig(LearnedConfig):
     def text_generation(self) -> GenerationConfig | None:
         """How texts are generated; None if the task generates none."""
         return None
+
+    def pretrained_heads(self, model: ModelConfig) -> tuple[str, ...]:
+        """Returns the names of heads that are useless unless a checkpoint provides their weights."""
+        return ()
+
+    @property
+    def scores_sample(self) -> bool:
+        """Whether evaluations during training score only a fraction of the rows."""
+        return False
 
     @property
     def generates_text(self) -> bool:

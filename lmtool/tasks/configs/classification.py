@@ -92,6 +92,11 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     def _as_published(cls, value: object) -> object:
         return DEMONSTRATIONS if value is True else 0 if value is False else value
 
+    def pretrained_heads(self, model: ModelConfig) -> tuple[str, ...]:
+        if self.head != PROMPT:
+            return ()
+        return ("masked_lm",) if model.architecture == "encoder" else ("lm",)
+
     @property
     def few_shots(self) -> int | None:
         return self.shots_per_class
@@ -156,7 +161,6 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return self._ambiguous("prompt.words", self.words, section)
 
     def _ambiguous(self, field: str, words: tuple[str, ...], section: str) -> Problem | None:
-        """Returns the reason why one field does not map the classes to different words, if any."""
         field_words = self.prompt.words if field == "prompt.words" else self.label_words
         unknown = [name for name in field_words if self.labels is not None and name not in self.labels]
         if unknown:

@@ -74,6 +74,7 @@ class MixtureTaskConfig(TaskConfig):
     (Raffel et al. 2020, section 2.4)."""
 
     members_key: ClassVar[str] = "task.members"
+    scores_tokens: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
 
     kind: Literal["mixture"] = Field("mixture", description="Several tasks in one run.")
@@ -189,7 +190,6 @@ class MixtureTaskConfig(TaskConfig):
         yield from self._metric_problems()
 
     def _metric_problems(self) -> Iterator[Problem]:
-        """Yields a problem for each member whose metric is better when it is lower."""
         from lmtool.learners.metrics import smaller_is_better  # imports numpy, which no other configuration needs
 
         for member in self.member_configs():

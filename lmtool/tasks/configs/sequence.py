@@ -24,8 +24,14 @@ class SequenceConfig(TaskConfig):
 
     head_fields: ClassVar[tuple[str, ...]] = FORM
     of_summary: ClassVar[tuple[str, ...]] = (
-        "pooling", "head_layers", "auxiliary_lm", "dropout", "truncation", "windows", "domain",
-    )  # fmt: skip
+        "pooling",
+        "head_layers",
+        "auxiliary_lm",
+        "dropout",
+        "truncation",
+        "windows",
+        "domain",
+    )
     """The fields that need a vector of the whole text."""
     of_outputs: ClassVar[tuple[str, ...]] = of_summary
     """The fields that have no effect if labels are generated."""
@@ -133,7 +139,6 @@ class SequenceConfig(TaskConfig):
             yield Problem("task.pooling", message, f"set {section}.pooling=last or {section}.pooling=mean")
 
     def _prompt_conflicts(self, model: ModelConfig, section: str) -> Iterator[Problem]:
-        """Yields the reasons why a model cannot answer a prompt with a word."""
         subject = f"{section}.head={self.head}"
         if model.architecture == "bidirectional_lm":
             message = f"{subject} predicts a word within a text; model={model.name} predicts a word from one side of "
@@ -171,8 +176,7 @@ class SequenceConfig(TaskConfig):
     def _fields_without_effect(
         self, fields: tuple[str, ...], section: str, scope: str, contrast: str
     ) -> Iterator[Problem]:
-        """Yields the problem of the first field that is set without effect under this head, if any. scope: to which
-        heads the fields apply. contrast: how this head differs."""
+        """scope: to which heads the fields apply. contrast: how this head differs."""
         for field in fields:
             value, default = self, type(self).model_validate({})
             for name in field.split("."):

@@ -102,6 +102,10 @@ class Seq2SeqConfig(PromptedConfig):
         return True
 
     @property
+    def scores_sample(self) -> bool:
+        return self.generate_examples is not None
+
+    @property
     def generates_text(self) -> bool:
         return True
 
@@ -143,6 +147,7 @@ class ExtractiveQaConfig(TaskConfig):
     }
 
     layouts: ClassVar[tuple[str, ...]] = ("squad", "table", "parquet")
+    scores_tokens: ClassVar[bool] = True
     default_max_length: ClassVar[int] = 384
 
     kind: Literal["extractive_qa"] = Field(
@@ -211,6 +216,7 @@ class TokenClassificationConfig(TaskConfig):
 
     has_classes: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = ("conll", "conllu", "table", "parquet")
+    scores_tokens: ClassVar[bool] = True
 
     kind: Literal["token_classification"] = Field(
         "token_classification", description="A tag for each word of a sentence."

@@ -91,8 +91,8 @@ class PromptedLearner(TextClassLearner):
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         self.fills_mask = backbone.config.architecture == "encoder"
-        self.pretrained_heads = ("masked_lm",) if self.fills_mask else ("lm",)
-        self.add_head(self.pretrained_heads[0], masked_lm_head(backbone) if self.fills_mask else lm_head(backbone))
+        (self.lm_name,) = config.pretrained_heads(backbone.config)
+        self.add_head(self.lm_name, masked_lm_head(backbone) if self.fills_mask else lm_head(backbone))
         if config.auxiliary_mlm:
             self.loss_weights = {self.term: 1.0 - config.auxiliary_mlm, AUXILIARY_TERM: config.auxiliary_mlm}
         self.set_loss(config.loss)
@@ -106,11 +106,7 @@ class PromptedLearner(TextClassLearner):
 
     @property
     def _lm(self) -> LMHead:
-        return cast(LMHead, self.heads[self.pretrained_heads[0]])
-
-    @property
-    def _table(self) -> Tensor:
-        return self.backbone.embed.token.weight
+        return cast(LMHead, self.heads[self.lm_name])
 
     def examples(self, data: SplitData, max_length: int) -> PromptedExamples:
         config, rows = self.config, self.rows(data)
@@ -119,9 +115,13 @@ class PromptedLearner(TextClassLearner):
         demonstrations = auxiliary = None
         if config.demonstrations:
             demonstrations = Demonstrations(
-                config.demonstration_rows or {}, config.labels, config.text, self.pattern, config.demonstrations,
+                config.demonstration_rows or {},
+                config.labels,
+                config.text,
+                self.pattern,
+                config.demonstrations,
                 self.seed,
-            )  # fmt: skip
+            )
         if config.auxiliary_mlm and data.split == "train":
             texts = data.rows.get(unlabeled_name(config.name), rows)
             auxiliary = Auxiliary(texts, self.pattern, wording.template(False), max_length, self.seed)
@@ -147,7 +147,7 @@ class PromptedLearner(TextClassLearner):
         hidden = hidden_at(
             self.backbone, batch, indices, None if self.is_feature_extractor else self.dropout_rng(batch, step)
         )
-        mlm_loss = self._lm.loss_sum(hidden[AUXILIARY_TERM], self._table, labels_of(batch, AUXILIARY_TERM))
+        mlm_loss = self._lm.loss_sum(hidden[AUXILIARY_TERM], self.table_VW, labels_of(batch, AUXILIARY_TERM))
         total = self.training_loss(self._word_logits(hidden[self.term]), batch)
         return StepOutput({self.term: total, AUXILIARY_TERM: mlm_loss}, self.loss_weights)
 
@@ -168,14 +168,12 @@ class PromptedLearner(TextClassLearner):
         return summary_index(batch.inputs, "last")
 
     def _word_logits(self, hidden_NH: Tensor) -> Tensor:
-        return self._lm.of_tokens(hidden_NH, self._table, self.words)
+        return self._lm.of_tokens(hidden_NH, self.table_VW, self.words)
 
 
 class PromptWriter(TextToTextLearner):
     """Classification by a prompt with an encoder-decoder, which reads the prompt and writes the word of the class. If
     text follows the answer, the prompt has a gap token in its place."""
-
-    pretrained_heads = ("lm",)
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
@@ -212,8 +210,7 @@ class PromptPairs(TextPairs):
 
 
 def _with_gap(pattern: Pattern) -> list[list[int]]:
-    """Returns the tokens around the texts of a prompt. If text follows the answer, the model's gap token takes the
-    answer's place. Raises UserError if a text column follows and the vocabulary has no gap token."""
+    """If text follows the answer, the model's gap token takes the answer's place."""
     tokenizer = pattern.tokenizer
     gaps = [*tokenizer.sentinels[:1], *(number for role, number in tokenizer.roles.items() if role == "mask")]
     if pattern.ends_with_answer or not gaps:

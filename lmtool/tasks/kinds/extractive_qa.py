@@ -27,7 +27,7 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.spans import ANSWER_METRICS, answer_scores, best_threshold, summarize, threshold_scores
 from lmtool.models.base import Backbone
-from lmtool.models.heads.base import TokenLogits, loss_sum, losses
+from lmtool.models.heads.base import loss_sum, losses
 from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.system.terminal import counted
@@ -251,7 +251,6 @@ class QuestionWindows(TaskExamples):
         self._spans_E = None if rows.labels is None else self._answer_tokens(rows.labels)
 
     def _require_all_tokens(self, rows_W: np.ndarray, starts_W: np.ndarray, ends_W: np.ndarray) -> None:
-        """Asserts that the windows of a row start at its first token, leave no gap, and end at its last token."""
         lengths_W = self._contexts.lengths_E[rows_W]
         first, last = np.append(True, np.diff(rows_W) > 0), np.append(np.diff(rows_W) > 0, True)
         gaps = ~first[1:] & (starts_W[1:] > ends_W[:-1])
@@ -259,7 +258,7 @@ class QuestionWindows(TaskExamples):
             raise RuntimeError(f"the windows of the {self.split} split do not cover a context")
 
     def _answer_tokens(self, labels: Sequence[tuple[GoldAnswer, ...]] | np.ndarray) -> np.ndarray:
-        """Returns (E, 2): the first and the last token of each row's first answer; -1 if there is no answer."""
+        """Returns (E, 2): the first and the last token; -1 if there is no answer."""
         spans_E = np.full((len(self.rows), 2), -1, dtype=np.int64)
         for row, answers in enumerate(labels):
             if answers:
@@ -296,11 +295,9 @@ class QuestionWindows(TaskExamples):
         return np.where(self._holds_answer(rows)[:, None], positions_N2, null_N[:, None])
 
     def _before(self, rows: np.ndarray) -> np.ndarray:
-        """Returns (N,): the number of tokens before the context."""
         return len(self.template.pieces[0]) + rows["question"] + len(self.template.pieces[1])
 
     def _holds_answer(self, rows: np.ndarray) -> np.ndarray:
-        """Returns (N,) bool, whether each window contains the whole answer."""
         assert self._spans_E is not None
         first_N, last_N = self._spans_E[rows["row"]].T
         return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])
@@ -342,8 +339,6 @@ class ExtractiveQa(TextKind):
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
     def _valid_rows(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
-        """Returns the rows whose answers occur in their contexts. Raises UserError at the first other row, unless
-        bad_answers=skip."""
         contexts, valid_rows = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
@@ -410,7 +405,7 @@ class ExtractiveQa(TextKind):
     def _metrics_of_samples(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> Iterator[dict[str, float]]:
-        """Yields the metrics of several samples of the rows. Each answer is scored only once."""
+        """Each answer is scored only once."""
         gold, answered_N = self._gold(rows)
         answers = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
         scores = answer_scores(gold, answers, self.config.unanswerable)
@@ -435,15 +430,13 @@ class ExtractiveQa(TextKind):
         return {f"best_{name}_threshold": best_threshold(raw[name], answered_N, null_N).value for name in raw}
 
     def _gold(self, rows: Rows) -> tuple[list[list[str]], np.ndarray]:
-        """Returns the texts of each row's gold answers, and (N,) bool, whether a row has any."""
         assert rows.labels is not None
         return [[answer.text for answer in answers] for answers in rows.labels], np.array(list(map(bool, rows.labels)))
 
     def _best_span_scores(
         self, rows: Rows, predictions: Sequence[Prediction]
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns the inputs of `threshold_scores`: the scores of each row's best text, whether or not it is predicted,
-        and the null differences."""
+        """Scores the best text of each row, whether or not it is predicted, for `threshold_scores`."""
         answers = values_of(predictions)
         texts = [self._text(rows, number, answer.best_span) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])
@@ -496,7 +489,6 @@ class ExtractiveQa(TextKind):
 
 
 def _require_different_ids(columns: Columns, origin: Origin) -> None:
-    """Raises UserError with file:line if two rows have the same id."""
     name = next((name for name in IDS if name in columns), None)
     row_of_id: dict[str, int] = {}
     for number, value in enumerate(columns[name] if name is not None else []):
@@ -521,7 +513,6 @@ class ExtractiveQaLearner(TaskLearner):
 
     config: ExtractiveQaConfig
     kind: ExtractiveQa
-    scores_tokens = True
     inspector_class = AnswerInspector
 
     def __init__(self, kind: ExtractiveQa, backbone: Backbone, tokenizer: Tokenizer, seed: int):
@@ -564,10 +555,8 @@ class ExtractiveQaLearner(TaskLearner):
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return loss_sum(self._choices(outputs, batch), self.labels(batch))
 
-    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        if head == self.term and isinstance(logits, Tensor):
-            return self.term, Classes(self._choices(logits, batch))
-        return super().interpret_logits(head, logits, batch)
+    def predicted(self, outputs: Tensor, batch: Batch) -> Predicted:
+        return Classes(self._choices(outputs, batch))
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         choices, labels = self._choices(outputs, batch), self.labels(batch)
@@ -592,7 +581,7 @@ class ExtractiveQaLearner(TaskLearner):
         ]
 
     def _null_positions(self, batch: Batch) -> Tensor:
-        """Returns (N,): the position in each window of the token that means no answer (`null_first`)."""
+        """Returns (N,): the position of the token that means no answer (`null_first`)."""
         lengths_N = batch.inputs.segments.cu_lengths.diff().long()
         return torch.zeros_like(lengths_N) if null_first(self.backbone.config.text_format) else lengths_N - 1
 

@@ -15,12 +15,14 @@ from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import NotFinite
-from lmtool.learners.base import Answers, BaseLearner, Inference
+from lmtool.learners.base import Answers, BaseLearner, Inference, Responder
 from lmtool.learners.baseline import Predictor, TermSums
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.models.heads.sequence import pooler
 from lmtool.nn.dropout import DropoutRng
 from lmtool.tasks.kinds.base import TaskKind
@@ -189,13 +191,9 @@ def _all_same(values: Sequence[Label] | np.ndarray) -> bool:
 class TaskLearner(BaseLearner):
     """Base of the learners of all task kinds. The single loss term and the head have the task's name.
 
-    scores_tokens: whether there is an output per token, rather than per text. scorer_class: the class of the scorer.
-    inspector_class: the class of the inspector.
+    scorer_class: the class of the scorer. inspector_class: the class of the inspector.
     """
 
-    predicts_rows = True
-    reads_text = False  # tasks read labeled rows, not the text of data=
-    scores_tokens: bool = False
     scorer_class: Callable[..., TaskScorer] = TaskScorer
     inspector_class: type[TaskInspector] = TaskInspector
 
@@ -203,7 +201,7 @@ class TaskLearner(BaseLearner):
         super().__init__(kind.config, backbone, tokenizer, seed)
         self.kind, self.term = kind, kind.config.name
         self.loss_weights = {self.term: 1.0}
-        self.metric, self.reads = kind.metric, tuple(kind.config.reads)
+        self.metric = kind.metric
 
     # Heads.
 
@@ -240,6 +238,10 @@ class TaskLearner(BaseLearner):
         model = self.backbone.config
         return self.tokenizer.role(model.start_role) if isinstance(model, EncoderDecoderConfig) else None
 
+    def hidden_of(self, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None = None) -> Tensor:
+        """Returns the hidden states of a batch that the heads read, see `hidden`."""
+        return self.hidden(batch.inputs, batch.outputs, rng, read_M)
+
     # Loss and scores.
 
     @abstractmethod
@@ -257,6 +259,15 @@ class TaskLearner(BaseLearner):
     @abstractmethod
     def parts(self, outputs: Tensor, batch: Batch) -> list[Label]:
         """Returns the output of each document, on the host, in the form that the kind's `join` expects."""
+
+    def predicted(self, outputs: Tensor, batch: Batch) -> Predicted:
+        """Returns the head's outputs as predictions of its targets, from which another model can learn."""
+        return Classes(outputs)
+
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        if head == self.term and isinstance(logits, Tensor):
+            return self.term, self.predicted(logits, batch)
+        return super().interpret_logits(head, logits, batch)
 
     def labels(self, batch: Batch) -> Tensor:
         """Returns the labels of a labeled batch."""
@@ -298,9 +309,6 @@ class TaskLearner(BaseLearner):
 
     # Data.
 
-    def has_data_in(self, data: SplitData) -> bool:
-        return self.config.name in data.rows
-
     def rows(self, data: SplitData) -> Rows:
         """Returns the task's rows of a split."""
         return data.rows[self.config.name]
@@ -308,9 +316,6 @@ class TaskLearner(BaseLearner):
     def part_counts(self, rows: Rows, examples: Examples) -> np.ndarray:
         """Returns (N,): the number of parts of each row, counted in the plan of the examples."""
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
-
-    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
-        return self.inspector_class(self, examples, max_length)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
         rows = self.rows(data)
@@ -352,41 +357,52 @@ class TaskLearner(BaseLearner):
             )
         return samples
 
-    def read_rows(self, columns: Columns, origin: Origin) -> Rows:
-        columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
-        columns = with_joined_columns(self.config, columns, origin)
-        decoded = super().read_rows(columns, origin).columns
-        extra = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
-        return self.kind.rows({**extra, **decoded}, origin, False)
-
     def takes_texts(self, count: int) -> bool:
         """Whether the task can score `count` texts that the user types (1, or 2 for a pair) in place of its columns."""
-        return not self.scores_tokens or count == len(self.reads)
+        return not self.config.scores_tokens or count == len(self.config.reads)
 
     def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> Examples:
         """Returns the examples of texts that the user types. Each tuple has a number of texts that `takes_texts`
         accepts."""
-        has_all_columns = len(self.reads) == len(texts[0])
-        names = self.reads if has_all_columns else ("first", "second")[: len(texts[0])]
+        has_all_columns = len(self.config.reads) == len(texts[0])
+        names = self.config.reads if has_all_columns else ("first", "second")[: len(texts[0])]
         rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
-        rows = self.read_rows(rows.columns, rows.origin) if has_all_columns else rows
+        rows = self.responder().read_rows(rows.columns, rows.origin) if has_all_columns else rows
         return self.examples(SplitData("sample", rows={self.config.name: rows}), max_length)
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
-        return self.answers(rows, inference).records
+    def responder(self) -> TaskResponder:
+        return TaskResponder(self)
+
+
+class TaskResponder(Responder):
+    """Predicts rows of a task."""
+
+    learner: TaskLearner
+
+    def __init__(self, learner: TaskLearner):
+        super().__init__(learner)
+        self.columns = tuple(learner.config.reads)
+
+    def read_rows(self, columns: Columns, origin: Origin) -> Rows:
+        config = self.learner.config
+        columns = {config.aliases.get(name, name): values for name, values in columns.items()}
+        columns = with_joined_columns(config, columns, origin)
+        decoded = super().read_rows(columns, origin).columns
+        extra = {name: columns[name] for name in (*IDS, config.label) if name in columns}
+        return self.learner.kind.rows({**extra, **decoded}, origin, False)
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
         """Returns the records of the rows, as in predictions.jsonl, and their metrics if labeled."""
-        data = SplitData("input", rows={self.config.name: rows})
+        learner, data = self.learner, SplitData("input", rows={self.learner.config.name: rows})
         max_length, warn = inference.max_length, inference.warn
-        examples = self.examples(data, max_length)
+        examples = learner.examples(data, max_length)
         metadata = examples.metadata()
         if metadata.get("truncated"):
             warn(f"{metadata['truncated']:,} of {len(rows):,} texts are truncated to {max_length} tokens")
         if metadata.get("cut_questions"):
             warn(f"{metadata['cut_questions']:,} of {len(rows):,} questions are truncated")
-        budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
-        loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
+        budget = max(inference.forward_tokens, max_length + learner.virtual_tokens)
+        loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=learner.virtual_tokens)
 
         def batches() -> Iterator[Batch]:
             total, encoded = len(examples.plan(0)), 0
@@ -395,8 +411,8 @@ class TaskLearner(BaseLearner):
                 encoded += len(batch.inputs.lengths)
                 inference.progress(encoded, total)
 
-        evaluation = evaluate(self, self.scorer(data, examples, {}), batches(), inference.precision)
+        evaluation = evaluate(learner, learner.scorer(data, examples, {}), batches(), inference.precision)
         return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))
 
     def line(self, record: JsonMapping) -> str:
-        return self.kind.line(record)
+        return self.learner.kind.line(record)

@@ -19,7 +19,7 @@ from lmtool.learners.baseline import ConstantRates, Predictor
 from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.scores import MULTI_LABEL, best_thresholds, compute_multi_label
 from lmtool.models.base import Backbone
-from lmtool.models.heads.base import TokenLogits, binary_losses
+from lmtool.models.heads.base import binary_losses
 from lmtool.models.heads.predicted import Binary, Predicted
 from lmtool.tasks.configs import MultiLabelConfig
 from lmtool.tasks.kinds.classes import ClassLearner, require_one_per_class, with_class_weights
@@ -49,7 +49,6 @@ class MultiLabel(WindowedKind):
         return self.config.model_copy(update={"labels": names})
 
     def _classes(self, values: Sequence[object]) -> tuple[list[int], list[str]]:
-        """Returns the classes in all cells, flattened: their rows and their names."""
         rows, words = [], []
         for row, value in enumerate(values):
             parts = value if isinstance(value, list | tuple) else text_of_label(value).split(self.config.delimiter)
@@ -126,10 +125,8 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
         loss, weights_C = self.loss, self.weights_on(outputs.device)
         return binary_losses(outputs, self.labels(batch), loss.label_smoothing, loss.focal_gamma, weights_C).sum()
 
-    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        if head == self.term and isinstance(logits, Tensor):
-            return self.term, Binary(logits.flatten())
-        return super().interpret_logits(head, logits, batch)
+    def predicted(self, outputs: Tensor, batch: Batch) -> Predicted:
+        return Binary(outputs.flatten())
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         """Returns plain binary cross entropies, and decisions at a probability of 0.5."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.learners.inspection import Inspector
 from lmtool.models.base import Backbone
-from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.tasks.configs import MultipleChoiceConfig
 from lmtool.tasks.kinds.base import TextKind
@@ -157,7 +157,7 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
         firsts, seconds = map(list, zip(*texts, strict=True))
         return self.sequence_examples(Rows.of_texts(first=firsts, second=seconds), "sample", max_length)
 
-    def inspector(self, examples: ChoiceExamples, max_length: int) -> TaskInspector:
+    def inspector(self, examples: ChoiceExamples, max_length: int) -> Inspector:
         return super().inspector(examples.pairs, max_length)
 
     def part_counts(self, rows: Rows, examples: object) -> np.ndarray:
@@ -179,10 +179,8 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         return super().scores(self._choices(outputs), batch)
 
-    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        if head == self.term and isinstance(logits, Tensor):
-            return self.term, Classes(self._choices(logits))
-        return super().interpret_logits(head, logits, batch)
+    def predicted(self, outputs: Tensor, batch: Batch) -> Predicted:
+        return Classes(self._choices(outputs))
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[float]:
         """Returns the score of each choice."""

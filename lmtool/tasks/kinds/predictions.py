@@ -35,7 +35,6 @@ class _Numbers:
 
     @classmethod
     def of(cls, count: int, first: int | float | np.ndarray) -> _Numbers:
-        """Returns an empty column for values like `first`."""
         return cls(np.zeros((count, *np.shape(first)), dtype=np.asarray(first).dtype), type(first))
 
     def fits(self, value: object) -> bool:
@@ -55,7 +54,7 @@ class _Numbers:
 
 
 class _Lists(Sequence[list[int]]):
-    """A column of lists of integers, which are concatenated in the order in which they are set."""
+    """A column of lists of integers, concatenated in the order in which they are set."""
 
     def __init__(self, flat: array[int], starts: np.ndarray, lengths: np.ndarray):
         self.flat, self.starts, self.lengths = flat, starts, lengths
@@ -146,7 +145,6 @@ class PredictionColumns(Sequence[Prediction]):
         self._filled[row] = True
 
     def _as_objects(self, column: _Numbers | _Lists | _Objects) -> _Objects:
-        """Moves the values of a column to one that can hold mixed types."""
         objects: list[object] = [None] * self._count
         for row in np.flatnonzero(self._filled).tolist():
             objects[row] = column.get(row)

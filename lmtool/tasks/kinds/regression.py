@@ -18,7 +18,6 @@ from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantValue
 from lmtool.models.base import Backbone
-from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.predicted import Predicted, Values
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.tasks.configs import RegressionConfig
@@ -125,10 +124,8 @@ class RegressionLearner(SequenceLearner):
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return F.mse_loss(outputs[:, 0].float(), self.labels(batch), reduction="sum") / self.deviation**2
 
-    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        if head == self.term and isinstance(logits, Tensor):
-            return self.term, Values(logits[:, 0], self.deviation)
-        return super().interpret_logits(head, logits, batch)
+    def predicted(self, outputs: Tensor, batch: Batch) -> Predicted:
+        return Values(outputs[:, 0], self.deviation)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels_N, values_N = self.labels(batch), outputs[:, 0].float()

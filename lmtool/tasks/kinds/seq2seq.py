@@ -32,7 +32,7 @@ from lmtool.tasks.kinds.base import TextKind
 from lmtool.tasks.kinds.labels import Columns, Origin, location, text_of
 from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
-from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
+from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs, TextTaskResponder
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 
@@ -54,7 +54,6 @@ class Seq2Seq(TextKind):
         return [self._targets(value, place) for value, place in zip(values, origin, strict=True)]
 
     def _targets(self, value: object, place: tuple[str, int]) -> tuple[str, ...]:
-        """Returns the target texts of a row. Raises UserError if there are none, or if one is empty."""
         texts = value if isinstance(value, list | tuple) else [value]
         targets = tuple("" if text is None else text_of(self.config, self.config.label, text, place) for text in texts)
         if not targets or not all(target.strip() for target in targets):
@@ -149,10 +148,6 @@ class Seq2SeqLearner(TextLearner):
 
     config: Seq2SeqConfig
 
-    def __init__(self, kind: Seq2Seq, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        super().__init__(kind, backbone, tokenizer, seed)
-        self.scores_sample = kind.config.generate_examples is not None
-
     @property
     def seq2seq_config(self) -> Seq2SeqConfig:
         return self.config
@@ -184,10 +179,17 @@ class Seq2SeqLearner(TextLearner):
             "all": scores,
         }
 
+    def responder(self) -> SourceResponder:
+        return SourceResponder(self)
+
+
+class SourceResponder(TextTaskResponder):
+    """Writes a text for each source."""
+
     def answers(self, rows: Rows, inference: Inference) -> Answers:
         """Returns one record for each row. Rows with the same source share one generated text."""
         answers = super().answers(rows, inference)
-        name = self.config.text[0]
+        name = self.learner.config.text[0]
         texts = {record[name]: record for record in answers.records}
         records = ({**texts[source], "id": rows.ids[row]} for row, source in enumerate(rows.columns[name]))
         return replace(answers, records=records)
@@ -258,9 +260,13 @@ class GeneratedScorer(Scorer):
         rows_by_source = sorted(self.source_indices, key=self.source_indices.__getitem__)
         losses = (sums.sums_E / sums.counts_E)[rows_by_source]
         return GeneratedEvaluation(
-            {term: sums}, {term: 1.0}, kind.metrics(rows, predictions), self._warnings(predictions), losses=losses,
+            {term: sums},
+            {term: 1.0},
+            kind.metrics(rows, predictions),
+            self._warnings(predictions),
+            losses=losses,
             **shared,
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _warnings(predictions: Sequence[Prediction]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from lmtool.config.registry import build
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Examples, Plan, Rows, SplitData, unlabeled_name
 from lmtool.learners.baseline import Predictor
+from lmtool.learners.inspection import Inspector
 from lmtool.learners.mixed_examples import MixedBatch, combine
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import LMHead, lm_head
@@ -33,7 +34,7 @@ from lmtool.nn.dropout import DropoutRng
 from lmtool.tasks.configs.base import CoralConfig, DannConfig
 from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tasks.kinds.base import TaskKind, TextKind
-from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner
+from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Label, Prediction
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -138,7 +139,7 @@ class _Reversal(torch.autograd.Function):
 
 
 def _covariance(features_NH: Tensor) -> Tensor:
-    """Returns (H, H): the covariance of the features; zero for a single text."""
+    """Zero for a single text."""
     centered_NH = features_NH - features_NH.mean(0)
     return centered_NH.T @ centered_NH / max(len(features_NH) - 1, 1)
 
@@ -250,7 +251,7 @@ class SequenceLearner(TaskLearner):
         )
         return SequenceExamples(rows, input_format, self.term, split)
 
-    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
+    def inspector(self, examples: Any, max_length: int) -> Inspector:
         return super().inspector(examples.source if isinstance(examples, PairedExamples) else examples, max_length)
 
     def labels(self, batch: Batch) -> Tensor:
@@ -271,12 +272,11 @@ class SequenceLearner(TaskLearner):
         features_NH = self._pooled(summary(hidden_TH, batch.inputs, self.form.pooling))
         total = self.training_loss(self._head_outputs(features_NH, batch, rng), batch)
         at_M = send(self._predicting_indices(batch), hidden_TH.device)
-        table_VH, labels_M = self.backbone.embed.token.weight, batch.inputs.tokens[at_M + 1].long()
-        lm_loss = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
+        labels_M = batch.inputs.tokens[at_M + 1].long()
+        lm_loss = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], self.table_VW, labels_M)
         return StepOutput({self.term: total, LANGUAGE_MODEL: lm_loss}, self.loss_weights)
 
     def _adapted_step(self, batch: MixedBatch, step: int) -> StepOutput:
-        """Returns a training step on texts of two domains."""
         assert self.adaptation is not None
         (_, source), (_, target) = batch.members
         rng = self.dropout_rng(source, step)
@@ -304,8 +304,7 @@ class SequenceLearner(TaskLearner):
         return super().baseline_loss(batches, predictors) + auxiliary_loss
 
     def _predicting_indices(self, batch: Batch) -> Tensor:
-        """Returns (M,): the flat indices, on the host, of the tokens from which the next token of the text is
-        predicted. The next token must be in the language model's vocabulary."""
+        """Returns (M,) on the host. The next token must be in the language model's vocabulary."""
         inputs = batch.host.inputs
         has_next_T = (inputs.tokens < self.backbone.config.vocab_size).roll(-1)
         has_next_T[summary_index(inputs, "last")] = False
@@ -320,14 +319,12 @@ class SequenceLearner(TaskLearner):
         )
 
     def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """Returns (N, H): one vector for each text: the hidden state of one token, which is then all that the last
-        layer computes, or the mean or maximum over the text."""
+        """Returns (N, H). If one token represents a text, the last layer computes only this token."""
         if self.form.pooling in ("mean", "max"):
             return summary(self.hidden_of(batch, rng), self._pooled_texts(batch), self.form.pooling)
         return self.hidden_of(batch, rng, self._summary_indices(batch))
 
     def _summary_indices(self, batch: Batch) -> Tensor:
-        """Returns (N,): the flat index of the token that represents each text."""
         return summary_index(self._pooled_texts(batch), "last" if self.form.pooling == "last" else "first")
 
     @staticmethod

@@ -58,8 +58,6 @@ class SpanClassification(NamedClassKind):
 
 
 def _span(name: str, value: object, text: str, place: tuple[str, int]) -> list[int]:
-    """Returns [start, end) of a span, given as a list or as an object. Raises UserError if it is malformed or selects
-    no text."""
     if isinstance(value, dict):
         value = [value.get("start"), value.get("end")]
     numbers = list(value) if isinstance(value, (list, tuple)) else []
@@ -104,7 +102,7 @@ class SpanExamples(TaskExamples):
         self._plan = self.build_plan(packed_E, row=row_E, part=np.zeros_like(row_E), start=start_E, length=retained_E)
 
     def _tokens(self, rows: Rows, name: str) -> np.ndarray:
-        """Returns (E, 2): the first and the last token of each row's span in a column."""
+        """Returns (E, 2): the first and the last token of each row's span."""
         tokens_E2 = np.empty((len(rows), 2), dtype=np.int64)
         for row, (start, end) in enumerate(rows.columns[name]):
             tokens_E2[row] = first, last = self._texts.tokens_of(row, start, end)

@@ -34,7 +34,7 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.tasks.configs import ScheduledSamplingConfig, Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner
+from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner, TaskResponder
 from lmtool.tasks.kinds.predictions import Label
 from lmtool.tasks.kinds.texts import EncodedTexts, TaskExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ def read_step_by_step(
         The tokens that the model read for each text.
     """
     read: list[list[int]] = [[] for _ in texts]
-    active, step, logits_RV = list(range(len(texts))), 0, decoding.begin()
+    active, step, logits_RV = list(range(len(texts))), 0, decoding.read_prompts()
     while True:
         best = logits_RV.argmax(-1).tolist()
         rows = [row for row, number in enumerate(active) if step < len(texts[number])]
@@ -137,7 +137,7 @@ class TextPairs(TaskExamples):
         self._plan = self.build_plan(lengths_E, row=row_E, part=np.zeros_like(row_E))
 
     def _capacities(self, pair_format: PairFormat) -> tuple[int, int]:
-        """Returns the maximum tokens of a source and of a target, without special tokens."""
+        """Excludes special tokens."""
         special_count, max_target = self.template.special_count, self.config.target_tokens
         if self.is_encoder_decoder:
             source = pair_format.max_length - special_count
@@ -250,10 +250,6 @@ class TextLearner(TaskLearner):
         return cast(LMHead, self.heads["lm"])
 
     @property
-    def _table(self) -> Tensor:
-        return self.backbone.embed.token.weight
-
-    @property
     def longest_target(self) -> int:
         """The maximum number of tokens of a target that the backbone supports."""
         backbone = self.backbone
@@ -282,11 +278,11 @@ class TextLearner(TaskLearner):
         return super().forward(batch, step)
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return self._lm.loss_sum(outputs, self._table, self.labels(batch), self.seq2seq_config.label_smoothing)
+        return self._lm.loss_sum(outputs, self.table_VW, self.labels(batch), self.seq2seq_config.label_smoothing)
 
     @torch.no_grad()
     def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
-        """Replaces some true tokens of the batch by predictions. truth: the probability of keeping the true token."""
+        """truth: the probability of keeping the true token."""
         host = batch.host
         packed = host.inputs if host.outputs is None else host.outputs
         # Target token m is read one position after the one that predicts it, unless it is the text's last one.
@@ -307,7 +303,7 @@ class TextLearner(TaskLearner):
                 is_replaced_T[at_M[is_replaced_M] + 1] = True
                 tokens_T = send(self._predicted_step_by_step(host, packed, is_replaced_T), device)
             else:
-                _, best_M = self._lm.scores(self.outputs(batch, step), self._table, self.labels(batch))
+                _, best_M = self._lm.scores(self.outputs(batch, step), self.table_VW, self.labels(batch))
                 replaced = send(is_replaced_M.nonzero()[:, 0], device)
                 tokens_T[send(at_M, device)[replaced] + 1] = best_M[replaced]
         finally:
@@ -316,8 +312,6 @@ class TextLearner(TaskLearner):
         return replace(batch, inputs=replaced_side) if batch.outputs is None else replace(batch, outputs=replaced_side)
 
     def _predicted_step_by_step(self, host: Batch, packed: Packed, is_replaced_T: Tensor) -> Tensor:
-        """Returns (T,): the target tokens, on the host, with those selected by `is_replaced_T` replaced by
-        predictions."""
         first_N = first_predictions(packed, indices_of(host, self.term))
         prefix_lengths = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
         texts, flags_of_texts = packed.tokens.split(packed.lengths), is_replaced_T.split(packed.lengths)
@@ -338,7 +332,7 @@ class TextLearner(TaskLearner):
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         side = batch.inputs if batch.outputs is None else batch.outputs
         labels = self.labels(batch)
-        losses, best = self._lm.scores(outputs, self._table, labels)
+        losses, best = self._lm.scores(outputs, self.table_VW, labels)
         return Scores(losses, labels, best, side.documents[indices_of(batch, self.term)])
 
     def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
@@ -350,12 +344,12 @@ class TextLearner(TaskLearner):
             counts[token] += len(examples.rows)
         return {self.term: ConstantPredictor.of_counts("unigram", counts)}
 
-    def generation_settings(self) -> GenerationConfig:
-        return self.seq2seq_config.generation
-
     def label_of(self, text: str) -> object:
-        """Makes a generated text the only target of its row; None if it is empty."""
+        """Returns the label that a generated text represents: the only target of a row; None if it is empty."""
         return (text,) if text.strip() else None
+
+    def responder(self) -> TextTaskResponder:
+        return TextTaskResponder(self)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # see predictions.jsonl
@@ -364,3 +358,17 @@ class TextLearner(TaskLearner):
         """Returns a writer that reads sources as in training."""
         section = {"prefix": self.seq2seq_config.prefix, "mask": self.seq2seq_config.mask}
         return writer_of(self.backbone, self._lm, self.tokenizer, section)
+
+
+class TextTaskResponder(TaskResponder):
+    """Writes a text for each row."""
+
+    learner: TextLearner
+
+    @property
+    def generation(self) -> GenerationConfig:  # type: ignore[override]
+        """The settings for generating a text per row."""
+        return self.learner.seq2seq_config.generation
+
+    def label_of(self, text: str) -> object:
+        return self.learner.label_of(text)

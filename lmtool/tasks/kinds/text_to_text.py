@@ -137,7 +137,6 @@ class TextToTextLearner(TextLearner):
         return [(self.kind.parse(text) or self.kind.invalid_prediction)._replace(text=text) for text in texts]
 
     def _prompts(self, batch: Batch) -> list[list[int]]:
-        """Returns, for each document, the tokens that the model reads before it writes the label."""
         packed = batch.inputs
         lengths = torch.tensor(packed.lengths)
         if batch.outputs is None and self.term in batch.targets:

@@ -174,7 +174,7 @@ class TaggedWindows(TaskExamples):
         )
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
-        """Tokenizes all sentences. Stores their ids and, for each id, the index of the word that it begins, or -1."""
+        """Stores the ids and, for each id, the index of the word that it begins, or -1."""
         unknown = next((tokenizer.roles[role] for role in _UNKNOWN if role in tokenizer.roles), 0)
         ids, words, self.unknown_words = [], [], 0
         for start in range(0, len(sentences), _SENTENCES_PER_CALL):
@@ -194,7 +194,6 @@ class TaggedWindows(TaskExamples):
         self._ids, self._words = np.concatenate(ids), np.concatenate(words)
 
     def _label(self, later_tags: np.ndarray | None) -> None:
-        """Marks the tokens that predict, and labels them with tags if the rows are labeled."""
         self._predicts, self._labels = self._words >= 0, None
         if self.rows.labels is None:
             return
@@ -249,8 +248,6 @@ class TokenLearner(ClassLearner):
     Reads the states of encoders, of decoders, of T5's encoder, and of BART's decoder, which reads the same text as its
     encoder (Lewis et al. 2020, section 3.2)."""
 
-    scores_tokens = True
-
     @property
     def head_side(self) -> Side:
         return self.config.states_read(self.backbone.config)
@@ -281,7 +278,6 @@ class TokenLearner(ClassLearner):
         )
 
     def _indices(self, batch: Batch) -> Tensor:
-        """Returns (M,): the flat indices of the predicting tokens."""
         at_M = batch.targets[self.term].at
         assert at_M is not None
         return at_M
@@ -362,8 +358,6 @@ class TokenClassification(TaskKind):
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
 
     def _numbers(self, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
-        """Returns the number of each word's tag. Raises UserError with file:line if a row has different numbers of
-        words and tags, or an unknown tag."""
         sentences = self._tag_names(_lists(columns[self.config.label]))
         for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
             if len(sentence) != len(tags):
@@ -383,7 +377,7 @@ class TokenClassification(TaskKind):
         return decoded
 
     def _tag_names(self, sentences: list[list[object]]) -> list[list[str]]:
-        """Returns the tags as texts. If all tags are class numbers, class names replace them."""
+        """If all tags are class numbers, class names replace them."""
         tag_names = [[text_of_label(tag) for tag in tags] for tags in sentences]
         tags_found, indices = set(chain(*tag_names)), class_indices(self.classes)
         if tags_found and not tags_found & set(self.classes) and tags_found <= indices.keys():
@@ -469,7 +463,6 @@ class TokenClassification(TaskKind):
         return values
 
     def _flat_tags(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the gold tags (M,) and the predicted tags (M,), one of each per word."""
         lengths = _lengths(rows.labels)
         predicted = values_of(predictions)
         if not np.array_equal(lengths, _lengths(predicted)):
@@ -507,11 +500,14 @@ class TokenClassification(TaskKind):
             return {"classes": by_class(confusion(gold_M, predicted_M, len(self.classes)), self.classes)}
         classes = {
             name: {
-                "precision": score.precision, "recall": score.recall, "f1": score.f1,
-                "support": score.gold, "predicted": score.predicted,
+                "precision": score.precision,
+                "recall": score.recall,
+                "f1": score.f1,
+                "support": score.gold,
+                "predicted": score.predicted,
             }
             for name, score in self._entities(rows, gold_M, predicted_M).items()
-        }  # fmt: skip
+        }
         stray = EntityTags(self.classes).stray_entities(gold_M, _lengths(rows.labels))
         return {"classes": classes, "gold_beginning_with_i": stray}
 
@@ -526,7 +522,6 @@ def _lengths(sentences: Label) -> np.ndarray:
 
 
 def _lists(values: Sequence[Label]) -> list[list[Label]]:
-    """Returns a list for each value: a list as it is, a text split at white space, None as an empty list."""
     return [value.split() if isinstance(value, str) else list(value or ()) for value in values]
 
 

@@ -271,7 +271,6 @@ class PromptedExamples(TaskExamples):
         return self.build_plan(packed, **columns)
 
     def _assembled(self, rows: np.ndarray) -> PackedArrays:
-        """Builds the prompts of some records of the plan."""
         groups = [(self._texts, rows["row"])]
         if self.demonstrations is not None:
             groups += [(self.demonstrations.texts, column) for column in rows["shown"].T]
@@ -311,8 +310,7 @@ class PromptedExamples(TaskExamples):
 
 
 def _join(texts: Sequence[list[list[int]]]) -> list[list[int]]:
-    """Concatenates the runs of tokens around texts: the last run of each element is merged with the first run of the
-    next."""
+    """Merges the last run of each element with the first run of the next."""
     runs: list[list[int]] = [[]]
     for first, *rest in texts:
         runs[-1] = runs[-1] + first
@@ -321,8 +319,7 @@ def _join(texts: Sequence[list[list[int]]]) -> list[list[int]]:
 
 
 def _side_by_side(first: PackedArrays, second: PackedArrays) -> tuple[PackedArrays, np.ndarray]:
-    """Interleaves the documents of two batches. Also returns, for each token, its index in the concatenation of
-    both."""
+    """Also returns, for each token, its index in the concatenation of both batches."""
     lengths = np.concatenate([first.lengths, second.lengths])
     order_D = np.arange(len(lengths)).reshape(2, -1).T.reshape(-1)
     starts = np.cumsum(lengths) - lengths

@@ -127,14 +127,11 @@ class Prompts:
         return self._with_special_tokens(shown, self._row_tokens(values, SEPARATOR if shown else ""))
 
     def _row_tokens(self, values: Mapping[str, str], separator: str) -> tuple[int, ...]:
-        """Returns the tokens of a row. separator: the text between the row and the demonstration before it; empty for
-        none."""
         text = separator + self.template.before(values)
         return tuple(self.writer.encode(text).tolist()) if text else ()
 
     def _with_special_tokens(self, shown: int, row_tokens: tuple[int, ...]) -> Question:
-        """Returns the question with the model's special tokens. If the model adds any, `row_tokens` has all tokens, and
-        `shared` is empty."""
+        """If the model adds any, `row_tokens` has all tokens, and `shared` is empty."""
         question = Question(shown, self._shared[shown], row_tokens)
         if question.tokens and not self._special_count:
             return question
@@ -201,8 +198,7 @@ class FewShot:
         return PromptedEvaluation(rows, predictions, scores, np.array(shown), prompts.shots, text)
 
     def _generate(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
-        """Generates the answers. An answer ends at the text that follows it in the template, by default the end of the
-        line."""
+        """An answer ends at the text that follows it in the template, by default the end of the line."""
         settings, values = self.kind.config.text_generation, row_values(self.kind, rows)
         assert settings is not None
         questions = [
@@ -222,7 +218,6 @@ class FewShot:
         return predictions, [question.shown for question in questions]
 
     def _line_ends(self) -> list[int]:
-        """Returns the tokens of line breaks, where generation may stop."""
         texts = [self.writer.encode(text).tolist() for text in ("\n", "\n\n")]
         decode = self.writer.tokenizer.decode
         return [ids[0] for ids in texts if len(ids) == 1 and "\n" in decode(ids, skip_special=False)]
@@ -230,7 +225,6 @@ class FewShot:
     def _choose(
         self, prompts: Prompts, rows: Rows, candidates: Sequence[Sequence[str]]
     ) -> tuple[list[Prediction], list[int]]:
-        """Returns the best candidate of each row, and its softmax probability."""
         values = row_values(self.kind, rows)
         answers = [
             [self._tokens(self.template.answer(answer, texts)) for answer in row]
@@ -263,8 +257,7 @@ class FewShot:
         return self.scorer.score(questions[0].shared, [question.row_tokens for question in questions], answers)
 
     def _prior(self, prompts: Prompts, shown: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """Returns, for each row, (C,) the relative probabilities of its candidates after content-free inputs, averaged
-        over the inputs."""
+        """Returns, for each row, (C,) the relative probabilities of its candidates after content-free inputs."""
         texts = list(dict.fromkeys(text for row in candidates for text in row))
         index = {text: number for number, text in enumerate(texts)}
         sums = []
@@ -287,8 +280,6 @@ class FewShot:
 
 
 def _prompt_template(kind: TaskKind) -> str:
-    """Returns the prompt template of a kind. Raises UserError if the kind has no prompts, or if the template names a
-    column that the task does not read."""
     if not isinstance(kind.config, PromptedConfig):
         raise UserError(
             f"task={kind.config.name} is of kind {kind.config.kind}, which has no prompts",

@@ -78,8 +78,6 @@ class TrainedAdapter(Config):
 
 
 def _read_fields(path: str) -> JsonObject:
-    """Returns the fields of `TrainedAdapter` from a run's configuration. Raises UserError if the run has no adapters,
-    or if they cannot be reused because they are stacked or were trained together with the layers' norms."""
     try:
         saved = read_checkpoint(path)
     except UserError as error:

@@ -36,7 +36,6 @@ class FullConfig(UnfreezableConfig, RegularizableConfig):
         yield from super().conflicts_with_model(model, task)
 
     def _layer_conflicts(self, model: ModelConfig) -> Iterator[Problem]:
-        """Yields the reasons why the lower layers of a model cannot be frozen."""
         key, layers = "tuning.freeze_layers", model.num_layers + model.layers_of_decoder
         subject = f"{key}={self.freeze_layers} freezes layers of a transformer"
         if model.shares_layers:
@@ -80,7 +79,6 @@ class HeadConfig(TuningConfig):
             yield from self._layer_conflicts(model, head)
 
     def _layer_conflicts(self, model: ModelConfig, head: HeadInput | None) -> Iterator[Problem]:
-        """Yields the reasons why the heads cannot read several layers of a model."""
         key, setting, hint = "tuning.layers", f"tuning.layers={self.layers}", "set tuning.layers=last"
         if not model.depths:
             message = f"{setting} reads the layers of a stack; model={model.name} has no stack of layers"

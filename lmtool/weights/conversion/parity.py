@@ -290,7 +290,7 @@ def _text_difference(
     reference = [output.hidden[real], output.pair_logits]
     if isinstance(original, TaskLearner):
         logits, target = output.logits, batch.targets.get(original.term)
-        if original.scores_tokens and logits is not None:
+        if original.config.scores_tokens and logits is not None:
             logits = logits[real] if target is None or target.at is None else logits[real][target.at]
         reference = [logits]
     pairs = zip(_predictions(original, batch), reference, strict=True)

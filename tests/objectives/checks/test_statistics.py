@@ -12,12 +12,12 @@ from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
     MlmConfig,
+    PlmConfig,
     PrefixLmConfig,
     RtdConfig,
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.permutation_configs import PlmConfig
 from tests.objectives.objective_fixtures import backbone, split, store, tokenizer
 
 CASES = {
@@ -61,6 +61,11 @@ def test_statistics_of_every_objective_match_the_definition(case, documents):
         for statistic in stats.statistics.values()
         if statistic.expected is not None and not statistic.exact
     )
+
+
+def test_permuted_pairs_have_a_main_finding():
+    inspector = inspector_of("xlnet", "wordpiece", PlmConfig(pairs="unscored"))
+    assert "of the pairs is a random one" in inspector.main_finding(inspector.measure(500))
 
 
 def test_plm_inspection_shows_streams_and_measures_lanes():

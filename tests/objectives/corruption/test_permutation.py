@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_masking import SPECIAL, STARTS, VOCABULARY, corpus, holds
 
+from lmtool.objectives.configs import PlmConfig
 from lmtool.objectives.corruption.masking import PackedTexts
 from lmtool.objectives.corruption.permutation import ngram_probabilities, permute
-from lmtool.objectives.permutation_configs import PlmConfig
 
 
 def permuted(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
