@@ -66,6 +66,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {"cut": escape, "lines": escape_lines, "number": number, "percent": percent, "words": title}
     functions = {"cell": _cell, "column_classes": _column_classes, "counted": counted, "format_value": format_value}

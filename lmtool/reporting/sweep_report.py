@@ -311,12 +311,10 @@ def _group_notes(block: Block, header: Sequence[str]) -> Iterator[str]:
 def _job_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]]]:
     keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(job.metric for job in sweep.jobs if job.metric))
-    rows: list[list[object]] = [
-        [str(job.number), *(job.overrides.get(key) for key in keys)]
-        + [job.value if job.metric == metric else None for metric in metrics]
-        + [job.seconds, job.status]
-        for job in sweep.jobs
-    ]
+    rows: list[list[object]] = []
+    for job in sweep.jobs:
+        values = [job.value if job.metric == metric else None for metric in metrics]
+        rows.append([str(job.number), *(job.overrides.get(key) for key in keys), *values, job.seconds, job.status])
     return ["job", *keys, *map(title, metrics), "seconds", "status"], rows
 
 

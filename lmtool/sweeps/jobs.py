@@ -484,7 +484,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
                 root.rmdir()
         raise
     request.show(folder)
-    worst = max([errors.DONE, *statuses], key=_severity)
+    worst = max([errors.DONE, *statuses], key=lambda status: (*_SEVERITY, status).index(status))
     if worst != errors.DONE:
         say(f"to resume or repeat the unfinished jobs: {resume}")
     return worst
@@ -624,10 +624,6 @@ def _hydra_defaults(folder: Path, hydra_keys: dict[str, str]) -> list[str]:
     # GRID is cleared because `with_grid` has already added its values to the overrides.
     settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'", f"{overrides.GRID}=null"]
     return [setting for setting in settings if setting.partition("=")[0] not in hydra_keys]
-
-
-def _severity(status: int) -> int:
-    return _SEVERITY.index(status) if status in _SEVERITY else len(_SEVERITY)
 
 
 def _with_sweep_problems(checked: CheckedOverrides, hydra_keys: dict[str, str]) -> CheckedOverrides:
