@@ -15,10 +15,10 @@ from typing import Any
 
 from course_text import Claim, Commands, Course, Part, Prose, Show, Topic, Value
 from markdown_it import MarkdownIt
+from markupsafe import Markup
 
 from lmtool.learners.metrics.intervals import mean_and_error, t_quantile
-from lmtool.reporting import html
-from lmtool.reporting.html import write_page
+from lmtool.reporting.html import escape, escape_lines, write_page
 from lmtool.reporting.scores import CLEAR_ERRORS
 from lmtool.reporting.text import duration, number
 
@@ -89,10 +89,15 @@ def write_course(course: Course, folder: Path, spent: dict[str, TimeSpent]) -> P
             else:
                 parts.append(_part(topic, part, spent[topic.id], embedded))
         sections.append("<section>\n" + "\n".join(parts) + "\n</section>")
-    opening = [_STYLE, f"<h1>{html.escape(course.title)}</h1>", _MARKDOWN.render(course.opening)]
+    opening = [_STYLE, f"<h1>{escape(course.title)}</h1>", _MARKDOWN.render(course.opening)]
     path = folder / "index.html"
-    write_page(path, course.title, [*opening, _contents(course.topics, spent), *sections, _claims(verdicts)])
+    body = [*opening, _contents(course.topics, spent), *sections, _claims(verdicts)]
+    write_page(path, "page.html", course.title, body=Markup("\n".join(body)))
     return path
+
+
+def _paragraph(text: str) -> str:
+    return f'<p class="quiet">{escape(text)}</p>'
 
 
 def _contents(topics: Sequence[Topic], spent: dict[str, TimeSpent]) -> str:
@@ -104,7 +109,7 @@ def _contents(topics: Sequence[Topic], spent: dict[str, TimeSpent]) -> str:
     )
     seconds = duration(sum(sum(each.seconds) for each in spent.values()))
     total = f"{seconds} in all. In a terminal, each command takes some seconds more to load torch."
-    return f'<ul class="contents">{lines}</ul>' + html.paragraph(total)
+    return f'<ul class="contents">{lines}</ul>' + _paragraph(total)
 
 
 def _part(topic: Topic, part: Part, spent: TimeSpent, embedded: _PageEmbedder) -> str:
@@ -113,14 +118,15 @@ def _part(topic: Topic, part: Part, spent: TimeSpent, embedded: _PageEmbedder) -
         return _MARKDOWN.render(part.text)
     if isinstance(part, Commands):
         seconds = spent.seconds[part.first : part.first + len(part.lines)]
-        return html.commands(part.lines) + _runs(part, embedded.folder, seconds)
+        typed = escape_lines("\n".join(part.lines), _PRINTED_CHARACTERS)
+        return f"<pre>{typed}</pre>{_runs(part, embedded.folder, seconds)}"
     if isinstance(part, Show):
         return embedded.embed(part)
     assert not isinstance(part, Claim)
     numbers = range(part.block.first, part.block.first + len(part.block.lines))
     printed = "".join(_read(stdout_of(embedded.folder, topic, number)) for number in numbers)
     text = "\n".join(wrapped for line in part.lines(printed) for wrapped in _wrap(line))
-    return f'<pre class="printed">{html.escape_lines(text, _PRINTED_CHARACTERS)}</pre>' if text else ""
+    return f'<pre class="printed">{escape_lines(text, _PRINTED_CHARACTERS)}</pre>' if text else ""
 
 
 def _wrap(line: str) -> list[str]:
@@ -146,8 +152,8 @@ def _runs(block: Commands, folder: Path, seconds: Sequence[float]) -> str:
 
 def _claim(claim: Claim, verdict: Verdict) -> str:
     kind = {HOLDS: "better", FAILS: "worse"}.get(verdict.words, "unclear")
-    words = f'<span class="{kind}">{html.escape(verdict.words)}</span>'
-    numbers = f"<small class='quiet'>{html.escape(verdict.numbers)}</small>"
+    words = f'<span class="{kind}">{escape(verdict.words)}</span>'
+    numbers = f"<small class='quiet'>{escape(verdict.numbers)}</small>"
     return f"<blockquote>{_MARKDOWN.renderInline(claim.text)}: {words}<br>{numbers}</blockquote>"
 
 
@@ -162,9 +168,13 @@ def _claims(verdicts: Sequence[tuple[Topic, Claim, Verdict]]) -> str:
     )
     counts = Counter(verdict.words for _, _, verdict in verdicts)
     counted = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
-    rows = [(topic.number, claim.text, verdict.words) for topic, claim, verdict in verdicts]
-    table = html.table(["topic", "claim", "here"], rows)
-    return f'<h2 id="claims">Claims</h2>{html.paragraph(counted)}{html.paragraph(explanation)}{table}'
+    rows = "".join(
+        f'<tr><td class="number">{topic.number}</td><td>{escape(claim.text, 300)}</td><td>{verdict.words}</td></tr>'
+        for topic, claim, verdict in verdicts
+    )
+    header = '<thead><tr><th class="number">topic</th><th>claim</th><th>here</th></tr></thead>'
+    table = f"<table>{header}<tbody>{rows}</tbody></table>"
+    return f'<h2 id="claims">Claims</h2>{_paragraph(counted)}{_paragraph(explanation)}{table}'
 
 
 def stdout_of(folder: Path, topic: Topic, number: int) -> Path:
@@ -187,15 +197,15 @@ class _PageEmbedder:
         """Returns the HTML of the selected figures and tables; of the whole page if it has neither."""
         page = _read(self.folder / show.page)
         if not page:
-            return html.paragraph(f"{show.page}: not written yet")
+            return _paragraph(f"{show.page}: not written yet")
         main = page[page.find("<main>") + len("<main>") : page.rfind("</main>")]
         pieces = list(self._pieces(main, show))
         if not re.search("<figure>|<table", main):
             pieces = [re.sub(r"<h1>.*?</h1>", "", main, flags=re.DOTALL)]  # text alone
         if not pieces:
-            return html.paragraph(f"{show.page} has no figure or table {show.first}")
+            return _paragraph(f"{show.page} has no figure or table {show.first}")
         content = "\n".join(map(self._with_unique_ids, pieces))
-        link = f'<p class="quiet"><small><a href="{html.escape(show.page)}">{html.escape(show.page)}</a></small></p>'
+        link = f'<p class="quiet"><small><a href="{escape(show.page)}">{escape(show.page)}</a></small></p>'
         return f"<div>{link}{content}</div>"
 
     def _pieces(self, main: str, show: Show) -> Iterator[str]:

@@ -322,7 +322,6 @@ class MixtureTextConfig(DataConfig):
 
 
 def _section(member: str | dict[str, object]) -> DataConfig:
-    """Decodes a member. Raises pydantic's errors."""
     section = {"name": member} if isinstance(member, str) else {k: v for k, v in member.items() if k != "title"}
     decoded = Choice("data").validate(section)
     assert isinstance(decoded, DataConfig)

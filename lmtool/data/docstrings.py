@@ -116,7 +116,6 @@ def _entries(folder: str) -> list[str]:
 
 
 def _locations() -> dict[str, str]:
-    """Returns the paths of installed packages and modules by name."""
     locations: dict[str, str] = {}
     for folder in _folders():
         for entry in _entries(folder):

@@ -139,10 +139,9 @@ class TextIndex:
                     is_earlier = candidates < before[query_rows]
                     query_rows, candidates = query_rows[is_earlier], candidates[is_earlier]
                 pairs = np.union1d(pairs, query_rows * size + candidates)
-        estimated = np.concatenate([
-            (signatures[chunk // size] == self._signatures[chunk % size]).mean(axis=1, dtype=np.float32)
-            for chunk in np.split(pairs, range(_CHUNK, len(pairs), _CHUNK))
-        ])  # fmt: skip
+        chunks = np.split(pairs, range(_CHUNK, len(pairs), _CHUNK))
+        equal = (signatures[chunk // size] == self._signatures[chunk % size] for chunk in chunks)
+        estimated = np.concatenate([part.mean(axis=1, dtype=np.float32) for part in equal])
         likely = estimated >= (self._threshold or 0.0) - _TOLERANCE
         pairs, estimated = pairs[likely], estimated[likely]
         order = np.lexsort((-estimated, pairs // size))

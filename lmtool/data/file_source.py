@@ -269,8 +269,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             yield from self._documents(path, None)
 
     def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        """Yields `documents_of` a file. Inside `collect_errors`, an error is recorded and ends the unfinished
-        document."""
+        """Inside `collect_errors`, an error is recorded and ends the unfinished document."""
         started = False
         try:
             for text, ends in self.documents_of(path, counts):

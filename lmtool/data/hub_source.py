@@ -235,7 +235,6 @@ class HubSource(FileSource[HubConfig]):
         return paths
 
     def _read_split(self, split: str, folder: Path) -> tuple[list[Path], StoredText]:
-        """Streams a split into its folder, resuming an earlier download."""
         assert self.cache_dir is not None
         config, subject = self.config, f"data.hub={self.config.hub}"
         name, _, subset = config.hub.partition(":")

@@ -34,15 +34,14 @@ def read_parquet(path: Path) -> Table:
 
 
 def _pandas_index(path: Path, metadata: bytes) -> tuple[str, ...]:
-    """Returns the columns that pandas has written for the index of a data frame. Raises UserError if its metadata are
-    not readable."""
+    """Returns the columns that pandas has written for the index of a data frame."""
     value = parse_json(metadata, path, "write the file again with pandas, or without its metadata")
     index = value.get("index_columns") if isinstance(value, dict) else None
     return tuple(name for name in index if isinstance(name, str)) if isinstance(index, list) else ()
 
 
 def _hub_features(path: Path, metadata: bytes) -> dict[str, Any]:
-    """Returns what the library datasets has written about each column. Raises UserError if it is not readable."""
+    """Returns what the library datasets has written about each column."""
     hint = "write the file again without the metadata of the library datasets"
     value = parse_json(metadata, path, hint)
     for key in ("info", "features"):
@@ -104,7 +103,6 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[Any]:
-    """Opens a pyarrow.parquet.ParquetFile. Raises UserError if it is not a parquet file."""
     try:
         import pyarrow  # large, and required only for these files
         import pyarrow.parquet

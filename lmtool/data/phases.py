@@ -139,11 +139,10 @@ class PhasedLoader:
             iterator = self._loader(position).steps(_within(position), rank, ranks)
 
     def _end(self, position: dict[str, int]) -> float:
-        """Returns the last step of the current phase."""
         return math.inf if self._ends is None else self._ends[position["phase"]]
 
     def _enter_phase(self, position: dict[str, int]) -> dict[str, int]:
-        """Returns the cursor at the start of the next phase. A phase that is too short for a step is skipped."""
+        """Returns the cursor at the start of the next phase that has steps."""
         assert self._ends is not None
         while position["step"] >= self._ends[position["phase"]]:
             before, phase = self._loader(position), position["phase"] + 1

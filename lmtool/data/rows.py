@@ -50,7 +50,7 @@ def records(
             "remove the line; a .tsv file with another delimiter is a .csv file",
         )
     if delimiter is None:
-        yield from _split_tabs(lines)
+        yield from ((number, line.split("\t")) for number, line in lines if line)
     else:
         yield from _split_quoted(path, lines, delimiter, 1 if separator is None else 2)
 
@@ -114,12 +114,6 @@ def delimiter_for(path: Path, name: str | None, known: Sequence[str], encoding: 
     if without_compression_suffix(path.name).lower().endswith(".tsv"):
         return None
     return inferred_delimiter(path, known, None, encoding, "data.encoding")
-
-
-def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in lines:
-        if line:
-            yield number, line.split("\t")
 
 
 def _split_quoted(

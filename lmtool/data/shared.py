@@ -214,7 +214,6 @@ def _map(path: Path, processes: int) -> np.memmap | None:
 
 
 def _arrays_of(mapped: np.memmap) -> Arrays:
-    """Returns the arrays of a mapped file, which stays mapped while one of them is in use."""
     arrays = {}
     for name, entry in json.loads(bytes(mapped[: _HEADER - _COUNT]))["arrays"].items():
         descr = entry["dtype"]

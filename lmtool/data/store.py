@@ -158,7 +158,6 @@ class StoreDraft:
             setattr(counts, name, getattr(counts, name) + getattr(portion, name))
 
     def _rates(self, before: Counts) -> str:
-        """Returns the bytes and tokens per second of this build."""
         seconds = max(self._counts.seconds - before.seconds, 1e-9)
         size, tokens = self._counts.bytes - before.bytes, self._counts.tokens - before.tokens
         return f"{size / seconds / 1e6:.2f} MB/s, {tokens / seconds:,.0f} tokens/s"

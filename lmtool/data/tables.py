@@ -362,8 +362,6 @@ def read_squad(path: Path) -> Table:
 
 
 def _questions(path: Path, content: object) -> Iterator[tuple[str, object, dict[str, object]]]:
-    """Yields the name of each question for errors, its context, and the question. Raises UserError if a key is
-    missing."""
     for article, data in enumerate(_list_of(f"{path}", content, "data"), start=1):
         place = f"{path}: article {article}"
         for number, paragraph in enumerate(_list_of(place, data, "paragraphs"), start=1):

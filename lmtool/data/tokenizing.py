@@ -334,7 +334,6 @@ class _Children:
 
 
 def _pipes(child: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    """Returns the standard input and output of a child process."""
     return cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
 
 
@@ -346,7 +345,6 @@ def _send(stream: IO[bytes], message: Mapping[str, object], arrays: Sequence[np.
 
 
 def _receive(stream: IO[bytes]) -> JsonObject:
-    """Returns the next message. Raises EOFError at the end of the stream."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise EOFError

@@ -225,36 +225,34 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
     curves = [("validation", metric) for metric in comparison.metrics]
     curves += [("validation", "loss"), ("train", "loss"), ("train", "learning_rate")]
     figures = [plots.overlay_figure(runs, metric, split) for split, metric in dict.fromkeys(curves)]
-    svg_pairs = [drawing.svgs(figure) for figure in figures if figure is not None]
-    body = [
-        f"<h1>{len(runs)} runs side by side</h1>",
-        html.section("Scores", _scores(runs, comparison.metrics)),
-        html.section("On the same rows", _paired_html(comparison)),
-        html.section("What differs", _changed_html(comparison)),
-        html.section("Curves", *(html.figure(wide, narrow=narrow) for wide, narrow in svg_pairs)),
-        html.section("Left out", *(html.paragraph(f"{run.name}: {text}") for run in runs for text in run.problems[:5])),
+    return html.write_page(
+        path,
+        "comparison.html",
+        f"{len(runs)} runs",
+        runs=runs,
+        scores=_scores(runs, comparison.metrics),
+        paired=_paired_rows(comparison),
+        reasons=[
+            f"{name} minus {comparison.names[0]}: not paired, {reason}."
+            for name, reason in zip(comparison.names[1:], comparison.paired, strict=True)
+            if isinstance(reason, str)
+        ],
+        changed=comparison.settings(_PAGE_KEYS),
+        figures=[drawing.svgs(figure) for figure in figures if figure is not None],
+    )
+
+
+def _paired_rows(comparison: RunComparison) -> list[list[str]]:
+    return [
+        [f"{name} minus {comparison.names[0]}", title(metric), f"{statistics['value']:+.4f}"]
+        + [interval_text(statistics, "+"), "yes" if is_significant(statistics) else "no"]
+        for name, difference in zip(comparison.names[1:], comparison.paired, strict=True)
+        if not isinstance(difference, str)
+        for metric, statistics in difference.items()
     ]
-    html.write_page(path, f"{len(runs)} runs", body)
-    return path
-
-
-def _paired_html(comparison: RunComparison) -> str:
-    rows, sentences = [], []
-    for name, difference in zip(comparison.names[1:], comparison.paired, strict=True):
-        if isinstance(difference, str):
-            sentences.append(f"{name} minus {comparison.names[0]}: not paired, {difference}.")
-            continue
-        rows += [
-            [f"{name} minus {comparison.names[0]}", title(metric), f"{statistics['value']:+.4f}"]
-            + [interval_text(statistics, "+"), "yes" if is_significant(statistics) else "no"]
-            for metric, statistics in difference.items()
-        ]
-    table = html.table(["runs", "metric", "difference", "95% interval", "significant"], rows) if rows else ""
-    return table + "".join(map(html.paragraph, sentences))
 
 
 def _with_error(run: RunFiles, metric: str) -> str | None:
-    """Returns the run's score by this metric, with its standard error over rows."""
     score = score_of(run.result, run.baseline)
     if score is None or score.metric != metric:
         return None
@@ -275,7 +273,9 @@ _SUMMARY_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:
+def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> tuple[list[str], list[list[object]]]:
+    """Returns a table of all runs, best first."""
+
     def sort_key(run: RunFiles) -> tuple[bool, str, float]:
         value, metric = run.result.get("value"), str(run.result.get("metric"))
         if not isinstance(value, (int, float)):
@@ -290,10 +290,4 @@ def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:
         values.append(round(rate) if isinstance(rate, (int, float)) else None)
         rows.append([run.name, *values, title(str(result.get("status", "")))])
     header = ["run", *map(title, metrics), "baseline", "steps", "tokens", "seconds", "tokens/s", "status"]
-    return html.table(header, rows)
-
-
-def _changed_html(comparison: RunComparison) -> str:
-    if not comparison.keys:
-        return html.paragraph("The configurations are equal.")
-    return html.table(["key", *(run.name for run in comparison.runs)], comparison.settings(_PAGE_KEYS))
+    return header, rows

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from lmtool.reporting.text import cells, clock, duration, is_number, number, plain, wrap
+from lmtool.reporting.text import cells, clock, duration, is_number, is_numeric, number, plain, wrap
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import safe_line
 
@@ -270,11 +270,6 @@ def cell(value: object) -> str:
     return plain(masked(str(value)), _CELL_CHARACTERS)
 
 
-def _numeric(column: Sequence[object]) -> bool:
-    values = [value for value in column if value not in (None, "")]
-    return bool(values) and all(is_number(value) for value in values)
-
-
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None = None) -> list[str]:
     """Returns the table as plain lines: header, rule, rows; numbers are right-aligned.
 
@@ -284,7 +279,7 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns
     widths = [max([len(name), *(len(row[index]) for row in texts)]) for index, name in enumerate(header)]
     if columns is not None:
         widths[0] = min(widths[0], max(columns - sum(widths[1:]) - 2 * len(widths[1:]), _MIN_FIRST_COLUMN))
-    right = [_numeric([row[index] for row in rows]) for index in range(len(header))]
+    right = [is_numeric([row[index] for row in rows]) for index in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
         aligned = (
@@ -325,7 +320,7 @@ def print_table(
         for line in lines:
             output.line(line)
         return
-    right = [_numeric([row[index] for row in rows]) for index in range(len(header))]
+    right = [is_numeric([row[index] for row in rows]) for index in range(len(header))]
     output.table(
         [plain(name, _CELL_CHARACTERS) for name in header],
         [[cell(value) for value in row] for row in rows],

@@ -201,10 +201,19 @@ def _disk_text(plan: RunPlan) -> str:
 _HOST, _DATA = "host", "data"
 # The order of the rows; other parts come after these, before the optimizer.
 _FIRST_PARTS = (
-    "embedding", "attention: projections", "attention: scores", "cross-attention: projections",
-    "cross-attention: scores", "feed-forward", "norms, dropout, residuals", "adapters and prefixes", "layers, compiled",
-    "batch layout", "head", "loss",
-)  # fmt: skip
+    "embedding",
+    "attention: projections",
+    "attention: scores",
+    "cross-attention: projections",
+    "cross-attention: scores",
+    "feed-forward",
+    "norms, dropout, residuals",
+    "adapters and prefixes",
+    "layers, compiled",
+    "batch layout",
+    "head",
+    "loss",
+)
 _LAST_PARTS = ("optimizer: clip", "optimizer: step", "optimizer: zeroing", _DATA, "other", _HOST)
 
 
@@ -247,15 +256,13 @@ class StepProfile:
 
 def print_profile(output: Output, profile: StepProfile, heading: str) -> None:
     """Prints the table, the matrix products, the profiler's overhead and remarks."""
-    rows = [
-        [
-            name, f"{row['forward']:.2f}", f"{row['backward']:.2f}" if row["backward"] else "",
-            f"{row['forward'] + row['backward']:.2f}", f"{profile.share(name):.1%}",
-            f"{row['host']:.2f}" if name != _HOST else "", f"{row['calls']:,.0f}",
-        ]
-        for name, row in sorted(profile.parts.items(), key=lambda item: _order(item[0]))
-        if row["forward"] + row["backward"] >= 0.005 or row["calls"] >= 1  # others would show only zeros
-    ]  # fmt: skip
+    rows = []
+    for name, row in sorted(profile.parts.items(), key=lambda item: _order(item[0])):
+        forward, backward, host, calls = (row[key] for key in ("forward", "backward", "host", "calls"))
+        if forward + backward >= 0.005 or calls >= 1:  # others would show only zeros
+            cells = [name, f"{forward:.2f}", f"{backward:.2f}" if backward else "", f"{forward + backward:.2f}"]
+            cells += [f"{profile.share(name):.1%}", f"{host:.2f}" if name != _HOST else "", f"{calls:,.0f}"]
+            rows.append(cells)
     total = ["step", "", "", f"{profile.milliseconds:.2f}", "100.0%", "", f"{profile.calls:,.0f}"]
     header = ["part", "forward ms", "backward ms", "ms", "share", "host ms", "calls"]
     print_table(output, header, [*rows, total], heading)

@@ -26,17 +26,32 @@ TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
 COLORS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
 # Colors that become CSS variables in the page; the others are readable in both modes.
 _VARIABLES = {
-    INK: "var(--ink)", QUIET: "var(--quiet)", FAINT: "var(--faint)", VALIDATION: "var(--blue)",
-    BASELINE: "var(--rust)", TRAIN: "var(--pale)",
-}  # fmt: skip
+    INK: "var(--ink)",
+    QUIET: "var(--quiet)",
+    FAINT: "var(--faint)",
+    VALIDATION: "var(--blue)",
+    BASELINE: "var(--rust)",
+    TRAIN: "var(--pale)",
+}
+_TICKS = {"color": QUIET, "major.size": 3, "labelcolor": QUIET}
 STYLE: dict[Any, object] = {
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9, "text.color": INK,
-    "axes.edgecolor": FAINT, "axes.labelcolor": QUIET, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titlesize": 9, "axes.titlecolor": INK, "axes.titlelocation": "left",
-    "xtick.color": QUIET, "ytick.color": QUIET, "xtick.major.size": 3, "ytick.major.size": 3,
-    "xtick.labelcolor": QUIET, "ytick.labelcolor": QUIET,
-    "svg.fonttype": "none", "svg.hashsalt": "lmtool", "path.simplify": True, "text.parse_math": False,
-}  # fmt: skip
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    **{f"{axis}.{name}": value for axis in ("xtick", "ytick") for name, value in _TICKS.items()},
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lmtool",
+    "path.simplify": True,
+    "text.parse_math": False,
+}
 MAX_POINTS = 1500
 """Maximum number of points of a line."""
 MIN_LINE_POINTS = 20
@@ -96,10 +111,9 @@ def mark_steps(axes: Axes, steps: Sequence[int], name: str = "") -> None:
     for number, step in enumerate(steps, 2):
         axes.axvline(step - 0.5, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
         if name:
-            axes.annotate(
-                f"{name} {number}", (step - 0.5, 1), (3, -2), ("data", "axes fraction"), "offset points",
-                va="top", fontsize=7.5, color=QUIET,
-            )  # fmt: skip
+            top, offset = (step - 0.5, 1), (3, -2)
+            note = axes.annotate(f"{name} {number}", top, offset, ("data", "axes fraction"), "offset points", va="top")
+            note.set(fontsize=7.5, color=QUIET)
 
 
 def smooth(values: Sequence[float]) -> list[float]:

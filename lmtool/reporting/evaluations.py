@@ -65,16 +65,15 @@ def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMap
         output.line()
         output.line("hardest:")
     for row in hardest:
-        text = " | ".join(plain(_join(row[name]), 100) for name in row if name not in _NOT_TEXT_KEYS)
+        text = " | ".join(plain(_join(row[name]), 100) for name in row if name not in _SCORE_KEYS + _ANSWER_KEYS)
         gold, prediction = shorten([_join(row.get("gold")), _join(row["prediction"])], _LABEL_CHARACTERS)
         output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
     for warning in evaluation["warnings"]:
         output.line(f"warning: {split}: {warning}", "yellow")
 
 
-_NOT_TEXT_KEYS = (
-    "id", "gold", "prediction", "score", "loss", "probabilities", "start", "end", "null_difference", "n_best",
-)  # fmt: skip
+_SCORE_KEYS = ("id", "gold", "prediction", "score", "loss", "probabilities")
+_ANSWER_KEYS = ("start", "end", "null_difference", "n_best")
 
 
 def _join(value: object) -> object:
@@ -95,13 +94,11 @@ def print_difference(
         scores: the first system's scores by metric.
         differences: the first score minus the second, with its interval, by metric.
     """
-    rows = [
-        [
-            name, f"{scores[name]:.4f}", f"{scores[name] - statistics['value']:.4f}", f"{statistics['value']:+.4f}",
-            interval_text(statistics, "+"), "yes" if is_significant(statistics) else "no",
-        ]
-        for name, statistics in differences.items()
-    ]  # fmt: skip
+    rows = []
+    for name, statistics in differences.items():
+        score, difference = scores[name], statistics["value"]
+        row = [name, f"{score:.4f}", f"{score - difference:.4f}", f"{difference:+.4f}"]
+        rows.append([*row, interval_text(statistics, "+"), "yes" if is_significant(statistics) else "no"])
     output.line()
     headings = ["metric", "first", "second", "difference", "95% interval", "significant"]
     print_table(output, headings, rows, heading=f"{first} minus {second}, the same rows resampled for both")
@@ -236,10 +233,9 @@ def write_probes(folder: Path, target: str, checkpoints: Sequence[CheckpointProb
 
     figure = plots.layers_figure(target, checkpoints)
     tables = [_probe_table(target, probes) for probes in checkpoints]
-    body = [f"<h1>{html.escape(target)}</h1>", html.figure(drawing.svg(figure))]
-    body += [html.paragraph(heading) + html.table(_HEADER, rows) for heading, rows in tables]
     details = {"target": target, **settings, "checkpoints": list(checkpoints)}
     with _output_folder(folder, "output"):
         replace_text(folder / PROBES, to_json(masked_data(details)) + "\n")
         drawing.write_png(figure, folder / "probe.png")
-        html.write_page(folder / "probe.html", "probes", body)
+        page = {"target": target, "drawing": drawing.svg(figure), "header": _HEADER, "tables": tables}
+        html.write_page(folder / "probe.html", "probes.html", "probes", **page)

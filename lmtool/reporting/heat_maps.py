@@ -82,7 +82,6 @@ def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
 
 
 def _square_map(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
-    """Returns a heat map of a square matrix, its first row at the top."""
     axes.patch.set_alpha(0)
     mesh = axes.pcolormesh(values_LL, cmap=_PAPER, edgecolors="none", **options)
     axes.invert_yaxis()

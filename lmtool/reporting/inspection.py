@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from lmtool.config.base import JsonMapping
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table, table_lines
 from lmtool.reporting.text import percent, plain
@@ -75,7 +75,6 @@ def print_inspection(output: Output, screen: InspectionScreen, brief: bool = Fal
 
 
 def _statistics_rows(screen: InspectionScreen) -> list[list[str]]:
-    """Returns rows under `_HEADER` and a mark of broken statistics."""
     return [[*row, _BROKEN if number in screen.broken else ""] for number, row in enumerate(screen.statistics)]
 
 
@@ -98,8 +97,8 @@ def _title(example: JsonMapping) -> str:
 
 
 def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
-    """Yields (title, text) rows: the source text; the input tokens, and the output tokens if there are any, as
-    `token→target`; and a row for each loss term that counts its targets."""
+    """Yields (title, text) rows: the source text, the tokens, as `token→target` where something is predicted, and a
+    summary of the targets of each loss term."""
     if "text" in example:
         boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
         parts = [_show_spaces(example["text"][start : end - 1]) for start, end in pairwise(boundaries)]
@@ -185,57 +184,42 @@ def _legend(texts: Sequence[str]) -> str:
     return " · ".join(words for sign, words in signs.items() if (sign in all_texts if sign != "×" else runs))
 
 
-def inspection_html(screen: InspectionScreen) -> str:
-    """Returns the inspection as a part of a page."""
-    examples = []
-    texts: list[str] = []
-    for example in screen.examples:
-        rows = list(_rows(example))
-        texts += [text for _, text in rows]
-        cells = "".join(f'<tr><th scope="row">{html.escape(title)}</th><td>{_highlight(text)}</td></tr>'
-                        for title, text in rows)  # fmt: skip
-        diagram = html.escape_lines(_aligned(example.get("drawing", ())), 20_000)
-        examples.append(
-            f'<h3>{html.escape(_title(example))}</h3><table class="metadata">{cells}</table>'
-            + (f"<pre>{diagram}</pre>" if diagram else "")
-        )
-    words = _legend(texts)
-    checks = [*screen.definitions, screen.checks]
-    return "".join([
-        f"<p><b>{html.escape(screen.finding)}</b></p>" if screen.finding else "",
-        *examples,
-        html.paragraph(words) if words else "",
-        html.scrolling_table(html.table([*_HEADER, ""], _statistics_rows(screen))),
-        *map(html.paragraph, checks),
-    ])  # fmt: skip
-
-
 def _aligned(diagram: Sequence[Sequence[str]]) -> str:
     width = max((len(title) for title, _ in diagram), default=0)
     return "\n".join(f"{title:<{width}}  {text}" for title, text in diagram)
 
 
-def _highlight(text: str) -> str:
-    """Returns the tokens with targets and special tokens highlighted as on the screen."""
-    words = []
-    for word in text.split(" "):
-        escaped = html.escape(word)
+def _marked_words(text: str) -> list[html.Word]:
+    def kind(word: str) -> str:
         if _PREDICTED in word[1:]:
-            escaped = f'<mark class="right">{escaped}</mark>'
-        elif _REPLACED in word[1:]:
-            escaped = f'<mark class="wrong">{escaped}</mark>'
-        elif re.fullmatch(_SPECIAL, word):
-            escaped = f'<span class="quiet">{escaped}</span>'
-        words.append(escaped)
-    return " ".join(words)
+            return "right"
+        if _REPLACED in word[1:]:
+            return "wrong"
+        return "quiet" if re.fullmatch(_SPECIAL, word) else ""
+
+    return [html.Word(word, kind(word)) for word in text.split(" ")]
 
 
 def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
     """Writes the page. Raises UserError if that fails."""
-    single = len(parts) == 1
-    body = [f"<h1>{html.escape(parts[0].heading) if single else 'Model inputs'}</h1>"]
-    body += [html.section("Model inputs" if single else part.heading, inspection_html(part)) for part in parts]
-    html.write_page(path, parts[0].heading, body)
+    html.write_page(path, "inspection.html", parts[0].heading, parts=list(map(_part_values, parts)))
+
+
+def _part_values(screen: InspectionScreen) -> JsonObject:
+    rows = [list(_rows(example)) for example in screen.examples]
+    return {
+        "screen": screen,
+        "examples": [
+            (
+                _title(example),
+                [(title, _marked_words(text)) for title, text in example_rows],
+                _aligned(example.get("drawing", ())),
+            )
+            for example, example_rows in zip(screen.examples, rows, strict=True)
+        ],
+        "legend": _legend([text for example_rows in rows for _, text in example_rows]),
+        "statistics": ([*_HEADER, ""], _statistics_rows(screen)),
+    }
 
 
 _PAIR_TEXT_LIMIT = 60  # characters of a text in a list of duplicates
@@ -304,7 +288,6 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
 
 
 def _duplicate_rows(splits: JsonMapping, unlabeled: bool) -> Iterator[list[object]]:
-    """Yields rows about repeated texts: their number by kind, within a split and in the training rows."""
     for split, summary in splits.items():
         for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
             if key in summary:

@@ -36,9 +36,13 @@ class Tokenization:
     @property
     def row(self) -> JsonObject:
         return {
-            "vocabulary": self.name, "entries": self.entries, "pieces": list(self.pieces), "count": len(self.pieces),
-            "unknown": len(self.unknown), "back": self.decoded,
-        }  # fmt: skip
+            "vocabulary": self.name,
+            "entries": self.entries,
+            "pieces": list(self.pieces),
+            "count": len(self.pieces),
+            "unknown": len(self.unknown),
+            "back": self.decoded,
+        }
 
 
 def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Tokenization]) -> None:
@@ -65,8 +69,7 @@ def _summary(tokenization: Tokenization) -> str:
 
 
 def _round_trip(text: str, tokenization: Tokenization) -> str:
-    """Returns how the decoded text compares with the original, or the decoded text if more than case and spaces
-    differ."""
+    """Returns how the decoded text compares with the original; the decoded text if more than case and spaces differ."""
 
     def letters(text: str) -> str:
         return "".join(text.split()).lower()
@@ -79,17 +82,8 @@ def _round_trip(text: str, tokenization: Tokenization) -> str:
 
 def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenization]) -> None:
     """Writes the page. Raises UserError if that fails."""
-    rows = []
-    for tokenization in tokenizations:
-        marks = "".join(
-            f'<mark class="{"wrong" if index in tokenization.unknown else ""}">{html.escape(piece, 60)}</mark> '
-            for index, piece in enumerate(tokenization.pieces)
-        )
-        round_trip = html.paragraph(f"round trip: {_round_trip(text, tokenization)}")
-        summary = html.paragraph(_summary(tokenization))
-        rows.append(f"<h3>{html.escape(tokenization.name)}</h3>{summary}<p>{marks}</p>{round_trip}")
-    section = html.section("Tokens by vocabulary", *rows, html.paragraph(_LEGEND))
-    html.write_page(path, "tokenizers", [f"<h1>{html.escape(text, 300)}</h1>", section])
+    rows = [(tokenization, _summary(tokenization), _round_trip(text, tokenization)) for tokenization in tokenizations]
+    html.write_page(path, "tokenizers.html", "tokenizers", text=text, rows=rows, legend=_LEGEND)
 
 
 @dataclass(frozen=True)
@@ -123,8 +117,7 @@ _MAPS_LEGEND = (
 
 
 def _print_shades(output: Output, names: Sequence[str], weights_LL: np.ndarray) -> None:
-    """Prints a row of shades per name, for weights between 0 and 1. A shade takes two cells, or one if the line is too
-    short; columns that do not fit are left out."""
+    """Prints a row of shades per name, for weights between 0 and 1; columns that do not fit are left out."""
     capacity = output.columns - max(map(len, names)) - 4
     count = min(len(names), capacity)
     cells = 2 if 2 * count <= capacity else 1
@@ -141,10 +134,8 @@ def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
     """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps
 
-    figures = [html.figure(drawing.svg(heat_maps.position_maps_figure(position_maps.scores))) for position_maps in maps]
-    sections = [html.section(position_maps.name, figure) for position_maps, figure in zip(maps, figures, strict=True)]
-    body = ["<h1>Positions</h1>", html.paragraph(_MAPS_LEGEND), *sections]
-    html.write_page(path, "positions", body)
+    figures = [(each.name, drawing.svg(heat_maps.position_maps_figure(each.scores))) for each in maps]
+    html.write_page(path, "positions.html", "positions", figures=figures, legend=_MAPS_LEGEND)
 
 
 @dataclass(frozen=True)
@@ -183,23 +174,18 @@ def write_similarities(
     """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps, plots
 
-    numbered = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
-    curves = html.figure(
-        drawing.svg(plots.similarity_figure(similarities)),
-        "Lines: the same word in other sentences. Dots: different words.",
+    html.write_page(
+        path,
+        "word.html",
+        word,
+        word=word,
+        sentences=sentences,
+        curves=drawing.svg(plots.similarity_figure(similarities)),
+        squares=[
+            (similar.name, drawing.svg(heat_maps.pairs_figure(similar.pairs, similar.layers)))
+            for similar in similarities
+        ],
     )
-    squares = [
-        f"<h3>{html.escape(similar.name)}</h3>"
-        + html.figure(drawing.svg(heat_maps.pairs_figure(similar.pairs, similar.layers)), "Sentence by sentence")
-        for similar in similarities
-    ]
-    body = [
-        f"<h1>{html.escape(word, 100)}</h1>",
-        *map(html.paragraph, numbered),
-        html.section("Similarity of the word's vectors by layer", curves),
-        html.section("Pairs of sentences in the first and last layer", *squares),
-    ]
-    html.write_page(path, word, body)
 
 
 class _Head(Protocol):
@@ -227,13 +213,11 @@ class _Attention(Protocol):
 
 
 def _head_table(heads: Sequence[_Head]) -> tuple[list[str], list[list[str]]]:
-    """Returns the header and rows: the mean attention weight of each head on each pattern."""
     patterns = list(heads[0].fractions)
-    rows = [
-        [f"{head.layer}.{head.number}", head.pattern, *(percent(head.fractions[name]) for name in patterns),
-         percent(head.entropy)]
-        for head in heads
-    ]  # fmt: skip
+    rows = []
+    for head in heads:
+        fractions = [percent(head.fractions[name]) for name in patterns]
+        rows.append([f"{head.layer}.{head.number}", head.pattern, *fractions, percent(head.entropy)])
     return ["layer.head", "pattern", *patterns, "entropy"], rows
 
 
@@ -264,24 +248,16 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[
     a table of the heads. Raises UserError if writing fails."""
     from lmtool.reporting import drawing, heat_maps
 
-    drawings = [
-        html.figure(drawing.svg(heat_maps.heads_figure(layer, weights_ALL, tokens)), f"layer {layer}")
+    maps = [
+        drawing.svg(heat_maps.heads_figure(layer, weights_ALL, tokens))
         for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
-    legend = "Rows: query tokens. Columns: key tokens. Color: attention weight; rows sum to 1."
-    term_drawings = [
-        html.figure(drawing.svg(heat_maps.terms_figure(layer_terms, tokens)), f"layer {layer}, head 1")
-        for layer in range(1, len(attention.weights) + 1)
-        if (layer_terms := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
+    terms = [
+        drawing.svg(heat_maps.terms_figure(layer_terms, tokens))
+        for layer in range(len(attention.weights))
+        if (layer_terms := {term: maps_WALL[layer, 0] for term, maps_WALL in attention.terms.items()})
     ]
-    terms_legend = html.paragraph(
-        "A score, before the softmax, is the sum of these terms. Each map has its own color scale."
+    text, patterns = " ".join(tokens), _head_table(heads)
+    html.write_page(
+        path, "attention.html", f"attention of {name}", name=name, text=text, maps=maps, terms=terms, patterns=patterns
     )
-    body = [
-        f"<h1>{html.escape(name)}</h1>",
-        html.paragraph(" ".join(tokens)),
-        html.section("All heads", html.paragraph(legend), *drawings),
-        *([html.section("Terms of the scores", terms_legend, *term_drawings)] if term_drawings else []),
-        html.section("Patterns of the heads", html.table(*_head_table(heads))),
-    ]
-    html.write_page(path, f"attention of {name}", body)

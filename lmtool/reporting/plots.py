@@ -365,15 +365,22 @@ def _curve_figure(block: Block, key: str, scored_groups: Sequence[SeedGroup]) ->
         for position, name in zip(positions, names, strict=True):
             scores = list(group_by_value[name].scores.values())
             axes.scatter([position] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
-        means, errors = (
-            [group_by_value[name].mean for name in names],
-            [group_by_value[name].error or 0.0 for name in names],
-        )
+        means = [group_by_value[name].mean for name in names]
+        errors = [group_by_value[name].error or 0.0 for name in names]
+        is_numeric = len(numeric) == len(names)
         axes.errorbar(
-            positions, means, errors, color=VALIDATION, linewidth=1.5 if len(numeric) == len(names) else 0,
-            elinewidth=1.2, capsize=3, zorder=3, marker="o", markersize=4.5,
-        )  # fmt: skip
-        _value_axis(axes, positions, [heat_maps.setting_text(name) for name in names], len(numeric) == len(names))
+            positions,
+            means,
+            errors,
+            color=VALIDATION,
+            linewidth=1.5 if is_numeric else 0,
+            elinewidth=1.2,
+            capsize=3,
+            zorder=3,
+            marker="o",
+            markersize=4.5,
+        )
+        _value_axis(axes, positions, [heat_maps.setting_text(name) for name in names], is_numeric)
     return figure
 
 

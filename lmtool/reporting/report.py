@@ -8,14 +8,15 @@ import shlex
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import command_line
 from lmtool.reporting import html
-from lmtool.reporting.html import escape, escape_lines, table
+from lmtool.reporting.html import Word
 from lmtool.reporting.run_files import (
     UNDISTILLED,
     RunFiles,
@@ -27,13 +28,12 @@ from lmtool.reporting.run_files import (
 )
 from lmtool.reporting.scores import Score, as_number, score_of, selection_note, stop_reason, test_scores
 from lmtool.reporting.screens import parameter_rows
-from lmtool.reporting.text import count, duration, number, percent, plain, shorten, size, title
+from lmtool.reporting.text import count, duration, is_number, number, percent, plain, shorten, size, title
 from lmtool.system.files import real_folder
 
 _EXAMPLES_PER_GROUP = 4
 _SAMPLES_PER_GROUP = 6
 _MAX_TOKENS = 300
-_MAX_CHARACTERS = 1200
 _KNOWN_KEYS = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
 _MASKED_LEGEND = (
     "Green: right. Rust: the model's word, with the truth struck out. Below each text: the truth and the top guesses."
@@ -156,27 +156,39 @@ def _is_right(row: JsonMapping) -> bool:
     return normalize(predicted) in accepted
 
 
-def prediction_html(row: JsonMapping) -> str:
+class Example(NamedTuple):
+    """An example in the page.
+
+    kind: "right", "wrong" or "". texts: whole texts, one per line. words: a text with marks. caption: a line below.
+    guesses: each masked word and its guesses. prompt: the text before a generated one.
+    """
+
+    kind: str = ""
+    texts: Sequence[str] = ()
+    words: Sequence[Word] = ()
+    caption: str = ""
+    guesses: Sequence[tuple[Word, str]] = ()
+    prompt: str | None = None
+
+
+def predicted_example(row: JsonMapping) -> Example:
     """Returns one example: text, gold label, prediction and confidence."""
     gold, predicted = as_number(row["gold"]), as_number(row["prediction"])
-    is_regression = gold is not None and predicted is not None
     is_right = _is_right(row)
-    css_class = "" if is_regression else "right" if is_right else "wrong"
+    kind = "right" if is_right else "wrong"
+    texts = [value for key, value in row.items() if key not in _KNOWN_KEYS and isinstance(value, str)][:3]
+    if gold is not None and predicted is not None:
+        return Example("", texts, caption=f"gold {number(gold)}, predicted {number(predicted)}")
     if isinstance(row["prediction"], list) and (words := _words(row)) is not None:
-        return _tagged_html(words, row, css_class)
-    texts = [value for key, value in row.items() if key not in _KNOWN_KEYS and isinstance(value, str)]
-    body = "<br>".join(escape(text, 600) for text in texts[:3])
-    if is_regression:
-        caption = f"gold {number(float(row['gold']))}, predicted {number(float(row['prediction']))}"
-    else:
-        score = as_number(row.get("score"))
-        confidence_text = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
-        has_answers = isinstance(row["gold"], list)
-        answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if has_answers else row["gold"]
-        empty_text = "no answer" if has_answers else "nothing"
-        gold_name, predicted_name = shorten([answers_text or empty_text, row["prediction"] or empty_text], 80)
-        caption = f"{predicted_name}{confidence_text}" + ("" if is_right else f", gold: {gold_name}")
-    return f'<div class="example {css_class}">{body}<br><small class="quiet">{escape(caption)}</small></div>'
+        return _tagged_example(words, row, kind)
+    score = as_number(row.get("score"))
+    confidence_text = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
+    has_answers = isinstance(row["gold"], list)
+    answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if has_answers else row["gold"]
+    empty_text = "no answer" if has_answers else "nothing"
+    gold_name, predicted_name = shorten([answers_text or empty_text, row["prediction"] or empty_text], 80)
+    caption = f"{predicted_name}{confidence_text}" + ("" if is_right else f", gold: {gold_name}")
+    return Example(kind, texts, caption=caption)
 
 
 def _words(row: JsonMapping) -> list[object] | None:
@@ -188,34 +200,18 @@ def _words(row: JsonMapping) -> list[object] | None:
     return next((value for value in lists if len(value) == count), None)
 
 
-def _tagged_html(words: list[object], row: JsonMapping, css_class: str) -> str:
+def _tagged_example(words: list[object], row: JsonMapping, kind: str) -> Example:
     """Returns words followed by their labels; wrong labels have the truth struck out, correct O labels are omitted."""
-    words_html = []
-    for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_MAX_TOKENS]:
-        label = f"<small>{escape(predicted, 40)}</small>"
+
+    def tagged(word: object, gold: object, predicted: object) -> Word:
         if gold != predicted:
-            label = f"{label} <small><s>{escape(gold, 40)}</s></small>"
-            words_html.append(f'<mark class="wrong">{escape(word, 60)} {label}</mark>')
-        elif gold != "O":
-            words_html.append(f'<mark class="right">{escape(word, 60)} {label}</mark>')
-        else:
-            words_html.append(escape(word, 60))
+            return Word(str(word), "wrong", str(gold), str(predicted))
+        return Word(str(word), "right", label=str(predicted)) if gold != "O" else Word(str(word))
+
     score = as_number(row.get("score"))
-    confidence_text = (
-        "" if score is None else f'<br><small class="quiet">least confident word: {percent(score)}</small>'
-    )
-    return f'<div class="example {css_class}">{" ".join(words_html)}{confidence_text}</div>'
-
-
-def predictions_html(summary: PredictionSummary) -> str:
-    """Returns the selected predictions under their headings."""
-    surprising = ("Surprising: confident and wrong", summary.surprising)
-    groups = [("Right", summary.right), ("Wrong", summary.wrong), surprising]
-    if summary.is_regression:
-        groups = [("Closest", summary.right), ("Furthest off", summary.surprising)]
-    return "".join(
-        f"<h3>{escape(name)}</h3>" + "".join(prediction_html(row) for row in rows) for name, rows in groups if rows
-    )
+    caption = "" if score is None else f"least confident word: {percent(score)}"
+    tagged_words = map(tagged, words[:_MAX_TOKENS], row["gold"], row["prediction"])
+    return Example(kind, words=list(tagged_words), caption=caption)
 
 
 def _without_mark(piece: str) -> str:
@@ -242,7 +238,7 @@ def _join(pieces: Sequence[str]) -> list[tuple[str, str]]:
     return texts
 
 
-def masked_html(sample: JsonMapping) -> str:
+def masked_example(sample: JsonMapping) -> Example:
     """Returns a text with its masked words replaced by the model's; wrong ones are followed by the truth, struck
     out."""
     pieces = [str(piece) for piece in sample["pieces"]][:_MAX_TOKENS]
@@ -251,24 +247,26 @@ def masked_html(sample: JsonMapping) -> str:
     for position, (space, token) in enumerate(_join(pieces)):
         masked = masked_positions.get(position)
         if masked is None:
-            is_special = _is_special(pieces[position])
-            words.append(
-                space + (f'<span class="quiet">{escape(token, 60)}</span>' if is_special else escape(token, 60))
-            )
+            words.append(Word(token, "quiet" if _is_special(pieces[position]) else "", space=space))
             continue
         guess, truth = str(masked["guesses"][0][0]), str(masked.get("truth"))
-        guess_html = escape(_without_mark(guess), 60)
-        if guess == truth:
-            words.append(f'{space}<mark class="right">{guess_html}</mark>')
-        else:
-            words.append(f'{space}<mark class="wrong">{guess_html} <s>{escape(_without_mark(truth), 60)}</s></mark>')
-    rows = "".join(
-        _guesses_row(masked) for position, masked in sorted(masked_positions.items())[:8] if position < len(pieces)
+        is_right = guess == truth
+        word = Word(_without_mark(guess), "right" if is_right else "wrong", space=space)
+        words.append(word if is_right else replace(word, truth=_without_mark(truth)))
+    shown = [masked for position, masked in sorted(masked_positions.items())[:8] if position < len(pieces)]
+    return Example(words=words, guesses=list(map(_guesses_row, shown)))
+
+
+def _guesses_row(target: JsonMapping) -> tuple[Word, str]:
+    guesses = (
+        f"{plain(_without_mark(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in target["guesses"][:5]
     )
-    return f'<div class="example">{"".join(words)}<table class="guesses">{rows}</table></div>'
+    truth = str(target.get("truth"))
+    kind = "right" if str(target["guesses"][0][0]) == truth else "wrong"
+    return Word(_without_mark(truth), kind, space=""), " · ".join(guesses)
 
 
-def detected_html(sample: JsonMapping) -> str:
+def detected_example(sample: JsonMapping) -> Example:
     """Returns a text as a discriminator read it: replaced tokens that it detected and missed, and false positives."""
     pieces = [str(piece) for piece in sample["pieces"]]
     replaced = {
@@ -280,22 +278,22 @@ def detected_html(sample: JsonMapping) -> str:
     flagged = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
     words = []
     for position, (space, token) in enumerate(_join(filled_pieces[:_MAX_TOKENS])):
-        text = escape(token, 60)
         if position in replaced:
-            css_class = "right" if position in flagged else "wrong"
-            text = f'<mark class="{css_class}">{text} <s>{escape(_without_mark(pieces[position]), 60)}</s></mark>'
+            kind = "right" if position in flagged else "wrong"
+            words.append(Word(token, kind, _without_mark(pieces[position]), space=space))
         elif position in flagged:
-            text = f'<mark class="wrong">{text} ?</mark>'
-        words.append(space + text)
+            words.append(Word(f"{plain(token, 58)} ?", "wrong", space=space))
+        else:
+            words.append(Word(token, space=space))
     counts = (
         f"{len(replaced)} of {len(pieces)} tokens replaced: {len(replaced.keys() & flagged)} detected, "
         f"{len(replaced.keys() - flagged)} missed; {len(flagged - replaced.keys())} false positives"
     )
-    return f'<div class="example">{"".join(words)}<br><small class="quiet">{escape(counts)}</small></div>'
+    return Example(words=words, caption=counts)
 
 
 def _is_detected(sample: object) -> TypeGuard[JsonObject]:
-    """Whether `detected_html` can read an entry of samples.json."""
+    """Whether `detected_example` can read an entry of samples.json."""
     if not _is_masked(sample) or not isinstance(sample.get("replaced"), list):
         return False
     probabilities, targets = sample["replaced"], sample["masked"]
@@ -306,36 +304,21 @@ def _is_detected(sample: object) -> TypeGuard[JsonObject]:
     )
 
 
-def _guesses_row(target: JsonMapping) -> str:
-    guesses = " · ".join(
-        f"{plain(_without_mark(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in target["guesses"][:5]
-    )
-    css_class = "right" if str(target["guesses"][0][0]) == str(target.get("truth")) else "wrong"
-    truth = f'<mark class="{css_class}">{escape(_without_mark(str(target.get("truth"))), 40)}</mark>'
-    return f'<tr><td>{truth}</td><td class="quiet">{escape(guesses)}</td></tr>'
-
-
-def generated_html(sample: JsonMapping) -> str:
+def generated_example(sample: JsonMapping) -> Example:
     """Returns a prompt and its continuation."""
     prompt = str(sample.get("prompt", ""))
-    continuation = str(sample.get("text", "")).removeprefix(prompt)
-    parts = [escape_lines(text, _MAX_CHARACTERS).replace("\n", "<br>") for text in (prompt, continuation)]
-    return f'<div class="example"><b>{parts[0]}</b>{parts[1]}</div>'
+    return Example(texts=[str(sample.get("text", "")).removeprefix(prompt)], prompt=prompt)
 
 
-def neighbors_html(samples: Sequence[JsonMapping]) -> str:
-    """Returns the words with their nearest neighbors."""
-    rows = []
-    for sample in samples:
-        neighbors = " · ".join(
-            f"{plain(_without_mark(str(word)), 40)} {number(float(cosine))}" for word, cosine in sample["neighbours"]
-        )
-        rows.append([_without_mark(str(sample["text"])), neighbors])
-    return table(["word", "nearest words, with cosine similarity"], rows)
+def _neighbors_row(sample: JsonMapping) -> tuple[str, str]:
+    neighbors = (
+        f"{plain(_without_mark(str(word)), 40)} {number(float(cosine))}" for word, cosine in sample["neighbours"]
+    )
+    return _without_mark(str(sample["text"])), " · ".join(neighbors)
 
 
 def _has_neighbors(sample: object) -> TypeGuard[JsonObject]:
-    """Whether `neighbors_html` can read an entry of samples.json."""
+    """Whether `_neighbors_row` can read an entry of samples.json."""
     neighbors = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
     return isinstance(neighbors, list) and all(_is_scored_token(pair) and len(pair) == 2 for pair in neighbors)
 
@@ -346,7 +329,7 @@ def _is_scored_token(guess: object) -> bool:
 
 
 def _is_masked(sample: object) -> TypeGuard[JsonObject]:
-    """Whether `masked_html` can read an entry of samples.json."""
+    """Whether `masked_example` can read an entry of samples.json."""
     if not isinstance(sample, dict) or not isinstance(sample.get("pieces"), list):
         return False
     masked = sample.get("masked")
@@ -359,55 +342,71 @@ def _is_masked(sample: object) -> TypeGuard[JsonObject]:
     )
 
 
-def samples_html(samples: Sequence[object]) -> str:
+class ExampleGroup(NamedTuple):
+    """Examples below a heading. legend: a sentence below the heading. neighbors: rows of words and their neighbors."""
+
+    heading: str
+    examples: Sequence[Example] = ()
+    legend: str = ""
+    neighbors: Sequence[tuple[str, str]] = ()
+
+
+def prediction_groups(summary: PredictionSummary) -> list[ExampleGroup]:
+    """Returns the selected predictions under their headings."""
+    groups = {"Right": summary.right, "Wrong": summary.wrong, "Surprising: confident and wrong": summary.surprising}
+    if summary.is_regression:
+        groups = {"Closest": summary.right, "Furthest off": summary.surprising}
+    return [ExampleGroup(name, list(map(predicted_example, rows))) for name, rows in groups.items() if rows]
+
+
+def sample_groups(samples: Sequence[object]) -> list[ExampleGroup]:
     """Returns the samples of samples.json: masked, generated and labeled texts; unknown entries are skipped."""
-    masked = [sample for sample in samples if _is_masked(sample)]
+
+    def examples(make: Callable[[JsonObject], Example], samples: Iterable[JsonObject]) -> list[Example]:
+        return list(map(make, islice(samples, _SAMPLES_PER_GROUP)))
+
     texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
-    detected = [sample for sample in samples if _is_detected(sample)]
-    with_neighbors = [sample for sample in samples if _has_neighbors(sample)][:_SAMPLES_PER_GROUP]
-    generated = [sample for sample in texts if not sample.keys() & {"prediction", "neighbours"}]
+    written = [sample for sample in texts if not sample.keys() & {"prediction", "neighbours"}]
     predicted = [sample for sample in texts if sample.keys() >= {"gold", "prediction"}]
-
-    def part(
-        heading: str, examples: Sequence[JsonObject], render: Callable[[JsonObject], str], legend: str = ""
-    ) -> str:
-        legend_html = f'<p class="quiet"><small>{escape(legend)}</small></p>' if legend else ""
-        return (
-            f"<h3>{heading}</h3>{legend_html}{''.join(map(render, examples[:_SAMPLES_PER_GROUP]))}" if examples else ""
-        )
-
-    return "".join([
-        part("Masked words and the model's predictions", masked, masked_html, _MASKED_LEGEND),
-        part("Detection of replaced tokens", detected, detected_html, _DETECTED_LEGEND),
-        f"<h3>Nearest words</h3>{neighbors_html(with_neighbors)}" if with_neighbors else "",
-        part("Generated text", generated, generated_html, "Bold: the prompt. After it: the generated text."),
-        part("Predicted labels", predicted, prediction_html),
-    ])  # fmt: skip
+    masked = examples(masked_example, filter(_is_masked, samples))
+    detected = examples(detected_example, filter(_is_detected, samples))
+    neighbors = list(map(_neighbors_row, islice(filter(_has_neighbors, samples), _SAMPLES_PER_GROUP)))
+    generated = examples(generated_example, written)
+    groups = [
+        ExampleGroup("Masked words and the model's predictions", masked, _MASKED_LEGEND),
+        ExampleGroup("Detection of replaced tokens", detected, _DETECTED_LEGEND),
+        ExampleGroup("Nearest words", neighbors=neighbors),
+        ExampleGroup("Generated text", generated, "Bold: the prompt. After it: the generated text."),
+        ExampleGroup("Predicted labels", examples(predicted_example, predicted)),
+    ]
+    return [group for group in groups if group.examples or group.neighbors]
 
 
 _CELL_KEYS = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
 _COLUMNS = {"standard_error": "±", "parameters": "parameters", "weight_bytes": "bytes", "tokens_per_second": "tokens/s"}
 
 
-def distillation_html(run: RunFiles) -> str:
-    """Returns the table of the models, their agreement, and the command that trains the student without a teacher."""
+def distillation_summary(run: RunFiles) -> JsonObject | None:
+    """Returns the table of the models, sentences about their agreement, and the command that trains the student without
+    a teacher, unless there is such a run; None if the run has no teacher."""
     models = models_of(run)
     if not models:
-        return ""
+        return None
     names = {"score": title(str(run.result.get("metric", "score"))), **_COLUMNS}
     columns = [key for key in names if any(model.get(key) is not None for model in models)]
-    rows = [[model.get("name"), *(_cell(model.get(key)) for key in columns)] for model in models]
-    parts = [html.table(["model", *(names[key] for key in columns)], rows), *_agreement(run)]
+    rows = [[model.get("name"), *(model.get(key) for key in columns)] for model in models]
+    rows = [
+        [round(value) if isinstance(value, float) and abs(value) > 1000 else value for value in row] for row in rows
+    ]
+    command = None
     if not any(model["name"] == UNDISTILLED for model in models):
         words = ["--config", str(run.run_dir / "config.yaml"), "distill=none", f"name={run.name}-alone"]
         command = command_line(str(run.result.get("command")), *words, modules=run.plugins)
-        parts.append(html.paragraph("The same student without a teacher is not in this folder. Train it with"))
-        parts.append(html.commands([command]))
-    return "".join(parts)
-
-
-def _cell(value: object) -> object:
-    return round(value) if isinstance(value, float) and abs(value) > 1000 else value
+    return {
+        "models": (["model", *(names[key] for key in columns)], rows),
+        "agreement": list(_agreement(run)),
+        "command": command,
+    }
 
 
 def interchange_of(run: RunFiles) -> JsonObject:
@@ -418,23 +417,22 @@ def interchange_of(run: RunFiles) -> JsonObject:
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
-    """Yields sentences about the aligned layers and the agreement of student and teacher."""
     if layers := as_object(run.section("data").get("distillation")).get("layers"):
-        yield html.paragraph(f"Student layers and their teacher layers: {layers}.")
+        yield f"Student layers and their teacher layers: {layers}."
     distillation: JsonObject = run.result["distillation"]
     fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
     if _is_share(fidelity):
-        yield html.paragraph(f"Student and teacher agree on {_share_text(fidelity)}.")
+        yield f"Student and teacher agree on {_share_text(fidelity)}."
     if _is_share(accuracy):
         changed_share = accuracy.get("changed")
         changed_text = ""
         if _is_share(changed_share):
             changed_text = f"; where the swap changes the teacher's prediction, on {_share_text(changed_share)}"
         swapped = "With states of another text swapped into both models (interchange accuracy)"
-        yield html.paragraph(f"{swapped}, they agree on {_share_text(accuracy)}{changed_text}.")
+        yield f"{swapped}, they agree on {_share_text(accuracy)}{changed_text}."
     elif distillation.get("interchange_accuracy_reason"):
         reason = plain(str(distillation["interchange_accuracy_reason"]), 300)
-        yield html.paragraph(f"Agreement under interchange interventions was not measured: {reason}.")
+        yield f"Agreement under interchange interventions was not measured: {reason}."
 
 
 def _is_share(share: object) -> TypeGuard[JsonObject]:
@@ -458,34 +456,41 @@ def write_report(run_dir: str | Path) -> Path:
     predictions = summarize(read_predictions(run))
     with html.report_write_errors(run.run_dir):
         figures = _draw(run, predictions)
-    curves = (figures.get("loss", ""), figures.get("terms", ""), _terms(run), figures.get("curves", ""))
-    body = [
-        _headline(run, predictions),
-        html.section("Curves", *curves),
-        html.section("Phases", _phases(run)),
-        html.section("Distillation", distillation_html(run), figures.get("agreement", "")),
-        html.section("Predictions", figures.get("confusion", "") or figures.get("scatter", "")),
-        html.section("Mixture", _mixture(run)),
-        html.section("Classes", _classes(run)),
-        html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
-        html.section("Facts", _metadata(run)),
-        html.section("Learning rates", _learning_rates(run)),
-        html.section("Lineage", _lineage(run)),
-        html.section("Forgetting", _forgetting(run)),
-        html.section("Repeat it", html.commands(repeat_commands(run))),
-        html.section(
-            "Details",
-            html.collapsible("Configuration (config.yaml)", run.config),
-            html.collapsible("Environment", _environment_text(run.environment)),
-            html.collapsible("Result (result.json)", json.dumps(run.result, indent=2) if run.result else ""),
-        ),
-        html.section("Left out", *(html.paragraph(problem) for problem in run.problems[:20])),
-    ]
-    return html.write_page(run.run_dir / "report.html", run.name, body)
+    score = score_of(run.result, run.baseline, predictions.examples)
+    class_header, classes = _classes(run)
+    return html.write_page(
+        run.run_dir / "report.html",
+        "report.html",
+        run.name,
+        run=run,
+        subtitle=_subtitle(run.result),
+        status=run.result.get("status"),
+        score=score,
+        score_label=_score_label(score, as_object(run.result.get("metrics"))) if score else "",
+        selection_note=selection_note(run.result),
+        tests=test_scores(run.result) if score else (),
+        key_numbers=list(_key_numbers(run.result)),
+        figures=figures,
+        terms=_terms(run),
+        phases=_phases(run),
+        distillation=distillation_summary(run),
+        mixture=_mixture(run),
+        classes=(class_header, classes[:_MAX_CLASSES]),
+        omitted_classes=len(classes) - _MAX_CLASSES,
+        groups=[*sample_groups(run.samples), *prediction_groups(predictions)],
+        scores={key: number(value) for key, value in as_object(run.result.get("metrics")).items() if is_number(value)},
+        trainable=_trainable(run),
+        rates=_learning_rates(run),
+        lineage=_lineage(run),
+        forgetting=_forgetting(run),
+        commands=repeat_commands(run),
+        environment=_environment_text(run.environment),
+        result=json.dumps(run.result, indent=2) if run.result else "",
+    )
 
 
-def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
-    """Writes the PNG files and returns the page's figures by name."""
+def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, tuple[str, ...]]:
+    """Writes the PNG files, and returns (SVG, caption, SVG for narrow pages) of each figure by name."""
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
     from lmtool.reporting import drawing, heat_maps, plots
 
@@ -506,135 +511,84 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
         figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
     elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
         figures["confusion"] = heat_maps.confusion_figure(*predictions.confusion())
-    figures_html = {}
+    page_figures: dict[str, tuple[str, ...]] = {}
     for name, figure in figures.items():
         if figure is None:
             continue
         drawing.write_png(figure, real_folder(run.run_dir / "plots") / f"{name}.png")
         narrow_figure = over_steps[name](run, drawing.NARROW) if name in over_steps else None
         narrow_svg = "" if narrow_figure is None else drawing.svg(narrow_figure)
-        figures_html[name] = html.figure(drawing.svg(figure), captions.get(name, ""), narrow_svg)
-    return figures_html
+        page_figures[name] = drawing.svg(figure), captions.get(name, ""), narrow_svg
+    return page_figures
 
 
-def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
-    result = run.result
-    score = score_of(result, run.baseline, predictions.examples)
+def _subtitle(result: JsonMapping) -> str:
     seed = f"seed {result['seed']}" if result.get("seed") is not None else None
     learned_name = result.get("objective") or result.get("task")
     parts = (result.get("command"), result.get("model"), learned_name, seed, stop_reason(result))
-    subtitle = " · ".join(plain(part, 80) for part in parts if part)
-    lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(subtitle)]
-    status = result.get("status")
-    if status is None:
-        lines.append(html.paragraph("This run has no result yet: it is running or was stopped.", "unclear"))
-    elif status != "done":
-        lines.append(html.paragraph(f"This run's status: {title(str(status))}.", "unclear"))
-    if score is not None:
-        lines.append(_score_html(score, as_object(result.get("metrics"))))
-        note = selection_note(result)
-        lines += [html.paragraph(f"The score is {note}.")] if note else []
-        lines += [html.paragraph(sentence) for sentence in test_scores(result)]
-    lines.append(_key_numbers(run))
-    return "\n".join(line for line in lines if line)
+    return " · ".join(plain(part, 80) for part in parts if part)
 
 
-def _score_html(score: Score, metrics: JsonMapping) -> str:
+def _score_label(score: Score, metrics: JsonMapping) -> str:
     label = title(score.metric)
     if isinstance(metrics.get("perplexity"), (int, float)):
-        label = f"validation {label} · perplexity {number(float(metrics['perplexity']))}"
-    elif score.metric == "loss":
-        label = "validation loss"
-    head = html.headline(score.value, label, score.standard_error or None)
-    if score.baseline is not None:
-        head += html.headline(score.baseline, f"{title(score.baseline_name)} baseline", kind="baseline")
-    sentence = score.sentence[0].upper() + score.sentence[1:] + "."
-    kind = score.verdict if score.verdict != "unknown" else "quiet"
-    return f'<div class="head">{head}</div>{html.paragraph(sentence, kind)}'
+        return f"validation {label} · perplexity {number(float(metrics['perplexity']))}"
+    return "validation loss" if score.metric == "loss" else label
 
 
-def _key_numbers(run: RunFiles) -> str:
-    result = run.result
-    numbers: list[tuple[str, Callable[[float], str]]] = [
-        ("steps", count),
-        ("tokens", count),
-        ("seconds", duration),
-        ("evaluation_seconds", duration),
-        ("tokens_per_second", lambda rate: count(round(rate))),
-        ("padding_fraction", percent),
-        ("peak_memory_bytes", size),
-        ("parameters", count),
-    ]
-    if result.get("trainable_parameters") != result.get("parameters"):
-        numbers.append(("trainable_parameters", count))
-    names = {
-        "seconds": "training",
-        "evaluation_seconds": "evaluation",
-        "padding_fraction": "padding",
-        "peak_memory_bytes": "peak memory",
-        "trainable_parameters": "trainable",
-    }
-    items = [
-        f"<div>{html.escape(formatter(result[key]))}<span>{html.escape(names.get(key, title(key)))}</span></div>"
-        for key, formatter in numbers
-        if isinstance(result.get(key), (int, float))
-    ]
-    return f'<div class="strip">{"".join(items)}</div>' if items else ""
+# By key of result.json: the name in the page, and the function that formats the value.
+_KEY_NUMBERS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "steps": ("steps", count),
+    "tokens": ("tokens", count),
+    "seconds": ("training", duration),
+    "evaluation_seconds": ("evaluation", duration),
+    "tokens_per_second": ("tokens per second", lambda rate: count(round(rate))),
+    "padding_fraction": ("padding", percent),
+    "peak_memory_bytes": ("peak memory", size),
+    "parameters": ("parameters", count),
+    "trainable_parameters": ("trainable", count),
+}
 
 
-def _terms(run: RunFiles) -> str:
-    """Returns held-out scores of each term of a loss with several terms."""
+def _key_numbers(result: JsonMapping) -> Iterator[tuple[str, str]]:
+    for key, (name, formatter) in _KEY_NUMBERS.items():
+        repeated = key == "trainable_parameters" and result.get(key) == result.get("parameters")
+        if isinstance(result.get(key), (int, float)) and not repeated:
+            yield name, formatter(result[key])
+
+
+def _terms(run: RunFiles) -> list[list[object]]:
     metrics = as_object(run.result.get("metrics"))
     names = [key.removesuffix("_baseline") for key in metrics if key.endswith("_baseline")]
     columns = ("loss", "baseline", "accuracy", "count")
     rows = [[name, *(metrics.get(f"{name}_{column}") for column in columns)] for name in names]
-    return html.table(["held-out", "loss", "baseline", "accuracy", "n"], rows) if len(rows) > 1 else ""
+    return rows if len(rows) > 1 else []
 
 
-def _metadata(run: RunFiles) -> str:
-    metrics = as_object(run.result.get("metrics"))
-    scores = {key: number(value) for key, value in metrics.items() if isinstance(value, (int, float))}
-    data_metadata = html.metadata("data", run.section("data"))
-    right = html.metadata("model", run.section("model")) + _trainable(run) + html.metadata("scores", scores)
-    return html.columns(data_metadata, right)
-
-
-def _trainable(run: RunFiles) -> str:
+def _trainable(run: RunFiles) -> list[tuple[str, ...]]:
     by_role = run.section("learns")
     has_all_counts = all(
         isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values()
     )
-    if not by_role or not has_all_counts:
-        return ""
-    return html.table(["parameters", "trainable", "total"], parameter_rows(by_role))
+    return parameter_rows(by_role) if by_role and has_all_counts else []
 
 
-def _lineage(run: RunFiles) -> str:
-    """Returns the checkpoints that the run descends from, oldest first."""
-    names = {"checkpoint": "checkpoint", "step": "step", "command": "command", "sha256": "sha256 of its weights"}
-    return _table(as_objects(run.metadata.get("lineage")), names)
+def _table(rows: Sequence[JsonMapping], names: Mapping[str, str]) -> tuple[list[str], list[list[object]]]:
+    return [*names.values()], [[row.get(name) for name in names] for row in rows]
 
 
-def _table(rows: Sequence[JsonMapping], names: Mapping[str, str]) -> str:
-    """Returns the columns `names` of the rows, under these headings; "" without rows."""
-    return html.table([*names.values()], [[row.get(name) for name in names] for row in rows]) if rows else ""
-
-
-def _phases(run: RunFiles) -> str:
-    """Returns the overrides, fraction of the budget and steps of each phase."""
+def _phases(run: RunFiles) -> tuple[list[str], list[list[object]]]:
     names = {"phase": "phase", "share": "share of the budget", "given": "changed keys"}
     names |= {"first_step": "first step", "last_step": "last step"}
     phases = as_objects(run.result.get("phases"))
     rows = [{**row, "phase": count, "share": percent(row.get("share") or 0)} for count, row in enumerate(phases, 1)]
-    note = html.paragraph("Held-out text is scored with the settings of the last phase during the whole run.")
-    return _table(rows, names) + note if rows else ""
+    return _table(rows, names)
 
 
-def _mixture(run: RunFiles) -> str:
-    """Returns the examples read and planned, score and baseline of each member of a mixture."""
+def _mixture(run: RunFiles) -> list[list[object]]:
     members, metrics = as_object(run.result.get("mixture")), as_object(run.result.get("metrics"))
-    if not members or not metrics:
-        return ""
+    if not metrics:
+        return []
     baselines = run.baseline.get("members") or {}
     rows = []
     for name, member in members.items():
@@ -643,25 +597,22 @@ def _mixture(run: RunFiles) -> str:
         score = metrics.get(f"{name}_{metric}")
         percentages = [percent(member[key]) for key in ("share", "planned")]
         rows.append([name, member["examples"], *percentages, metric, score, value, metrics.get(f"{name}_loss")])
-    return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
+    return rows
 
 
-def _forgetting(run: RunFiles) -> str:
-    """Returns the scores of the pretraining objective on held-out text before and after, and the change of the
-    weights."""
+def _forgetting(run: RunFiles) -> JsonObject | None:
     forgetting = as_object(run.result.get("forgetting"))
     if not {"before", "after", "distance"} <= set(forgetting):
-        return ""
+        return None
     before, after = forgetting["before"], forgetting["after"]
-    scores = html.table(["score", "before", "after"], [[name, before[name], after.get(name)] for name in before])
-    distances = html.table(["weights", "relative distance"], [[*pair] for pair in forgetting["distance"].items()])
-    return html.paragraph(f"{forgetting.get('objective')} on {forgetting.get('text')}") + html.columns(
-        scores, distances
-    )
+    return {
+        "subject": f"{forgetting.get('objective')} on {forgetting.get('text')}",
+        "scores": [[name, before[name], after.get(name)] for name in before],
+        "distances": list(forgetting["distance"].items()),
+    }
 
 
-def _learning_rates(run: RunFiles) -> str:
-    """Returns the peak learning rate of each part of the model, and the first step that trains it."""
+def _learning_rates(run: RunFiles) -> tuple[list[str], list[list[object]]]:
     columns = ("group", "parameters", "learning_rate", "weight_decay", "without_decay", "from_step")
     # Three digits, since 0.0015 must not become 0.002.
     rows = [
@@ -671,18 +622,20 @@ def _learning_rates(run: RunFiles) -> str:
     return _table(rows, {column: title(column) for column in columns})
 
 
-def _classes(run: RunFiles) -> str:
-    """Returns precision, recall and F1 of each class on the development split, most frequent class first."""
+def _lineage(run: RunFiles) -> tuple[list[str], list[list[object]]]:
+    names = {"checkpoint": "checkpoint", "step": "step", "command": "command", "sha256": "sha256 of its weights"}
+    return _table(as_objects(run.metadata.get("lineage")), names)
+
+
+def _classes(run: RunFiles) -> tuple[list[str], list[list[object]]]:
     classes = as_object(run.result.get("classes"))
     rows = [{**as_object(scores), "class": name} for name, scores in classes.items()]
     rows.sort(key=lambda row: -(row.get("support") or 0))
     names = {"class": "class", "precision": "precision", "recall": "recall", "f1": "F1", "support": "n"}
-    more = html.paragraph(f"{len(rows) - _MAX_CLASSES} more are in result.json.") if len(rows) > _MAX_CLASSES else ""
-    return _table(rows[:_MAX_CLASSES], names) + more
+    return _table(rows, names)
 
 
 def _environment_text(environment: JsonMapping) -> str:
-    """Returns the environment, one entry per line, nested entries indented."""
     lines: list[str] = []
 
     def add(values: JsonMapping, indent: str) -> None:

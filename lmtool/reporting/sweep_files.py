@@ -27,9 +27,8 @@ from lmtool.runs.identity import SUBMITTED as SUBMITTED
 from lmtool.runs.locks import Owner, is_held
 
 JOB = "job.json"
-DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED, REPEATED = (
-    "done", "no score", "running", "stopped", "failed", "not started", "damaged", "repeated",
-)  # fmt: skip
+DONE_JOB, NO_SCORE, RUNNING, STOPPED = "done", "no score", "running", "stopped"
+FAILED, NOT_STARTED, DAMAGED, REPEATED = "failed", "not started", "damaged", "repeated"
 _STOP_STATUSES = (REQUEUE, INTERRUPTED, TERMINATED)
 # Bytes at the end of metrics.jsonl in which the last step is looked for.
 _TAIL_BYTES = 4096
@@ -149,8 +148,7 @@ def _job(path: Path) -> ReportedJob:
 
 
 def _without_repetitions(jobs: list[ReportedJob]) -> list[ReportedJob]:
-    """Returns the jobs, each of which counts once: a job with the overrides of another one gets the status "repeated".
-    Folders were copied, or an older version did not recognize a job that had lost its submitted.json."""
+    """Gives the status "repeated" to jobs with the overrides of another one, such as copied folders."""
     first: dict[frozenset[tuple[str, str]], ReportedJob] = {}
     counted = []
     for job in sorted(jobs, key=lambda job: (job.value is None, job.number)):
@@ -183,7 +181,6 @@ def last_step_text(folder: Path) -> str:
 
 
 def _is_alive(owner: object) -> bool:
-    """Whether the process named in a job.json may still be running."""
     with suppress(TypeError):
         return Owner(**as_object(owner)).alive()
     return False
@@ -207,7 +204,6 @@ def _rows(job: ReportedJob, record: JsonObject) -> str | None:
 
 
 def _finite(value: object) -> float | None:
-    """Returns a finite number as a float, None for anything else."""
     try:
         return float(value) if is_number(value) and math.isfinite(value) else None
     except OverflowError:
@@ -222,7 +218,6 @@ def overrides_of(override_list: object) -> dict[str, str]:
 
 
 def _add_unstarted(sweep: SweepFiles) -> None:
-    """Adds the command, and the requested jobs that have not started."""
     for folder in (path.parent for path in sweep.folder.glob(f"*/{SUBMITTED}")):
         if not (folder / JOB).is_file():
             overrides = overrides_of(read_object(RunFiles(folder), SUBMITTED).get("overrides"))

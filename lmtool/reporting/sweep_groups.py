@@ -179,7 +179,6 @@ def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
 
 
 def _groups(jobs: Sequence[ReportedJob]) -> tuple[list[str], list[SeedGroup]]:
-    """Returns the varying keys, and the groups in the order of their first jobs."""
     keys = varying_keys(jobs)
     grouped: dict[tuple[str | None, ...], list[ReportedJob]] = {}
     for job in jobs:
@@ -188,10 +187,9 @@ def _groups(jobs: Sequence[ReportedJob]) -> tuple[list[str], list[SeedGroup]]:
 
 
 def _on_the_same_rows(jobs: Sequence[ReportedJob]) -> list[list[ReportedJob]]:
-    """Divides jobs into parts whose settings were scored on the same rows. Held-out rows may depend on the seed, so two
-    settings are comparable if they have the same rows for each common seed, or without one any rows in common. Settings
-    with unknown rows are a part of their own. Jobs of settings without a score are left out, unless there is one
-    part."""
+    """Divides jobs into parts whose settings were scored on the same rows for each common seed; without a common seed,
+    on any rows in common. Settings with unknown rows are a part of their own. Jobs of settings without a score are
+    left out, unless there is one part."""
     _, groups = _groups(jobs)
     parts: list[tuple[dict[str, str | None], list[SeedGroup]]] = []
     for group in sorted(groups, key=lambda group: -group.n):
@@ -219,8 +217,8 @@ def _agree(rows: Mapping[str, str | None], other: Mapping[str, str | None]) -> b
 
 
 def _own_settings(jobs: Sequence[ReportedJob], others: Sequence[ReportedJob]) -> str:
-    """Returns the settings that all jobs of a part share, and that no job of the other parts has. If there are none (a
-    file was changed between two jobs), the start of the digest of the rows."""
+    """Returns the settings that all jobs of a part share, and that no job of the other parts has; without any, the
+    start of the digest of the rows."""
     first = jobs[0].overrides
     common = [key for key in first if key != SEED and all(job.overrides.get(key) == first[key] for job in jobs)]
     own = [f"{key}={first[key]}" for key in common if all(job.overrides.get(key) != first[key] for job in others)]
@@ -266,7 +264,6 @@ def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[
 
 
 def _set_reference(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> None:
-    """Sets the reference of the blocks that contain the named job or setting."""
     settings = _settings(against)
     matched = False
     for block in blocks:
@@ -357,6 +354,5 @@ def csv_cell(value: object) -> CsvValue:
 
 
 def _scores(job: ReportedJob) -> dict[str, float]:
-    """Returns the numeric metrics of result.json."""
     metrics = as_object(job.result.get("metrics"))
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

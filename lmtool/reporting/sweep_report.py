@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lmtool.config.base import JsonMapping
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.learners.metrics.intervals import LEVEL
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
@@ -107,7 +107,6 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _ties(block: Block) -> str:
-    """Returns the settings that do not differ significantly from the best."""
     contrasts = block.contrasts()
     if not contrasts:
         return ""
@@ -133,13 +132,11 @@ def _ties(block: Block) -> str:
 
 
 def _one_more_pair(block: Block) -> str:
-    """Returns advice to add a new seed."""
     seeds = [int(job.seed) for job in block.jobs if job.seed.isdecimal()]
     return f"Add a pair: seed={max(seeds, default=0) + 1}."
 
 
 def _difference_from_reference(block: Block) -> str:
-    """Returns the difference between the best and the named setting."""
     difference = next((difference for group, difference in block.contrasts() if group is block.best), None)
     if difference is None or difference.value is None:
         return f"The best shares no seed with {setting(block.reference)}."
@@ -171,7 +168,8 @@ def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
     for index, group in enumerate(block.groups):
         settings = [group.settings[key] for key in block.keys] or [group.label]
         row: list[object] = [*settings, group.mean if group.n else None]
-        row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_score_count(group)]
+        row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else [])
+        row.append(group.n if group.n == len(group.jobs) else f"{group.n} of {len(group.jobs)}")
         row += _difference_cells(contrasts.get(id(group)), group is block.reference, seeded) if compared else []
         row += [values[index] for values in extra_columns.values()]
         rows.append([*row, _time(group.jobs), _job_numbers(group.jobs)])
@@ -179,8 +177,7 @@ def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
 
 
 def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
-    """Returns further columns, averaged over the jobs of each group: trainable parameters, if they differ between
-    groups, and the rise of the pretraining loss, if it was measured (forgetting=)."""
+    """Returns further columns, averaged over the jobs of each group."""
 
     def rise_of(result: JsonMapping) -> float:
         return float(result["forgetting"]["after"]["loss"] - result["forgetting"]["before"]["loss"])
@@ -210,11 +207,6 @@ def _difference_cells(difference: Difference | None, reference: bool, seeded: bo
     value = "" if difference.value is None else with_sign(difference.value)
     significance = {True: "yes", False: "no", None: "unknown"}[difference.significant]
     return [value, *([interval_text(difference), difference.pairs, significance] if seeded else [])]
-
-
-def _score_count(group: SeedGroup) -> int | str:
-    """Returns the number of scores; '2 of 3' if a job has none."""
-    return group.n if group.n == len(group.jobs) else f"{group.n} of {len(group.jobs)}"
 
 
 def _time(jobs: Sequence[ReportedJob]) -> str | None:
@@ -254,55 +246,53 @@ def end_line(record: JsonMapping, finished: int, total: int | None, seconds_left
 
 # sweep.html and sweep.csv in the folder of a sweep.
 
-_PAGE_GROUPS, _PAGE_JOBS, _PAGE_UNSCORED = 300, 1000, 300
-
 
 def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]:
     """Writes both files and returns their paths. Raises UserError if that fails."""
     page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
     with html.report_write_errors(sweep.folder):
         write_delimited(table, csv_rows(sweep), ",", named_by_user=False)
-    html.write_page(page, sweep.name, _body(sweep, blocks))
+    html.write_page(
+        page,
+        "sweep.html",
+        sweep.name,
+        sweep=sweep,
+        subtitle=" · ".join(filter(None, (sweep.command, status_line(sweep)))),
+        blocks=[_block_values(block, several=len(blocks) > 1) for block in blocks],
+        unscored=unscored_table(sweep),
+        jobs=_job_table(sweep),
+    )
     return page, table
 
 
-def _body(sweep: SweepFiles, blocks: Sequence[Block]) -> Iterator[str]:
-    yield f"<h1>{html.escape(sweep.name)}</h1>"
-    yield html.paragraph(" · ".join(part for part in (sweep.command, status_line(sweep)) if part))
-    for block in blocks:
-        yield _block_head(block)
-    if not blocks:
-        yield html.paragraph("No job has a score yet.", "unclear")
-    for block in blocks:
-        name = f"{block.task}: {title(block.metric)}" if len(blocks) > 1 else title(block.metric)
-        yield html.section(name, _figures(block), _group_section(block))
-    yield html.section("Without a score", _unscored_section(sweep))
-    yield html.section("Jobs", _job_section(sweep))
-    yield html.section("Left out", *(html.paragraph(problem) for problem in sweep.problems))
-
-
-def _block_head(block: Block) -> str:
+def _block_values(block: Block, several: bool) -> JsonObject:
     errors = "mean and standard error over seeds" if block.best.error is not None else "no error over seeds is known"
     label = " · ".join(part for part in (block.task, title(block.metric), f"n = {block.best.n}", errors) if part)
-    head = html.headline(block.best.mean, label, block.best.error)
-    text = html.paragraph(headline(block), "") + "".join(map(html.paragraph, sentences(block)))
-    return f'<div class="head">{head}</div>{text}'
+    groups = group_table(block)
+    figures, caption = _figures(block) if block.keys else ([], "")
+    return {
+        "mean": block.best.mean,
+        "error": block.best.error,
+        "label": label,
+        "headline": headline(block),
+        "sentences": sentences(block),
+        "name": f"{block.task}: {title(block.metric)}" if several else title(block.metric),
+        "figures": figures,
+        "caption": caption,
+        "groups": groups,
+        "notes": " ".join(_group_notes(block, groups[0])),
+    }
 
 
-def _figures(block: Block) -> str:
-    if not block.keys:
-        return ""
+def _figures(block: Block) -> tuple[list[tuple[str, str]], str]:
     # Imported late: matplotlib takes most of a second.
     from lmtool.reporting import drawing, plots
 
     figures, caption = plots.settings_figures(block)
-    figures_html = [html.figure(wide, narrow=narrow) for wide, narrow in map(drawing.svgs, figures)]
-    layout = html.columns(*figures_html) if len(figures_html) > 1 else "".join(figures_html)
-    return layout + (html.paragraph(caption) if figures_html else "")
+    return list(map(drawing.svgs, figures)), caption
 
 
-def _group_section(block: Block) -> str:
-    header, rows = group_table(block)
+def _group_notes(block: Block, header: Sequence[str]) -> Iterator[str]:
     reference = "the best" if block.reference is block.best else setting(block.reference)
     legend = {
         "± seeds": "± seeds: standard error of the mean over the seeds.",
@@ -310,36 +300,22 @@ def _group_section(block: Block) -> str:
         "difference": f"Difference: minus {reference}, over common seeds; interval by Student's t.",
         "forgets": "Forgets: the rise of the checkpoint's pretraining loss.",
     }
-    notes = [text for column, text in legend.items() if column in header]
+    yield from (text for column, text in legend.items() if column in header)
     if sum(group.n > 0 for group in block.groups) > 1:
-        notes.append(
+        yield (
             "The score of the best setting is optimistic, because the setting was selected on these rows. Report its "
             "score on other rows."
         )
-    table = html.scrolling_table(html.table(header, rows[:_PAGE_GROUPS]))
-    return f"{table}{_more_rows(len(rows), _PAGE_GROUPS)}{html.paragraph(' '.join(notes))}"
 
 
-def _unscored_section(sweep: SweepFiles) -> str:
-    header, rows = unscored_table(sweep)
-    return html.table(header, rows[:_PAGE_UNSCORED]) + _more_rows(len(rows), _PAGE_UNSCORED) if rows else ""
-
-
-def _job_section(sweep: SweepFiles) -> str:
+def _job_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]]]:
     keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(job.metric for job in sweep.jobs if job.metric))
-    rows = [
-        [str(job.number), *(job.overrides.get(key) for key in keys)]
-        + [job.value if job.metric == metric else None for metric in metrics]
-        + [job.seconds, job.status]
-        for job in sweep.jobs[:_PAGE_JOBS]
-    ]
-    table = html.table(["job", *keys, *map(title, metrics), "seconds", "status"], rows)
-    return html.scrolling_table(table) + _more_rows(len(sweep.jobs), _PAGE_JOBS)
-
-
-def _more_rows(count: int, limit: int) -> str:
-    return html.paragraph(f"sweep.csv has {counted(count - limit, 'more row')}.") if count > limit else ""
+    rows: list[list[object]] = []
+    for job in sweep.jobs:
+        values = [job.value if job.metric == metric else None for metric in metrics]
+        rows.append([str(job.number), *(job.overrides.get(key) for key in keys), *values, job.seconds, job.status])
+    return ["job", *keys, *map(title, metrics), "seconds", "status"], rows
 
 
 # The table printed at the end of a sweep.

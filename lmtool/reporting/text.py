@@ -39,6 +39,12 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def is_numeric(column: Iterable[object]) -> bool:
+    """Whether a column of a table has numbers only, apart from empty cells."""
+    values = [value for value in column if value not in (None, "")]
+    return bool(values) and all(map(is_number, values))
+
+
 def lower_is_better(metric: str) -> bool:
     """Whether smaller values of the metric are better (losses, errors, perplexity)."""
     # Imported late: metrics need numpy, and a screen without scores should not wait for it.

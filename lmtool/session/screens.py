@@ -16,10 +16,9 @@ from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.stack import attention_path
 from lmtool.reporting.costs import RunPlan
-from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import Baseline
-from lmtool.reporting.screens import RateRow, StartScreen, print_end, print_start
+from lmtool.reporting.screens import ProgressDisplay, RateRow, StartScreen, print_end, print_start
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.finding import read_state
 from lmtool.session.open_run import OpenRun

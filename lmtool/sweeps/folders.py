@@ -89,9 +89,7 @@ SUBMISSION = "submission.json"
 MAX_FOLDER_NAME = 120
 """Maximum number of characters in the name of a job's folder; file systems allow 255 bytes."""
 _RUN_CONFIG = "config.yaml"
-_SUBMITTED_KEYS: dict[str, type[list[object]] | type[dict[str, object]]] = {
-    "overrides": list, "varied": dict, "config": dict,
-}  # fmt: skip
+_SUBMITTED_KEYS = {"overrides": list, "varied": dict, "config": dict}
 _OTHER_SWEEP = "set another name=, or repeat the command that started the sweep"
 
 
@@ -144,9 +142,8 @@ class SweepFolder:
         self._require_same()
 
     def _job_in(self, folder: Path) -> JsonObject | None:
-        """Returns the job of a folder: its overrides, its varied keys and its configuration. If submitted.json is
-        missing or damaged, prints a line, and reads what ran there. None if no job was started in the folder. Raises
-        UserError if no file says which job it was."""
+        """Returns the overrides, varied keys and configuration of a folder's job; None if no job was started there.
+        Raises UserError if no file says which job it was."""
         present = [name for name in (SUBMITTED, _RUN_CONFIG, JOB) if os.path.lexists(folder / name)]
         if not present:
             return None
@@ -170,8 +167,7 @@ class SweepFolder:
         return job
 
     def _require_same(self) -> None:
-        """Raises UserError if the command, or the value of a key that is not swept over, differs from the previous
-        submission."""
+        """Raises UserError if anything but the swept keys differs from the previous submission."""
         if not self.previous:
             return
         if self.previous.get("command") != self.command:
@@ -325,7 +321,6 @@ def start_new_search(sweeper: Sweeper) -> None:
 
 
 def _silence() -> None:
-    """Limits optuna's output to warnings about problems."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -333,7 +328,6 @@ def _silence() -> None:
 
 
 def _parse(distribution: BaseDistribution, text: str) -> object:
-    """Converts the text of an override to a value of the distribution. Raises ValueError for any other value."""
     if hasattr(distribution, "choices"):
         choices = [choice for choice in distribution.choices if str(choice) == text]
         if not choices:

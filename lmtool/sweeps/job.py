@@ -231,7 +231,6 @@ def _slurm_job() -> str | None:
 
 
 def _threads() -> int:
-    """Returns the number of threads that torch will use in this process."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return int(threads) if threads.isdecimal() else available_cores()
 

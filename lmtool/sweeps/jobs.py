@@ -403,9 +403,15 @@ BATCH_SIZE = "hydra.sweeper.max_batch_size"
 """The key for the number of jobs that the plain sweeper passes to its launcher at a time."""
 # Exit statuses from best to worst.
 _SEVERITY = (
-    errors.DONE, errors.REQUEUE, errors.CHECK_FAILED, errors.USER_ERROR, errors.DIVERGED, errors.FAULT,
-    errors.TERMINATED, errors.INTERRUPTED,
-)  # fmt: skip
+    errors.DONE,
+    errors.REQUEUE,
+    errors.CHECK_FAILED,
+    errors.USER_ERROR,
+    errors.DIVERGED,
+    errors.FAULT,
+    errors.TERMINATED,
+    errors.INTERRUPTED,
+)
 _SWEEPER_ERRORS = (AssertionError, ValueError, RuntimeError)
 """Exceptions that Hydra's sweepers raise."""
 # Hydra must not write a log or a copy of the configuration, nor change the working directory: lmtool writes the run
@@ -478,7 +484,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = RUNS)
                 root.rmdir()
         raise
     request.show(folder)
-    worst = max([errors.DONE, *statuses], key=_severity)
+    worst = max([errors.DONE, *statuses], key=lambda status: (*_SEVERITY, status).index(status))
     if worst != errors.DONE:
         say(f"to resume or repeat the unfinished jobs: {resume}")
     return worst
@@ -492,8 +498,8 @@ def _run_jobs(
     jobs: Sequence[tuple[list[str], Config]] | None,
     resume: str,
 ) -> list[int]:
-    """Runs the jobs of a sweep in its folder. Returns the exit statuses of the jobs and of an interruption. jobs: their
-    overrides and configurations; None if the sweeper chooses the jobs. resume: the command that resumes the sweep."""
+    """jobs: their overrides and configurations; None if the sweeper chooses them. resume: the command that resumes the
+    sweep."""
     submitted = sweep.submitted()
     entries = [_entry(request, sweep, job, config) for job, config in jobs or ()]
     requested = submitted | {entry.folder: entry.overrides for entry in entries}
@@ -541,7 +547,6 @@ def _sweeper(hydra: Hydra, config: DictConfig, callbacks: Callbacks) -> Sweeper:
 
 
 def _search(request: SweepRequest, sweep: SweepFolder, checked: CheckedOverrides, hydra: Hydra, launch: Launch) -> None:
-    """Runs jobs that a sweeper of Hydra chooses by the scores of earlier jobs."""
     config = launch.config
 
     def prepare(job: list[str]) -> JobEntry:
@@ -619,15 +624,10 @@ def _entry(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config
 
 
 def _hydra_defaults(folder: Path, hydra_keys: dict[str, str]) -> list[str]:
-    """Returns the overrides of Hydra's configuration that lmtool adds, without the keys that the user typed."""
     quoted = str(folder).replace("'", "\\'")
     # GRID is cleared because `with_grid` has already added its values to the overrides.
     settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'", f"{overrides.GRID}=null"]
     return [setting for setting in settings if setting.partition("=")[0] not in hydra_keys]
-
-
-def _severity(status: int) -> int:
-    return _SEVERITY.index(status) if status in _SEVERITY else len(_SEVERITY)
 
 
 def _with_sweep_problems(checked: CheckedOverrides, hydra_keys: dict[str, str]) -> CheckedOverrides:
@@ -712,8 +712,6 @@ def jobs_of(checked: overrides.CheckedOverrides) -> Iterator[overrides.CheckedOv
 
 
 def _create_folder(request: SweepRequest, name: str | None, sweep_dir: str | None, root: Path) -> Path:
-    """Creates the sweep's folder: `sweep_dir`, otherwise runs/NAME, otherwise runs/VERB-sweep-NUMBER with the next
-    number."""
     try:
         if sweep_dir is not None or name is not None:
             folder = user_path(sweep_dir.strip("'\"")) if sweep_dir is not None else root / str(name)

@@ -18,9 +18,8 @@ import pytest
 from lmtool.costs.plan import Forward, Sizes, StepCosts, Work
 from lmtool.reporting.console import Output, table_lines
 from lmtool.reporting.costs import RunPlan
-from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.scores import Score, score_of
-from lmtool.reporting.screens import StartScreen, _sections, print_end, print_start
+from lmtool.reporting.screens import ProgressDisplay, StartScreen, _sections, print_end, print_start
 from lmtool.reporting.text import clock, count, duration, exponent, lower_is_better, number, percent, plain, size
 
 from .conftest import HOSTILE

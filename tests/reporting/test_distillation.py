@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from lmtool.reporting.heat_maps import agreement_figure
-from lmtool.reporting.report import distillation_html, write_report
+from lmtool.reporting.report import distillation_summary, write_report
 from lmtool.reporting.run_files import UNDISTILLED, models_of, read_run
 
 MODELS = [
@@ -34,15 +34,14 @@ def test_undistilled_run_with_same_settings_is_found(task_run):
 
 def test_missing_undistilled_run_gets_command(task_run):
     folder = distilled(task_run)
-    page = distillation_html(read_run(folder))
+    page = write_report(folder).read_text()
     assert "distill=none name=student-alone" in page and "1.23 k" not in page and "1,234" in page
-    write_report(folder)
     assert (folder / "plots" / "terms.png").stat().st_size > 1000
-    assert "teacher runs/big" in (folder / "report.html").read_text()
+    assert "teacher runs/big" in page
 
 
 def test_run_without_teacher_has_no_distillation_section(task_run):
-    assert distillation_html(read_run(task_run())) == ""
+    assert distillation_summary(read_run(task_run())) is None
 
 
 CELLS = [
@@ -73,7 +72,8 @@ def test_unmeasured_agreement_has_reason(task_run):
     result = json.loads((folder / "result.json").read_text())
     result["distillation"] |= {"interchange_accuracy": None, "interchange_accuracy_reason": "no layers are aligned"}
     (folder / "result.json").write_text(json.dumps(result))
-    assert "not measured: no layers are aligned." in distillation_html(read_run(folder))
+    summary = distillation_summary(read_run(folder))
+    assert summary is not None and "not measured: no layers are aligned." in summary["agreement"][-1]
     assert agreement_figure({}) is None
 
 

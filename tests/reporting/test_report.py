@@ -21,7 +21,8 @@ from lmtool.reporting.comparison import (
     write_comparison,
 )
 from lmtool.reporting.console import Output
-from lmtool.reporting.report import prediction_html, samples_html, summarize, write_report
+from lmtool.reporting.html import render
+from lmtool.reporting.report import predicted_example, sample_groups, summarize, write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from lmtool.reporting.text import percent
 from tests.breadth import slow_but
@@ -78,6 +79,10 @@ def read_page(path: Path) -> Page:
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
     return page
+
+
+def render_samples(samples: list) -> str:
+    return render("examples.html", groups=sample_groups(samples))
 
 
 def test_pretraining_report_shows_result_and_samples(language_run):
@@ -146,7 +151,7 @@ def test_tagging_report_shows_tags_and_class_scores(task_run):
 )
 def test_empty_prediction_is_named(gold: Any, predicted: str, message: str) -> None:
     row = {"id": 1, "question": "who?", "gold": gold, "prediction": predicted, "score": 0.75}
-    assert f'<small class="quiet">{message}</small>' in prediction_html(row)
+    assert predicted_example(row).caption == message
 
 
 @pytest.mark.parametrize(
@@ -356,19 +361,21 @@ def test_absent_key_differs_from_null():
     assert changed_keys([{"name": "x"}, {"name": "y"}]) == []
 
 
-def test_reporting_imports_neither_torch_nor_matplotlib():
+def test_reporting_imports_no_heavy_library():
     modules = "report, comparison, costs, console, screens, html"
-    heavy = "[name for name in ('torch', 'matplotlib', 'rich') if name in sys.modules]"
+    heavy = "[name for name in ('torch', 'matplotlib', 'rich', 'jinja2') if name in sys.modules]"
     code = f"import sys; from lmtool.reporting import {modules}; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_samples_show_words_without_space_marks() -> None:
     place = {"position": 2, "truth": "▁sat", "guesses": [["▁ran", 0.5], ["sat", 0.25]]}
-    page = samples_html([{"pieces": ["▁The", "▁cat", "▁sat", "ting", ".", "<sep>"], "masked": [place]}])
+    page = render_samples([{"pieces": ["▁The", "▁cat", "▁sat", "ting", ".", "<sep>"], "masked": [place]}])
     assert 'The cat <mark class="wrong">ran <s>sat</s></mark>ting. <span class="quiet">&lt;sep&gt;</span>' in page
     assert "ran 50% · sat 25%" in page and "▁" not in page
-    page = samples_html([{"text": "cat", "neighbours": [["dog", 0.5], ["▁cow", 0.25]]}, {"text": "x", "neighbours": 3}])
+    page = render_samples(
+        [{"text": "cat", "neighbours": [["dog", 0.5], ["▁cow", 0.25]]}, {"text": "x", "neighbours": 3}]
+    )
     assert "<td>cat</td><td>dog 0.500 · cow 0.250</td>" in page and "Written by" not in page and "x</td>" not in page
 
 
@@ -411,7 +418,7 @@ def test_replaced_token_detection_is_shown_and_counted() -> None:
     ]
     pieces = ["the", "cat", "sit", "##s", "<b>", "now"]
     sample = {"pieces": pieces, "masked": masked, "replaced": [0.1, 0.9, 0.2, 0.4, 0.3, 0.7]}
-    page = samples_html([sample, {**sample, "replaced": [0.1]}])
+    page = render_samples([sample, {**sample, "replaced": [0.1]}])
     assert page.count("Detection of replaced tokens") == 1 and page.count("false positives</small>") == 1
     assert '<mark class="right">dog <s>cat</s></mark>' in page and '<mark class="wrong">ed <s>##s</s></mark>' in page
     assert '<mark class="wrong">now ?</mark>' in page and "<b>" not in page

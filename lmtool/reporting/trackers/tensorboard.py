@@ -82,8 +82,7 @@ class TensorBoard(Tracker):
         )
 
     def _text(self, tag: str, content: JsonMapping) -> None:
-        """Writes data as preformatted text: TensorBoard renders Markdown, in which lines indented by four spaces are a
-        code block."""
+        """Writes preformatted text, since TensorBoard renders Markdown."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

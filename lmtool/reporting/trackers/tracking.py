@@ -37,9 +37,9 @@ BEGIN_SECONDS = 30.0
 END_SECONDS = 8.0
 """Time for all trackers together to write the remaining rows when a run ends, after all have become ready."""
 _SUMMARY_KEYS = (
-    "metric", "value", "ended", "best_step", "steps", "epochs", "tokens", "seconds", "tokens_per_second",
-    "peak_memory_bytes", "parameters", "trainable_parameters", "baseline", "standard_error",
-)  # fmt: skip
+    *("metric", "value", "ended", "best_step", "steps", "epochs", "tokens", "seconds", "tokens_per_second"),
+    *("peak_memory_bytes", "parameters", "trainable_parameters", "baseline", "standard_error"),
+)
 
 Report = Callable[[str], object]
 
@@ -120,8 +120,7 @@ class TrackerThread:
             self._kill()
 
     def _begin(self) -> None:
-        """Starts the process and waits until it accepts rows; if it fails, tries the fallback configuration. Raises
-        TrackerFailed."""
+        """Starts the process and waits until it accepts rows; falls back to another configuration."""
         try:
             note = self._start(self.config)
         except TrackerFailed as failure:
@@ -151,12 +150,8 @@ class TrackerThread:
         except OSError as error:
             raise TrackerFailed(f"no process can be started ({error})") from error
         threading.Thread(target=_listen, args=(self._process, self._answers), daemon=True).start()
-        self._send({
-            "name": self.name,
-            "config": config.model_dump(mode="json"),
-            "plugins": list(registry.typed_plugins()),
-            "run": vars(self.run),
-        })  # fmt: skip
+        start = {"name": self.name, "config": config.model_dump(mode="json"), "run": vars(self.run)}
+        self._send({**start, "plugins": list(registry.typed_plugins())})
         return self._answer(BEGIN_SECONDS)
 
     def _send(self, message: JsonMapping | None) -> None:
@@ -169,10 +164,7 @@ class TrackerThread:
             raise TrackerFailed("its process ended") from error
 
     def _answer(self, seconds: float | None) -> str | None:
-        """Returns the tracker's next answer. Raises TrackerFailed if it reports a failure, or does not answer in time.
-
-        seconds: None waits without limit, since `join` ends the process.
-        """
+        """Returns the tracker's next answer. Raises TrackerFailed without one in time; None seconds have no limit."""
         try:
             answer = self._answers.get(timeout=seconds)
         except queue.Empty:
@@ -182,7 +174,6 @@ class TrackerThread:
         return answer["text"]
 
     def _kill(self) -> None:
-        """Kills the process and its children, if it is still running."""
         process = self._process
         if process is None or process.poll() is not None:
             return

@@ -78,8 +78,12 @@ PATIENCE = 2.0
 """Seconds in which a server must answer."""
 Mode = Literal["online", "offline", "disabled"]
 _MODES: dict[str, Mode] = {
-    "dryrun": "offline", "run": "online", "online": "online", "offline": "offline", "disabled": "disabled",
-}  # fmt: skip
+    "dryrun": "offline",
+    "run": "online",
+    "online": "online",
+    "offline": "offline",
+    "disabled": "disabled",
+}
 
 
 def mode_of(mode: Mode | Literal["auto"], offline: bool, environ: Mapping[str, str]) -> tuple[Mode, str]:
