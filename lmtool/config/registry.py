@@ -15,6 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,7 +106,7 @@ _ENTRIES: dict[type[Config], Entry] = {}
 def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], ConfigClass]:
     """Class decorator that registers a configuration class in the table of its group.
 
-    `builder` is `package.module:attribute`; `build` calls it as `builder(config, ...)`.
+    `builder` is `package.module:NAME` or `package.module:CLASS.METHOD`; `build` calls it as `builder(config, ...)`.
     """
 
     def enter(config: ConfigClass) -> ConfigClass:
@@ -187,7 +188,7 @@ def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
 def imported(name: str) -> Any:
     """Imports the object of a "package.module:attribute" literal in lmtool's own code."""
     module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return attrgetter(attribute)(importlib.import_module(module))
 
 
 def builder_module(entry: Entry) -> Any:

@@ -5,9 +5,9 @@ Shape letters: T tokens, M selected tokens, H hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from lmtool.nn.initialization import Draw, initialize, materialize
 from lmtool.nn.positions import Position, PositionSizes
 from lmtool.nn.stack import Stack, Tap, enter
 from lmtool.types import Batch, Packed
-
-AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
-AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
 class SpellingVocabulary(Protocol):
@@ -90,6 +87,13 @@ class Backbone(nn.Module):
     of the masked language model head always has one."""
     decodes_masks: bool = False
     """Whether the family has an enhanced mask decoder: its forward pass then accepts `absolute` positions."""
+
+    @classmethod
+    def build(cls, config: ModelConfig, seed: int) -> Self:
+        """Returns a model with initial weights on the default device."""
+        model = materialize(lambda: cls(config))
+        model.initialize(model, seed, "backbone.")
+        return model
 
     @property
     def memory_length(self) -> int | None:
@@ -238,13 +242,6 @@ def read_streams(
     states = backbone(batch.inputs, rng, read_M=read_M, carried=lane_states)
     carried.keep(batch.lanes, lane_states, backbone.initial_state)
     return states
-
-
-def new_model(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
-    """Returns a family's model with initial weights on the default device."""
-    model = materialize(lambda: family(config))
-    model.initialize(model, seed, "backbone.")
-    return model
 
 
 def positions_of(config: TransformerConfig, causal: bool, width: int | None = None, offset: int = 0) -> Position:

@@ -31,7 +31,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from lmtool.models.base import new_model, positions_of
+from lmtool.models.base import positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import BigbirdConfig
 from lmtool.models.family import (
@@ -78,11 +78,6 @@ class Bigbird(BertLike):
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
         return self.blocks.diagram(length)
-
-
-def build(config: BigbirdConfig, seed: int) -> Bigbird:
-    """Returns a new encoder on the default device."""
-    return new_model(Bigbird, config, seed)
 
 
 KEYS = KeyMap(
@@ -138,5 +133,3 @@ HF_FORMAT = HFFormat(
     },
     lmtool_constants={"pattern_seed": 0},
 )  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

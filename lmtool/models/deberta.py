@@ -16,14 +16,12 @@ bias.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import new_model
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativeTable
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
@@ -58,11 +56,6 @@ class Deberta(Disentangled):
 
     def __init__(self, config: DebertaConfig):
         super().__init__(config, RelativeTable(config.max_distance, config.hidden_size), SeparateProjections)
-
-
-def build(config: DebertaConfig, seed: int) -> Deberta:
-    """Returns a new encoder on the default device."""
-    return new_model(Deberta, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "deberta.encoder.layer.*."
@@ -141,7 +134,6 @@ def classes(family: str, *additional: HFClass) -> tuple[HFClass, ...]:
     )
 
 
-@dataclass(frozen=True)
 class DisentangledFormat(HFFormat):
     """Base class of the formats of all versions, with the keys for relative positions."""
 
@@ -177,7 +169,6 @@ class DisentangledFormat(HFFormat):
         }
 
 
-@dataclass(frozen=True)
 class _DebertaFormat(DisentangledFormat):
     """The format of version 1: queries, keys and values have a joint projection, ordered by head, and separate
     biases."""
@@ -241,5 +232,3 @@ HF_FORMAT = _DebertaFormat(
     supported_values={**ALLOWED, "talking_head": (False,), "position_buckets": (-1, 0), "share_att_key": (False,)},
     positions=None,
 )  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lmtool.models.base import new_model, positions_of
+from lmtool.models.base import positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.models.family import (
@@ -48,11 +48,6 @@ class Electra(BertLike):
         project = nn.Linear(narrow, config.hidden_size) if narrow != config.hidden_size else None
         embed = Embeddings(config.vocab_size, narrow, position, config.dropout, config.segments, norm, project=project)
         super().__init__(config, embed, [post_norm_layer(config) for _ in range(config.num_layers)])
-
-
-def build(config: ElectraConfig, seed: int) -> Electra:
-    """Returns a new encoder on the default device."""
-    return new_model(Electra, config, seed)
 
 
 KEYS = KeyMap(
@@ -101,5 +96,3 @@ HF_FORMAT = HFFormat(
     required_values=ENCODER_CONSTANT,
     supported_values=ENCODER_ALLOWED,
 )
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -35,7 +35,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, SpellingVocabulary, new_model
+from lmtool.models.base import Encoder, SpellingVocabulary
 from lmtool.models.characters import Highway, VocabularyBytes, WordCharacters
 from lmtool.models.pretransformer_configs import ElmoConfig
 from lmtool.nn.attention import only
@@ -135,8 +135,3 @@ def _glorot_uniform(tensor: Tensor, generator: torch.Generator) -> None:
     """Draws from Glorot and Bengio's uniform distribution (2010). As in TensorFlow, the gates of an LSTM count as one
     matrix."""
     uniform((6 / (tensor.shape[0] + tensor.shape[1])) ** 0.5)(tensor, generator)
-
-
-def build(config: ElmoConfig, seed: int) -> Elmo:
-    """Returns a new model on the default device."""
-    return new_model(Elmo, config, seed)

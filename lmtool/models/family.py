@@ -1,8 +1,7 @@
 """A family's format in transformers as a declaration: its classes, tensor names and config.json keys, in both
 directions.
 
-A family's file declares a `HFFormat` as `HF_FORMAT` and exports its methods as functions, wrapped if the family has a
-quirk: `to_hf`, `from_hf`, `to_hf_config`, `from_hf_config`.
+A family's file declares a `HFFormat` as `HF_FORMAT`; a family with a quirk overrides its methods.
 """
 
 from __future__ import annotations
@@ -206,7 +205,6 @@ class HFFormat:
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
-@dataclass(frozen=True)
 class JointProjectionFormat(HFFormat):
     """A format with a joint projection for queries, keys and values, and with linear weights of the shape (inputs,
     outputs), which is the transpose of torch's."""

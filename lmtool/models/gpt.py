@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import Decoder, new_model, positions_of
+from lmtool.models.base import Decoder, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.family import (
     DECODER_DEFAULTS,
@@ -82,11 +82,6 @@ class Gpt(Decoder):
                 initialize(part, seed, residual, f"{prefix}{name}.")
 
 
-def build(config: GptConfig, seed: int) -> Gpt:
-    """Returns a new decoder on the default device."""
-    return new_model(Gpt, config, seed)
-
-
 _LAYER = "backbone.layers.*."
 _HF = "transformer.h.*."
 KEYS = KeyMap(
@@ -105,7 +100,17 @@ KEYS = KeyMap(
     )
 )
 TIED = Tied("transformer.wte.weight", "lm_head.weight")
-HF_FORMAT = JointProjectionFormat(
+
+
+class _GptFormat(JointProjectionFormat):
+    """The format of GPT-2, in which `n_inner` is optional."""
+
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
+        section = super().from_hf_config(data)
+        return {"feedforward_size": 4 * section["hidden_size"], **section}
+
+
+HF_FORMAT = _GptFormat(
     model="gpt",
     title="GPT-2",
     keys=KEYS,
@@ -133,11 +138,3 @@ HF_FORMAT = JointProjectionFormat(
     },
     repeats={"embd_pdrop": "resid_pdrop"},
 )
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config = HF_FORMAT.to_hf_config
-
-
-def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """Returns the `model` section for the content of a config.json, in which `n_inner` is optional."""
-    section = HF_FORMAT.from_hf_config(data)
-    return {"feedforward_size": 4 * section["hidden_size"], **section}

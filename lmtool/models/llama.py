@@ -27,14 +27,13 @@ Norms are RMS norms, and there are no biases.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.models.base import Decoder, VocabularyHead, new_model, positions_of
+from lmtool.models.base import Decoder, VocabularyHead, positions_of
 from lmtool.models.configs import TransformerConfig
-from lmtool.models.decoder_configs import LlamaConfig, LlamaEncoderConfig
+from lmtool.models.decoder_configs import LlamaConfig
 from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_half_split
@@ -82,22 +81,12 @@ class Llama(Decoder):
         return normal(self.config.initializer_std)
 
 
-def build(config: LlamaConfig, seed: int) -> Llama:
-    """Returns a new decoder on the default device."""
-    return new_model(Llama, config, seed)
-
-
 class LlamaEncoder(Llama):
     """Llama's layers as an encoder without heads: every token attends to the whole text (BehnamGhader et al. 2024,
     "LLM2Vec: Large Language Models Are Secretly Powerful Text Encoders", section 2.1). `lmtool import model=` converts
     the weights of a decoder to those of an encoder, or back."""
 
     head_biases = False
-
-
-def build_encoder(config: LlamaEncoderConfig, seed: int) -> LlamaEncoder:
-    """Returns a new encoder on the default device."""
-    return new_model(LlamaEncoder, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "model.layers.*."
@@ -125,7 +114,6 @@ _BASE = 10_000.0
 """Base of rotary positions if config.json has none."""
 
 
-@dataclass(frozen=True)
 class LlamaFormat(HFFormat):
     """The format of Llama and families derived from it."""
 
@@ -225,5 +213,3 @@ HF_FORMAT = LlamaFormat(
     lmtool_constants={"dropout": 0.0},
     positions="rotary",
 )  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -32,13 +32,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.models.base import Encoder, new_model, positions_of
+from lmtool.models.base import Encoder, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -126,11 +125,6 @@ class Modernbert(Encoder):
         initialize_each(module, seed, draw_of, prefix)
 
 
-def build(config: ModernbertConfig, seed: int) -> Modernbert:
-    """Returns a new encoder on the default device."""
-    return new_model(Modernbert, config, seed)
-
-
 _LAYER, _HF = "backbone.layers.*.", "model.layers.*."
 KEYS = KeyMap(
     (
@@ -159,7 +153,6 @@ _FULL, _LOCAL = "full_attention", "sliding_attention"
 _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 10_000.0)}
 
 
-@dataclass(frozen=True)
 class _ModernBertFormat(HFFormat):
     """The format with joint projections, one for queries, keys and values and one for `fc_gate` and `fc_in`, and with
     kinds of layers in config.json."""
@@ -268,5 +261,3 @@ HF_FORMAT = _ModernBertFormat(
     },
     positions="rotary",
 )  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import VocabularyHead, new_model
+from lmtool.models.base import VocabularyHead
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.pretransformer_configs import RnnAttentionConfig
 from lmtool.nn.attention import only
@@ -233,8 +233,3 @@ class RnnAttention(EncoderDecoder):
             if ".weight_hh_" in name and not parameter.is_meta:
                 with torch.no_grad():
                     orthogonal_blocks(parameter, generator_for(seed, prefix + name))
-
-
-def build(config: RnnAttentionConfig, seed: int) -> RnnAttention:
-    """Returns a new encoder-decoder on the default device."""
-    return new_model(RnnAttention, config, seed)

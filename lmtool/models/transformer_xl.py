@@ -32,7 +32,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lmtool.models.base import Decoder, VocabularyHead, new_model, positions_of
+from lmtool.models.base import Decoder, VocabularyHead, positions_of
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache, Carried, State
@@ -151,8 +151,3 @@ class MemoryRecorder(Tap):
         texts = joint.split([memory_length + length for length in self._lengths])
         self.after.append(torch.stack([text[-memory_length:] for text in texts]))
         return x_TH
-
-
-def build(config: TransformerXlConfig, seed: int) -> TransformerXl:
-    """Returns a new decoder on the default device."""
-    return new_model(TransformerXl, config, seed)

@@ -12,7 +12,7 @@ import` reads files of word vectors.
 
 from __future__ import annotations
 
-from lmtool.models.base import Encoder, new_model
+from lmtool.models.base import Encoder
 from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, normal
@@ -27,8 +27,3 @@ class WordVectorModel(Encoder):
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
-
-
-def build(config: WordVectorsConfig, seed: int) -> WordVectorModel:
-    """Returns new vectors on the default device."""
-    return new_model(WordVectorModel, config, seed)

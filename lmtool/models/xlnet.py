@@ -26,14 +26,14 @@ If tokens are predicted, the last layer computes only the query stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import Encoder, VocabularyHead, new_model, positions_of
+from lmtool.models.base import Encoder, VocabularyHead, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -181,11 +181,6 @@ class ReuseRecorder(MemoryRecorder):
         return x_TH
 
 
-def build(config: XlnetConfig, seed: int) -> Xlnet:
-    """Returns a new model on the default device."""
-    return new_model(Xlnet, config, seed)
-
-
 _LAYER, _HF = "backbone.layers.*.", "transformer.layer.*."
 _ATTENTION, _MAPS = _LAYER + "self_attn.", _HF + "rel_attn."
 KEYS = KeyMap(
@@ -214,7 +209,6 @@ KEYS = KeyMap(
 TIED = Tied("transformer.word_embedding.weight", "lm_loss.weight", "lm_loss.")
 
 
-@dataclass(frozen=True)
 class _XlnetFormat(HFFormat):
     """The format with projections stored as (H, A, D), which is the transpose of torch's weights."""
 
@@ -291,5 +285,3 @@ HF_FORMAT = _XlnetFormat(
     supported_values={"untie_r": (True,), "tie_word_embeddings": (True, False)},
     positions=None,
 )  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

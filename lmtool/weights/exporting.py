@@ -16,7 +16,7 @@ from lmtool.config.registry import builder_module, entry_of
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.family import HFFormat
 from lmtool.runs.checkpoints import save_tensors
@@ -75,12 +75,12 @@ def export_of(
     Raises:
         UserError: If transformers does not have the family, the variant or the task's head.
     """
-    module = builder_module(entry_of(model))
-    declared: HFFormat | None = getattr(module, "HF_FORMAT", None)
+    declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
     if declared is None or declared.model != model.name:  # llama_encoder is in the module of llama
         alternative = "" if model.contextual else "; format=vectors writes its vectors as text"
         hint = f"use the run with lmtool, or export a model of a family that transformers has{alternative}"
         raise UserError(f"model={model.name} has no counterpart in transformers", hint)
+    assert isinstance(model, TransformerConfig)
     renamed, head = dict(tensors), None
     if task is not None:
         head = _hf_head(model, task, declared)
@@ -112,7 +112,7 @@ def export_of(
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
     left_out |= {f"{name} ({rule})" for name, rule in decisions.items() if rule is not None}
     config = {
-        **module.to_hf_config(model),
+        **declared.to_hf_config(model),
         "architectures": [model_class.name],
         "dtype": "float32",
         **({"tie_word_embeddings": False} if untied else {}),

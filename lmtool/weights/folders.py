@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmtool.config.registry import builder_module, entries, lookup
 from lmtool.config.saved import JsonMapping, JsonObject
@@ -23,6 +23,9 @@ from lmtool.system.environment import is_reachable
 from lmtool.system.files import read_json, user_path
 from lmtool.system.secrets import masked
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
+
+if TYPE_CHECKING:
+    from lmtool.models.family import HFFormat
 
 # huggingface_hub takes half a second to import, so functions import it only where they need it.
 
@@ -206,25 +209,25 @@ class HFFolder:
     config: HFConfig
     revision: str | None = None
 
-    def family(self) -> Any:
-        """Returns the Python module of the model family. Raises UserError if lmtool does not have the family."""
+    def family(self) -> HFFormat:
+        """Returns the format of the model family. Raises UserError if lmtool does not have the family."""
         model_type = self.config.get("model_type")
         name = families().get(model_type) if isinstance(model_type, str) else None
         entry = None if name is None else lookup("model", name)
-        module = None if entry is None else builder_module(entry)
-        if not hasattr(module, "from_hf_config"):
+        family: HFFormat | None = None if entry is None else getattr(builder_module(entry), "HF_FORMAT", None)
+        if family is None:
             known = ", ".join(sorted(families()))
             raise UserError(
                 f"checkpoint={self.checkpoint}: config.json has model_type={model_type!r}; lmtool supports {known}",
                 _USE_CHECKPOINT,
             )
-        return module
+        return family
 
     def model_section(self) -> JsonObject:
         """Returns the `model` section of an equivalent lmtool configuration, as plain JSON data. Raises UserError if
         lmtool does not support the variant."""
         family = self.family()
-        return self._decode(lambda: dict(family.from_hf_config(self.config)))
+        return self._decode(lambda: family.from_hf_config(self.config))
 
     def _decode(self, read: Callable[[], Decoded]) -> Decoded:
         """Returns the result of a function that reads config.json. Raises UserError, with the checkpoint's name, if the
@@ -286,7 +289,7 @@ class HFFolder:
     def _unsupported_head(self) -> str | None:
         """Returns the name of the folder's class and the reason why lmtool does not support its head, as text; None if
         lmtool supports it."""
-        names, reasons = self.config.get("architectures"), self.family().HF_FORMAT.unsupported
+        names, reasons = self.config.get("architectures"), self.family().unsupported
         unsupported = [name for name in names if name in reasons] if isinstance(names, list) else []
         if not unsupported:
             return None

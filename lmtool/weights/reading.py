@@ -322,13 +322,12 @@ def base_of_weights(address: str, weights: Weights, names: Collection[str], toke
 def to_lmtool_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames the tensors of a Hugging Face folder to lmtool's names. Tensors that the family does not know keep their
     names."""
-    renamed: dict[str, Tensor] = folder.family().from_hf(tensors, folder.config)
-    return renamed
+    return folder.family().from_hf(tensors, folder.config)
 
 
 def to_hf_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames lmtool's tensors to transformers' names. Tensors that transformers does not have keep their names."""
-    renamed: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
+    renamed: dict[str, Tensor] = builder_module(entry_of(config)).HF_FORMAT.to_hf(tensors, config)
     return renamed
 
 

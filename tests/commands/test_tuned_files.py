@@ -200,7 +200,7 @@ def test_merged_weights_predict_what_the_run_does(place: Path, capsys: pytest.Ca
 
 def their_backbone(checkpoint: str) -> dict[str, torch.Tensor]:
     """A BERT's backbone under the names of transformers."""
-    published = bert.to_hf(read(checkpoint).tensors, BertConfig())
+    published = bert.HF_FORMAT.to_hf(read(checkpoint).tensors, BertConfig())
     return {name: tensor for name, tensor in published.items() if "encoder" in name}
 
 

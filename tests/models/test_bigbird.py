@@ -19,7 +19,7 @@ CONFIG = CASES["bigbird"].config
 
 def test_a_pattern_seed_has_no_published_form():
     with pytest.raises(UserError, match="pattern_seed=3"):
-        bigbird.to_hf_config(CONFIG.model_copy(update={"pattern_seed": 3}))
+        bigbird.HF_FORMAT.to_hf_config(CONFIG.model_copy(update={"pattern_seed": 3}))
 
 
 def test_only_longer_texts_use_blocks():

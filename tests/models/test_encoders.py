@@ -16,12 +16,12 @@ from tests.models.parity import CASES
 def test_other_positions_have_no_published_form(name: str) -> None:
     case = CASES[name]
     with pytest.raises(UserError, match="rotary: .* in transformers supports only learned"):
-        case.module.to_hf_config(case.config.model_copy(update={"positions": RotaryPositionsConfig()}))
+        case.module.HF_FORMAT.to_hf_config(case.config.model_copy(update={"positions": RotaryPositionsConfig()}))
 
 
 def test_a_distilbert_has_one_epsilon() -> None:
     with pytest.raises(UserError, match="norm_epsilon=1e-05"):
-        distilbert.to_hf_config(DistilbertConfig(norm_epsilon=1e-5))
+        distilbert.HF_FORMAT.to_hf_config(DistilbertConfig(norm_epsilon=1e-5))
 
 
 def test_albert_has_one_layer() -> None:

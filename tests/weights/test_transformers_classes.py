@@ -67,7 +67,7 @@ def module_of(family: str) -> Any:
 def config_of(family: str) -> Any:
     """The tiny model of a family as our configuration."""
     published = FAMILIES[family][0]().config.to_dict()
-    return Choice("model").validate(module_of(family).from_hf_config(published))
+    return Choice("model").validate(module_of(family).HF_FORMAT.from_hf_config(published))
 
 
 def classes_of(family: str) -> tuple[HFClass, ...]:
@@ -226,8 +226,6 @@ def test_a_map_that_is_wrong_in_both_directions_is_noticed(
     wrong = token_classifier("LlamaForTokenClassification", "classifier")
     declared = replace(llama.HF_FORMAT, classes=(wrong, *llama.HF_FORMAT.classes[1:]))
     declared = replace(declared, outside_prefixes=(*declared.outside_prefixes, "classifier."))
-    for name in ("to_hf", "from_hf"):
-        monkeypatch.setattr(llama, name, getattr(declared, name))
     monkeypatch.setattr(llama, "HF_FORMAT", declared)
     write_checkpoint("llama", wrong, tmp_path / "ours")
     capsys.readouterr()

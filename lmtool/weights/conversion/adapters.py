@@ -102,11 +102,11 @@ def _base_folder(
     this class, or None."""
     task_type = adapter.settings.task_type
     suffix = next((class_suffix for class_suffix, name in TASK_TYPES.items() if name == task_type), None)
-    module = builder_module(entry_of(model))
+    hf_format = builder_module(entry_of(model)).HF_FORMAT
     settings = hf_folder(address, offline)
-    config = dict(module.to_hf_config(model) if settings is None else settings.config)
+    config = dict(hf_format.to_hf_config(model) if settings is None else settings.config)
     if any(head.suffix == suffix for head in HEADS.values()):
-        names = [entry.name for entry in module.HF_FORMAT.classes if entry.name.endswith(str(suffix))]
+        names = [entry.name for entry in hf_format.classes if entry.name.endswith(str(suffix))]
         if not names:
             raise UserError(
                 f"task_type={task_type} in {CONFIG}: model={model.name} has no class ...{suffix} in transformers", MERGE
@@ -124,7 +124,7 @@ def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: Mod
     renamed = to_lmtool_names(_mark_as_tied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, to_hf_names(model, tensors), hf_linears(model, tensors))
-    prefix = base_folder.family().HF_FORMAT.prefix
+    prefix = base_folder.family().prefix
     has_targets = isinstance(adapter.settings, TargetedSettings)
     has_prefix = any(name.startswith(prefix) for name in adapter.updates)
     return base.without_prefix(prefix) if has_targets and not has_prefix else base

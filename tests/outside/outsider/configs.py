@@ -14,7 +14,7 @@ from lmtool.tasks.configs import RegressionConfig, TaskConfig
 from lmtool.tuning.configs import TuningConfig
 
 
-@component("model", "averager", builder="outsider.model:build")
+@component("model", "averager", builder="outsider.model:Averager.build")
 class AveragerConfig(ModelConfig):
     """Each token sees the mean of its document: no attention at all."""
 
@@ -32,7 +32,7 @@ class AveragerConfig(ModelConfig):
         return {"inputs": self.num_layers}
 
 
-@component("model", "gated", builder="outsider.lstm:build")
+@component("model", "gated", builder="outsider.lstm:Lstm.build")
 class LstmConfig(ModelConfig):
     """A recurrent language model (Hochreiter and Schmidhuber 1997): no attention, no positions, no heads."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new_model
+from lmtool.models.base import Encoder
 from lmtool.nn.attention import only
 from lmtool.nn.context import Context
 from lmtool.nn.embeddings import Embeddings
@@ -39,7 +39,3 @@ class Averager(Encoder):
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
-
-
-def build(config: AveragerConfig, seed: int) -> Averager:
-    return new_model(Averager, config, seed)
