@@ -178,9 +178,17 @@ HF_FORMAT = _BartFormat(
         "init_std": "initializer_std",
     },
     defaults={
-        "vocab_size": 50265, "encoder_layers": 12, "decoder_layers": 12, "d_model": 1024,
-        "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "max_position_embeddings": 1024, "dropout": 0.1,
-        "attention_dropout": 0.0, "activation_dropout": 0.0, "init_std": 0.02,
+        "vocab_size": 50265,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "d_model": 1024,
+        "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "max_position_embeddings": 1024,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "init_std": 0.02,
     },
     required_values={"activation_function": "gelu", "scale_embedding": False},
     supported_values={
@@ -195,4 +203,4 @@ HF_FORMAT = _BartFormat(
     repeats={"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"},
     # Hard-coded in transformers.
     lmtool_constants={"norm_epsilon": 1e-5},
-)  # fmt: skip
+)

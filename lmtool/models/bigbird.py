@@ -125,11 +125,16 @@ HF_FORMAT = HFFormat(
         "num_random_blocks": 3,
     },
     required_values={
-        "hidden_act": "gelu_new", "attention_type": "block_sparse", "use_bias": True, "rescale_embeddings": False,
+        "hidden_act": "gelu_new",
+        "attention_type": "block_sparse",
+        "use_bias": True,
+        "rescale_embeddings": False,
     },
     supported_values={
-        "is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True, False),
         "position_embedding_type": ("absolute",),
     },
     lmtool_constants={"pattern_seed": 0},
-)  # fmt: skip
+)

@@ -109,12 +109,20 @@ FIELDS = {
     "max_relative_positions": "max_distance",
 }
 DEFAULTS = {
-    "max_position_embeddings": 512, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
-    "initializer_range": 0.02, "layer_norm_eps": 1e-7, "max_relative_positions": -1,
-}  # fmt: skip
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-7,
+    "max_relative_positions": -1,
+}
 CONSTANT = {
-    "hidden_act": "gelu", "pooler_hidden_act": "gelu", "relative_attention": True, "type_vocab_size": 0, "legacy": True,
-}  # fmt: skip
+    "hidden_act": "gelu",
+    "pooler_hidden_act": "gelu",
+    "relative_attention": True,
+    "type_vocab_size": 0,
+    "legacy": True,
+}
 ALLOWED = {"tie_word_embeddings": (True, False), "conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
 
 # lmtool's name of the absolute positions of the enhanced mask decoder until a format converts them.
@@ -225,10 +233,14 @@ HF_FORMAT = _DebertaFormat(
     unread_suffixes=("position_ids",),
     fields=FIELDS,
     defaults={
-        **DEFAULTS, "vocab_size": 50265, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+        **DEFAULTS,
+        "vocab_size": 50265,
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
         "intermediate_size": 3072,
     },
     required_values=CONSTANT,
     supported_values={**ALLOWED, "talking_head": (False,), "position_buckets": (-1, 0), "share_att_key": (False,)},
     positions=None,
-)  # fmt: skip
+)

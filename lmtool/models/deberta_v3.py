@@ -81,10 +81,14 @@ HF_FORMAT = _DebertaV3Format(
     unread_suffixes=("position_ids",),
     fields={**FIELDS, "position_buckets": "buckets"},
     defaults={
-        **DEFAULTS, "vocab_size": 128100, "num_hidden_layers": 24, "hidden_size": 1536, "num_attention_heads": 24,
+        **DEFAULTS,
+        "vocab_size": 128100,
+        "num_hidden_layers": 24,
+        "hidden_size": 1536,
+        "num_attention_heads": 24,
         "intermediate_size": 6144,
     },
     required_values={**CONSTANT, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
     supported_values=ALLOWED,
     positions=None,
-)  # fmt: skip
+)

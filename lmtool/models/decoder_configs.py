@@ -131,8 +131,8 @@ class TransformerXlConfig(TransformerConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none",)
     adjustable_fields: ClassVar[tuple[str, ...]] = (
         *TransformerConfig.adjustable_fields,
-        "memory_length", "evaluation_memory_length", "clamp_distance", "same_length",
-    )  # fmt: skip
+        *("memory_length", "evaluation_memory_length", "clamp_distance", "same_length"),
+    )
 
     name: Literal["transformer_xl"] = Field("transformer_xl", description="Transformer-XL.")
     vocab_size: Vocabulary = 267735

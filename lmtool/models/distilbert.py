@@ -87,12 +87,19 @@ HF_FORMAT = HFFormat(
         "initializer_range": "initializer_std",
     },
     defaults={
-        "vocab_size": 30522, "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072,
-        "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
+        "vocab_size": 30522,
+        "n_layers": 6,
+        "dim": 768,
+        "n_heads": 12,
+        "hidden_dim": 3072,
+        "max_position_embeddings": 512,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "initializer_range": 0.02,
     },
     required_values={"activation": "gelu"},
     # Sinusoidal positions are stored in the same way as learned ones.
     supported_values={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
     # Hard-coded in transformers.
     lmtool_constants={"norm_epsilon": 1e-12},
-)  # fmt: skip
+)

@@ -78,10 +78,8 @@ class Elmo(Encoder):
     config: ElmoConfig
 
     def __init__(self, config: ElmoConfig):
-        embed: Any = WordCharacters(
-            config.vocab_size, config.word_length, config.character_size, config.filters, config.highways,
-            config.hidden_size // 2, config.dropout,
-        )  # fmt: skip
+        sizes = config.word_length, config.character_size, config.filters, config.highways
+        embed: Any = WordCharacters(config.vocab_size, *sizes, config.hidden_size // 2, config.dropout)
         super().__init__(
             config, embed, [BidirectionalLayer(config, residual=number > 0) for number in range(config.num_layers)]
         )

@@ -235,10 +235,18 @@ ENCODER_FIELDS = {
     "layer_norm_eps": "norm_epsilon",
 }
 ENCODER_DEFAULTS = {
-    "vocab_size": 30522, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
-}  # fmt: skip
+    "vocab_size": 30522,
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+}
 ENCODER_CONSTANT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False)}
 # For decoders with GPT's config.json keys.
@@ -254,6 +262,13 @@ DECODER_FIELDS = {
     "layer_norm_epsilon": "norm_epsilon",
 }
 DECODER_DEFAULTS = {
-    "vocab_size": 50257, "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "resid_pdrop": 0.1,
-    "attn_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
-}  # fmt: skip
+    "vocab_size": 50257,
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-5,
+}

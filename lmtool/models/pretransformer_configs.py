@@ -108,8 +108,9 @@ class ElmoConfig(ModelConfig):
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
     adjustable_fields: ClassVar[tuple[str, ...]] = (
-        *ModelConfig.adjustable_fields, "max_positions", "cell_clip", "projection_clip"
-    )  # fmt: skip
+        *ModelConfig.adjustable_fields,
+        *("max_positions", "cell_clip", "projection_clip"),
+    )
 
     name: Literal["elmo"] = Field("elmo", description="ELMo.")
     vocab_size: Vocabulary = Field(

@@ -47,12 +47,19 @@ HF_FORMAT = _Qwen2Format(
     outside_prefixes=("lm_head.", "score.", "qa_outputs."),
     fields=FIELDS,
     defaults={
-        "vocab_size": 151936, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "intermediate_size": 22016, "max_position_embeddings": 32768,
-        "attention_dropout": 0.0, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
+        "vocab_size": 151936,
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "intermediate_size": 22016,
+        "max_position_embeddings": 32768,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "rms_norm_eps": 1e-6,
     },
     required_values={"hidden_act": "silu"},
     supported_values={"use_sliding_window": (False,), "use_mrope": (False,)},
     lmtool_constants={"dropout": 0.0},
     positions="rotary",
-)  # fmt: skip
+)

@@ -234,9 +234,17 @@ HF_FORMAT = _T5Format(
     },
     # Old files contain n_positions, which transformers does not read.
     defaults={
-        "vocab_size": 32128, "num_layers": 6, "d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048,
-        "n_positions": 512, "dropout_rate": 0.1, "initializer_factor": 1.0, "layer_norm_epsilon": 1e-6,
+        "vocab_size": 32128,
+        "num_layers": 6,
+        "d_model": 512,
+        "num_heads": 8,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "n_positions": 512,
+        "dropout_rate": 0.1,
+        "initializer_factor": 1.0,
+        "layer_norm_epsilon": 1e-6,
     },
     supported_values={"feed_forward_proj": ("relu", "gated-gelu"), "is_decoder": (False,)},
     positions="t5",
-)  # fmt: skip
+)

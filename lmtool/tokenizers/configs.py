@@ -12,20 +12,37 @@ from lmtool.config.registry import component
 SPECIALS: dict[str, dict[str, str]] = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "albert": {
-        "pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]",
-        "bos": "[CLS]", "eos": "[SEP]",
+        "pad": "<pad>",
+        "unk": "<unk>",
+        "cls": "[CLS]",
+        "sep": "[SEP]",
+        "mask": "[MASK]",
+        "bos": "[CLS]",
+        "eos": "[SEP]",
     },
     "xlnet": {
-        "unk": "<unk>", "bos": "<s>", "eos": "</s>", "cls": "<cls>", "sep": "<sep>", "pad": "<pad>", "mask": "<mask>",
+        "unk": "<unk>",
+        "bos": "<s>",
+        "eos": "</s>",
+        "cls": "<cls>",
+        "sep": "<sep>",
+        "pad": "<pad>",
+        "mask": "<mask>",
     },
     "roberta": {
-        "bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>",
+        "bos": "<s>",
+        "cls": "<s>",
+        "pad": "<pad>",
+        "eos": "</s>",
+        "sep": "</s>",
+        "unk": "<unk>",
+        "mask": "<mask>",
     },
     "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     "elmo": {"bos": "<S>", "eos": "</S>", "unk": "<UNK>"},
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "gpt1": {"unk": "<unk>"},
-}  # fmt: skip
+}
 """Special tokens of each family's pretrained vocabulary by role, in the order of their ids."""
 
 # GPT-1's <unk>, and a token that starts, ends and pads documents, which pretraining needs.

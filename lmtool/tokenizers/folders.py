@@ -124,9 +124,9 @@ def _longest_replacement(character_map: bytes) -> int:
 
 
 TOKENIZER_FILES = (
-    TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED_TOKENS,
-    *SENTENCEPIECE_FILES, MODEL_CONFIG,
-)  # fmt: skip
+    *(TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED_TOKENS),
+    *(*SENTENCEPIECE_FILES, MODEL_CONFIG),
+)
 """The files that may define a tokenizer."""
 NO_ENTRIES = "the vocabulary has no entries"
 

@@ -178,9 +178,9 @@ CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weight files, in order of preference."""
 TOKENIZER = (
-    "tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG,
-)  # fmt: skip
+    *("tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json"),
+    *("merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG),
+)
 """Files that define a tokenizer. config.json is among them because it may name the tokenizer's class."""
 _USE_CHECKPOINT = "use a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 Decoded = TypeVar("Decoded")
