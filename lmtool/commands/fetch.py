@@ -14,7 +14,7 @@ from pathlib import Path
 from lmtool.data.configs import DataConfig, HubConfig, hub_folder
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
-from lmtool.distillation.configs import CodistillationConfig
+from lmtool.distillation.configs.modes import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
@@ -22,7 +22,8 @@ from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.runs.finding import find
 from lmtool.session import suite
 from lmtool.system.files import Damaged
-from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import GlueConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.files import read_hub
 from lmtool.tokenizers.configs import FolderConfig
 from lmtool.weights.base import saved_base

@@ -171,20 +171,6 @@ def load_builder(config: Config) -> Callable[..., Any]:
     return imported(entry_of(config).builder)
 
 
-def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
-    """Returns a `__getattr__` for a package that re-exports the names of these modules, imported in turn until one has
-    the name."""
-
-    def attribute(name: str) -> Any:
-        for module in () if name.startswith("__") else modules:
-            content = vars(importlib.import_module(f"{package}.{module}"))
-            if name in content:
-                return content[name]
-        raise AttributeError(name)
-
-    return attribute
-
-
 def imported(name: str) -> Any:
     """Imports the object of a "package.module:attribute" literal in lmtool's own code."""
     module, _, attribute = name.partition(":")

@@ -43,7 +43,7 @@ from lmtool.runs.finding import (
 )
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
 from lmtool.system.files import Damaged, user_path
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import NoNetwork, hf_folder
 

@@ -28,7 +28,7 @@ from lmtool.resolver.commands import nested_keys
 from lmtool.resolver.verbs import COMMANDS, TRAINING, VERBS
 from lmtool.runs.finding import RUNS, read_checkpoint, run_folder
 from lmtool.system.files import user_path
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.weights.folders import hf_folder
 
 Data = JsonObject

@@ -21,7 +21,8 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.resolver.decoding import decode_config
-from lmtool.tasks.configs import TaskConfig, tasks_of
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import tasks_of
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision

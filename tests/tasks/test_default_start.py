@@ -11,7 +11,7 @@ from lmtool.config import compose, groups
 from lmtool.config.registry import Choice
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.shorthands import CommandLine, with_published_weights, with_sections
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from tests.commands.conftest import pretrain, skip_reports, write_text
 
 TASKS = [name for name in groups.options("task") if name not in ("mixture", "custom")]

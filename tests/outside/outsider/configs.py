@@ -10,8 +10,9 @@ from lmtool.config.registry import component
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
-from lmtool.tasks.configs import RegressionConfig, TaskConfig
-from lmtool.tuning.configs import TuningConfig
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.sequence import RegressionConfig
+from lmtool.tuning.configs.base import TuningConfig
 
 
 @component("model", "averager", builder="outsider.model:Averager.build")
