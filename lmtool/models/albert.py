@@ -88,8 +88,6 @@ _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "g
 
 
 class _AlbertFormat(HFFormat):
-    """The format with the activation, which differs between versions 1 and 2 of ALBERT."""
-
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, AlbertConfig)
         activation = next(hf_name for hf_name, name in _ACTIVATIONS.items() if name == config.activation)

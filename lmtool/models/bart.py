@@ -139,7 +139,7 @@ _BIAS = "final_logits_bias"
 
 
 class _BartFormat(TwoStackFormat):
-    """The format of BART, in which the constants that are added to the logits have the shape (1, V)."""
+    """In transformers, the constants that are added to the logits have the shape (1, V)."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         hf_tensors = super().to_hf(tensors, config)

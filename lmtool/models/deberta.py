@@ -178,8 +178,7 @@ class DisentangledFormat(HFFormat):
 
 
 class _DebertaFormat(DisentangledFormat):
-    """The format of version 1: queries, keys and values have a joint projection, ordered by head, and separate
-    biases."""
+    """Version 1: queries, keys and values have a joint projection, ordered by head, and separate biases."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, DebertaConfig)

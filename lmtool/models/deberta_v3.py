@@ -60,8 +60,6 @@ KEYS = KeyMap(
 
 
 class _DebertaV3Format(DisentangledFormat):
-    """The format of versions 2 and 3, with buckets of distances and shared projections."""
-
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         """Also raises UserError for separate projections of positions, and for a table without a norm."""
         section = super().from_hf_config(data)

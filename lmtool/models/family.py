@@ -172,7 +172,6 @@ class HFFormat:
         return KeyMap((*model_class.pairs, *self.keys.pairs)), prefix
 
     def _replace_prefix(self, path: str, prefix: str, new_prefix: str) -> str:
-        """Returns a tensor's name with the prefix replaced if the tensor belongs to the backbone, else unchanged."""
         in_backbone = path.startswith(prefix) and not path.startswith(self.outside_prefixes)
         return new_prefix + path.removeprefix(prefix) if in_backbone else path
 

@@ -103,7 +103,7 @@ TIED = Tied("transformer.wte.weight", "lm_head.weight")
 
 
 class _GptFormat(JointProjectionFormat):
-    """The format of GPT-2, in which `n_inner` is optional."""
+    """`n_inner` is optional in config.json."""
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         section = super().from_hf_config(data)

@@ -69,7 +69,6 @@ TIED = Tied("transformer.tokens_embed.weight", "lm_head.weight")
 
 class _Gpt1Format(JointProjectionFormat):
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Also raises UserError if feedforward_size is not 4 * hidden_size, since config.json has no key for it."""
         if config.feedforward_size != 4 * config.hidden_size:
             raise UserError(
                 f"model.feedforward_size={config.feedforward_size}: GPT in transformers always has 4 * hidden_size",

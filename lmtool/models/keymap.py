@@ -135,7 +135,6 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
-    """Returns the name by the first pair (pattern, new path) of the table that matches, or None."""
     for pattern, path in table:
         match = pattern.fullmatch(name)
         if match:

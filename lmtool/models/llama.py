@@ -156,7 +156,6 @@ def _ties(config: JsonMapping) -> bool:
 
 
 def _rotary_base(data: JsonMapping, model: str) -> float:
-    """Returns the base of rotary positions in current or older config.json files."""
     base = data.get("rope_theta")
     for key in ("rope_parameters", "rope_scaling"):
         rotary = data.get(key) or {}

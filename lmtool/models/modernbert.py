@@ -182,7 +182,6 @@ class _ModernBertFormat(HFFormat):
         return split
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Also raises UserError for interleaved rotary positions."""
         hf_config, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, ModernbertConfig) and isinstance(positions, RotaryPositionsConfig)
         require_half_split(positions, self.title)

@@ -167,8 +167,7 @@ class AttendingGru(nn.Module):
         return torch.lerp(new_RC, state_RC.to(new_RC.dtype), (update + old_update).sigmoid())
 
     def _final_states(self, states: list[Tensor], initial_NC: Tensor, steps: Lockstep) -> Tensor:
-        """Returns (N, C): the state after each document, in the order of the batch. initial_NC: the states before the
-        documents, in the order of the steps."""
+        """Returns (N, C): the state after each document, in the order of the batch."""
         initial_NC = torch.empty_like(initial_NC).index_copy(0, steps.order_N, initial_NC)
         if not states:
             return initial_NC

@@ -81,7 +81,6 @@ class _RobertaFormat(HFFormat):
         return super().from_hf(tensors, config)
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Adds the unused rows of the table to `max_position_embeddings`."""
         return {**super().to_hf_config(config), "max_position_embeddings": config.max_positions + OFFSET}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:

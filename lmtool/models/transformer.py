@@ -101,7 +101,6 @@ class _MarianFormat(TwoStackFormat):
         return hf_tensors
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-        """Also raises UserError for a Marian model that adds constants to its logits."""
         if _BIAS in tensors and tensors[_BIAS].any():
             raise UserError(
                 f"the checkpoint adds constants to its logits ({_BIAS}), which model=transformer does not support",
@@ -111,7 +110,6 @@ class _MarianFormat(TwoStackFormat):
         return {name: _reorder(name, tensor, to_marian=False) for name, tensor in renamed.items()}
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Also raises UserError if the positions have another base than Marian's, or if the width is odd."""
         hf_config = super().to_hf_config(config)
         base = config.positions.base if isinstance(config.positions, SinusoidalPositionsConfig) else _BASE
         if base != _BASE:
@@ -137,8 +135,7 @@ class _MarianFormat(TwoStackFormat):
 
 
 def _reorder(name: str, tensor: Tensor, to_marian: bool) -> Tensor:
-    """Returns a tensor with the channels of the hidden states in Marian's order or, from this order, in ours. name: our
-    name of the tensor."""
+    """Returns a tensor with the channels of the hidden states in Marian's order or, from this order, in ours."""
     if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
         return tensor.index_select(1, _channels(tensor.shape[1], to_marian))
     if name.endswith(_WRITTEN_BY_LAYERS) or ".norm" in name:

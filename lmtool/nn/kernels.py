@@ -98,7 +98,6 @@ def jagged_attention(
     query, key = layout.query.occupied, layout.key.occupied
 
     def nested(x_TAD: Tensor, segments: Segments) -> Tensor:
-        """Returns the documents as a nested tensor (N, A, L, D)."""
         shortest, longest = min(segments.lengths), max(segments.lengths)
         x_NLAD = torch.nested.nested_tensor_from_jagged(
             x_TAD.to(q_TAD.dtype), segments.cu_lengths, min_seqlen=shortest, max_seqlen=longest
@@ -276,13 +275,9 @@ def head_plan(layout: Layout, heads: int, selected_M: np.ndarray | None = None) 
 
 
 def _rows(first_R: np.ndarray, counts_R: np.ndarray, width: int, heads: int) -> tuple[np.ndarray, ...]:
-    """Arranges ranges of numbers as rows of the same width.
-
-    Returns:
-        (R, W) the numbers; shorter ranges repeat their last number.
-        (R, W) bool, which of them are not repeated.
-        (R, W, A) the flat index in (R, A, W) of each number and head.
-    """
+    """Arranges ranges of numbers as rows of the same width, in which shorter ranges repeat their last number. Returns
+    (R, W) the numbers; (R, W) bool, which of them are not repeated; and (R, W, A) the flat index of each in (R, A,
+    W)."""
     steps_W, counts_R1 = np.arange(width), counts_R[:, None]
     index_RAW = np.arange(len(counts_R) * heads * width).reshape(len(counts_R), heads, width)
     numbers_RW = first_R[:, None] + np.minimum(steps_W, counts_R1 - 1)
@@ -380,5 +375,4 @@ def _scores(q_BLD: Tensor, k_BKD: Tensor, bias: Tensor | None, scale: float) -> 
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:
-    """Converts half precision to fp32; other tensors are unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

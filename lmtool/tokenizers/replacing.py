@@ -66,7 +66,6 @@ def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
 
 
 def _match_entries(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
-    """Returns old ids by new id, for entries in both vocabularies."""
     matched: dict[int, int] = {}
     for role in _ORDERED_ROLES:
         old_role = next((name for name in (role, _EQUIVALENT_ROLES.get(role)) if name in old.roles), None)
@@ -98,8 +97,6 @@ def _ids_by_text(old: Tokenizer, words: Sequence[str], by_spelling: bool) -> dic
 
 
 class _Segmenter:
-    """Tokenizes the text of new entries with the old tokenizer."""
-
     def __init__(self, old: Tokenizer, new: Tokenizer):
         self.old = old
         words = old.pieces(range(old.vocab_size))
@@ -111,8 +108,7 @@ class _Segmenter:
         self.continuations = _continuation_model(self.numbers, old) if old.marks == "continues" else None
 
     def segment(self, entries: Sequence[tuple[str, EntryText | None]]) -> list[np.ndarray]:
-        """Returns the (P,) int64 old ids of each entry, without special and unknown tokens. entries: spelling and text
-        of each entry."""
+        """Returns the (P,) int64 old ids of each entry (spelling, text), without special and unknown tokens."""
         texts = [self._text(entry) for _, entry in entries]
         tokens = [
             [number for number in ids.tolist() if number not in self.old.special_ids] if entry else self._byte_ids(word)

@@ -332,8 +332,8 @@ def _json(content: object) -> str:
 
 
 def _without_space(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Returns the (T, 2) int64 character ranges of tokens without surrounding white space. The range of a token of only
-    white space is empty, at the token's end."""
+    """Returns the (T, 2) int64 ranges without surrounding white space; a token of only white space gets an empty range
+    at its end."""
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     positions = np.arange(len(text) + 1)
     space = np.array([character.isspace() for character in text], dtype=bool)

@@ -124,9 +124,8 @@ def export_of(
 
 
 def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
-    """Returns the kind of head in transformers that corresponds to a task's head. model: the model's configuration.
-    task: the `task` section. declared: the family's classes in transformers. Raises UserError if the family has no such
-    head in transformers, or if its architecture there is different (for example, the pooling)."""
+    """Raises UserError if the family has no such head in transformers, or one of another architecture (for example,
+    pooling)."""
     name, form, head = task["name"], sequence_form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"

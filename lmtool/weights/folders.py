@@ -148,8 +148,7 @@ _ATTEMPTS = 4
 
 
 def _download(repository: str, name: str, revision: str) -> str:
-    """Downloads a file into the hub's cache and returns its path. An error of the server is tried again; the library
-    itself does so only for some requests."""
+    """Retries after an error of the server; the library itself does so only for some requests."""
     from huggingface_hub import hf_hub_download
 
     for attempt in range(1, _ATTEMPTS):
@@ -170,7 +169,6 @@ def _transport_errors() -> Any:
 
 
 def _short(problem: Exception) -> str:
-    """Returns the message of an exception in one line of at most 160 characters, with secrets masked."""
     return masked(" ".join(str(problem).split()))[:160]
 
 
@@ -230,8 +228,6 @@ class HFFolder:
         return self._decode(lambda: family.from_hf_config(self.config))
 
     def _decode(self, read: Callable[[], Decoded]) -> Decoded:
-        """Returns the result of a function that reads config.json. Raises UserError, with the checkpoint's name, if the
-        function fails."""
         try:
             return read()
         except UserError as error:
@@ -287,8 +283,7 @@ class HFFolder:
             )
 
     def _unsupported_head(self) -> str | None:
-        """Returns the name of the folder's class and the reason why lmtool does not support its head, as text; None if
-        lmtool supports it."""
+        """Returns the name of the folder's class and the reason why lmtool does not support its head, as text."""
         names, reasons = self.config.get("architectures"), self.family().unsupported
         unsupported = [name for name in names if name in reasons] if isinstance(names, list) else []
         if not unsupported:
@@ -296,8 +291,7 @@ class HFFolder:
         return f"{unsupported[0]}, whose head lmtool does not support: {reasons[unsupported[0]]}"
 
     def _generation(self) -> JsonObject:
-        """Returns the folder's default generation settings as fields of `GenerationConfig`. They are in
-        generation_config.json or, in older folders, in config.json."""
+        """Older folders have the generation settings in config.json."""
         file = self.path / GENERATION
         return published_settings(read_object(file) if file.is_file() else self.config)
 
@@ -306,7 +300,6 @@ class HFFolder:
         return self._decode(lambda: label_names(self.config))
 
     def _task(self) -> JsonObject | None:
-        """Returns the `task` section, or None if lmtool does not support the task."""
         return self._decode(lambda: task_of(self.config))
 
 
@@ -349,7 +342,6 @@ def weight_file(folder: HFFolder, offline: bool = False) -> Path:
 
 
 def _location(folder: HFFolder, offline: bool) -> str:
-    """Describes where the files of a folder were searched, for error messages."""
     return "the hub's cache (offline=true)" if folder.revision is not None and offline else str(folder.path)
 
 
@@ -406,7 +398,6 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
 
 
 def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
-    """Downloads config.json, the tokenizer files and the generation settings of a repository."""
     address = Address.of("checkpoint", checkpoint, _USE_CHECKPOINT)
     path = address.file(CONFIG, offline)
     # The cache has one folder per commit. Later reads use this commit even if the branch has moved in the meantime.

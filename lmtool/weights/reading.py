@@ -171,8 +171,6 @@ def ignored_warnings(checkpoint: str, ignored: Sequence[str]) -> list[str]:
 
 
 def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:
-    """Returns the keys of tokenizer_config.json that are not read and may have an effect. Special tokens (`..._token`)
-    are read."""
     return [
         key
         for key, value in settings.items()
@@ -184,7 +182,6 @@ def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:
 
 
 def _ignored_generation_keys(settings: Mapping[str, object], folder: HFFolder) -> list[str]:
-    """Returns the keys of generation_config.json that are not read and may have an effect."""
     vocab_size = folder.config.get("vocab_size")
     set_keys = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
     names = [key for key in set_keys if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
@@ -209,7 +206,6 @@ def _suppresses_unused_rows(name: str, settings: Mapping[str, object], vocab_siz
 
 
 def _changed_settings(settings: Mapping[str, object]) -> list[str]:
-    """Returns the generation settings that differ from transformers' defaults, as KEY=VALUE."""
     return [
         f"{key}={json.dumps(settings[key])[:30]}"
         for key, default in _GENERATION_DEFAULTS.items()
@@ -218,7 +214,7 @@ def _changed_settings(settings: Mapping[str, object]) -> list[str]:
 
 
 def _ignored_files(folder: HFFolder, generates_text: bool) -> list[str]:
-    """Returns the names of the files that are not read. The module folders of a sentence encoder are read."""
+    """The module folders of a sentence encoder are read."""
     modules = folder.path / MODULES
     patterns = [*_KNOWN_FILES, *(["[0-9]*_*"] if modules.is_file() or (folder.path / "1_Pooling").is_dir() else [])]
     patterns += [] if generates_text else ["chat_template*"]

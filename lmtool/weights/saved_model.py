@@ -89,8 +89,7 @@ class CheckpointModel(ModelWithHeads):
         self.pair_head = pairs[0] if pairs else None
 
     def _task_head(self, task: JsonMapping | None) -> TaskHead:
-        """Returns the kind of the task's head. Without a `task` section, it is the first kind in `HEADS` with a head of
-        its name in the checkpoint, or else a classifier."""
+        """Without a `task` section, the first kind in `HEADS` that the checkpoint has, or else a classifier."""
         task_head = None if task is None else head_of_task(task)
         return task_head or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])
 
@@ -130,8 +129,6 @@ class CheckpointModel(ModelWithHeads):
         return None if self.pair_head is None else self._text_logits(self.pair_head, hidden_TH, packed, "first")
 
     def _text_logits(self, head: str, hidden_TH: Tensor, packed: Packed, pooling: Pooling) -> Tensor:
-        """Returns the logits of a head that scores texts, (N, C). The pooler, if the checkpoint has one, is applied
-        first."""
         summary_NH = summary(hidden_TH, packed, pooling)
         if "pooler" in self.heads:
             summary_NH = self.heads["pooler"](summary_NH)
@@ -139,9 +136,7 @@ class CheckpointModel(ModelWithHeads):
 
 
 def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> nn.Module | None:
-    """Builds a head of the checkpoint. backbone: the backbone. name: name of the head, without "heads.". head_tensors:
-    the tensors of the head by full name. Returns the module; None for a head that only pretraining uses, or that has
-    unknown tensors."""
+    """Returns None for a head that only pretraining uses, or that has unknown tensors."""
     width, feature_size = backbone.hidden_size, backbone.feature_size
     if name == "masked_lm":
         return masked_lm_head(backbone)
@@ -303,7 +298,6 @@ def merge_tuned(weights: Weights, saved: Mapping[str, object]) -> Weights:
 
 
 def _merge(parts: ModelWithHeads, origin: str) -> None:
-    """Merges the tuning of a model in place. Raises UserError, with the checkpoint's name, if this is impossible."""
     assert parts.tuning is not None
     try:
         parts.tuning.merge(parts)

@@ -244,10 +244,9 @@ def _write_gradient(
 
 
 def _normalizer(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
-    """Returns (R, 1): the log of the sum of exponentials. It is computed from the logit and the probability of the
-    label or, if this probability is too small, of the most probable class. The most probable class is always used on
-    other devices than a CPU, where the check would need a device sync. picked, highest: the logits of the label and of
-    the most probable class."""
+    """Returns (R, 1): the log of the sum of exponentials, from the logit and the probability of the label or, if this
+    probability is too small, of the most probable class. Other devices than a CPU always use the latter, because the
+    check would need a device sync."""
     probability = probabilities.gather(1, labels)
     readable = probability.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable and probability.numel() and float(probability.min()) > _SMALLEST_PROBABILITY:

@@ -189,7 +189,6 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
 def _require_pretrained(
     config: ImportConfig, hugging_face: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> None:
-    """Raises UserError if the checkpoint was finetuned, or has no tokenizer."""
     hint = "replace the tokenizer of the pretrained checkpoint, and finetune the result"
     if saved.get("tuning") or saved.get("task") or saved.get("command") == "finetune":
         raise UserError(f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} was finetuned", hint)
@@ -203,7 +202,7 @@ def _require_pretrained(
 
 
 def _load_tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
-    """Loads the new tokenizer. Error messages name the key of the command, `tokenizer=`."""
+    """Error messages name the key of the command, `tokenizer=`."""
     try:
         tokenizer: Tokenizer = hub_tokenizer(config, offline) or build(config, (), 0)
         return tokenizer
@@ -212,8 +211,7 @@ def _load_tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
 
 
 def _read_with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
-    """Reads the checkpoint with its pretraining head, which the loss needs. Returns None for a Hugging Face encoder
-    without such a head."""
+    """Returns None for a Hugging Face encoder without a pretraining head, which the loss needs."""
     model = saved_model(config.checkpoint, saved, weights.tensors).model
     encoder = model.architecture == "encoder" and "objective" not in saved
     if encoder and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
@@ -223,7 +221,6 @@ def _read_with_head(config: ImportConfig, saved: Mapping[str, object], weights: 
 
 
 def _require_roles(trained: Trained | None, model: ModelConfig, new_tokenizer: Tokenizer, path: str) -> None:
-    """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
     hint = "use a tokenizer that has this token; lmtool tokenizer trains one, see tokenizer.special_tokens="
     if trained is None:
         missing = missing_token(format_roles(model), new_tokenizer.roles)
@@ -238,7 +235,6 @@ def _require_roles(trained: Trained | None, model: ModelConfig, new_tokenizer: T
 
 
 def _resize(blueprint: Resizable, rows: int) -> Resizable:
-    """Returns the same configuration or saved model with another vocabulary size."""
     model = with_vocabulary(blueprint.model, rows)
     if isinstance(blueprint, PretrainConfig):
         return blueprint.model_copy(update={"model": model})
@@ -246,8 +242,7 @@ def _resize(blueprint: Resizable, rows: int) -> Resizable:
 
 
 def _measure_loss(config: ImportConfig, before: Trained, after: Trained) -> TextLoss | str:
-    """Measures the loss of both checkpoints on the same text. Returns the reason as text if the loss of the original
-    checkpoint cannot be measured."""
+    """Returns the reason as text if the loss of the original checkpoint cannot be measured."""
     values: list[float] = []
     term = title = ""
     for trained in (before, after):
@@ -282,8 +277,6 @@ def _measure_loss(config: ImportConfig, before: Trained, after: Trained) -> Text
 def _new_config(
     config: ImportConfig, hugging_face: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> JsonObject:
-    """Returns the configuration of the new checkpoint: that of the original run, or of an import for a Hugging Face
-    folder."""
     if hugging_face is None:
         changes = {"checkpoint": masked(config.checkpoint), "name": None, "run_dir": None}
         return {**saved, **(changes if "objective" in saved else {})}
@@ -300,7 +293,6 @@ def _report(
     old_tokenizer: Tokenizer,
     new_tokenizer: Tokenizer,
 ) -> None:
-    """Prints what changed: vocabulary entries, rows, tensors and the loss."""
     counts = mapping.counts
     additions = f"{counts['new']:,} new"
     if counts["new"]:

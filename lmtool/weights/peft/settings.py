@@ -221,15 +221,13 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
 
 
 def _is_listed(names: Sequence[str] | str, module: str) -> bool:
-    """Returns whether a list of names contains the path of a module or a suffix of the path. Instead of a list, the
-    names may be a regular expression, which must match the whole path."""
+    """`names` are module paths or suffixes of them, or a regular expression that must match the whole path."""
     if isinstance(names, str):
         return _match(names, module, complete=True)
     return module in names or module.endswith(tuple(f".{name}" for name in names))
 
 
 def _pattern_value(pattern: Mapping[str, Value], module: str, default: Value) -> Value:
-    """Returns the value of the first regular expression that matches the path of a module or a suffix of the path."""
     return next((value for key, value in pattern.items() if _match(rf"(.*\.)?({key})$", module)), default)
 
 
@@ -240,7 +238,6 @@ def _match(pattern: str, module: str, complete: bool = False) -> bool:
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    """Compiles a regular expression. Raises UserError if it is invalid."""
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
