@@ -88,7 +88,6 @@ def section_fields(data: Mapping[str, object], names: Mapping[str, str], default
     """Returns the fields of a `model` section.
 
     Args:
-        data: Content of config.json.
         names: Our field name of each key.
         defaults: transformers' values of missing keys. A key without a value and without a default is left out.
     """

@@ -119,7 +119,6 @@ class Xlnet(Encoder):
 
         Args:
             packed: The texts. Column "rank" defines what the query stream attends to.
-            rng: Dropout's generator.
             read_M: Flat indices of the tokens whose states are returned; None for all.
             tap: Observes or replaces states.
             query_M: Flat indices of predicted tokens, increasing, on the host; None for no query stream.

@@ -273,7 +273,6 @@ def tokenize_as_transformers(
 
     Args:
         folder: The folder with tokenizer.json and tokenizer_config.json.
-        texts: The texts.
         pairs: The second text of each pair; None for single texts.
 
     Returns:

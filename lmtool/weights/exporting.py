@@ -67,7 +67,6 @@ def export_of(
     """Converts a checkpoint to transformers' format.
 
     Args:
-        model: The model's configuration.
         tensors: All tensors of the checkpoint.
         task: The `task` section of a finetuned checkpoint, including its labels; None without a task.
         tokenizer: The checkpoint's tokenizer, which gives the ids of special tokens.
@@ -217,7 +216,6 @@ def write_export(
 
     Args:
         export: The content in transformers' format.
-        model: The model's configuration.
         tokenizer: The tokenizer to save.
         tokenizer_settings: Settings for AutoTokenizer.
         card: Text of README.md.

@@ -44,7 +44,6 @@ class CheckpointModel(ModelWithHeads):
     """A backbone and its heads, named as in the checkpoint.
 
     Args:
-        backbone: The backbone.
         tensors: The checkpoint's tensors. Their names and shapes determine which heads are built.
         task: The `task` section of a finetuned checkpoint, which determines the architecture of the task's head.
         seed: Seed for the initialization of the parameters.
@@ -215,7 +214,6 @@ def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tenso
 
     Args:
         checkpoint: The checkpoint, for error messages.
-        saved: The checkpoint's configuration.
         tensors: The checkpoint's tensors.
     """
     task = saved.get("task")
@@ -247,7 +245,6 @@ def decode_section(checkpoint: str, saved: Mapping[str, object], choice: Choice)
 
     Args:
         checkpoint: The checkpoint, for error messages.
-        saved: The checkpoint's configuration.
         choice: The component, such as `Choice("model")`.
     """
     try:
@@ -313,7 +310,6 @@ def fold_checkpoint(
     Args:
         weights: The complete weights of the tuned checkpoint, including those of its base.
         checkpoint_tensors: The tensors that the tuned checkpoint stores itself.
-        saved: The checkpoint's configuration.
 
     Returns:
         The new content of the checkpoint; None if there is nothing to replace.

@@ -74,8 +74,6 @@ def loss_sum(
     """Returns the sum of cross entropies in fp32, a scalar.
 
     Args:
-        logits_MC: The logits.
-        labels_M: The classes.
         label_smoothing: The fraction of the target probability that is spread over all classes.
         class_weights: (C,) the factor of the losses of each class.
         focal_gamma: If not 0, each loss is multiplied by (1 - p)^focal_gamma, where p is the probability of the label
@@ -99,7 +97,6 @@ def binary_losses(
     """Returns (N, C): binary cross entropies in fp32.
 
     Args:
-        logits_NC: The logits.
         labels_NC: The labels, 0.0 or 1.0.
         label_smoothing: The fraction of a label that is spread over both values.
         gamma: The exponent of the focal loss; 0 for none.

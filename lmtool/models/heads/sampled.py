@@ -56,7 +56,6 @@ def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
     Args:
         words: V.
         size: Number of distinct words, less than V.
-        seed: The run's seed.
         step: The optimizer step; the sample is a function of (seed, step).
     """
     generator = np.random.default_rng(key(seed, "sample", step))
