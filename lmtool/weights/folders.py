@@ -241,7 +241,9 @@ class HFFolder:
         """Returns the configuration of an equivalent lmtool checkpoint, as plain JSON data: the sections for model,
         tokenizer, generation settings, and the task of a finetuned model."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
-        generation = self._generation()
+        settings = self.path / GENERATION
+        # Older folders have the generation settings in config.json.
+        generation = published_settings(read_object(settings) if settings.is_file() else self.config)
         config |= {"generation": generation} if generation else {}
         task = self._task() if head_of_class(self.config) is not None and self._unsupported_head() is None else None
         return config if task is None else {**config, "task": task}
@@ -289,11 +291,6 @@ class HFFolder:
         if not unsupported:
             return None
         return f"{unsupported[0]}, whose head lmtool does not support: {reasons[unsupported[0]]}"
-
-    def _generation(self) -> JsonObject:
-        """Older folders have the generation settings in config.json."""
-        file = self.path / GENERATION
-        return published_settings(read_object(file) if file.is_file() else self.config)
 
     def label_names(self) -> list[str]:
         """Returns the names of the labels in the order of their ids."""

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -580,7 +580,8 @@ class Adapter:
 
     def restore(self, base: HFBase) -> RestoredAdapter:
         """Converts the adapter to a tuning method of lmtool. Raises UserError if the adapter does not fit its base."""
-        base = base.with_values({name: tensor for name, tensor in self.saved.items() if name in base.tensors})
+        changed = {name: tensor for name, tensor in self.saved.items() if name in base.tensors}
+        base = replace(base, tensors={**base.tensors, **changed})
         try:
             restored = READERS[self.settings.peft_type](self.settings, self.updates, base)
         except UserError as error:
