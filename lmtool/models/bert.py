@@ -6,7 +6,7 @@ Understanding", NAACL 2019. Sizes: https://github.com/google-research/bert.
            norm, dropout
              |
     +--------+--------+
-    |    self_attn    |   every token sees its whole document
+    |    self_attn    |   every token attends to its whole document
     |        |        |
     +-----> add ------+
              |

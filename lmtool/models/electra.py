@@ -61,7 +61,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "generator_predictions.dense"),
         ("heads.masked_lm.norm", "generator_predictions.LayerNorm"),
         ("heads.masked_lm.output.weight", "generator_lm_head.weight"),
-        # What is left under this prefix: the bias of the output layer, whose weight is tied.
+        # The bias of the output layer, whose weight is tied, is the remaining tensor with this prefix.
         ("heads.masked_lm", "generator_lm_head"),
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),

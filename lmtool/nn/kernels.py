@@ -191,7 +191,7 @@ class HeadTile:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Where the vector of each head of each token lies in the tiles. All indices refer to vectors of width D.
+    """The index in the tiles of the vector of each head of each token. All indices refer to vectors of width D.
 
     queries: (P*A,) the index in (M, A) of each query, tile after tile, each in the order (R, A, L). padding: the
     entries of `queries` that repeat a token as padding. inverse_queries: (M*A,) the entry of `queries` for each index
@@ -300,7 +300,7 @@ def _mask_bias(
     # A causal mask hides the padding, which comes last.
     if not isinstance(layout.mask, Causal):
         allow = real_R1K if allow is None else allow & real_R1K
-        # Padding without a visible key sees all keys, as in `Layout`, so that its softmax is not NaN.
+        # Padding without a visible key attends to all keys, as in `Layout`, so that its softmax is not NaN.
         allow = allow | ~allow.any(-1, keepdim=True)
     assert allow is not None
     if allow.all():
