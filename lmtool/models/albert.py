@@ -135,6 +135,5 @@ HF_FORMAT = _AlbertFormat(
         "gap_size": (0,),
         "down_scale_factor": (1,),
         "layers_to_keep": ([],),
-        "tie_word_embeddings": (True, False),
     },
 )

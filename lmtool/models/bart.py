@@ -47,7 +47,6 @@ from lmtool.models.family import HFClass, HFFormat, question_answering
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.stack import Stack
 
 POSITION_OFFSET = 2
@@ -71,9 +70,6 @@ class Bart(EncoderDecoder):
             Stack(encoder),
             DecoderStack(decoder, StackInput(positions[1], config.dropout, norm=norms[1])),
         )
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
 
 
 def post_norm_pairs() -> list[tuple[str, str]]:
@@ -198,7 +194,6 @@ HF_FORMAT = _BartFormat(
         "static_position_embeddings": (False,),
         "add_bias_logits": (False,),
         "is_decoder": (False,),
-        "tie_word_embeddings": (True, False),
     },
     repeats={"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"},
     # Hard-coded in transformers.

@@ -18,7 +18,7 @@ from lmtool.nn.cache import Cache, CarriedState, State
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import Embeddings, reserved_positions
 from lmtool.nn.feedforward import Activation
-from lmtool.nn.initialization import Draw, initialize, materialize
+from lmtool.nn.initialization import Draw, initialize, materialize, normal
 from lmtool.nn.positions import Position, PositionSizes
 from lmtool.nn.stack import Stack, Tap, enter
 from lmtool.types import Batch, Packed
@@ -130,7 +130,7 @@ class Backbone(nn.Module):
 
     def initial_draw(self) -> Draw:
         """Returns the initial distribution of the matrices of this family and of its heads."""
-        raise TypeError(f"{type(self).__name__} does not define its initial weights")
+        return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Sets the initial weights of `module`, which is this model or a head on it. prefix: the beginning of the names

@@ -133,7 +133,6 @@ HF_FORMAT = HFFormat(
     supported_values={
         "is_decoder": (False,),
         "add_cross_attention": (False,),
-        "tie_word_embeddings": (True, False),
         "position_embedding_type": ("absolute",),
     },
     lmtool_constants={"pattern_seed": 0},

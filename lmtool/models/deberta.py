@@ -15,9 +15,9 @@ bias.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
@@ -26,7 +26,7 @@ from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativeTable
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
 from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
-from lmtool.models.keymap import EMPTY, KeyMap, Tied
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect
 
 
@@ -123,7 +123,7 @@ CONSTANT = {
     "type_vocab_size": 0,
     "legacy": True,
 }
-ALLOWED = {"tie_word_embeddings": (True, False), "conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
+ALLOWED = {"conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
 
 # lmtool's name of the absolute positions of the enhanced mask decoder until a format converts them.
 _ABSOLUTE = "mask_decoder.absolute.weight"
@@ -182,45 +182,35 @@ class _DebertaFormat(DisentangledFormat):
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, DebertaConfig)
-        merged: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            owner, _, part = name.partition(_ATTENTION)
-            if part == "q_proj.weight":
-                parts = [tensors[f"{owner}{_ATTENTION}{kind}_proj.weight"] for kind in "qkv"]
-                by_head = [weight.unflatten(0, (config.num_heads, -1)) for weight in parts]
-                merged[f"{owner}{_ATTENTION}qkv.weight"] = torch.stack(by_head, 1).flatten(0, 2)
-            elif part in ("q_proj.bias", "v_proj.bias"):
-                merged[f"{owner}{_ATTENTION}{part[0]}_bias"] = tensor
-            elif part not in ("k_proj.weight", "v_proj.weight"):
-                merged[name] = tensor
-        return super().to_hf(merged, config)
+        renamed = {
+            re.sub(r"self_attn\.([qv])_proj\.bias$", r"self_attn.\1_bias", name): tensors[name] for name in tensors
+        }
+        return super().to_hf(join_projections(renamed, config.num_heads), config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
         """Also converts the enhanced mask decoder (original code, masked_language_model.py). Raises UserError if the
         rows of the joint projection do not match the number of heads."""
         heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
-        split: dict[str, Tensor] = {}
-        for name, tensor in super().from_hf(tensors, config).items():
-            owner, _, part = name.partition(_ATTENTION)
-            if part == "qkv.weight":
-                if len(tensor) % (3 * heads):
-                    raise UserError(
-                        f"num_attention_heads={heads} in config.json, but in_proj has {len(tensor)} rows",
-                        "copy the checkpoint again",
-                    )
-                for kind, weight in zip("qkv", tensor.unflatten(0, (heads, 3, -1)).unbind(1), strict=True):
-                    split[f"{owner}{_ATTENTION}{kind}_proj.weight"] = weight.flatten(0, 1).clone()
-            elif part in ("q_bias", "v_bias"):
-                split[f"{owner}{_ATTENTION}{part[0]}_proj.bias"] = tensor
-            elif name == _ABSOLUTE or name.startswith(_PREDICTIONS):
-                path = name.removeprefix(_PREDICTIONS).removeprefix("mask_decoder.")
-                split[f"heads.enhanced_masked_lm.{path.replace('LayerNorm', 'norm')}"] = tensor
-            else:
-                split[name] = tensor
-        return split
+        ours = super().from_hf(tensors, config)
+        for name, tensor in ours.items():
+            if name.endswith(".qkv.weight") and len(tensor) % (3 * heads):
+                raise UserError(
+                    f"num_attention_heads={heads} in config.json, but in_proj has {len(tensor)} rows",
+                    "copy the checkpoint again",
+                )
+        return {_our_name(name): tensor for name, tensor in split_projections(ours, heads).items()}
 
 
-_ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
+_PREDICTIONS = "lm_predictions.lm_head."
+
+
+def _our_name(name: str) -> str:
+    if name == _ABSOLUTE or name.startswith(_PREDICTIONS):
+        path = name.removeprefix(_PREDICTIONS).removeprefix("mask_decoder.")
+        return f"heads.enhanced_masked_lm.{path.replace('LayerNorm', 'norm')}"
+    return re.sub(r"self_attn\.([qv])_bias$", r"self_attn.\1_proj.bias", name)
+
+
 HF_FORMAT = _DebertaFormat(
     model="deberta",
     title="DeBERTa",

@@ -99,7 +99,7 @@ HF_FORMAT = HFFormat(
     },
     required_values={"activation": "gelu"},
     # Sinusoidal positions are stored in the same way as learned ones.
-    supported_values={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
+    supported_values={"sinusoidal_pos_embds": (False, True)},
     # Hard-coded in transformers.
     lmtool_constants={"norm_epsilon": 1e-12},
 )

@@ -103,10 +103,6 @@ class Elmo(Encoder):
         state = replace(state, batch_T=words.word_T)
         return self.run(state, state.read(read_M), tap=tap)
 
-    def initial_draw(self) -> Draw:
-        """Returns the initialization of heads."""
-        return normal(self.config.initializer_std)
-
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Initializes as the original code: the scale of weights depends on their shape, highways are nearly closed,
         and forget gates are open."""

@@ -193,7 +193,9 @@ class HFFormat:
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         """Returns the `model` section for the content of a config.json. Raises UserError if lmtool does not support
         it."""
-        allowed = {**{key: (value,) for key, value in self.required_values.items()}, **self.supported_values}
+        allowed: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True, False)}
+        allowed |= {key: (value,) for key, value in self.required_values.items()}
+        allowed |= self.supported_values
         section = section_fields(data, self.fields, self.defaults)
         for key, other in self.repeats.items():
             allowed[key] = (section[self.fields[other]],)
@@ -247,7 +249,7 @@ ENCODER_DEFAULTS = {
     "layer_norm_eps": 1e-12,
 }
 ENCODER_CONSTANT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False)}
+ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,)}
 # For decoders with GPT's config.json keys.
 DECODER_FIELDS = {
     "vocab_size": "vocab_size",

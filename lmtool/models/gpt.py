@@ -45,7 +45,7 @@ from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, initialize, normal
+from lmtool.nn.initialization import initialize, normal
 
 
 class Gpt(Decoder):
@@ -68,9 +68,6 @@ class Gpt(Decoder):
             for _ in range(config.num_layers)
         ]
         super().__init__(config, Embeddings(config.vocab_size, width, position, config.dropout), layers, norm())
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Initializes as in section 2.3: the weights of layers that write to the residual stream are divided by the
@@ -134,7 +131,6 @@ HF_FORMAT = _GptFormat(
         "scale_attn_by_inverse_layer_idx": (False,),
         "reorder_and_upcast_attn": (False, True),
         "add_cross_attention": (False,),
-        "tie_word_embeddings": (True, False),
     },
     repeats={"embd_pdrop": "resid_pdrop"},
 )

@@ -34,7 +34,6 @@ from lmtool.models.configs import Gpt1Config, TransformerConfig
 from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, HFClass, JointProjectionFormat
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import Draw, normal
 
 
 class Gpt1(Decoder):
@@ -43,9 +42,6 @@ class Gpt1(Decoder):
     def __init__(self, config: Gpt1Config):
         embed = Embeddings(config.vocab_size, config.hidden_size, positions_of(config, causal=True), config.dropout)
         super().__init__(config, embed, [post_norm_layer(config, "gelu_tanh") for _ in range(config.num_layers)])
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
 
 
 _LAYER = "backbone.layers.*."
@@ -97,6 +93,5 @@ HF_FORMAT = _Gpt1Format(
     fields=DECODER_FIELDS,
     defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
     required_values={"afn": "gelu"},
-    supported_values={"tie_word_embeddings": (True, False)},
     repeats={"embd_pdrop": "resid_pdrop"},
 )

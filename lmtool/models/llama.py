@@ -42,7 +42,6 @@ from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import GatedFeedForward
-from lmtool.nn.initialization import Draw, normal
 
 
 class Llama(Decoder):
@@ -76,9 +75,6 @@ class Llama(Decoder):
         """Returns the attention of a layer."""
         size, heads, dropout = config.hidden_size, config.num_heads, config.attention_dropout
         return SelfAttention(size, heads, dropout, bias=False, key_value_heads=config.num_key_value_heads)
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
 
 
 class LlamaEncoder(Llama):

@@ -261,7 +261,6 @@ HF_FORMAT = _ModernBertFormat(
         "norm_bias": (False,),
         "classifier_bias": (False,),
         "decoder_bias": (True,),
-        "tie_word_embeddings": (True, False),
         # Keys that only concern transformers' implementation.
         "sparse_prediction": (False, True),
         "deterministic_flash_attn": (False, True),

@@ -213,9 +213,6 @@ class RnnAttention(EncoderDecoder):
         """The widths of the encoder's states, with both directions concatenated."""
         return self.config.embedding_size, *[2 * self.config.hidden_size] * self.config.num_layers
 
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
-
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Initializes as in appendix B.1: recurrent matrices are orthogonal; the weights in the attention have a
         smaller standard deviation, and its scores are initially zero."""

@@ -39,7 +39,6 @@ from lmtool.nn.cache import Cache, Carried, State
 from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Mask, Recent
 from lmtool.nn.positions import Position
 from lmtool.nn.relative import Distances, RelativeAttention, prepend_memory
@@ -75,9 +74,6 @@ class TransformerXl(Decoder):
         self.dropout = Dropout(config.dropout)
         self.relative = Distances(width, config.num_heads, config.clamp_distance)
         self.vocabulary_head = VocabularyHead(cutoffs=config.clusters)
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
 
     @property
     def memory_length(self) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from lmtool.models.base import Encoder
 from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.positions import Position
 
 
@@ -24,6 +23,3 @@ class WordVectorModel(Encoder):
 
     def __init__(self, config: WordVectorsConfig):
         super().__init__(config, Embeddings(config.vocab_size, config.hidden_size, Position(), 0.0), ())
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)

@@ -46,7 +46,6 @@ from lmtool.nn.cache import Carried, State
 from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Full
 from lmtool.nn.positions import Position
 from lmtool.nn.stack import StackState, Tap, TapPoint, Taps, enter
@@ -76,9 +75,6 @@ class Xlnet(Encoder):
         self.dropout = Dropout(dropout)
         self.distances = SignedDistances(width)
         self.query = nn.Embedding(1, width)
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
 
     @property
     def memory_length(self) -> int:
@@ -293,6 +289,6 @@ HF_FORMAT = _XlnetFormat(
         "summary_use_proj": True,
         "summary_activation": "tanh",
     },
-    supported_values={"untie_r": (True,), "tie_word_embeddings": (True, False)},
+    supported_values={"untie_r": (True,)},
     positions=None,
 )
