@@ -9,6 +9,11 @@ from pydantic import Field
 from lmtool.config.base import Config
 from lmtool.config.registry import component
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
+    *("vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", "config.json"),
+)
+"""Files that define a tokenizer. config.json is among them because it may name the tokenizer's class."""
 SPECIALS: dict[str, dict[str, str]] = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "albert": {

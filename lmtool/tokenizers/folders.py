@@ -28,7 +28,6 @@ from lmtool.tokenizers.classes import (
     GPT1,
     GPT2,
     LLAMA,
-    MODEL_CONFIG,
     ROBERTA,
     SENTENCEPIECE_FILES,
     T5,
@@ -45,7 +44,7 @@ from lmtool.tokenizers.classes import (
     transformers_class,
 )
 from lmtool.tokenizers.configs import SPECIALS
-from lmtool.tokenizers.special import ADDED_TOKENS, SPECIAL_MAP, read_special
+from lmtool.tokenizers.special import read_special
 
 MAX_GROWTH = 1000
 """Maximum number of characters that may replace one character. The supported families need at most 66."""
@@ -121,11 +120,6 @@ def _longest_replacement(character_map: bytes) -> int:
     return max(map(len, character_map[4 + trie_size :].split(b"\0")))
 
 
-TOKENIZER_FILES = (
-    *(TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED_TOKENS),
-    *(*SENTENCEPIECE_FILES, MODEL_CONFIG),
-)
-"""The files that may define a tokenizer."""
 NO_ENTRIES = "the vocabulary has no entries"
 
 

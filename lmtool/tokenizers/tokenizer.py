@@ -22,8 +22,9 @@ from lmtool.errors import UserError
 from lmtool.runs.finding import refusal
 from lmtool.system.files import Damaged, user_path, verify_siblings
 from lmtool.tokenizers.classes import FAST_CLASS, TOKENIZER_CONFIG, TOKENIZER_JSON
+from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.tokenizers.entries import Marks, entry_bytes, marks_of, readable, starts_word
-from lmtool.tokenizers.folders import TOKENIZER_FILES, read_backend
+from lmtool.tokenizers.folders import read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")

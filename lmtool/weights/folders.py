@@ -22,6 +22,7 @@ from lmtool.runs.finding import ADAPTER
 from lmtool.system.environment import is_reachable
 from lmtool.system.files import read_json, user_path
 from lmtool.system.secrets import masked
+from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
 
 if TYPE_CHECKING:
@@ -175,11 +176,6 @@ def _short(problem: Exception) -> str:
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weight files, in order of preference."""
-TOKENIZER = (
-    *("tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json"),
-    *("merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG),
-)
-"""Files that define a tokenizer. config.json is among them because it may name the tokenizer's class."""
 _USE_CHECKPOINT = "use a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 Decoded = TypeVar("Decoded")
 
@@ -311,7 +307,7 @@ def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
         return None
     if (path / ADAPTER).is_file() and not any((path / name).is_file() for name in WEIGHTS):
         return None
-    for name in TOKENIZER:
+    for name in TOKENIZER_FILES:
         if os.path.lexists(path / name) and not (path / name).is_file():  # it would be ignored without an error
             raise UserError(f"checkpoint={checkpoint}: {path / name} is not a regular file", "copy the folder again")
     config = read_object(path / CONFIG)
@@ -383,7 +379,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
     address = Address.of("tokenizer.path", path, hint)
     folder: Path | None = None
     errors: list[MissingFile] = []
-    for name in TOKENIZER:
+    for name in TOKENIZER_FILES:
         try:
             # The cache has one folder per commit; all files come from the commit of the first file.
             folder = address.file(name, offline, None if folder is None else folder.name).parent
@@ -399,7 +395,7 @@ def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     path = address.file(CONFIG, offline)
     # The cache has one folder per commit. Later reads use this commit even if the branch has moved in the meantime.
     commit = path.parent.name
-    for name in (*TOKENIZER, GENERATION):
+    for name in (*TOKENIZER_FILES, GENERATION):
         with suppress(MissingFile):
             address.file(name, offline, commit)
     return HFFolder(checkpoint, path.parent, HFConfig(read_object(path)), commit)

@@ -23,13 +23,13 @@ from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import read_weights
 from lmtool.runs.finding import find
 from lmtool.system.terminal import listing
+from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.base import Base, digest, saved_base
 from lmtool.weights.folders import (
     CONFIG,
     SETTINGS,
-    TOKENIZER,
     WEIGHTS,
     HFFolder,
     fetch_file,
@@ -130,7 +130,7 @@ _TRAINING_FILES = (
     "checkpoint-*"
 )
 _KNOWN_FILES = (
-    *(CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *TRANSFORMER_FILES),
+    *(CONFIG, GENERATION, *TOKENIZER_FILES, *WEIGHTS, MODULES, PROMPTS, *TRANSFORMER_FILES),
     *f"{_OTHER_FORMATS} {_DOCUMENTATION} {_TRAINING_FILES}".split(),
 )
 """Patterns of the files and folders that lmtool reads or that have no effect."""

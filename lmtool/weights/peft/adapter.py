@@ -18,9 +18,10 @@ from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.system.files import user_path
+from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.weights.comparing import quiet_transformers
 from lmtool.weights.exporting import write_folder_atomically
-from lmtool.weights.folders import TOKENIZER, Address, MissingFile, read_object
+from lmtool.weights.folders import Address, MissingFile, read_object
 from lmtool.weights.peft.maps import HFBase, HFLinear, LinearSlice, RestoredAdapter, TunedModel
 from lmtool.weights.peft.settings import (
     CONFIG,
@@ -554,7 +555,7 @@ def adapter_folder(checkpoint: str, offline: bool = False) -> Path | None:
         folder = address.file(CONFIG, offline).parent
     except MissingFile:
         return None
-    for name in (WEIGHTS, LABELS, *TOKENIZER):
+    for name in (WEIGHTS, LABELS, *TOKENIZER_FILES):
         with suppress(MissingFile):  # the cache has one folder per commit
             address.file(name, offline, folder.name)
     return folder
