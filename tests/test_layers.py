@@ -159,7 +159,7 @@ def inside(name: str) -> Path | None:
 
 
 def builders() -> Iterator[tuple[Path, str, int]]:
-    """The literal `module:attribute` builders of components, which are imported on use."""
+    """The literal `module:NAME` or `module:CLASS.build` builders of components, which are imported on use."""
     for path in SOURCES:
         for node in nodes_of(path):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "component":
@@ -190,6 +190,7 @@ def test_builders_are_in_the_package_of_their_configuration() -> None:
     wrong = []
     for path, builder, line in builders():
         module, _, attribute = builder.partition(":")
+        attribute = attribute.removesuffix(".build")
         target = inside(module)
         if target is None or package_of(target) != package_of(path):
             wrong.append(f"{path.relative_to(PACKAGE)}:{line}: {builder}")

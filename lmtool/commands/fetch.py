@@ -14,7 +14,7 @@ from pathlib import Path
 from lmtool.data.configs import DataConfig, HubConfig, hub_folder
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
-from lmtool.distillation.configs import CodistillationConfig
+from lmtool.distillation.configs.modes import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
@@ -22,11 +22,12 @@ from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.runs.finding import find
 from lmtool.session import suite
 from lmtool.system.files import Damaged
-from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import GlueConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.files import read_hub
-from lmtool.tokenizers.configs import FolderConfig
+from lmtool.tokenizers.configs import TOKENIZER_FILES, FolderConfig
 from lmtool.weights.base import saved_base
-from lmtool.weights.folders import TOKENIZER, fetch_file, hf_folder, tokenizer_folder, weight_file
+from lmtool.weights.folders import fetch_file, hf_folder, tokenizer_folder, weight_file
 from lmtool.weights.reading import shards_of_index
 from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
 
@@ -63,7 +64,7 @@ def files_of(checkpoint: str, offline: bool) -> list[Path]:
     encoder = sentence_encoder(published, offline)
     modules = () if encoder is None else encoder.modules
     files += [dense_file(published, module, offline) for module in modules if isinstance(module, Dense)]
-    return [*files, *(path for name in TOKENIZER if (path := published.path / name).is_file())]
+    return [*files, *(path for name in TOKENIZER_FILES if (path := published.path / name).is_file())]
 
 
 TrainingConfig = PretrainConfig | FinetuneConfig

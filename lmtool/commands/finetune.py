@@ -6,7 +6,7 @@ from lmtool.config.base import JsonObject
 from lmtool.resolver.commands import FinetuneConfig
 from lmtool.session import fit, suite
 from lmtool.session.preparation import FinetunePreparation
-from lmtool.tasks.configs import GlueConfig
+from lmtool.tasks.configs.mixture import GlueConfig
 
 
 def run(config: FinetuneConfig) -> JsonObject:

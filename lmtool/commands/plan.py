@@ -34,7 +34,7 @@ from lmtool.session.labeled import data_to_learn
 from lmtool.session.preparation import PretrainPreparation
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
-from lmtool.tasks.configs import GlueConfig
+from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.training.loop import StopTraining
 from lmtool.training.progress import peak_memory
 from lmtool.types import Step

@@ -28,7 +28,8 @@ from lmtool.session.trained import Trained, load_trained
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.analysis import with_early_exit
-from lmtool.tasks.configs import ClassificationConfig, TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.saved_model import PAIR_HEADS

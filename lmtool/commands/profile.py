@@ -29,7 +29,7 @@ from lmtool.runs.identity import select_folder
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.session import Session
 from lmtool.system.files import RUNS, user_path
-from lmtool.tasks.configs import GlueConfig
+from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.training.attribution import attribute
 from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
 from lmtool.training.profiling import TEACHER, ProfiledLoader, ranges

@@ -15,6 +15,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,7 +105,7 @@ _ENTRIES: dict[type[Config], Entry] = {}
 def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], ConfigClass]:
     """Class decorator that registers a configuration class in the table of its group.
 
-    `builder` is `package.module:attribute`; `build` calls it as `builder(config, ...)`.
+    `builder` is `package.module:NAME` or `package.module:CLASS.METHOD`; `build` calls it as `builder(config, ...)`.
     """
 
     def enter(config: ConfigClass) -> ConfigClass:
@@ -154,24 +155,10 @@ def entry_of(config: Config) -> Entry:
     return _ENTRIES[type(config)]
 
 
-def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
-    """Returns a `__getattr__` for a package that re-exports the names of these modules, imported in turn until one has
-    the name."""
-
-    def attribute(name: str) -> Any:
-        for module in () if name.startswith("__") else modules:
-            content = vars(importlib.import_module(f"{package}.{module}"))
-            if name in content:
-                return content[name]
-        raise AttributeError(name)
-
-    return attribute
-
-
 def imported(name: str) -> Any:
     """Imports the object of a "package.module:attribute" literal in lmtool's own code."""
     module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return attrgetter(attribute)(importlib.import_module(module))
 
 
 def builder_module(entry: Entry) -> Any:

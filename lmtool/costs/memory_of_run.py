@@ -17,7 +17,7 @@ from torch import nn
 
 from lmtool.config.registry import Choice, build
 from lmtool.costs.attention import VALUE_BYTES
-from lmtool.distillation.configs import CodistillationConfig
+from lmtool.distillation.configs.modes import CodistillationConfig
 from lmtool.distillation.teacher_configs import TeacherSpec, saved_teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner

@@ -39,7 +39,7 @@ from lmtool.costs.memory_of_run import (
 )
 from lmtool.costs.rate import PlannedDevice, StepWork, this_machine
 from lmtool.data.phases import PhaseFractions
-from lmtool.distillation.configs import CodistillationConfig
+from lmtool.distillation.configs.modes import CodistillationConfig
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.rules import reads_lanes
 from lmtool.models.base import Backbone, OneStack, StatefulBackbone

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonObject
-from lmtool.distillation.configs import CodistillationConfig, SoftConfig
+from lmtool.distillation.configs.modes import CodistillationConfig
+from lmtool.distillation.configs.terms import SoftConfig
 from lmtool.distillation.distilled import Distilled, with_prefixes
 from lmtool.distillation.output_terms import Soft
 from lmtool.distillation.recording import LearnerPair, StudentData, record

@@ -14,7 +14,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonObject
-from lmtool.distillation.configs import DistillConfig, LayerMap, aligned_below_last, layer_map
+from lmtool.distillation.configs.base import DistillConfig, LayerMap, layer_map
+from lmtool.distillation.configs.terms import aligned_below_last
 from lmtool.distillation.interchange import Site, agreement, unmeasured, without_interchange
 from lmtool.distillation.recording import StudentData, Teacher
 from lmtool.errors import UserError

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.config.registry import entry_of
-from lmtool.distillation.configs import RelationsConfig, TermConfig
-from lmtool.distillation.configs.base import shared_sides
+from lmtool.distillation.configs.base import TermConfig, shared_sides
+from lmtool.distillation.configs.terms import RelationsConfig
 from lmtool.distillation.output_terms import Term
 from lmtool.distillation.recording import LearnerPair, RecordedStates, StudentOutputs, TeacherOutputs, member_batches
 from lmtool.errors import UserError

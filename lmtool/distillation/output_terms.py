@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonObject
-from lmtool.distillation.configs import HardConfig, InterchangeConfig, SoftConfig, TermConfig
+from lmtool.distillation.configs.base import TermConfig
+from lmtool.distillation.configs.terms import HardConfig, InterchangeConfig, SoftConfig
 from lmtool.distillation.interchange import Site, interventions, record_interchange_states, swapping_tap
 from lmtool.distillation.recording import (
     LearnerPair,

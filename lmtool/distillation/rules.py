@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.distillation.configs import DistillConfig
-from lmtool.distillation.configs.base import ModelPair
+from lmtool.distillation.configs.base import DistillConfig, ModelPair
 from lmtool.distillation.teacher_configs import TeacherSpec, differing_tokenizer, needs_one_vocabulary, task_of
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.system.files import user_path
-from lmtool.tasks.configs import GlueConfig, TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
 Saved = Mapping[str, JsonObject]

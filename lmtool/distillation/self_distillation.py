@@ -16,7 +16,8 @@ from typing import cast
 from torch import Tensor
 
 from lmtool.config.base import JsonObject
-from lmtool.distillation.configs import SelfConfig, SoftConfig
+from lmtool.distillation.configs.modes import SelfConfig
+from lmtool.distillation.configs.terms import SoftConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.output_terms import Soft
 from lmtool.distillation.recording import LearnerPair, StudentOutputs, record

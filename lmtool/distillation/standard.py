@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.distillation.configs import LayerMap, StandardConfig
-from lmtool.distillation.configs.base import DROP_INITIALIZATION, initial_layers
+from lmtool.distillation.configs.base import DROP_INITIALIZATION, LayerMap, initial_layers
+from lmtool.distillation.configs.modes import StandardConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.output_terms import Term
 from lmtool.distillation.recording import LearnerPair, StudentData, Teacher, record

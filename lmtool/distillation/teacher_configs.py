@@ -10,11 +10,12 @@ from pydantic_core import PydanticCustomError
 
 from lmtool.config.base import JsonObject
 from lmtool.config.registry import Choice, chosen_class
-from lmtool.distillation.configs import DistillConfig
+from lmtool.distillation.configs.base import DistillConfig
 from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.finding import read_checkpoint
-from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import TaskObjectiveConfig
 from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.weights.folders import hf_folder

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from torch import nn
 
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.models.base import new_model, positions_of
+from lmtool.models.base import positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
+from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.family import (
     ENCODER_DEFAULTS,
@@ -48,11 +49,6 @@ class Albert(BertLike):
     def applied_layers(self) -> Iterator[nn.Module]:
         for _ in range(self.config.num_layers):
             yield self.layers[0]
-
-
-def build(config: AlbertConfig, seed: int) -> Albert:
-    """Returns a new encoder on the default device."""
-    return new_model(Albert, config, seed)
 
 
 _LAYER = "backbone.layers.0."
@@ -89,7 +85,20 @@ TIED = Tied(
 )
 # Our activation by its name in config.json. The first name is the default, and the one that is written for gelu_tanh.
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-HF_FORMAT = HFFormat(
+
+
+class _AlbertFormat(HFFormat):
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
+        assert isinstance(config, AlbertConfig)
+        activation = next(hf_name for hf_name, name in _ACTIVATIONS.items() if name == config.activation)
+        return {**super().to_hf_config(config), "hidden_act": activation}
+
+    def from_hf_config(self, data: JsonMapping) -> JsonObject:
+        section = super().from_hf_config(data)
+        return {**section, "activation": _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]}
+
+
+HF_FORMAT = _AlbertFormat(
     model="albert",
     title="ALBERT",
     keys=KEYS,
@@ -126,19 +135,5 @@ HF_FORMAT = HFFormat(
         "gap_size": (0,),
         "down_scale_factor": (1,),
         "layers_to_keep": ([],),
-        "tie_word_embeddings": (True, False),
     },
 )
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-
-
-def to_hf_config(config: AlbertConfig) -> JsonObject:
-    """Also converts the activation, which differs between versions 1 and 2 of ALBERT."""
-    activation = next(hf_name for hf_name, name in _ACTIVATIONS.items() if name == config.activation)
-    return {**HF_FORMAT.to_hf_config(config), "hidden_act": activation}
-
-
-def from_hf_config(data: JsonMapping) -> JsonObject:
-    """Returns the inverse of `to_hf_config`."""
-    section = HF_FORMAT.from_hf_config(data)
-    return {**section, "activation": _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]}

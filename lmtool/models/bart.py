@@ -35,12 +35,11 @@ The first two rows of each position table are unused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonObject
-from lmtool.models.base import VocabularyHead, new_model, positions_of
+from lmtool.models.base import VocabularyHead, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
@@ -48,7 +47,6 @@ from lmtool.models.family import HFClass, HFFormat, question_answering
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.stack import Stack
 
 POSITION_OFFSET = 2
@@ -73,14 +71,6 @@ class Bart(EncoderDecoder):
             DecoderStack(decoder, StackInput(positions[1], config.dropout, norm=norms[1])),
         )
 
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
-
-
-def build(config: BartConfig, seed: int) -> Bart:
-    """Returns a new encoder-decoder on the default device."""
-    return new_model(Bart, config, seed)
-
 
 def post_norm_pairs() -> list[tuple[str, str]]:
     """Returns the pairs of tensor names that BART and Marian have in common: those of the token embedding, the layers,
@@ -102,7 +92,6 @@ def post_norm_pairs() -> list[tuple[str, str]]:
     return pairs
 
 
-@dataclass(frozen=True)
 class TwoStackFormat(HFFormat):
     """The format of an encoder and a decoder with the same widths."""
 
@@ -140,7 +129,24 @@ TIED = Tied(
     output="lm_head.weight",
     tables=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
 )
-HF_FORMAT = TwoStackFormat(
+
+
+_BIAS = "final_logits_bias"
+
+
+class _BartFormat(TwoStackFormat):
+    """In transformers, the constants that are added to the logits have the shape (1, V)."""
+
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        hf_tensors = super().to_hf(tensors, config)
+        return {name: tensor[None] if name == _BIAS else tensor for name, tensor in hf_tensors.items()}
+
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
+        flat = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
+        return super().from_hf(flat, config)
+
+
+HF_FORMAT = _BartFormat(
     model="bart",
     title="BART",
     keys=KEYS,
@@ -168,9 +174,17 @@ HF_FORMAT = TwoStackFormat(
         "init_std": "initializer_std",
     },
     defaults={
-        "vocab_size": 50265, "encoder_layers": 12, "decoder_layers": 12, "d_model": 1024,
-        "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "max_position_embeddings": 1024, "dropout": 0.1,
-        "attention_dropout": 0.0, "activation_dropout": 0.0, "init_std": 0.02,
+        "vocab_size": 50265,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "d_model": 1024,
+        "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "max_position_embeddings": 1024,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "init_std": 0.02,
     },
     required_values={"activation_function": "gelu", "scale_embedding": False},
     supported_values={
@@ -180,25 +194,8 @@ HF_FORMAT = TwoStackFormat(
         "static_position_embeddings": (False,),
         "add_bias_logits": (False,),
         "is_decoder": (False,),
-        "tie_word_embeddings": (True, False),
     },
     repeats={"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"},
     # Hard-coded in transformers.
     lmtool_constants={"norm_epsilon": 1e-5},
-)  # fmt: skip
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
-
-
-def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Returns the tensors for transformers, where the constants that are added to the logits have the shape (1, V)."""
-    hf_tensors = HF_FORMAT.to_hf(tensors, config)
-    return {name: tensor[None] if name == _BIAS else tensor for name, tensor in hf_tensors.items()}
-
-
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Returns the inverse of `to_hf`."""
-    flat = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
-    return HF_FORMAT.from_hf(flat, config)
-
-
-_BIAS = "final_logits_bias"
+)

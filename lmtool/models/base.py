@@ -5,9 +5,9 @@ Shape letters: T tokens, M selected tokens, H hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -18,13 +18,10 @@ from lmtool.nn.cache import Cache, CarriedState, State
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import Embeddings, reserved_positions
 from lmtool.nn.feedforward import Activation
-from lmtool.nn.initialization import Draw, initialize, materialize
+from lmtool.nn.initialization import Draw, initialize, materialize, normal
 from lmtool.nn.positions import Position, PositionSizes
 from lmtool.nn.stack import Stack, Tap, enter
 from lmtool.types import Batch, Packed
-
-AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
-AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
 class SpellingVocabulary(Protocol):
@@ -91,6 +88,13 @@ class Backbone(nn.Module):
     decodes_masks: bool = False
     """Whether the family has an enhanced mask decoder: its forward pass then accepts `absolute` positions."""
 
+    @classmethod
+    def build(cls, config: ModelConfig, seed: int) -> Self:
+        """Returns a model with initial weights on the default device."""
+        model = materialize(lambda: cls(config))
+        model.initialize(model, seed, "backbone.")
+        return model
+
     @property
     def memory_length(self) -> int | None:
         """The number of states of earlier segments that each layer caches now; None for models without a memory."""
@@ -126,7 +130,7 @@ class Backbone(nn.Module):
 
     def initial_draw(self) -> Draw:
         """Returns the initial distribution of the matrices of this family and of its heads."""
-        raise TypeError(f"{type(self).__name__} does not define its initial weights")
+        return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Sets the initial weights of `module`, which is this model or a head on it. prefix: the beginning of the names
@@ -238,13 +242,6 @@ def read_streams(
     states = backbone(batch.inputs, rng, read_M=read_M, carried=lane_states)
     carried.keep(batch.lanes, lane_states, backbone.initial_state)
     return states
-
-
-def new_model(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
-    """Returns a family's model with initial weights on the default device."""
-    model = materialize(lambda: family(config))
-    model.initialize(model, seed, "backbone.")
-    return model
 
 
 def positions_of(config: TransformerConfig, causal: bool, width: int | None = None, offset: int = 0) -> Position:

@@ -6,7 +6,7 @@ Understanding", NAACL 2019. Sizes: https://github.com/google-research/bert.
            norm, dropout
              |
     +--------+--------+
-    |    self_attn    |   every token sees its whole document
+    |    self_attn    |   every token attends to its whole document
     |        |        |
     +-----> add ------+
              |
@@ -28,8 +28,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new_model, positions_of
-from lmtool.models.configs import BertConfig, SegmentedConfig, TransformerConfig
+from lmtool.models.base import Encoder, positions_of
+from lmtool.models.configs import SegmentedConfig, TransformerConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
     ENCODER_CONSTANT,
@@ -80,11 +80,6 @@ class Bert(BertLike):
         super().__init__(config, embed, [post_norm_layer(config) for _ in range(config.num_layers)])
 
 
-def build(config: BertConfig, seed: int) -> Bert:
-    """Returns a new encoder on the default device."""
-    return new_model(Bert, config, seed)
-
-
 KEYS = KeyMap(
     (
         *encoder_pairs("bert"),
@@ -103,7 +98,19 @@ TIED = Tied(
     head="cls.predictions.",
     bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
-HF_FORMAT = HFFormat(
+
+
+class _BertFormat(HFFormat):
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
+        """Also accepts old files, in which the parameters of norms are named gamma and beta."""
+        renamed = {
+            name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): tensor
+            for name, tensor in tensors.items()
+        }
+        return super().from_hf(renamed, config)
+
+
+HF_FORMAT = _BertFormat(
     model="bert",
     title="BERT",
     keys=KEYS,
@@ -127,14 +134,3 @@ HF_FORMAT = HFFormat(
     required_values=ENCODER_CONSTANT,
     supported_values=ENCODER_ALLOWED,
 )
-to_hf = HF_FORMAT.to_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
-
-
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Also accepts old files, in which the parameters of norms are named gamma and beta."""
-    return HF_FORMAT.from_hf({_rename_norm(name): tensor for name, tensor in tensors.items()}, config)
-
-
-def _rename_norm(name: str) -> str:
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

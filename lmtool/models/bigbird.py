@@ -31,7 +31,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from lmtool.models.base import new_model, positions_of
+from lmtool.models.base import positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import BigbirdConfig
 from lmtool.models.family import (
@@ -80,11 +80,6 @@ class Bigbird(BertLike):
         return self.blocks.diagram(length)
 
 
-def build(config: BigbirdConfig, seed: int) -> Bigbird:
-    """Returns a new encoder on the default device."""
-    return new_model(Bigbird, config, seed)
-
-
 KEYS = KeyMap(
     (
         *encoder_pairs("bert"),
@@ -130,13 +125,15 @@ HF_FORMAT = HFFormat(
         "num_random_blocks": 3,
     },
     required_values={
-        "hidden_act": "gelu_new", "attention_type": "block_sparse", "use_bias": True, "rescale_embeddings": False,
+        "hidden_act": "gelu_new",
+        "attention_type": "block_sparse",
+        "use_bias": True,
+        "rescale_embeddings": False,
     },
     supported_values={
-        "is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
         "position_embedding_type": ("absolute",),
     },
     lmtool_constants={"pattern_seed": 0},
-)  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
+)

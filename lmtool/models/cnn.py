@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new_model
+from lmtool.models.base import Encoder
 from lmtool.models.pretransformer_configs import CnnConfig
 from lmtool.nn.context import Context
 from lmtool.nn.embeddings import Embeddings
@@ -111,8 +111,3 @@ class Cnn(Encoder):
             return normal(math.sqrt((2 if ".filters." in name else 1) / inputs))
 
         initialize_each(module, seed, draw_of, prefix)
-
-
-def build(config: CnnConfig, seed: int) -> Cnn:
-    """Returns a new encoder on the default device."""
-    return new_model(Cnn, config, seed)

@@ -306,7 +306,7 @@ def describe_architectures(architectures: Iterable[str]) -> str:
     return " or ".join(articles) or "no known architecture"
 
 
-@component("model", "bert", builder="lmtool.models.bert:build")
+@component("model", "bert", builder="lmtool.models.bert:Bert.build")
 class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
@@ -322,7 +322,7 @@ class BertConfig(SegmentedConfig):
         return {**prescribed, "tokenizer": {**prescribed["tokenizer"], "lowercase": self.lowercase}}
 
 
-@component("model", "gpt", builder="lmtool.models.gpt:build")
+@component("model", "gpt", builder="lmtool.models.gpt:Gpt.build")
 class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
@@ -341,7 +341,7 @@ class GptConfig(TransformerConfig):
     norm_epsilon: float = Field(1e-5, gt=0)
 
 
-@component("model", "gpt1", builder="lmtool.models.gpt1:build")
+@component("model", "gpt1", builder="lmtool.models.gpt1:Gpt1.build")
 class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 

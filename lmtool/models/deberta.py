@@ -15,20 +15,18 @@ bias.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import new_model
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativeTable
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
 from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
-from lmtool.models.keymap import EMPTY, KeyMap, Tied
+from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect
 
 
@@ -58,11 +56,6 @@ class Deberta(Disentangled):
 
     def __init__(self, config: DebertaConfig):
         super().__init__(config, RelativeTable(config.max_distance, config.hidden_size), SeparateProjections)
-
-
-def build(config: DebertaConfig, seed: int) -> Deberta:
-    """Returns a new encoder on the default device."""
-    return new_model(Deberta, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "deberta.encoder.layer.*."
@@ -116,13 +109,21 @@ FIELDS = {
     "max_relative_positions": "max_distance",
 }
 DEFAULTS = {
-    "max_position_embeddings": 512, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
-    "initializer_range": 0.02, "layer_norm_eps": 1e-7, "max_relative_positions": -1,
-}  # fmt: skip
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-7,
+    "max_relative_positions": -1,
+}
 CONSTANT = {
-    "hidden_act": "gelu", "pooler_hidden_act": "gelu", "relative_attention": True, "type_vocab_size": 0, "legacy": True,
-}  # fmt: skip
-ALLOWED = {"tie_word_embeddings": (True, False), "conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
+    "hidden_act": "gelu",
+    "pooler_hidden_act": "gelu",
+    "relative_attention": True,
+    "type_vocab_size": 0,
+    "legacy": True,
+}
+ALLOWED = {"conv_kernel_size": (0,), "pooler_dropout": (0, 0.0)}
 
 # lmtool's name of the absolute positions of the enhanced mask decoder until a format converts them.
 _ABSOLUTE = "mask_decoder.absolute.weight"
@@ -141,7 +142,6 @@ def classes(family: str, *additional: HFClass) -> tuple[HFClass, ...]:
     )
 
 
-@dataclass(frozen=True)
 class DisentangledFormat(HFFormat):
     """Base class of the formats of all versions, with the keys for relative positions."""
 
@@ -177,52 +177,40 @@ class DisentangledFormat(HFFormat):
         }
 
 
-@dataclass(frozen=True)
 class _DebertaFormat(DisentangledFormat):
-    """The format of version 1: queries, keys and values have a joint projection, ordered by head, and separate
-    biases."""
+    """Version 1: queries, keys and values have a joint projection, ordered by head, and separate biases."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, DebertaConfig)
-        merged: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            owner, _, part = name.partition(_ATTENTION)
-            if part == "q_proj.weight":
-                parts = [tensors[f"{owner}{_ATTENTION}{kind}_proj.weight"] for kind in "qkv"]
-                by_head = [weight.unflatten(0, (config.num_heads, -1)) for weight in parts]
-                merged[f"{owner}{_ATTENTION}qkv.weight"] = torch.stack(by_head, 1).flatten(0, 2)
-            elif part in ("q_proj.bias", "v_proj.bias"):
-                merged[f"{owner}{_ATTENTION}{part[0]}_bias"] = tensor
-            elif part not in ("k_proj.weight", "v_proj.weight"):
-                merged[name] = tensor
-        return super().to_hf(merged, config)
+        renamed = {
+            re.sub(r"self_attn\.([qv])_proj\.bias$", r"self_attn.\1_bias", name): tensors[name] for name in tensors
+        }
+        return super().to_hf(join_projections(renamed, config.num_heads), config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
         """Also converts the enhanced mask decoder (original code, masked_language_model.py). Raises UserError if the
         rows of the joint projection do not match the number of heads."""
         heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
-        split: dict[str, Tensor] = {}
-        for name, tensor in super().from_hf(tensors, config).items():
-            owner, _, part = name.partition(_ATTENTION)
-            if part == "qkv.weight":
-                if len(tensor) % (3 * heads):
-                    raise UserError(
-                        f"num_attention_heads={heads} in config.json, but in_proj has {len(tensor)} rows",
-                        "copy the checkpoint again",
-                    )
-                for kind, weight in zip("qkv", tensor.unflatten(0, (heads, 3, -1)).unbind(1), strict=True):
-                    split[f"{owner}{_ATTENTION}{kind}_proj.weight"] = weight.flatten(0, 1).clone()
-            elif part in ("q_bias", "v_bias"):
-                split[f"{owner}{_ATTENTION}{part[0]}_proj.bias"] = tensor
-            elif name == _ABSOLUTE or name.startswith(_PREDICTIONS):
-                path = name.removeprefix(_PREDICTIONS).removeprefix("mask_decoder.")
-                split[f"heads.enhanced_masked_lm.{path.replace('LayerNorm', 'norm')}"] = tensor
-            else:
-                split[name] = tensor
-        return split
+        ours = super().from_hf(tensors, config)
+        for name, tensor in ours.items():
+            if name.endswith(".qkv.weight") and len(tensor) % (3 * heads):
+                raise UserError(
+                    f"num_attention_heads={heads} in config.json, but in_proj has {len(tensor)} rows",
+                    "copy the checkpoint again",
+                )
+        return {_our_name(name): tensor for name, tensor in split_projections(ours, heads).items()}
 
 
-_ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
+_PREDICTIONS = "lm_predictions.lm_head."
+
+
+def _our_name(name: str) -> str:
+    if name == _ABSOLUTE or name.startswith(_PREDICTIONS):
+        path = name.removeprefix(_PREDICTIONS).removeprefix("mask_decoder.")
+        return f"heads.enhanced_masked_lm.{path.replace('LayerNorm', 'norm')}"
+    return re.sub(r"self_attn\.([qv])_bias$", r"self_attn.\1_proj.bias", name)
+
+
 HF_FORMAT = _DebertaFormat(
     model="deberta",
     title="DeBERTa",
@@ -234,12 +222,14 @@ HF_FORMAT = _DebertaFormat(
     unread_suffixes=("position_ids",),
     fields=FIELDS,
     defaults={
-        **DEFAULTS, "vocab_size": 50265, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+        **DEFAULTS,
+        "vocab_size": 50265,
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
         "intermediate_size": 3072,
     },
     required_values=CONSTANT,
     supported_values={**ALLOWED, "talking_head": (False,), "position_buckets": (-1, 0), "share_att_key": (False,)},
     positions=None,
-)  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
+)

@@ -16,12 +16,10 @@ same projections.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import nn
 
 from lmtool.config.base import JsonObject
-from lmtool.models.base import new_model
 from lmtool.models.deberta import (
     ALLOWED,
     CONSTANT,
@@ -49,11 +47,6 @@ class DebertaV3(Disentangled):
         super().__init__(config, table, DisentangledAttention)
 
 
-def build(config: DebertaV3Config, seed: int) -> DebertaV3:
-    """Returns a new encoder on the default device."""
-    return new_model(DebertaV3, config, seed)
-
-
 _LAYER, _HF = "backbone.layers.*.self_attn.", "deberta.encoder.layer.*.attention.self."
 KEYS = KeyMap(
     (
@@ -66,10 +59,7 @@ KEYS = KeyMap(
 )
 
 
-@dataclass(frozen=True)
 class _DebertaV3Format(DisentangledFormat):
-    """The format of versions 2 and 3, with buckets of distances and shared projections."""
-
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         """Also raises UserError for separate projections of positions, and for a table without a norm."""
         section = super().from_hf_config(data)
@@ -89,12 +79,14 @@ HF_FORMAT = _DebertaV3Format(
     unread_suffixes=("position_ids",),
     fields={**FIELDS, "position_buckets": "buckets"},
     defaults={
-        **DEFAULTS, "vocab_size": 128100, "num_hidden_layers": 24, "hidden_size": 1536, "num_attention_heads": 24,
+        **DEFAULTS,
+        "vocab_size": 128100,
+        "num_hidden_layers": 24,
+        "hidden_size": 1536,
+        "num_attention_heads": 24,
         "intermediate_size": 6144,
     },
     required_values={**CONSTANT, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
     supported_values=ALLOWED,
     positions=None,
-)  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
+)

@@ -24,7 +24,7 @@ from lmtool.models.configs import (
 from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
 
-@component("model", "llama", builder="lmtool.models.llama:build")
+@component("model", "llama", builder="lmtool.models.llama:Llama.build")
 class LlamaConfig(TransformerConfig):
     """Llama's architecture (Touvron et al. 2023): pre-norm, rotary positions, gated feed-forward layers, grouped-query
     attention. Defaults: SmolLM2-135M."""
@@ -83,7 +83,7 @@ class LlamaConfig(TransformerConfig):
         return {**super().metadata(), "key-value heads": self.num_key_value_heads}
 
 
-@component("model", "llama_encoder", builder="lmtool.models.llama:build_encoder")
+@component("model", "llama_encoder", builder="lmtool.models.llama:LlamaEncoder.build")
 class LlamaEncoderConfig(LlamaConfig):
     """Llama's layers as an encoder: every token attends to the whole text. Defaults: SmolLM2-135M's sizes."""
 
@@ -95,7 +95,7 @@ class LlamaEncoderConfig(LlamaConfig):
     name: Literal["llama_encoder"] = Field("llama_encoder", description="Llama's layers as an encoder.")
 
 
-@component("model", "qwen2", builder="lmtool.models.qwen2:build")
+@component("model", "qwen2", builder="lmtool.models.qwen2:Qwen2.build")
 class Qwen2Config(LlamaConfig):
     """Qwen2's architecture (Yang et al. 2024): Llama's, with biases in the projections of queries, keys and values.
     Defaults: Qwen2.5-0.5B."""
@@ -119,7 +119,7 @@ class Qwen2Config(LlamaConfig):
 Memory = Annotated[int, Field(ge=0, le=100_000_000)]
 
 
-@component("model", "transformer_xl", builder="lmtool.models.transformer_xl:build")
+@component("model", "transformer_xl", builder="lmtool.models.transformer_xl:TransformerXl.build")
 class TransformerXlConfig(TransformerConfig):
     """Transformer-XL (Dai et al. 2019): a decoder with relative positions, a memory of earlier segments and adaptive
     softmax. Defaults: base, for WikiText-103."""
@@ -131,8 +131,8 @@ class TransformerXlConfig(TransformerConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none",)
     adjustable_fields: ClassVar[tuple[str, ...]] = (
         *TransformerConfig.adjustable_fields,
-        "memory_length", "evaluation_memory_length", "clamp_distance", "same_length",
-    )  # fmt: skip
+        *("memory_length", "evaluation_memory_length", "clamp_distance", "same_length"),
+    )
 
     name: Literal["transformer_xl"] = Field("transformer_xl", description="Transformer-XL.")
     vocab_size: Vocabulary = 267735

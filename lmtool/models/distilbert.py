@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lmtool.models.base import new_model, positions_of
+from lmtool.models.base import positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -32,11 +32,6 @@ class Distilbert(BertLike):
         norm = nn.LayerNorm(width, config.norm_epsilon)
         embed = Embeddings(config.vocab_size, width, position, config.dropout, norm=norm)
         super().__init__(config, embed, [post_norm_layer(config) for _ in range(config.num_layers)])
-
-
-def build(config: DistilbertConfig, seed: int) -> Distilbert:
-    """Returns a new encoder on the default device."""
-    return new_model(Distilbert, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -92,14 +87,19 @@ HF_FORMAT = HFFormat(
         "initializer_range": "initializer_std",
     },
     defaults={
-        "vocab_size": 30522, "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072,
-        "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
+        "vocab_size": 30522,
+        "n_layers": 6,
+        "dim": 768,
+        "n_heads": 12,
+        "hidden_dim": 3072,
+        "max_position_embeddings": 512,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "initializer_range": 0.02,
     },
     required_values={"activation": "gelu"},
     # Sinusoidal positions are stored in the same way as learned ones.
-    supported_values={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
+    supported_values={"sinusoidal_pos_embds": (False, True)},
     # Hard-coded in transformers.
     lmtool_constants={"norm_epsilon": 1e-12},
-)  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
+)

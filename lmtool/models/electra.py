@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lmtool.models.base import new_model, positions_of
+from lmtool.models.base import positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.models.family import (
@@ -50,11 +50,6 @@ class Electra(BertLike):
         super().__init__(config, embed, [post_norm_layer(config) for _ in range(config.num_layers)])
 
 
-def build(config: ElectraConfig, seed: int) -> Electra:
-    """Returns a new encoder on the default device."""
-    return new_model(Electra, config, seed)
-
-
 KEYS = KeyMap(
     (
         *encoder_pairs("electra"),
@@ -66,7 +61,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "generator_predictions.dense"),
         ("heads.masked_lm.norm", "generator_predictions.LayerNorm"),
         ("heads.masked_lm.output.weight", "generator_lm_head.weight"),
-        # What is left under this prefix: the bias of the output layer, whose weight is tied.
+        # The bias of the output layer, whose weight is tied, is the remaining tensor with this prefix.
         ("heads.masked_lm", "generator_lm_head"),
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
@@ -101,5 +96,3 @@ HF_FORMAT = HFFormat(
     required_values=ENCODER_CONSTANT,
     supported_values=ENCODER_ALLOWED,
 )
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -35,7 +35,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, SpellingVocabulary, new_model
+from lmtool.models.base import Encoder, SpellingVocabulary
 from lmtool.models.characters import Highway, VocabularyBytes, WordCharacters
 from lmtool.models.pretransformer_configs import ElmoConfig
 from lmtool.nn.attention import only
@@ -78,10 +78,8 @@ class Elmo(Encoder):
     config: ElmoConfig
 
     def __init__(self, config: ElmoConfig):
-        embed: Any = WordCharacters(
-            config.vocab_size, config.word_length, config.character_size, config.filters, config.highways,
-            config.hidden_size // 2, config.dropout,
-        )  # fmt: skip
+        sizes = config.word_length, config.character_size, config.filters, config.highways
+        embed: Any = WordCharacters(config.vocab_size, *sizes, config.hidden_size // 2, config.dropout)
         super().__init__(
             config, embed, [BidirectionalLayer(config, residual=number > 0) for number in range(config.num_layers)]
         )
@@ -104,10 +102,6 @@ class Elmo(Encoder):
         state = enter(self.embed, vectors_WH, words.packed, select_rng(rng, words.first_W))
         state = replace(state, batch_T=words.word_T)
         return self.run(state, state.read(read_M), tap=tap)
-
-    def initial_draw(self) -> Draw:
-        """Returns the initialization of heads."""
-        return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Initializes as the original code: the scale of weights depends on their shape, highways are nearly closed,
@@ -135,8 +129,3 @@ def _glorot_uniform(tensor: Tensor, generator: torch.Generator) -> None:
     """Draws from Glorot and Bengio's uniform distribution (2010). As in TensorFlow, the gates of an LSTM count as one
     matrix."""
     uniform((6 / (tensor.shape[0] + tensor.shape[1])) ** 0.5)(tensor, generator)
-
-
-def build(config: ElmoConfig, seed: int) -> Elmo:
-    """Returns a new model on the default device."""
-    return new_model(Elmo, config, seed)

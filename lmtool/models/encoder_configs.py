@@ -26,7 +26,7 @@ from lmtool.models.configs import (
 from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
 
-@component("model", "roberta", builder="lmtool.models.roberta:build")
+@component("model", "roberta", builder="lmtool.models.roberta:Roberta.build")
 class RobertaConfig(SegmentedConfig):
     """RoBERTa (Liu et al. 2019): BERT's layers with byte-level BPE and one segment. Defaults: base."""
 
@@ -40,7 +40,7 @@ class RobertaConfig(SegmentedConfig):
     norm_epsilon: float = Field(1e-5, gt=0)
 
 
-@component("model", "spanbert", builder="lmtool.models.spanbert:build")
+@component("model", "spanbert", builder="lmtool.models.spanbert:Spanbert.build")
 class SpanbertConfig(SegmentedConfig):
     """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, pretrained on spans. Defaults: base."""
 
@@ -48,7 +48,7 @@ class SpanbertConfig(SegmentedConfig):
     vocab_size: Vocabulary = 28996
 
 
-@component("model", "distilbert", builder="lmtool.models.distilbert:build")
+@component("model", "distilbert", builder="lmtool.models.distilbert:Distilbert.build")
 class DistilbertConfig(TransformerConfig):
     """DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler."""
 
@@ -60,7 +60,7 @@ class DistilbertConfig(TransformerConfig):
     num_layers: Layers = 6
 
 
-@component("model", "albert", builder="lmtool.models.albert:build")
+@component("model", "albert", builder="lmtool.models.albert:Albert.build")
 class AlbertConfig(SegmentedConfig):
     """ALBERT (Lan et al. 2020): one layer applied num_layers times, a narrow embedding. Defaults: base, version 2."""
 
@@ -81,7 +81,7 @@ class AlbertConfig(SegmentedConfig):
     attention_dropout: AttentionDropout = 0.0
 
 
-@component("model", "electra", builder="lmtool.models.electra:build")
+@component("model", "electra", builder="lmtool.models.electra:Electra.build")
 class ElectraConfig(SegmentedConfig):
     """ELECTRA (Clark et al. 2020): BERT's layers with a free embedding width, for the discriminator and, with other
     sizes, for its generator. Defaults: base."""
@@ -94,7 +94,7 @@ class ElectraConfig(SegmentedConfig):
     )
 
 
-@component("model", "modernbert", builder="lmtool.models.modernbert:build")
+@component("model", "modernbert", builder="lmtool.models.modernbert:Modernbert.build")
 class ModernbertConfig(TransformerConfig):
     """ModernBERT (Warner et al. 2024): a pre-norm encoder with global attention in every third layer and local
     attention in the others. Defaults: base."""
@@ -144,7 +144,7 @@ class ModernbertConfig(TransformerConfig):
         return "pooled_mean" if self.classifier_pooling == "mean" else self.summary
 
 
-@component("model", "bigbird", builder="lmtool.models.bigbird:build")
+@component("model", "bigbird", builder="lmtool.models.bigbird:Bigbird.build")
 class BigbirdConfig(SegmentedConfig):
     """BigBird (Zaheer et al. 2020), internal construction: BERT's layers with block-sparse attention to the first and
     last block, a window and random blocks. Defaults: base."""
@@ -210,7 +210,7 @@ class DisentangledConfig(TransformerConfig):
         return len(set(self.scores))
 
 
-@component("model", "deberta", builder="lmtool.models.deberta:build")
+@component("model", "deberta", builder="lmtool.models.deberta:Deberta.build")
 class DebertaConfig(DisentangledConfig):
     """DeBERTa (He et al. 2021): relative positions with separate projections. Defaults: base."""
 
@@ -229,7 +229,7 @@ class DebertaConfig(DisentangledConfig):
         return len(self.scores)
 
 
-@component("model", "deberta_v3", builder="lmtool.models.deberta_v3:build")
+@component("model", "deberta_v3", builder="lmtool.models.deberta_v3:DebertaV3.build")
 class DebertaV3Config(DisentangledConfig):
     """DeBERTa V3 (He et al. 2023): relative positions in buckets, with the content's projections. Defaults: base."""
 
@@ -249,7 +249,7 @@ class DebertaV3Config(DisentangledConfig):
     )
 
 
-@component("model", "xlnet", builder="lmtool.models.xlnet:build")
+@component("model", "xlnet", builder="lmtool.models.xlnet:Xlnet.build")
 class XlnetConfig(TransformerConfig):
     """XLNet (Yang et al. 2019): relative attention with segments, pretrained with two streams. Defaults: base."""
 

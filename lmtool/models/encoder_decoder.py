@@ -25,8 +25,8 @@ from lmtool.types import Packed, send
 
 
 class DecoderStack(Stack):
-    """The stack of the decoder. embed: what the decoder adds to token embeddings, such as positions; `embed` of the
-    model contains what the encoder adds."""
+    """The stack of the decoder. embed: the vectors that the decoder adds to token embeddings, such as positions;
+    `embed` of the model contains those of the encoder."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class DecoderStack(Stack):
 class EncoderDecoder(Backbone):
     """Base class of encoder-decoders. `forward(inputs, rng, outputs)` returns the hidden states (T, H) of the decoder,
     which reads `outputs` (already shifted) and attends to all of `inputs`. `embed`: the shared token embedding, and
-    what the encoder adds to it."""
+    the vectors that the encoder adds to it."""
 
     config: EncoderDecoderConfig
 

@@ -52,7 +52,7 @@ class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
         return self.num_layers if self.decoder_layers is None else self.decoder_layers
 
 
-@component("model", "t5", builder="lmtool.models.t5:build")
+@component("model", "t5", builder="lmtool.models.t5:T5.build")
 class T5Config(TwoTransformersConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. The defaults are T5-base, version
     1.0."""
@@ -116,7 +116,7 @@ class PostNormConfig(TwoTransformersConfig):
     norm_epsilon: float = Field(1e-5, gt=0)
 
 
-@component("model", "bart", builder="lmtool.models.bart:build")
+@component("model", "bart", builder="lmtool.models.bart:Bart.build")
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. The defaults are BART-base."""
 
@@ -142,7 +142,7 @@ class BartConfig(PostNormConfig):
     activation_dropout: float = Field(0.1, ge=0, lt=1)
 
 
-@component("model", "transformer", builder="lmtool.models.transformer:build")
+@component("model", "transformer", builder="lmtool.models.transformer:Transformer.build")
 class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. The defaults are
     the base model."""

@@ -1,8 +1,7 @@
 """A family's format in transformers as a declaration: its classes, tensor names and config.json keys, in both
 directions.
 
-A family's file declares a `HFFormat` as `HF_FORMAT` and exports its methods as functions, wrapped if the family has a
-quirk: `to_hf`, `from_hf`, `to_hf_config`, `from_hf_config`.
+A family's file declares a `HFFormat` as `HF_FORMAT`; a family with a quirk overrides its methods.
 """
 
 from __future__ import annotations
@@ -173,7 +172,6 @@ class HFFormat:
         return KeyMap((*model_class.pairs, *self.keys.pairs)), prefix
 
     def _replace_prefix(self, path: str, prefix: str, new_prefix: str) -> str:
-        """Returns a tensor's name with the prefix replaced if the tensor belongs to the backbone, else unchanged."""
         in_backbone = path.startswith(prefix) and not path.startswith(self.outside_prefixes)
         return new_prefix + path.removeprefix(prefix) if in_backbone else path
 
@@ -195,7 +193,9 @@ class HFFormat:
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         """Returns the `model` section for the content of a config.json. Raises UserError if lmtool does not support
         it."""
-        allowed = {**{key: (value,) for key, value in self.required_values.items()}, **self.supported_values}
+        allowed: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True, False)}
+        allowed |= {key: (value,) for key, value in self.required_values.items()}
+        allowed |= self.supported_values
         section = section_fields(data, self.fields, self.defaults)
         for key, other in self.repeats.items():
             allowed[key] = (section[self.fields[other]],)
@@ -206,7 +206,6 @@ class HFFormat:
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
-@dataclass(frozen=True)
 class JointProjectionFormat(HFFormat):
     """A format with a joint projection for queries, keys and values, and with linear weights of the shape (inputs,
     outputs), which is the transpose of torch's."""
@@ -237,12 +236,20 @@ ENCODER_FIELDS = {
     "layer_norm_eps": "norm_epsilon",
 }
 ENCODER_DEFAULTS = {
-    "vocab_size": 30522, "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
-}  # fmt: skip
+    "vocab_size": 30522,
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+}
 ENCODER_CONSTANT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False)}
+ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,)}
 # For decoders with GPT's config.json keys.
 DECODER_FIELDS = {
     "vocab_size": "vocab_size",
@@ -256,6 +263,13 @@ DECODER_FIELDS = {
     "layer_norm_epsilon": "norm_epsilon",
 }
 DECODER_DEFAULTS = {
-    "vocab_size": 50257, "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "resid_pdrop": 0.1,
-    "attn_pdrop": 0.1, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
-}  # fmt: skip
+    "vocab_size": 50257,
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-5,
+}

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from lmtool.config.base import JsonObject
-from lmtool.models.base import Decoder, new_model, positions_of
+from lmtool.models.base import Decoder, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.family import (
     DECODER_DEFAULTS,
@@ -45,7 +45,7 @@ from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, initialize, normal
+from lmtool.nn.initialization import initialize, normal
 
 
 class Gpt(Decoder):
@@ -69,9 +69,6 @@ class Gpt(Decoder):
         ]
         super().__init__(config, Embeddings(config.vocab_size, width, position, config.dropout), layers, norm())
 
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
-
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Initializes as in section 2.3: the weights of layers that write to the residual stream are divided by the
         square root of the number of these layers, which is two per block."""
@@ -80,11 +77,6 @@ class Gpt(Decoder):
         for name, part in module.named_modules():
             if name.endswith(("self_attn.out_proj", "ffn.fc_out")):
                 initialize(part, seed, residual, f"{prefix}{name}.")
-
-
-def build(config: GptConfig, seed: int) -> Gpt:
-    """Returns a new decoder on the default device."""
-    return new_model(Gpt, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -105,7 +97,17 @@ KEYS = KeyMap(
     )
 )
 TIED = Tied("transformer.wte.weight", "lm_head.weight")
-HF_FORMAT = JointProjectionFormat(
+
+
+class _GptFormat(JointProjectionFormat):
+    """`n_inner` is optional in config.json."""
+
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
+        section = super().from_hf_config(data)
+        return {"feedforward_size": 4 * section["hidden_size"], **section}
+
+
+HF_FORMAT = _GptFormat(
     model="gpt",
     title="GPT-2",
     keys=KEYS,
@@ -129,15 +131,6 @@ HF_FORMAT = JointProjectionFormat(
         "scale_attn_by_inverse_layer_idx": (False,),
         "reorder_and_upcast_attn": (False, True),
         "add_cross_attention": (False,),
-        "tie_word_embeddings": (True, False),
     },
     repeats={"embd_pdrop": "resid_pdrop"},
 )
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config = HF_FORMAT.to_hf_config
-
-
-def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """Returns the `model` section for the content of a config.json, in which `n_inner` is optional."""
-    section = HF_FORMAT.from_hf_config(data)
-    return {"feedforward_size": 4 * section["hidden_size"], **section}

@@ -28,13 +28,12 @@ from collections.abc import Mapping
 
 from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import Decoder, new_model, positions_of
+from lmtool.models.base import Decoder, positions_of
 from lmtool.models.bert import post_norm_layer
-from lmtool.models.configs import Gpt1Config
+from lmtool.models.configs import Gpt1Config, TransformerConfig
 from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, HFClass, JointProjectionFormat
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import Draw, normal
 
 
 class Gpt1(Decoder):
@@ -43,14 +42,6 @@ class Gpt1(Decoder):
     def __init__(self, config: Gpt1Config):
         embed = Embeddings(config.vocab_size, config.hidden_size, positions_of(config, causal=True), config.dropout)
         super().__init__(config, embed, [post_norm_layer(config, "gelu_tanh") for _ in range(config.num_layers)])
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
-
-
-def build(config: Gpt1Config, seed: int) -> Gpt1:
-    """Returns a new decoder on the default device."""
-    return new_model(Gpt1, config, seed)
 
 
 _LAYER = "backbone.layers.*."
@@ -70,7 +61,23 @@ KEYS = KeyMap(
     )
 )
 TIED = Tied("transformer.tokens_embed.weight", "lm_head.weight")
-HF_FORMAT = JointProjectionFormat(
+
+
+class _Gpt1Format(JointProjectionFormat):
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
+        if config.feedforward_size != 4 * config.hidden_size:
+            raise UserError(
+                f"model.feedforward_size={config.feedforward_size}: GPT in transformers always has 4 * hidden_size",
+                f"use the run with lmtool, or train a new run with model.feedforward_size={4 * config.hidden_size}",
+            )
+        return super().to_hf_config(config)
+
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
+        section = super().from_hf_config(data)
+        return {**section, "feedforward_size": 4 * section["hidden_size"]}
+
+
+HF_FORMAT = _Gpt1Format(
     model="gpt1",
     title="GPT",
     keys=KEYS,
@@ -86,23 +93,5 @@ HF_FORMAT = JointProjectionFormat(
     fields=DECODER_FIELDS,
     defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
     required_values={"afn": "gelu"},
-    supported_values={"tie_word_embeddings": (True, False)},
     repeats={"embd_pdrop": "resid_pdrop"},
 )
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-
-
-def to_hf_config(config: Gpt1Config) -> JsonObject:
-    """Also raises UserError if feedforward_size is not 4 * hidden_size, since config.json has no key for it."""
-    if config.feedforward_size != 4 * config.hidden_size:
-        raise UserError(
-            f"model.feedforward_size={config.feedforward_size}: GPT in transformers always has 4 * hidden_size",
-            f"use the run with lmtool, or train a new run with model.feedforward_size={4 * config.hidden_size}",
-        )
-    return HF_FORMAT.to_hf_config(config)
-
-
-def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """Returns the inverse of `to_hf_config`."""
-    section = HF_FORMAT.from_hf_config(data)
-    return {**section, "feedforward_size": 4 * section["hidden_size"]}

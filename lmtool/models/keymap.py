@@ -135,7 +135,6 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
-    """Returns the name by the first pair (pattern, new path) of the table that matches, or None."""
     for pattern, path in table:
         match = pattern.fullmatch(name)
         if match:
@@ -144,28 +143,29 @@ def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
     return None
 
 
-def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def join_projections(tensors: Mapping[str, Tensor], heads: int = 1) -> dict[str, Tensor]:
     """Concatenates the projections of queries, keys and values of each attention, in this order, into one tensor `qkv`,
-    as in GPT-2."""
+    as in GPT-2. heads: concatenates those of each of this many heads, as in DeBERTa."""
     joined: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         attention, _, projection = module.rpartition(".")
         if projection == "q_proj":
-            parts = [tensors[f"{attention}.{part}.{kind}"] for part in _PROJECTIONS]
-            joined[f"{attention}.qkv.{kind}"] = torch.cat(parts)
+            parts = [tensors[f"{attention}.{part}.{kind}"].unflatten(0, (heads, -1)) for part in _PROJECTIONS]
+            joined[f"{attention}.qkv.{kind}"] = torch.cat(parts, 1).flatten(0, 1)
         elif projection not in _PROJECTIONS:
             joined[name] = tensor
     return joined
 
 
-def split_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def split_projections(tensors: Mapping[str, Tensor], heads: int = 1) -> dict[str, Tensor]:
     """Returns the inverse of `join_projections`."""
     split: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if ".qkv." in name:
-            for projection, part in zip(_PROJECTIONS, tensor.chunk(3), strict=True):
-                split[name.replace("qkv", projection)] = part.clone()
+            by_head = tensor.unflatten(0, (heads, -1))
+            for projection, part in zip(_PROJECTIONS, by_head.chunk(3, 1), strict=True):
+                split[name.replace("qkv", projection)] = part.flatten(0, 1).clone()
         else:
             split[name] = tensor
     return split

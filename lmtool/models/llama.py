@@ -27,14 +27,13 @@ Norms are RMS norms, and there are no biases.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.models.base import Decoder, VocabularyHead, new_model, positions_of
+from lmtool.models.base import Decoder, VocabularyHead, positions_of
 from lmtool.models.configs import TransformerConfig
-from lmtool.models.decoder_configs import LlamaConfig, LlamaEncoderConfig
+from lmtool.models.decoder_configs import LlamaConfig
 from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_half_split
@@ -43,7 +42,6 @@ from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import GatedFeedForward
-from lmtool.nn.initialization import Draw, normal
 
 
 class Llama(Decoder):
@@ -78,14 +76,6 @@ class Llama(Decoder):
         size, heads, dropout = config.hidden_size, config.num_heads, config.attention_dropout
         return SelfAttention(size, heads, dropout, bias=False, key_value_heads=config.num_key_value_heads)
 
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
-
-
-def build(config: LlamaConfig, seed: int) -> Llama:
-    """Returns a new decoder on the default device."""
-    return new_model(Llama, config, seed)
-
 
 class LlamaEncoder(Llama):
     """Llama's layers as an encoder without heads: every token attends to the whole text (BehnamGhader et al. 2024,
@@ -93,11 +83,6 @@ class LlamaEncoder(Llama):
     the weights of a decoder to those of an encoder, or back."""
 
     head_biases = False
-
-
-def build_encoder(config: LlamaEncoderConfig, seed: int) -> LlamaEncoder:
-    """Returns a new encoder on the default device."""
-    return new_model(LlamaEncoder, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "model.layers.*."
@@ -125,7 +110,6 @@ _BASE = 10_000.0
 """Base of rotary positions if config.json has none."""
 
 
-@dataclass(frozen=True)
 class LlamaFormat(HFFormat):
     """The format of Llama and families derived from it."""
 
@@ -168,7 +152,6 @@ def _ties(config: JsonMapping) -> bool:
 
 
 def _rotary_base(data: JsonMapping, model: str) -> float:
-    """Returns the base of rotary positions in current or older config.json files."""
     base = data.get("rope_theta")
     for key in ("rope_parameters", "rope_scaling"):
         rotary = data.get(key) or {}
@@ -213,17 +196,24 @@ HF_FORMAT = LlamaFormat(
     unread_suffixes=("rotary_emb.inv_freq",),
     fields=FIELDS,
     defaults={
-        "vocab_size": 32000, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-        "intermediate_size": 11008, "max_position_embeddings": 2048, "attention_dropout": 0.0,
-        "initializer_range": 0.02, "rms_norm_eps": 1e-6,
+        "vocab_size": 32000,
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "rms_norm_eps": 1e-6,
     },
     required_values={"hidden_act": "silu"},
     supported_values={
-        "attention_bias": (False,), "mlp_bias": (False,), "pretraining_tp": (1,), "rope_interleaved": (False,),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "pretraining_tp": (1,),
+        "rope_interleaved": (False,),
         "is_llama_config": (True,),
     },
     lmtool_constants={"dropout": 0.0},
     positions="rotary",
-)  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
+)

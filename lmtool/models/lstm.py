@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from lmtool.models.base import Decoder, VocabularyHead, new_model
+from lmtool.models.base import Decoder, VocabularyHead
 from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.nn.cache import Cache, Carried
 from lmtool.nn.dropout import DropoutRng
@@ -100,8 +100,3 @@ class LstmDecoder(Decoder):
         for cell in module.modules():
             if isinstance(cell, LstmCell) and not cell.bias.is_meta:
                 cell.open_forget_gates()
-
-
-def build(config: LstmConfig, seed: int) -> LstmDecoder:
-    """Returns a new decoder on the default device."""
-    return new_model(LstmDecoder, config, seed)

@@ -32,13 +32,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.models.base import Encoder, new_model, positions_of
+from lmtool.models.base import Encoder, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -126,11 +125,6 @@ class Modernbert(Encoder):
         initialize_each(module, seed, draw_of, prefix)
 
 
-def build(config: ModernbertConfig, seed: int) -> Modernbert:
-    """Returns a new encoder on the default device."""
-    return new_model(Modernbert, config, seed)
-
-
 _LAYER, _HF = "backbone.layers.*.", "model.layers.*."
 KEYS = KeyMap(
     (
@@ -159,7 +153,6 @@ _FULL, _LOCAL = "full_attention", "sliding_attention"
 _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 10_000.0)}
 
 
-@dataclass(frozen=True)
 class _ModernBertFormat(HFFormat):
     """The format with joint projections, one for queries, keys and values and one for `fc_gate` and `fc_in`, and with
     kinds of layers in config.json."""
@@ -189,7 +182,6 @@ class _ModernBertFormat(HFFormat):
         return split
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Also raises UserError for interleaved rotary positions."""
         hf_config, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, ModernbertConfig) and isinstance(positions, RotaryPositionsConfig)
         require_half_split(positions, self.title)
@@ -252,21 +244,35 @@ HF_FORMAT = _ModernBertFormat(
         "classifier_pooling": "classifier_pooling",
     },
     defaults={
-        "vocab_size": 50368, "num_hidden_layers": 22, "hidden_size": 768, "num_attention_heads": 12,
-        "intermediate_size": 1152, "max_position_embeddings": 8192, "attention_dropout": 0.0,
-        "initializer_range": 0.02, "norm_eps": 1e-5,
+        "vocab_size": 50368,
+        "num_hidden_layers": 22,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 1152,
+        "max_position_embeddings": 8192,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "norm_eps": 1e-5,
     },
     required_values={"hidden_activation": "gelu", "classifier_activation": "gelu"},
     supported_values={
-        "attention_bias": (False,), "mlp_bias": (False,), "norm_bias": (False,), "classifier_bias": (False,),
-        "decoder_bias": (True,), "tie_word_embeddings": (True, False),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "norm_bias": (False,),
+        "classifier_bias": (False,),
+        "decoder_bias": (True,),
         # Keys that only concern transformers' implementation.
-        "sparse_prediction": (False, True), "deterministic_flash_attn": (False, True), "embedding_dropout": (0.0,),
-        "mlp_dropout": (0.0,), "reference_compile": (None, True, False), "repad_logits_with_grad": (False, True),
-        "sparse_pred_ignore_index": (-100,), "initializer_cutoff_factor": (2.0,), "rope_scaling": (None,),
-        "position_embedding_type": ("absolute",), "layer_norm_eps": (1e-5,),
+        "sparse_prediction": (False, True),
+        "deterministic_flash_attn": (False, True),
+        "embedding_dropout": (0.0,),
+        "mlp_dropout": (0.0,),
+        "reference_compile": (None, True, False),
+        "repad_logits_with_grad": (False, True),
+        "sparse_pred_ignore_index": (-100,),
+        "initializer_cutoff_factor": (2.0,),
+        "rope_scaling": (None,),
+        "position_embedding_type": ("absolute",),
+        "layer_norm_eps": (1e-5,),
     },
     positions="rotary",
-)  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
+)

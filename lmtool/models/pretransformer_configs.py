@@ -13,7 +13,7 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.configs import Side
 
 
-@component("model", "lstm", builder="lmtool.models.lstm:build")
+@component("model", "lstm", builder="lmtool.models.lstm:LstmDecoder.build")
 class LstmConfig(ModelConfig):
     """An LSTM language model (Dai and Le 2015): embedding, LSTM layers, untied output layer. Defaults: theirs with
     1,024 units."""
@@ -55,7 +55,7 @@ class LstmConfig(ModelConfig):
         return {**super().metadata(), "embedding": self.embedding_size}
 
 
-@component("model", "rnn_attention", builder="lmtool.models.rnn_attention:build")
+@component("model", "rnn_attention", builder="lmtool.models.rnn_attention:RnnAttention.build")
 class RnnAttentionConfig(EncoderDecoderConfig):
     """A recurrent encoder-decoder with attention (Bahdanau et al. 2015). Defaults: theirs (appendix A.2.3)."""
 
@@ -96,7 +96,7 @@ class RnnAttentionConfig(EncoderDecoderConfig):
 _Filter = tuple[Annotated[int, Field(ge=1, le=100)], Annotated[int, Field(ge=1, le=100_000)]]
 
 
-@component("model", "elmo", builder="lmtool.models.elmo:build")
+@component("model", "elmo", builder="lmtool.models.elmo:Elmo.build")
 class ElmoConfig(ModelConfig):
     """ELMo (Peters et al. 2018): character convolutions and LSTMs in both directions. Defaults: the published model."""
 
@@ -108,8 +108,9 @@ class ElmoConfig(ModelConfig):
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
     adjustable_fields: ClassVar[tuple[str, ...]] = (
-        *ModelConfig.adjustable_fields, "max_positions", "cell_clip", "projection_clip"
-    )  # fmt: skip
+        *ModelConfig.adjustable_fields,
+        *("max_positions", "cell_clip", "projection_clip"),
+    )
 
     name: Literal["elmo"] = Field("elmo", description="ELMo.")
     vocab_size: Vocabulary = Field(
@@ -148,7 +149,7 @@ class ElmoConfig(ModelConfig):
         return self
 
 
-@component("model", "word_vectors", builder="lmtool.models.word_vectors:build")
+@component("model", "word_vectors", builder="lmtool.models.word_vectors:WordVectorModel.build")
 class WordVectorsConfig(ModelConfig):
     """Static word vectors (Mikolov et al. 2013; Pennington et al. 2014): a word has the same vector in every text.
     Defaults: the vocabulary and width of Mikolov et al. 2013."""
@@ -175,7 +176,7 @@ class WordVectorsConfig(ModelConfig):
         return self.model_copy(update={"hidden_size": max(4, round(self.hidden_size * width))})
 
 
-@component("model", "cnn", builder="lmtool.models.cnn:build")
+@component("model", "cnn", builder="lmtool.models.cnn:Cnn.build")
 class CnnConfig(ModelConfig):
     """A convolutional network over windows of words (Collobert et al. 2011; Kim 2014). Defaults: Kim's."""
 

@@ -11,19 +11,16 @@ from lmtool.models.configs import TransformerConfig
 from lmtool.nn.configs import RotaryPositionsConfig
 
 # Keys that do not affect a model's outputs.
-NEUTRAL = frozenset(
-    {
-        "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
-        "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id",
-        "gradient_checkpointing", "id2label", "label2id", "num_labels", "problem_type", "return_dict",
-        "output_attentions", "output_hidden_states", "output_past", "task_specific_params", "tokenizer_class",
-        "classifier_dropout", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-        "summary_first_dropout", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "prefix",
-        "directionality", "chunk_size_feed_forward", "is_encoder_decoder", "_num_labels", "language", "name",
-        "qa_dropout", "seq_classif_dropout", "tie_weights_", "classifier_dropout_prob", "summary_last_dropout",
-        "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top",
-    }
-)  # fmt: skip
+_NEUTRAL = """
+_name_or_path architectures model_type transformers_version torch_dtype dtype use_cache pad_token_id bos_token_id
+eos_token_id sep_token_id cls_token_id decoder_start_token_id gradient_checkpointing id2label label2id num_labels
+problem_type return_dict output_attentions output_hidden_states output_past task_specific_params tokenizer_class
+classifier_dropout summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+finetuning_task forced_bos_token_id forced_eos_token_id prefix directionality chunk_size_feed_forward is_encoder_decoder
+_num_labels language name qa_dropout seq_classif_dropout tie_weights_ classifier_dropout_prob summary_last_dropout
+mem_len reuse_len use_mems_eval use_mems_train start_n_top end_n_top
+"""
+NEUTRAL = frozenset(_NEUTRAL.split())
 
 
 class HFConfig(dict[str, Any]):
@@ -91,7 +88,6 @@ def section_fields(data: Mapping[str, object], names: Mapping[str, str], default
     """Returns the fields of a `model` section.
 
     Args:
-        data: Content of config.json.
         names: Our field name of each key.
         defaults: transformers' values of missing keys. A key without a value and without a default is left out.
     """

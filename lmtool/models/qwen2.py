@@ -6,14 +6,12 @@ Llama's layers (llama.py) with biases in the projections of queries, keys and va
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from lmtool.config.base import JsonObject
-from lmtool.models.base import new_model
-from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
+from lmtool.models.decoder_configs import LlamaConfig
 from lmtool.models.llama import FIELDS, KEYS, TIED, Llama, LlamaFormat, classes
 from lmtool.nn.attention import SelfAttention
 
@@ -29,12 +27,6 @@ class Qwen2(Llama):
         return attention
 
 
-def build(config: Qwen2Config, seed: int) -> Qwen2:
-    """Returns a new decoder on the default device."""
-    return new_model(Qwen2, config, seed)
-
-
-@dataclass(frozen=True)
 class _Qwen2Format(LlamaFormat):
     def head_size_entry(self, config: LlamaConfig) -> dict[str, int]:
         return {}
@@ -55,14 +47,19 @@ HF_FORMAT = _Qwen2Format(
     outside_prefixes=("lm_head.", "score.", "qa_outputs."),
     fields=FIELDS,
     defaults={
-        "vocab_size": 151936, "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "intermediate_size": 22016, "max_position_embeddings": 32768,
-        "attention_dropout": 0.0, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
+        "vocab_size": 151936,
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "intermediate_size": 22016,
+        "max_position_embeddings": 32768,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "rms_norm_eps": 1e-6,
     },
     required_values={"hidden_act": "silu"},
     supported_values={"use_sliding_window": (False,), "use_mrope": (False,)},
     lmtool_constants={"dropout": 0.0},
     positions="rotary",
-)  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
+)

@@ -130,8 +130,7 @@ def files_of(family: type[Config]) -> list[Path]:
 
 
 def _files_by_class(family: type[Config]) -> list[tuple[type[Config], Path]]:
-    """Returns the recipe files of a family's class and of its base classes, base classes first. Classes without a
-    recipe are left out."""
+    """Returns the recipe files of a family's class and of its base classes, base classes first."""
     files = []
     for ancestor in reversed(family.__mro__):
         field = ancestor.model_fields.get("name") if issubclass(ancestor, Config) else None

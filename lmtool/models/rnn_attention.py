@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import VocabularyHead, new_model
+from lmtool.models.base import VocabularyHead
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.pretransformer_configs import RnnAttentionConfig
 from lmtool.nn.attention import only
@@ -167,8 +167,7 @@ class AttendingGru(nn.Module):
         return torch.lerp(new_RC, state_RC.to(new_RC.dtype), (update + old_update).sigmoid())
 
     def _final_states(self, states: list[Tensor], initial_NC: Tensor, steps: Lockstep) -> Tensor:
-        """Returns (N, C): the state after each document, in the order of the batch. initial_NC: the states before the
-        documents, in the order of the steps."""
+        """Returns (N, C): the state after each document, in the order of the batch."""
         initial_NC = torch.empty_like(initial_NC).index_copy(0, steps.order_N, initial_NC)
         if not states:
             return initial_NC
@@ -214,9 +213,6 @@ class RnnAttention(EncoderDecoder):
         """The widths of the encoder's states, with both directions concatenated."""
         return self.config.embedding_size, *[2 * self.config.hidden_size] * self.config.num_layers
 
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
-
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Initializes as in appendix B.1: recurrent matrices are orthogonal; the weights in the attention have a
         smaller standard deviation, and its scores are initially zero."""
@@ -233,8 +229,3 @@ class RnnAttention(EncoderDecoder):
             if ".weight_hh_" in name and not parameter.is_meta:
                 with torch.no_grad():
                     orthogonal_blocks(parameter, generator_for(seed, prefix + name))
-
-
-def build(config: RnnAttentionConfig, seed: int) -> RnnAttention:
-    """Returns a new encoder-decoder on the default device."""
-    return new_model(RnnAttention, config, seed)

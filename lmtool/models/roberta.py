@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonObject
-from lmtool.models.base import new_model, positions_of
+from lmtool.models.base import positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
+from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
@@ -51,11 +52,6 @@ class Roberta(BertLike):
         super().__init__(config, embed, [post_norm_layer(config) for _ in range(config.num_layers)])
 
 
-def build(config: RobertaConfig, seed: int) -> Roberta:
-    """Returns a new encoder on the default device."""
-    return new_model(Roberta, config, seed)
-
-
 KEYS = KeyMap(
     (
         *encoder_pairs("roberta"),
@@ -75,7 +71,24 @@ TIED = Tied(
     head="lm_head.",
     bias=("lm_head.bias", "lm_head.decoder.bias"),
 )
-HF_FORMAT = HFFormat(
+
+
+class _RobertaFormat(HFFormat):
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
+        """Ignores the encoder's own pooler in the file of a text classifier, which does not use it."""
+        if "classifier.dense.weight" in tensors:
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("roberta.pooler.")}
+        return super().from_hf(tensors, config)
+
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
+        return {**super().to_hf_config(config), "max_position_embeddings": config.max_positions + OFFSET}
+
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
+        section = super().from_hf_config(data)
+        return {**section, "max_positions": section["max_positions"] - OFFSET}
+
+
+HF_FORMAT = _RobertaFormat(
     model="roberta",
     title="RoBERTa",
     keys=KEYS,
@@ -102,22 +115,3 @@ HF_FORMAT = HFFormat(
     required_values={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
     supported_values=ENCODER_ALLOWED,
 )
-to_hf = HF_FORMAT.to_hf
-
-
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Ignores the encoder's own pooler in the file of a text classifier, which does not use it."""
-    if "classifier.dense.weight" in tensors:
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("roberta.pooler.")}
-    return HF_FORMAT.from_hf(tensors, config)
-
-
-def to_hf_config(config: RobertaConfig) -> JsonObject:
-    """Adds the unused rows of the table to `max_position_embeddings`."""
-    return {**HF_FORMAT.to_hf_config(config), "max_position_embeddings": config.max_positions + OFFSET}
-
-
-def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """Returns the inverse of `to_hf_config`."""
-    section = HF_FORMAT.from_hf_config(data)
-    return {**section, "max_positions": section["max_positions"] - OFFSET}

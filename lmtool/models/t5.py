@@ -41,8 +41,8 @@ from torch import Tensor, nn
 
 from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import VocabularyHead, new_model, positions_of
-from lmtool.models.configs import ModelConfig
+from lmtool.models.base import VocabularyHead, positions_of
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.models.family import HFClass, HFFormat, question_answering
@@ -107,11 +107,6 @@ class T5(EncoderDecoder):
         initialize_each(module, seed, draw_of, prefix)
 
 
-def build(config: T5Config, seed: int) -> T5:
-    """Returns a new encoder-decoder on the default device."""
-    return new_model(T5, config, seed)
-
-
 # A text classifier has this head; the names of its other tensors start with this prefix.
 _HEAD, _CLASSIFIER_PREFIX = "classification_head", "transformer."
 
@@ -147,7 +142,70 @@ _TIED = Tied("shared.weight", "lm_head.weight", tables=("encoder.embed_tokens.we
 # An unused table in old files.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 _BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
-HF_FORMAT = HFFormat(
+
+
+_TOKEN = "backbone.embed.token.weight"
+
+
+class _T5Format(HFFormat):
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        """Names the input projection of gated feed-forward layers `wi_1`, as in transformers."""
+        hf_tensors = super().to_hf(tensors, config)
+        gated = any(".wi_0." in name for name in hf_tensors)
+        return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in hf_tensors.items()}
+
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
+        """As in transformers, version 1.0 has no output layer of its own, and a missing output layer in version 1.1 is
+        a copy of the token embedding. Raises UserError if there is no decoder."""
+        renamed = {
+            name.removeprefix(_CLASSIFIER_PREFIX).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()
+        }
+        if {name.partition(".")[0] for name in renamed if ".block." in name} == {"encoder"}:
+            raise UserError(
+                "the weights contain no decoder; T5EncoderModel and T5ForTokenClassification consist of T5's encoder "
+                "only",
+                "use a checkpoint with encoder and decoder, such as one of T5ForConditionalGeneration",
+            )
+        ours, model_class = super().from_hf(renamed, config), self.named_class(config)
+        has_task_head = "heads.classifier.output.weight" in ours if model_class is None else not model_class.predicts
+        if not _scales_states(config) and _TOKEN in ours and not has_task_head:
+            ours.setdefault("heads.lm.output.weight", ours[_TOKEN].clone())
+        return ours
+
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
+        """`dropout_rate` applies to attention weights too, so `attention_dropout` is lost."""
+        assert isinstance(config, T5Config)
+        return {
+            **super().to_hf_config(config),
+            "is_encoder_decoder": True,
+            "num_decoder_layers": config.layers_of_decoder,
+            **{key: getattr(config.positions, field) for key, field in _BUCKETS.items()},
+            "feed_forward_proj": {"relu": "relu", "gated_gelu": "gated-gelu"}[config.feedforward],
+            "tie_word_embeddings": config.tied,
+        }
+
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
+        section = super().from_hf_config(data)
+        gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
+        # These keys repeat feed_forward_proj.
+        expect(data, "t5", is_gated_act=(gated,), dense_act_fn=("gelu_new",) if gated else ("relu",))
+        buckets = section_fields(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
+        return {
+            **section,
+            "attention_dropout": section["dropout"],
+            "positions": {"name": "t5", **buckets},
+            "feedforward": "gated_gelu" if gated else "relu",
+            "tied": _scales_states(data),
+        }
+
+
+def _scales_states(config: Mapping[str, object]) -> bool:
+    """Whether hidden states are scaled before the output layer, as in version 1.0."""
+    tied_output = config.get("tie_word_embeddings") is not False
+    return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else tied_output
+
+
+HF_FORMAT = _T5Format(
     model="t5",
     title="T5",
     keys=KEYS,
@@ -176,72 +234,17 @@ HF_FORMAT = HFFormat(
     },
     # Old files contain n_positions, which transformers does not read.
     defaults={
-        "vocab_size": 32128, "num_layers": 6, "d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048,
-        "n_positions": 512, "dropout_rate": 0.1, "initializer_factor": 1.0, "layer_norm_epsilon": 1e-6,
+        "vocab_size": 32128,
+        "num_layers": 6,
+        "d_model": 512,
+        "num_heads": 8,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "n_positions": 512,
+        "dropout_rate": 0.1,
+        "initializer_factor": 1.0,
+        "layer_norm_epsilon": 1e-6,
     },
     supported_values={"feed_forward_proj": ("relu", "gated-gelu"), "is_decoder": (False,)},
     positions="t5",
-)  # fmt: skip
-
-
-def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Returns the tensors for transformers, where the input projection of gated feed-forward layers is `wi_1`."""
-    hf_tensors = HF_FORMAT.to_hf(tensors, config)
-    gated = any(".wi_0." in name for name in hf_tensors)
-    return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in hf_tensors.items()}
-
-
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Returns the inverse of `to_hf`. As in transformers, version 1.0 has no output layer of its own, and a missing
-    output layer in version 1.1 is a copy of the token embedding. Raises UserError if there is no decoder."""
-    renamed = {
-        name.removeprefix(_CLASSIFIER_PREFIX).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()
-    }
-    if {name.partition(".")[0] for name in renamed if ".block." in name} == {"encoder"}:
-        raise UserError(
-            "the weights contain no decoder; T5EncoderModel and T5ForTokenClassification consist of T5's encoder only",
-            "use a checkpoint with encoder and decoder, such as one of T5ForConditionalGeneration",
-        )
-    ours, model_class = HF_FORMAT.from_hf(renamed, config), HF_FORMAT.named_class(config)
-    has_task_head = "heads.classifier.output.weight" in ours if model_class is None else not model_class.predicts
-    if not _scales_states(config) and _TOKEN in ours and not has_task_head:
-        ours.setdefault("heads.lm.output.weight", ours[_TOKEN].clone())
-    return ours
-
-
-_TOKEN = "backbone.embed.token.weight"
-
-
-def _scales_states(config: Mapping[str, object]) -> bool:
-    """Whether hidden states are scaled before the output layer, as in version 1.0."""
-    tied_output = config.get("tie_word_embeddings") is not False
-    return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else tied_output
-
-
-def to_hf_config(config: T5Config) -> JsonObject:
-    """Returns the content of config.json. `dropout_rate` applies to attention weights too, so `attention_dropout` is
-    lost."""
-    return {
-        **HF_FORMAT.to_hf_config(config),
-        "is_encoder_decoder": True,
-        "num_decoder_layers": config.layers_of_decoder,
-        **{key: getattr(config.positions, field) for key, field in _BUCKETS.items()},
-        "feed_forward_proj": {"relu": "relu", "gated_gelu": "gated-gelu"}[config.feedforward],
-        "tie_word_embeddings": config.tied,
-    }
-
-
-def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """Returns the inverse of `to_hf_config`."""
-    section = HF_FORMAT.from_hf_config(data)
-    gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
-    # These keys repeat feed_forward_proj.
-    expect(data, "t5", is_gated_act=(gated,), dense_act_fn=("gelu_new",) if gated else ("relu",))
-    buckets = section_fields(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
-    return {
-        **section,
-        "attention_dropout": section["dropout"],
-        "positions": {"name": "t5", **buckets},
-        "feedforward": "gated_gelu" if gated else "relu",
-        "tied": _scales_states(data),
-    }
+)

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +40,9 @@ from torch import Tensor, nn
 from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.models import bart
-from lmtool.models.bart import post_norm_pairs
-from lmtool.models.base import new_model, positions_of
-from lmtool.models.configs import ModelConfig
+from lmtool.models.bart import TwoStackFormat, post_norm_pairs
+from lmtool.models.base import positions_of
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import Transformer2017Config
 from lmtool.models.family import HFClass
@@ -82,11 +81,6 @@ class Transformer(EncoderDecoder):
         initialize_each(module, seed, draw_of, prefix)
 
 
-def build(config: Transformer2017Config, seed: int) -> Transformer:
-    """Returns a new encoder-decoder on the default device."""
-    return new_model(Transformer, config, seed)
-
-
 KEYS = KeyMap(tuple(pair for pair in post_norm_pairs() if pair[0] != "heads.lm.bias"))
 _BIAS = "final_logits_bias"
 # Weights whose inputs are hidden states, and weights and biases whose outputs are added to hidden states.
@@ -94,49 +88,54 @@ _READ_BY_LAYERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc_in.wei
 _WRITTEN_BY_LAYERS = ("out_proj.weight", "out_proj.bias", "fc_out.weight", "fc_out.bias")
 # The base of the wavelengths in transformers.
 _BASE = 10000.0
-HF_FORMAT = replace(
-    bart.HF_FORMAT,
-    model="transformer",
-    title="Marian",
-    keys=KEYS,
-    classes=(HFClass("MarianMTModel", predicts=True),),
-    # Position tables are constants.
-    unread_suffixes=("embed_positions.weight",),
-    defaults={**bart.HF_FORMAT.defaults, "vocab_size": 58101},
-    required_values={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
-    supported_values={
-        **bart.HF_FORMAT.supported_values,
-        "normalize_embedding": (False,),
-        "static_position_embeddings": (True,),
-    },
-    repeats={**bart.HF_FORMAT.repeats, "decoder_vocab_size": "vocab_size"},
-    positions="sinusoidal",
-)
 
 
-def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Returns the tensors for Marian in transformers. Marian's positions are all sines, then all cosines; the paper and
-    lmtool interleave them. Therefore the channels of the hidden states are reordered, which does not change outputs."""
-    reordered = {name: _reorder(name, tensor, to_marian=True) for name, tensor in tensors.items()}
-    hf_tensors = HF_FORMAT.to_hf(reordered, config)
-    hf_tensors[_BIAS] = torch.zeros(1, len(hf_tensors["model.shared.weight"]))
-    return hf_tensors
+class _MarianFormat(TwoStackFormat):
+    """The format of Marian, whose positions are all sines, then all cosines; the paper and lmtool interleave them.
+    Therefore the channels of the hidden states are reordered, which does not change outputs."""
 
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        reordered = {name: _reorder(name, tensor, to_marian=True) for name, tensor in tensors.items()}
+        hf_tensors = super().to_hf(reordered, config)
+        hf_tensors[_BIAS] = torch.zeros(1, len(hf_tensors["model.shared.weight"]))
+        return hf_tensors
 
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Returns the inverse of `to_hf`. Raises UserError for a Marian model that adds constants to its logits."""
-    if _BIAS in tensors and tensors[_BIAS].any():
-        raise UserError(
-            f"the checkpoint adds constants to its logits ({_BIAS}), which model=transformer does not support",
-            "use another checkpoint",
-        )
-    renamed = HF_FORMAT.from_hf({name: tensors[name] for name in tensors if name != _BIAS}, config)
-    return {name: _reorder(name, tensor, to_marian=False) for name, tensor in renamed.items()}
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
+        if _BIAS in tensors and tensors[_BIAS].any():
+            raise UserError(
+                f"the checkpoint adds constants to its logits ({_BIAS}), which model=transformer does not support",
+                "use another checkpoint",
+            )
+        renamed = super().from_hf({name: tensors[name] for name in tensors if name != _BIAS}, config)
+        return {name: _reorder(name, tensor, to_marian=False) for name, tensor in renamed.items()}
+
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
+        hf_config = super().to_hf_config(config)
+        base = config.positions.base if isinstance(config.positions, SinusoidalPositionsConfig) else _BASE
+        if base != _BASE:
+            raise UserError(
+                f"model.positions.base={base}: Marian in transformers supports only {_BASE}",
+                f"use the run with lmtool, or train a new run with model.positions.base={_BASE}",
+            )
+        if config.hidden_size % 2:
+            raise UserError(
+                f"model.hidden_size={config.hidden_size}: Marian in transformers supports only even widths",
+                "use the run with lmtool, or train a new run with an even model.hidden_size",
+            )
+        # Our initializer_std is a factor on standard deviations, which Marian lacks; 0.02 is Marian's default.
+        return {**hf_config, "init_std": 0.02}
+
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
+        if data.get("activation_function") is None or data.get("scale_embedding") is None:
+            # Marian's defaults are another activation and unscaled embeddings, so this call raises UserError.
+            expect({"activation_function": "gelu"}, "transformer", activation_function=("relu",))
+        section = super().from_hf_config(data)
+        section.pop("initializer_std")
+        return {**section, "positions": {"name": "sinusoidal", "base": _BASE}}
 
 
 def _reorder(name: str, tensor: Tensor, to_marian: bool) -> Tensor:
-    """Returns a tensor with the channels of the hidden states in Marian's order or, from this order, in ours. name: our
-    name of the tensor."""
+    """Returns a tensor with the channels of the hidden states in Marian's order or, from this order, in ours."""
     if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
         return tensor.index_select(1, _channels(tensor.shape[1], to_marian))
     if name.endswith(_WRITTEN_BY_LAYERS) or ".norm" in name:
@@ -150,29 +149,25 @@ def _channels(width: int, to_marian: bool) -> Tensor:
     return order if to_marian else order.argsort()
 
 
-def to_hf_config(config: Transformer2017Config) -> JsonObject:
-    """Also raises UserError if the positions have another base than Marian's, or if the width is odd."""
-    hf_config = HF_FORMAT.to_hf_config(config)
-    base = config.positions.base if isinstance(config.positions, SinusoidalPositionsConfig) else _BASE
-    if base != _BASE:
-        raise UserError(
-            f"model.positions.base={base}: Marian in transformers supports only {_BASE}",
-            f"use the run with lmtool, or train a new run with model.positions.base={_BASE}",
-        )
-    if config.hidden_size % 2:
-        raise UserError(
-            f"model.hidden_size={config.hidden_size}: Marian in transformers supports only even widths",
-            "use the run with lmtool, or train a new run with an even model.hidden_size",
-        )
-    # Our initializer_std is a factor on standard deviations, which Marian lacks; 0.02 is Marian's default of init_std.
-    return {**hf_config, "init_std": 0.02}
-
-
-def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """Returns the inverse of `to_hf_config`."""
-    if data.get("activation_function") is None or data.get("scale_embedding") is None:
-        # Marian's defaults are another activation and unscaled embeddings, so this call raises UserError.
-        expect({"activation_function": "gelu", "scale_embedding": False}, "transformer", activation_function=("relu",))
-    section = HF_FORMAT.from_hf_config(data)
-    section.pop("initializer_std")
-    return {**section, "positions": {"name": "sinusoidal", "base": _BASE}}
+HF_FORMAT = _MarianFormat(
+    model="transformer",
+    title="Marian",
+    keys=KEYS,
+    tied=bart.TIED,
+    classes=(HFClass("MarianMTModel", predicts=True),),
+    prefix=bart.HF_FORMAT.prefix,
+    outside_prefixes=bart.HF_FORMAT.outside_prefixes,
+    # Position tables are constants.
+    unread_suffixes=("embed_positions.weight",),
+    fields=bart.HF_FORMAT.fields,
+    defaults={**bart.HF_FORMAT.defaults, "vocab_size": 58101},
+    required_values={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
+    supported_values={
+        **bart.HF_FORMAT.supported_values,
+        "normalize_embedding": (False,),
+        "static_position_embeddings": (True,),
+    },
+    repeats={**bart.HF_FORMAT.repeats, "decoder_vocab_size": "vocab_size"},
+    lmtool_constants=bart.HF_FORMAT.lmtool_constants,
+    positions="sinusoidal",
+)

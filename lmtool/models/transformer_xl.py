@@ -32,14 +32,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lmtool.models.base import Decoder, VocabularyHead, new_model, positions_of
+from lmtool.models.base import Decoder, VocabularyHead, positions_of
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache, Carried, State
 from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Mask, Recent
 from lmtool.nn.positions import Position
 from lmtool.nn.relative import Distances, RelativeAttention, prepend_memory
@@ -75,9 +74,6 @@ class TransformerXl(Decoder):
         self.dropout = Dropout(config.dropout)
         self.relative = Distances(width, config.num_heads, config.clamp_distance)
         self.vocabulary_head = VocabularyHead(cutoffs=config.clusters)
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
 
     @property
     def memory_length(self) -> int:
@@ -151,8 +147,3 @@ class MemoryRecorder(Tap):
         texts = joint.split([memory_length + length for length in self._lengths])
         self.after.append(torch.stack([text[-memory_length:] for text in texts]))
         return x_TH
-
-
-def build(config: TransformerXlConfig, seed: int) -> TransformerXl:
-    """Returns a new decoder on the default device."""
-    return new_model(TransformerXl, config, seed)

@@ -309,9 +309,15 @@ class TwoStreamAttention(SelfAttention):
         return self.out_proj(torch.cat(outs).flatten(-2))
 
     def _attend(
-        self, q_QAD: Tensor, k_ZAD: Tensor, v_ZAD: Tensor, stream: StreamAttention, rows_PAD: Tensor, context: Context,
+        self,
+        q_QAD: Tensor,
+        k_ZAD: Tensor,
+        v_ZAD: Tensor,
+        stream: StreamAttention,
+        rows_PAD: Tensor,
+        context: Context,
         first: int,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Returns (Q, A, D): the attention of one stream. first: the index of the stream's first token in both streams
         concatenated, by which dropout is drawn."""
         rng = self.dropout.rng(context.rng)

@@ -12,10 +12,9 @@ import` reads files of word vectors.
 
 from __future__ import annotations
 
-from lmtool.models.base import Encoder, new_model
+from lmtool.models.base import Encoder
 from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.positions import Position
 
 
@@ -24,11 +23,3 @@ class WordVectorModel(Encoder):
 
     def __init__(self, config: WordVectorsConfig):
         super().__init__(config, Embeddings(config.vocab_size, config.hidden_size, Position(), 0.0), ())
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
-
-
-def build(config: WordVectorsConfig, seed: int) -> WordVectorModel:
-    """Returns new vectors on the default device."""
-    return new_model(WordVectorModel, config, seed)

@@ -26,14 +26,14 @@ If tokens are predicted, the last layer computes only the query stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import Encoder, VocabularyHead, new_model, positions_of
+from lmtool.models.base import Encoder, VocabularyHead, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -46,7 +46,6 @@ from lmtool.nn.cache import Carried, State
 from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Full
 from lmtool.nn.positions import Position
 from lmtool.nn.stack import StackState, Tap, TapPoint, Taps, enter
@@ -76,9 +75,6 @@ class Xlnet(Encoder):
         self.dropout = Dropout(dropout)
         self.distances = SignedDistances(width)
         self.query = nn.Embedding(1, width)
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
 
     @property
     def memory_length(self) -> int:
@@ -119,7 +115,6 @@ class Xlnet(Encoder):
 
         Args:
             packed: The texts. Column "rank" defines what the query stream attends to.
-            rng: Dropout's generator.
             read_M: Flat indices of the tokens whose states are returned; None for all.
             tap: Observes or replaces states.
             query_M: Flat indices of predicted tokens, increasing, on the host; None for no query stream.
@@ -181,11 +176,6 @@ class ReuseRecorder(MemoryRecorder):
         return x_TH
 
 
-def build(config: XlnetConfig, seed: int) -> Xlnet:
-    """Returns a new model on the default device."""
-    return new_model(Xlnet, config, seed)
-
-
 _LAYER, _HF = "backbone.layers.*.", "transformer.layer.*."
 _ATTENTION, _MAPS = _LAYER + "self_attn.", _HF + "rel_attn."
 KEYS = KeyMap(
@@ -214,7 +204,6 @@ KEYS = KeyMap(
 TIED = Tied("transformer.word_embedding.weight", "lm_loss.weight", "lm_loss.")
 
 
-@dataclass(frozen=True)
 class _XlnetFormat(HFFormat):
     """The format with projections stored as (H, A, D), which is the transpose of torch's weights."""
 
@@ -281,15 +270,25 @@ HF_FORMAT = _XlnetFormat(
         "layer_norm_eps": "norm_epsilon",
     },
     defaults={
-        "vocab_size": 32000, "n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096, "dropout": 0.1,
-        "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+        "vocab_size": 32000,
+        "n_layer": 24,
+        "d_model": 1024,
+        "n_head": 16,
+        "d_inner": 4096,
+        "dropout": 0.1,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
     },
     required_values={
-        "ff_activation": "gelu", "attn_type": "bi", "clamp_len": -1, "same_length": False, "bi_data": False,
-        "summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh",
+        "ff_activation": "gelu",
+        "attn_type": "bi",
+        "clamp_len": -1,
+        "same_length": False,
+        "bi_data": False,
+        "summary_type": "last",
+        "summary_use_proj": True,
+        "summary_activation": "tanh",
     },
-    supported_values={"untie_r": (True,), "tie_word_embeddings": (True, False)},
+    supported_values={"untie_r": (True,)},
     positions=None,
-)  # fmt: skip
-to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
-to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
+)

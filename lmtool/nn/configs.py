@@ -10,8 +10,8 @@ from lmtool.config.base import Config
 from lmtool.config.registry import component
 
 Side = Literal["inputs", "outputs"]
-"""Side of a batch. inputs: what the encoder reads, or the only stack. outputs: what the decoder of an encoder-decoder
-reads."""
+"""Side of a batch. inputs: read by the encoder, or by the only stack. outputs: read by the decoder of an
+encoder-decoder."""
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 """gelu: with the error function (BERT); gelu_tanh: its tanh approximation (GPT-2); silu: x sigmoid(x) (Llama)."""
 AdapterReads = Literal["output", "sum", "input"]

@@ -265,7 +265,7 @@ class DeviceRng:
         return DeviceRng(key(self._seed, "dropout", site), self._device)
 
     def begin(self) -> None:
-        """Seeds the generator before one of torch's kernels draws from it."""
+        """Seeds the generator before one of torch's kernels uses it."""
         seed_generators(self._device, self._seed)
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:

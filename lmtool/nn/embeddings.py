@@ -20,7 +20,8 @@ from lmtool.types import Packed
 
 
 class StackInput(nn.Module):
-    """What a stack adds to its token vectors: positions, for some families segments and a norm, and dropout.
+    """The vectors that a stack adds to its token vectors: positions, and for some families segments; then a norm
+    in some families, and dropout.
 
     segment: table of segments, or None; the ids are the column "segment", 0 if a batch has none. norm: applied to the
     sum. virtual: learned vectors inserted among the tokens, set by prompt tuning, otherwise None.
@@ -86,7 +87,7 @@ class _LookUp(torch.autograd.Function):
 
 
 class Embeddings(StackInput):
-    """Token vectors, and what a stack adds to them.
+    """Token vectors, and the vectors that a stack adds to them.
 
     token: (V, E). further_tables: tables of tokens after the vocabulary, which belong to heads. segments: rows of the
     segment table, 0 for none. scale: the factor of the token vectors, see `scaled`. project: maps to the stack's width

@@ -23,7 +23,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def truncated_normal(std: float) -> Draw:
-    """Returns a normal distribution whose values beyond two standard deviations are drawn again. The result has a
+    """Returns a normal distribution whose values beyond two standard deviations are resampled. The result has a
     standard deviation of 0.880 `std` (BERT's original code)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:

@@ -98,7 +98,6 @@ def jagged_attention(
     query, key = layout.query.occupied, layout.key.occupied
 
     def nested(x_TAD: Tensor, segments: Segments) -> Tensor:
-        """Returns the documents as a nested tensor (N, A, L, D)."""
         shortest, longest = min(segments.lengths), max(segments.lengths)
         x_NLAD = torch.nested.nested_tensor_from_jagged(
             x_TAD.to(q_TAD.dtype), segments.cu_lengths, min_seqlen=shortest, max_seqlen=longest
@@ -192,7 +191,7 @@ class HeadTile:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Where the vector of each head of each token lies in the tiles. All indices refer to vectors of width D.
+    """The index in the tiles of the vector of each head of each token. All indices refer to vectors of width D.
 
     queries: (P*A,) the index in (M, A) of each query, tile after tile, each in the order (R, A, L). padding: the
     entries of `queries` that repeat a token as padding. inverse_queries: (M*A,) the entry of `queries` for each index
@@ -276,13 +275,9 @@ def head_plan(layout: Layout, heads: int, selected_M: np.ndarray | None = None) 
 
 
 def _rows(first_R: np.ndarray, counts_R: np.ndarray, width: int, heads: int) -> tuple[np.ndarray, ...]:
-    """Arranges ranges of numbers as rows of the same width.
-
-    Returns:
-        (R, W) the numbers; shorter ranges repeat their last number.
-        (R, W) bool, which of them are not repeated.
-        (R, W, A) the flat index in (R, A, W) of each number and head.
-    """
+    """Arranges ranges of numbers as rows of the same width, in which shorter ranges repeat their last number. Returns
+    (R, W) the numbers; (R, W) bool, which of them are not repeated; and (R, W, A) the flat index of each in (R, A,
+    W)."""
     steps_W, counts_R1 = np.arange(width), counts_R[:, None]
     index_RAW = np.arange(len(counts_R) * heads * width).reshape(len(counts_R), heads, width)
     numbers_RW = first_R[:, None] + np.minimum(steps_W, counts_R1 - 1)
@@ -305,7 +300,7 @@ def _mask_bias(
     # A causal mask hides the padding, which comes last.
     if not isinstance(layout.mask, Causal):
         allow = real_R1K if allow is None else allow & real_R1K
-        # Padding without a visible key sees all keys, as in `Layout`, so that its softmax is not NaN.
+        # Padding without a visible key attends to all keys, as in `Layout`, so that its softmax is not NaN.
         allow = allow | ~allow.any(-1, keepdim=True)
     assert allow is not None
     if allow.all():
@@ -380,5 +375,4 @@ def _scores(q_BLD: Tensor, k_BKD: Tensor, bias: Tensor | None, scale: float) -> 
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:
-    """Converts half precision to fp32; other tensors are unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

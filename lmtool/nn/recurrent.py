@@ -120,7 +120,7 @@ class LstmCell(nn.Module):
         """Returns (T, P): outputs, and the states after the last token of each text. state: the state before the first
         token; None for zeros. An empty text keeps its state."""
         gates_TG = F.linear(x_TI, self.weight_ih, self.bias).index_select(0, steps.tokens_T)
-        # Sums over many steps stay in full precision, whatever the type of the products.
+        # Sums over many steps stay in full precision for every type of the products.
         state_dtype = torch.promote_types(gates_TG.dtype, torch.float32)
         if state is None:
             texts = len(steps.order_N)

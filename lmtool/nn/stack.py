@@ -102,7 +102,7 @@ class StackState:
     """The texts after the embedding, as the layers read them.
 
     x_TH: the states of all tokens. packed, positions_T, rng: all tokens including virtual ones, their positions and
-    their dropout generator. position: what the stack's attention knows about positions. cache: the cache of earlier
+    their dropout generator. position: the position encoding that attention reads. cache: the cache of earlier
     tokens. batch_T: indices of the batch's tokens among all; None if there are no others. ahead: positions of a prefix
     or a memory before each text. memories: (N, F, H) for each layer, the states before each text; None if there are
     none.

@@ -16,7 +16,7 @@ from lmtool.config.decode import AUTO, Auto, chosen_class, decode, merge, title_
 from lmtool.config.messages import known_keys, plain_value
 from lmtool.config.registry import Choice, Several, lookup
 from lmtool.data.configs import SHORTEST, DataConfig
-from lmtool.distillation.configs import DistillConfig, NoDistillConfig
+from lmtool.distillation.configs.base import DistillConfig, NoDistillConfig
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.learners.generation.configs import GenerationConfig
@@ -24,11 +24,11 @@ from lmtool.models.configs import ModelConfig
 from lmtool.reporting.trackers.base import TrackerConfig
 from lmtool.runs.files import output_errors
 from lmtool.runs.identity import BUDGETS
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig, Parallel, ScheduleConfig
 from lmtool.training.devices import device_of
-from lmtool.tuning.configs import TuningConfig
+from lmtool.tuning.configs.base import TuningConfig
 
 BATCH = ("batch_examples", "batch_tokens")
 """Batch sizes: a phase that sets one of them clears the other."""

@@ -18,7 +18,7 @@ from lmtool.config.base import Config, JsonObject
 from lmtool.config.registry import command_line, entries
 from lmtool.data.configs import SHORTEST, DataConfig, contains
 from lmtool.distillation import rules as distillation
-from lmtool.distillation.configs import DistillConfig
+from lmtool.distillation.configs.base import DistillConfig
 from lmtool.errors import Problem
 from lmtool.learners import rules as learners
 from lmtool.learners.configs import ObjectiveConfig, needs_whole_weights
@@ -42,7 +42,7 @@ from lmtool.resolver.commands import (
 from lmtool.runs.files import output_errors, overwriting_errors
 from lmtool.system.files import user_path
 from lmtool.tasks import rules as tasks
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig
 from lmtool.tuning import rules as tuning

@@ -31,7 +31,7 @@ from lmtool.resolver.verbs import TRAINING, VERBS
 from lmtool.runs.finding import read_checkpoint, run_folder
 from lmtool.system.files import RUNS, user_path
 from lmtool.system.terminal import say
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.weights.folders import hf_folder
 
 Data = JsonObject

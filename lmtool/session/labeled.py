@@ -19,7 +19,8 @@ from lmtool.runs.finding import saved_steps
 from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.system.files import user_path
-from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import MixtureTaskConfig
 from lmtool.tasks.configs.sequence import SequenceConfig, WindowedConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import with_joined_columns

@@ -24,7 +24,7 @@ from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import PhaseData, Session, build_phases, tokenized_metadata, tokenized_split
 from lmtool.session.teacher_texts import with_teacher_texts
 from lmtool.session.teachers import build_distilled
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer

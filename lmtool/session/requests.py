@@ -13,7 +13,7 @@ from lmtool.errors import UserError
 from lmtool.resolver.commands import AskConfig
 from lmtool.runs.files import write_delimited, write_rows
 from lmtool.system.files import user_path
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.files import read_file, suffixes
 
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")

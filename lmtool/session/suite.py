@@ -27,7 +27,7 @@ from lmtool.session.trained import read_trained
 from lmtool.system.files import RUNS, replace_bytes, require_no_link, user_path
 from lmtool.system.ranks import rank_info
 from lmtool.system.signals import Interrupted, pop_late_signals
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.mixture import DIAGNOSTIC, FILES, NOT_AVERAGED, folder_of, glue_average, score_of, submission

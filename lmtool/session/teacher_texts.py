@@ -17,7 +17,7 @@ import numpy as np
 
 from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows, SplitData
-from lmtool.distillation.configs import StandardConfig
+from lmtool.distillation.configs.modes import StandardConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import Teacher
 from lmtool.distillation.store.folder import open_or_make

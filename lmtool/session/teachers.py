@@ -11,8 +11,8 @@ from typing import Any
 from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
 from lmtool.costs.memory_of_run import model_of_peers
-from lmtool.distillation.configs import CodistillationConfig, StandardConfig
 from lmtool.distillation.configs.base import different_inputs
+from lmtool.distillation.configs.modes import CodistillationConfig, StandardConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import Teacher
 from lmtool.distillation.store.folder import StoreLocation

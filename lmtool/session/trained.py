@@ -22,12 +22,13 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.resolver.decoding import decode_config
-from lmtool.tasks.configs import TaskConfig, tasks_of
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import tasks_of
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.tuning.configs.base import TuningConfig
-from lmtool.weights.assemble import Blueprint, assemble
+from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import IMPORT_COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.reading import Weights, ignored_warnings, layout_warnings, read
@@ -36,24 +37,12 @@ from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_cl
 
 
 @dataclass(frozen=True)
-class _TunedBlueprint:
-    """A pretraining configuration with a tuning method, from which `assemble` builds a learner."""
-
-    config: PretrainConfig
+class _Blueprint:
+    model: ModelConfig
+    seed: int
+    learner_config: TaskConfig | ObjectiveConfig
     tuning_config: TuningConfig | None
-    exits: tuple[int, ...] = ()
-
-    @property
-    def model(self) -> ModelConfig:
-        return self.config.model
-
-    @property
-    def seed(self) -> int:
-        return self.config.seed
-
-    @property
-    def learner_config(self) -> ObjectiveConfig:
-        return self.config.learner_config
+    exits: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -83,15 +72,6 @@ class Trained:
     def longest(self) -> int:
         """Maximum number of tokens per text: max_length of finetuning; for a pretrained model, all its positions."""
         return self.config.max_length if isinstance(self.config, FinetuneConfig) else self.config.model.max_positions
-
-    @property
-    def _blueprint(self) -> Blueprint[BaseLearner]:
-        """The configuration to build the learner from. An imported language model may have a tuning method."""
-        if isinstance(self.config, FinetuneConfig):
-            return self.config
-        return _TunedBlueprint(
-            self.config, decode_section(self.checkpoint, self.saved, Choice("tuning", optional=True))
-        )
 
     @property
     def tasks(self) -> dict[str, TaskConfig]:
@@ -132,7 +112,14 @@ class Trained:
             learner_config.member_configs() if isinstance(learner_config, TaskConfig) and heads is not None else ()
         ):
             weights = replace(weights, tensors=member.with_unstored_tensors(weights.tensors))
-        learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learner_config=learner_config)
+        config = self.config
+        if isinstance(config, FinetuneConfig):
+            tuning, exits = config.tuning_config, config.exits
+        else:  # an imported language model may have a tuning method
+            tuning, exits = decode_section(self.checkpoint, self.saved, Choice("tuning", optional=True)), ()
+        blueprint = _Blueprint(config.model, config.seed, learner_config or config.learner_config, tuning, exits)
+        learner: BaseLearner
+        learner, _ = assemble(blueprint, self.tokenizer, trained=weights)
         return learner.to(self.precision.device).eval()
 
 

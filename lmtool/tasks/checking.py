@@ -20,7 +20,7 @@ from lmtool.data.files import collect_errors
 from lmtool.data.sources import OnStage
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.files import TaskTable
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import cell_text, location

@@ -18,7 +18,7 @@ from lmtool.data.rows import inferred_delimiter, records
 from lmtool.data.tables import LINES, Table, begins_squad, read_columns, read_conllu, read_squad, read_table
 from lmtool.errors import UserError
 from lmtool.system.files import user_path
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.kinds.labels import IDS
 
 # Bytes read to recognize a format.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lmtool.config.base import JsonMapping
 from lmtool.models.published import default_label
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

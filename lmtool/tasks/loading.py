@@ -22,8 +22,8 @@ from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
 from lmtool.system.files import user_path
-from lmtool.tasks.configs import TaskConfig, TaskTextConfig
-from lmtool.tasks.configs.base import joined_columns
+from lmtool.tasks.configs.base import TaskConfig, joined_columns
+from lmtool.tasks.configs.mixture import TaskTextConfig
 from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tasks.files import TaskTable, canonical, read_folder, read_hub
 from lmtool.tasks.kinds.base import TaskKind

@@ -22,7 +22,8 @@ from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.learners.mixture import MixedScorer, Mixture, has_data
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
-from lmtool.tasks.configs import GlueConfig, MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import GlueConfig, MixtureTaskConfig, TaskObjectiveConfig, tasks_of
 from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner
 from lmtool.tasks.kinds.predictions import Label
 from lmtool.tasks.loading import TaskData, load_task

@@ -11,7 +11,8 @@ from lmtool.data.configs import DataConfig, missing_hub_data
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.mixture import TaskObjectiveConfig, TaskTextConfig, tasks_of
 
 
 def require_task_data(task: TaskConfig) -> Iterator[Problem]:

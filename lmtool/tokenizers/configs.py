@@ -9,23 +9,45 @@ from pydantic import Field
 from lmtool.config.base import Config
 from lmtool.config.registry import component
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
+    *("vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", "config.json"),
+)
+"""Files that define a tokenizer. config.json is among them because it may name the tokenizer's class."""
 SPECIALS: dict[str, dict[str, str]] = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "albert": {
-        "pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]",
-        "bos": "[CLS]", "eos": "[SEP]",
+        "pad": "<pad>",
+        "unk": "<unk>",
+        "cls": "[CLS]",
+        "sep": "[SEP]",
+        "mask": "[MASK]",
+        "bos": "[CLS]",
+        "eos": "[SEP]",
     },
     "xlnet": {
-        "unk": "<unk>", "bos": "<s>", "eos": "</s>", "cls": "<cls>", "sep": "<sep>", "pad": "<pad>", "mask": "<mask>",
+        "unk": "<unk>",
+        "bos": "<s>",
+        "eos": "</s>",
+        "cls": "<cls>",
+        "sep": "<sep>",
+        "pad": "<pad>",
+        "mask": "<mask>",
     },
     "roberta": {
-        "bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>",
+        "bos": "<s>",
+        "cls": "<s>",
+        "pad": "<pad>",
+        "eos": "</s>",
+        "sep": "</s>",
+        "unk": "<unk>",
+        "mask": "<mask>",
     },
     "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     "elmo": {"bos": "<S>", "eos": "</S>", "unk": "<UNK>"},
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "gpt1": {"unk": "<unk>"},
-}  # fmt: skip
+}
 """Special tokens of each family's pretrained vocabulary by role, in the order of their ids."""
 
 # GPT-1's <unk>, and a token that starts, ends and pads documents, which pretraining needs.

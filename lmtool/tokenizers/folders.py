@@ -28,7 +28,6 @@ from lmtool.tokenizers.classes import (
     GPT1,
     GPT2,
     LLAMA,
-    MODEL_CONFIG,
     ROBERTA,
     SENTENCEPIECE_FILES,
     T5,
@@ -45,7 +44,7 @@ from lmtool.tokenizers.classes import (
     transformers_class,
 )
 from lmtool.tokenizers.configs import SPECIALS
-from lmtool.tokenizers.special import ADDED_TOKENS, SPECIAL_MAP, read_special
+from lmtool.tokenizers.special import read_special
 
 MAX_GROWTH = 1000
 """Maximum number of characters that may replace one character. The supported families need at most 66."""
@@ -81,9 +80,8 @@ def _steps(rule: object) -> Iterator[JsonMapping]:
 
 
 def _growth(step: JsonMapping, inserted: list[str]) -> float:
-    """Returns the maximum number of characters by which a step replaces one character; for a template, the number of
-    times that it repeats a text. inserted: the texts that earlier steps inserted; a step that inserts a text appends
-    it."""
+    """Returns the maximum number of characters by which a step replaces one character; for a template, how often it
+    repeats a text. A step that inserts a text appends it to `inserted`."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         inserted.append(content)
@@ -104,7 +102,6 @@ def _growth(step: JsonMapping, inserted: list[str]) -> float:
 
 
 def _replacement_growth(pattern: object, length: int) -> float:
-    """Returns the maximum growth if `length` characters replace each match of a pattern."""
     text, regular = "", True
     if isinstance(pattern, Mapping):
         regular = "Regex" in pattern
@@ -123,11 +120,6 @@ def _longest_replacement(character_map: bytes) -> int:
     return max(map(len, character_map[4 + trie_size :].split(b"\0")))
 
 
-TOKENIZER_FILES = (
-    TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED_TOKENS,
-    *SENTENCEPIECE_FILES, MODEL_CONFIG,
-)  # fmt: skip
-"""The files that may define a tokenizer."""
 NO_ENTRIES = "the vocabulary has no entries"
 
 
@@ -184,8 +176,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
 def _read_unchanged(
     folder: Path, settings: Settings, path: Path, guess_family: bool
 ) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """Reads a tokenizer.json without changes. guess_family: whether to guess the roles of special tokens from the
-    vocabulary, because no file names a class."""
+    """guess_family: whether to guess the roles of special tokens from the vocabulary, because no file names a class."""
     backend = _load_tokenizer_json(path)
     special = read_special(folder, settings, None, path)
     special.add_to(backend)
@@ -206,7 +197,6 @@ def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def _guess_class(folder: Path) -> TokenizerClass:
-    """Guesses the class of a folder that names no class, from the older files."""
     path = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if path is not None:
         content = read_bytes(path)
@@ -243,7 +233,6 @@ def _vocabulary_from_json(path: Path, kind: TokenizerClass) -> FileVocabulary:
 
 
 def _character_map(normalizer: object) -> bytes:
-    """Returns SentencePiece's character map among the steps of a normalizer; empty without a map."""
     for step in _steps(normalizer):
         if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])

@@ -138,8 +138,7 @@ def _pop_names(values: JsonObject) -> JsonObject:
 
 
 def _read_special_map(path: Path, settings: JsonObject) -> JsonObject:
-    """Reads special_tokens_map.json, in which all tokens are special. settings: the values of
-    tokenizer_config.json, whose `extra_special_tokens` come before those of this file."""
+    """All tokens of special_tokens_map.json are special. `extra_special_tokens` of `settings` come first."""
     values = read_json(path) if path.is_file() else {}
     values = {key: _token(path, token, True) if _get(token, "content") else token for key, token in values.items()}
     for key in (_OLD_LIST, _NEW_LIST):
@@ -177,7 +176,6 @@ def _tokens(path: Path, values: object) -> list[Token]:
 
 
 def _token(path: Path, value: object, special: bool | None = None) -> Any:
-    """Returns the token that a JSON value describes. special: overrides the value's flag."""
     if _is_token(value):
         return value
     content = _get(value, "content")

@@ -22,8 +22,9 @@ from lmtool.errors import UserError
 from lmtool.runs.finding import refusal
 from lmtool.system.files import Damaged, user_path, verify_siblings
 from lmtool.tokenizers.classes import FAST_CLASS, TOKENIZER_CONFIG, TOKENIZER_JSON
+from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.tokenizers.entries import Marks, entry_bytes, marks_of, readable, starts_word
-from lmtool.tokenizers.folders import TOKENIZER_FILES, read_backend
+from lmtool.tokenizers.folders import read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -332,8 +333,8 @@ def _json(content: object) -> str:
 
 
 def _without_space(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Returns the (T, 2) int64 character ranges of tokens without surrounding white space. The range of a token of only
-    white space is empty, at the token's end."""
+    """Returns the (T, 2) int64 ranges without surrounding white space; a token of only white space gets an empty range
+    at its end."""
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     positions = np.arange(len(text) + 1)
     space = np.array([character.isspace() for character in text], dtype=bool)

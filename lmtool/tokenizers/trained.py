@@ -153,7 +153,6 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
 
 
 def _is_separate_word(character: str) -> bool:
-    """Whether BERT's splitting makes a character a separate word, as for punctuation and CJK ideographs."""
     code = ord(character)
     ascii_symbol = 33 <= code < 127 and not character.isalnum()
     ideograph = unicodedata.name(character, "").startswith("CJK ")
@@ -215,7 +214,6 @@ def _frequent_words(
 
 
 def _word_level(config: ListedConfig, frequent: Sequence[str], vocab_size: int, units: str) -> models.WordLevel:
-    """Builds the vocabulary: special tokens, then the most frequent words or characters (`units`), then sentinels."""
     special = list(dict.fromkeys(config.specials.values()))
     sentinels = [token for token, _ in sentinel_entries(config.sentinel_count)]
     reserved = len(special) + len(sentinels)
@@ -231,7 +229,6 @@ def _word_level(config: ListedConfig, frequent: Sequence[str], vocab_size: int, 
 
 
 def _with_special_tokens(config: ListedConfig, backend: tokenizers.Tokenizer) -> Tokenizer:
-    """Adds the special tokens and the template to a backend for words or characters."""
     specials, numbers = config.specials, backend.get_vocab()
     sentinels: Sequence[str] = [token for token in numbers if token.startswith("<extra_id_")]
     special = [*dict.fromkeys(specials.values()), *sorted(sentinels, key=numbers.__getitem__)]

@@ -19,7 +19,7 @@ from lmtool.learners.model import is_exit
 from lmtool.models.base import Backbone
 from lmtool.nn.initialization import generator_for, materialize
 from lmtool.nn.stack import Stack
-from lmtool.tuning.configs import TuningConfig
+from lmtool.tuning.configs.base import TuningConfig
 from lmtool.types import ParameterGroup, part_of
 
 BACKBONE = "backbone"

@@ -17,7 +17,7 @@ from lmtool.nn.context import Context
 from lmtool.nn.dropout import Dropout, name_dropouts
 from lmtool.nn.initialization import generator_for
 from lmtool.tuning.base import TuningMethod, freeze, layers, learn_biases, linears, replace_module
-from lmtool.tuning.configs import LoraConfig
+from lmtool.tuning.configs.methods import LoraConfig
 
 # An edited linear map has parameters named `weight` and `bias`, like the map that it replaces, so that checkpoint names
 # do not change.

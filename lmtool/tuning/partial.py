@@ -11,7 +11,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.heads.features import LAYERS, LastFour, ScalarMix
 from lmtool.training.optimizers import EMBEDDINGS, HEAD, levels
 from lmtool.tuning.base import TuningMethod, freeze, learn_biases, stacks
-from lmtool.tuning.configs import FullConfig, HeadConfig, LastLayersConfig
+from lmtool.tuning.configs.methods import FullConfig, HeadConfig, LastLayersConfig
 
 # Full finetuning: every parameter is trained, except in frozen lower layers.
 

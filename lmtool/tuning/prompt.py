@@ -23,7 +23,8 @@ from lmtool.nn.stack import Stack
 from lmtool.random_streams import Permutation
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tuning.base import TuningMethod, freeze, initialize_like_torch, new_module, stacks
-from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig, TuningConfig
+from lmtool.tuning.configs.base import TuningConfig
+from lmtool.tuning.configs.methods import PrefixConfig, PTuningConfig, SoftPromptConfig
 from lmtool.types import ParameterGroup
 
 # Soft prompts (Lester et al. 2021): trainable vectors in the input, which act as virtual tokens.

@@ -9,7 +9,7 @@ from lmtool.data.configs import SHORTEST
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.tuning.configs import TuningConfig
+from lmtool.tuning.configs.base import TuningConfig
 
 
 def refuse_conflicts(tuning: TuningConfig) -> Iterator[Problem]:

@@ -1,1 +1,1 @@
-"""Weights in and out: what a learner takes from a checkpoint."""
+"""Weights in and out: reads checkpoints into learners, and writes them for transformers."""

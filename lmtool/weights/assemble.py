@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from lmtool.config.registry import build
 from lmtool.errors import UserError
-from lmtool.learners.model import ModelWithHeads, add_exits
+from lmtool.learners.model import add_exits
 from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.runs.checkpoints import mismatches
@@ -94,46 +94,29 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
     return LoadReport(sizes(expected, loaded_parts), sizes(available, set(available) - loaded_parts), new)
 
 
-Built = TypeVar("Built", bound=ModelWithHeads)
-BuiltCo = TypeVar("BuiltCo", bound=ModelWithHeads, covariant=True)
-
-
-class LearnerBuilder(Protocol[BuiltCo]):
-    """Adds heads to a backbone. The configurations of objectives and tasks do, and the description of a checkpoint's
-    heads."""
-
-    def learner(self, *arguments: Any) -> BuiltCo: ...
-
-
-class Blueprint(Protocol[BuiltCo]):
-    """Describes a learner, so that `assemble` can build it: the configuration of a run, or a `SavedModel`."""
+class Blueprint(Protocol):
+    """A learner that `assemble` can build: the configuration of a run, or a `SavedModel`. `learner_config.learner` adds
+    heads to a backbone; `exits` are the layers with early exits."""
 
     @property
     def model(self) -> ModelConfig: ...
-
     @property
     def seed(self) -> int: ...
-
     @property
-    def learner_config(self) -> LearnerBuilder[BuiltCo]: ...
-
+    def learner_config(self) -> Any: ...
     @property
-    def tuning_config(self) -> TuningConfig | None:
-        """The `tuning` section, or None."""
-
+    def tuning_config(self) -> TuningConfig | None: ...
     @property
-    def exits(self) -> tuple[int, ...]:
-        """Layers with early exits."""
+    def exits(self) -> tuple[int, ...]: ...
 
 
 def assemble(
-    config: Blueprint[Built],
+    config: Blueprint,
     tokenizer: Tokenizer | None,
     start: Weights | None = None,
     trained: Weights | None = None,
-    learner_config: LearnerBuilder[Built] | None = None,
     earlier: Sequence[Weights] = (),
-) -> tuple[Built, LoadReport | None]:
+) -> tuple[Any, LoadReport | None]:
     """Builds a learner on the default device, applies its tuning method and loads its weights.
 
     Args:
@@ -142,7 +125,6 @@ def assemble(
         start: Weights from which a run starts. They are loaded before tuning is applied. Heads that they lack keep
             their initial values.
         trained: Weights of this learner after training. They are loaded after tuning is applied, and must be complete.
-        learner_config: The objective or task to use in place of the configured one.
         earlier: Weights of earlier runs whose parameters the tuning method reuses (stacked adapters, adapter fusion).
 
     Returns:
@@ -157,7 +139,7 @@ def assemble(
     method = None if tuning_config is None else build(tuning_config)
     if method is not None:
         method.prepare(backbone)
-    learner = (learner_config or config.learner_config).learner(backbone, tokenizer, config.seed)
+    learner = config.learner_config.learner(backbone, tokenizer, config.seed)
     add_exits(learner, config.exits)
     report = None
     if start is not None:

@@ -28,14 +28,31 @@ from lmtool.weights.folders import read_settings
 from lmtool.weights.saved_model import CheckpointModel
 
 ADVERSARIAL = (
-    "", " ", "  two  spaces ", "\n\n\t", "Hello, World! It's 3.14; don't.", "ÀÉÎÕÜ naïve café Ångström",
-    "İstanbul ẞ ﬁ ǅ", "e\u0301 n\u0303 \u0301 combining", "中文字 日本語 かな 한국어", "ไทย עברית العربية हिन्दी",
-    "\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \U0001f600", "zero\u200bwidth\u200d\ufeff",
-    "control \x00\x01\x07\x7f\x85 \ufffd", "nbsp\u00a0wide\u3000line\u2028", "a" * 500, "字" * 200,
-    "½ ² Ⅷ ① ｆｕｌｌ ١٢٣", "[CLS] [SEP] [MASK] [PAD] [UNK]", "<s> </s> <pad> <unk> <mask>",
-    "<|endoftext|> <extra_id_0>", "##ing ▁the Ġthe </w>", "x=y+z; #include <stdio.h> https://a.b/c?d=e&f=%20",
-    "``quoted'' “curly” ‘single’ … —", "\U0010ffff \ue000 soft\u00adhyphen",
-)  # fmt: skip
+    "",
+    " ",
+    "  two  spaces ",
+    "\n\n\t",
+    "Hello, World! It's 3.14; don't.",
+    "ÀÉÎÕÜ naïve café Ångström",
+    "İstanbul ẞ ﬁ ǅ",
+    "e\u0301 n\u0303 \u0301 combining",
+    "中文字 日本語 かな 한국어",
+    "ไทย עברית العربية हिन्दी",
+    "\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \U0001f600",
+    "zero\u200bwidth\u200d\ufeff",
+    "control \x00\x01\x07\x7f\x85 \ufffd",
+    "nbsp\u00a0wide\u3000line\u2028",
+    "a" * 500,
+    "字" * 200,
+    "½ ² Ⅷ ① ｆｕｌｌ ١٢٣",
+    "[CLS] [SEP] [MASK] [PAD] [UNK]",
+    "<s> </s> <pad> <unk> <mask>",
+    "<|endoftext|> <extra_id_0>",
+    "##ing ▁the Ġthe </w>",
+    "x=y+z; #include <stdio.h> https://a.b/c?d=e&f=%20",
+    "``quoted'' “curly” ‘single’ … —",
+    "\U0010ffff \ue000 soft\u00adhyphen",
+)
 """Strings on which tokenizers are known to differ."""
 
 
@@ -256,7 +273,6 @@ def tokenize_as_transformers(
 
     Args:
         folder: The folder with tokenizer.json and tokenizer_config.json.
-        texts: The texts.
         pairs: The second text of each pair; None for single texts.
 
     Returns:

@@ -16,7 +16,7 @@ from lmtool.config.base import JsonObject
 from lmtool.config.registry import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.family import HFFormat
 from lmtool.runs.checkpoints import save_tensors
@@ -67,7 +67,6 @@ def export_of(
     """Converts a checkpoint to transformers' format.
 
     Args:
-        model: The model's configuration.
         tensors: All tensors of the checkpoint.
         task: The `task` section of a finetuned checkpoint, including its labels; None without a task.
         tokenizer: The checkpoint's tokenizer, which gives the ids of special tokens.
@@ -75,12 +74,12 @@ def export_of(
     Raises:
         UserError: If transformers does not have the family, the variant or the task's head.
     """
-    module = builder_module(entry_of(model))
-    declared: HFFormat | None = getattr(module, "HF_FORMAT", None)
+    declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
     if declared is None or declared.model != model.name:  # llama_encoder is in the module of llama
         alternative = "" if model.contextual else "; format=vectors writes its vectors as text"
         hint = f"use the run with lmtool, or export a model of a family that transformers has{alternative}"
         raise UserError(f"model={model.name} has no counterpart in transformers", hint)
+    assert isinstance(model, TransformerConfig)
     renamed, head = dict(tensors), None
     if task is not None:
         head = _hf_head(model, task, declared)
@@ -112,7 +111,7 @@ def export_of(
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
     left_out |= {f"{name} ({rule})" for name, rule in decisions.items() if rule is not None}
     config = {
-        **module.to_hf_config(model),
+        **declared.to_hf_config(model),
         "architectures": [model_class.name],
         "dtype": "float32",
         **({"tie_word_embeddings": False} if untied else {}),
@@ -124,9 +123,8 @@ def export_of(
 
 
 def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
-    """Returns the kind of head in transformers that corresponds to a task's head. model: the model's configuration.
-    task: the `task` section. declared: the family's classes in transformers. Raises UserError if the family has no such
-    head in transformers, or if its architecture there is different (for example, the pooling)."""
+    """Raises UserError if the family has no such head in transformers, or one of another architecture (for example,
+    pooling)."""
     name, form, head = task["name"], sequence_form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"
@@ -218,7 +216,6 @@ def write_export(
 
     Args:
         export: The content in transformers' format.
-        model: The model's configuration.
         tokenizer: The tokenizer to save.
         tokenizer_settings: Settings for AutoTokenizer.
         card: Text of README.md.

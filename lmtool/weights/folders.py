@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import builder_module, entries, lookup
@@ -22,7 +22,11 @@ from lmtool.runs.finding import ADAPTER
 from lmtool.system.environment import is_reachable
 from lmtool.system.files import read_json, user_path
 from lmtool.system.secrets import masked
+from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
+
+if TYPE_CHECKING:
+    from lmtool.models.family import HFFormat
 
 # huggingface_hub takes half a second to import, so functions import it only where they need it.
 
@@ -145,8 +149,7 @@ _ATTEMPTS = 4
 
 
 def _download(repository: str, name: str, revision: str) -> str:
-    """Downloads a file into the hub's cache and returns its path. An error of the server is tried again; the library
-    itself does so only for some requests."""
+    """Retries after an error of the server; the library itself does so only for some requests."""
     from huggingface_hub import hf_hub_download
 
     for attempt in range(1, _ATTEMPTS):
@@ -167,18 +170,12 @@ def _transport_errors() -> Any:
 
 
 def _short(problem: Exception) -> str:
-    """Returns the message of an exception in one line of at most 160 characters, with secrets masked."""
     return masked(" ".join(str(problem).split()))[:160]
 
 
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weight files, in order of preference."""
-TOKENIZER = (
-    "tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG,
-)  # fmt: skip
-"""Files that define a tokenizer. config.json is among them because it may name the tokenizer's class."""
 _USE_CHECKPOINT = "use a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 Decoded = TypeVar("Decoded")
 
@@ -206,29 +203,27 @@ class HFFolder:
     config: HFConfig
     revision: str | None = None
 
-    def family(self) -> Any:
-        """Returns the Python module of the model family. Raises UserError if lmtool does not have the family."""
+    def family(self) -> HFFormat:
+        """Returns the format of the model family. Raises UserError if lmtool does not have the family."""
         model_type = self.config.get("model_type")
         name = families().get(model_type) if isinstance(model_type, str) else None
         entry = None if name is None else lookup("model", name)
-        module = None if entry is None else builder_module(entry)
-        if not hasattr(module, "from_hf_config"):
+        family: HFFormat | None = None if entry is None else getattr(builder_module(entry), "HF_FORMAT", None)
+        if family is None:
             known = ", ".join(sorted(families()))
             raise UserError(
                 f"checkpoint={self.checkpoint}: config.json has model_type={model_type!r}; lmtool supports {known}",
                 _USE_CHECKPOINT,
             )
-        return module
+        return family
 
     def model_section(self) -> JsonObject:
         """Returns the `model` section of an equivalent lmtool configuration, as plain JSON data. Raises UserError if
         lmtool does not support the variant."""
         family = self.family()
-        return self._decode(lambda: dict(family.from_hf_config(self.config)))
+        return self._decode(lambda: family.from_hf_config(self.config))
 
     def _decode(self, read: Callable[[], Decoded]) -> Decoded:
-        """Returns the result of a function that reads config.json. Raises UserError, with the checkpoint's name, if the
-        function fails."""
         try:
             return read()
         except UserError as error:
@@ -242,7 +237,9 @@ class HFFolder:
         """Returns the configuration of an equivalent lmtool checkpoint, as plain JSON data: the sections for model,
         tokenizer, generation settings, and the task of a finetuned model."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
-        generation = self._generation()
+        settings = self.path / GENERATION
+        # Older folders have the generation settings in config.json.
+        generation = published_settings(read_object(settings) if settings.is_file() else self.config)
         config |= {"generation": generation} if generation else {}
         task = self._task() if head_of_class(self.config) is not None and self._unsupported_head() is None else None
         return config if task is None else {**config, "task": task}
@@ -284,26 +281,18 @@ class HFFolder:
             )
 
     def _unsupported_head(self) -> str | None:
-        """Returns the name of the folder's class and the reason why lmtool does not support its head, as text; None if
-        lmtool supports it."""
-        names, reasons = self.config.get("architectures"), self.family().HF_FORMAT.unsupported
+        """Returns the name of the folder's class and the reason why lmtool does not support its head, as text."""
+        names, reasons = self.config.get("architectures"), self.family().unsupported
         unsupported = [name for name in names if name in reasons] if isinstance(names, list) else []
         if not unsupported:
             return None
         return f"{unsupported[0]}, whose head lmtool does not support: {reasons[unsupported[0]]}"
-
-    def _generation(self) -> JsonObject:
-        """Returns the folder's default generation settings as fields of `GenerationConfig`. They are in
-        generation_config.json or, in older folders, in config.json."""
-        file = self.path / GENERATION
-        return published_settings(read_object(file) if file.is_file() else self.config)
 
     def label_names(self) -> list[str]:
         """Returns the names of the labels in the order of their ids."""
         return self._decode(lambda: label_names(self.config))
 
     def _task(self) -> JsonObject | None:
-        """Returns the `task` section, or None if lmtool does not support the task."""
         return self._decode(lambda: task_of(self.config))
 
 
@@ -318,7 +307,7 @@ def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
         return None
     if (path / ADAPTER).is_file() and not any((path / name).is_file() for name in WEIGHTS):
         return None
-    for name in TOKENIZER:
+    for name in TOKENIZER_FILES:
         if os.path.lexists(path / name) and not (path / name).is_file():  # it would be ignored without an error
             raise UserError(f"checkpoint={checkpoint}: {path / name} is not a regular file", "copy the folder again")
     config = read_object(path / CONFIG)
@@ -346,7 +335,6 @@ def weight_file(folder: HFFolder, offline: bool = False) -> Path:
 
 
 def _location(folder: HFFolder, offline: bool) -> str:
-    """Describes where the files of a folder were searched, for error messages."""
     return "the hub's cache (offline=true)" if folder.revision is not None and offline else str(folder.path)
 
 
@@ -391,7 +379,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
     address = Address.of("tokenizer.path", path, hint)
     folder: Path | None = None
     errors: list[MissingFile] = []
-    for name in TOKENIZER:
+    for name in TOKENIZER_FILES:
         try:
             # The cache has one folder per commit; all files come from the commit of the first file.
             folder = address.file(name, offline, None if folder is None else folder.name).parent
@@ -403,12 +391,11 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
 
 
 def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
-    """Downloads config.json, the tokenizer files and the generation settings of a repository."""
     address = Address.of("checkpoint", checkpoint, _USE_CHECKPOINT)
     path = address.file(CONFIG, offline)
     # The cache has one folder per commit. Later reads use this commit even if the branch has moved in the meantime.
     commit = path.parent.name
-    for name in (*TOKENIZER, GENERATION):
+    for name in (*TOKENIZER_FILES, GENERATION):
         with suppress(MissingFile):
             address.file(name, offline, commit)
     return HFFolder(checkpoint, path.parent, HFConfig(read_object(path)), commit)

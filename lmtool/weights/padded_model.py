@@ -143,7 +143,6 @@ class PaddedModel(nn.Module):
         return ModelOutput(_pad(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, texts))
 
     def _segments(self, ids_BL: Tensor, segments_BL: Tensor | None) -> Tensor | None:
-        """Returns the segments on the device of the ids, or None. Raises ValueError if they are invalid."""
         if segments_BL is None:
             return None
         if segments_BL.shape != ids_BL.shape:
@@ -193,8 +192,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
 
 
 def _real_tokens(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Returns a bool tensor, (B, L), that is true at real tokens. Raises ValueError if a shape is wrong, or if the real
-    tokens of a row are not contiguous."""
+    """Returns (B, L) bool. Raises ValueError if a shape is wrong, or if the real tokens of a row are not contiguous."""
     if ids_BL.ndim != 2:
         raise ValueError(f"ids have the shape {tuple(ids_BL.shape)}; expected two dimensions, (rows, length)")
     if mask_BL is None:
@@ -212,7 +210,6 @@ def _real_tokens(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
 
 
 def _pack(ids_BL: Tensor, real_BL: Tensor, segments_BL: Tensor | None = None) -> Packed:
-    """Packs the real tokens of padded rows, with their segments if the model has segments."""
     columns = {} if segments_BL is None else {"segment": segments_BL[real_BL].long()}
     return Packed(ids_BL[real_BL].long(), tuple(real_BL.sum(1).tolist()), columns)
 

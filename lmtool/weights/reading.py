@@ -23,13 +23,13 @@ from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import read_weights
 from lmtool.runs.finding import find
 from lmtool.system.terminal import listing
+from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.base import Base, digest, saved_base
 from lmtool.weights.folders import (
     CONFIG,
     SETTINGS,
-    TOKENIZER,
     WEIGHTS,
     HFFolder,
     fetch_file,
@@ -62,53 +62,77 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
 # have no effect. Keys that change the function of the model raise an error in its family or in the tokenizer's class.
 
 
-_TOKENIZER_KEYS = frozenset(
-    {
-        # Keys that lmtool's tokenizer classes read.
-        "tokenizer_class", "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "do_lower_case",
-        "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "keep_accents", "legacy", "extra_ids",
-        "model_max_length", "split_special_tokens", "model_input_names",
-        # Keys about origin, padding and decoding, which do not change the ids of a text.
-        "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file", "use_fast",
-        "processor_class", "padding_side", "pad_token_type_id", "pad_to_multiple_of", "backend", "is_local",
-        "local_files_only", "clean_up_tokenization_spaces", "spaces_between_special_tokens", "trim_offsets", "errors",
-        "max_length", "stride", "truncation_strategy", "max_len", "transformers_version", "device", "from_slow",
-        "model_specific_special_tokens",
-    }
-)  # fmt: skip
+# Keys that lmtool's tokenizer classes read; then keys about origin, padding and decoding, which do not change the ids.
+_TOKENIZER_KEYS_TEXT = """
+tokenizer_class added_tokens_decoder additional_special_tokens extra_special_tokens do_lower_case strip_accents
+tokenize_chinese_chars add_prefix_space keep_accents legacy extra_ids model_max_length split_special_tokens
+model_input_names name_or_path special_tokens_map_file tokenizer_file vocab_file merges_file use_fast processor_class
+padding_side pad_token_type_id pad_to_multiple_of backend is_local local_files_only clean_up_tokenization_spaces
+spaces_between_special_tokens trim_offsets errors max_length stride truncation_strategy max_len transformers_version
+device from_slow model_specific_special_tokens
+"""
+_TOKENIZER_KEYS = frozenset(_TOKENIZER_KEYS_TEXT.split())
 _TOKENIZER_VALUES: dict[str, tuple[object, ...]] = {
-    "truncation_side": ("right",), "add_bos_token": (False,), "add_eos_token": (False,), "sp_model_kwargs": ({},),
-    "never_split": ([],), "init_inputs": ([],), "do_basic_tokenize": (True,), "remove_space": (True,),
-    "vocab_type": ("gpt2", "spm"), "split_by_punct": (False,),
-}  # fmt: skip
+    "truncation_side": ("right",),
+    "add_bos_token": (False,),
+    "add_eos_token": (False,),
+    "sp_model_kwargs": ({},),
+    "never_split": ([],),
+    "init_inputs": ([],),
+    "do_basic_tokenize": (True,),
+    "remove_space": (True,),
+    "vocab_type": ("gpt2", "spm"),
+    "split_by_punct": (False,),
+}
 """Keys of tokenizer_config.json that have no effect if they have one of these values."""
-_GENERATION_KEYS = frozenset(
-    {
-        "_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "decoder_start_token_id",
-        "use_cache", "cache_implementation", "output_attentions", "output_hidden_states", "output_scores",
-        "output_logits", "return_dict_in_generate", "trust_remote_code",
-    }
-)  # fmt: skip
+_GENERATION_KEYS_TEXT = """
+_from_model_config transformers_version bos_token_id pad_token_id decoder_start_token_id use_cache cache_implementation
+output_attentions output_hidden_states output_scores output_logits return_dict_in_generate trust_remote_code
+"""
+_GENERATION_KEYS = frozenset(_GENERATION_KEYS_TEXT.split())
 _GENERATION_DEFAULTS: JsonObject = {
-    "max_length": 20, "max_new_tokens": 20, "min_length": 0, "min_new_tokens": 0, "do_sample": False, "num_beams": 1,
-    "early_stopping": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
-    "repetition_penalty": 1.0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
-    "num_return_sequences": 1, "diversity_penalty": 0.0, "num_beam_groups": 1, "remove_invalid_values": False,
-    "renormalize_logits": False, "forced_bos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None,
-    "suppress_tokens": None, "begin_suppress_tokens": None,
-}  # fmt: skip
+    "max_length": 20,
+    "max_new_tokens": 20,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "do_sample": False,
+    "num_beams": 1,
+    "early_stopping": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "num_return_sequences": 1,
+    "diversity_penalty": 0.0,
+    "num_beam_groups": 1,
+    "remove_invalid_values": False,
+    "renormalize_logits": False,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
 """Defaults of transformers' GenerationConfig. Older folders have these keys in config.json. `lmtool generate` has
 separate settings."""
+_OTHER_FORMATS = (
+    "*.safetensors pytorch_model*.bin tf_model.h5 flax_model.msgpack rust_model.ot *.gguf *.onnx onnx openvino coreml "
+    "original"
+)
+_DOCUMENTATION = "*.md LICENSE* NOTICE* .* *.png *.jpg *.svg *.gif *.pdf requirements.txt"
+_TRAINING_FILES = (
+    "training_args.bin trainer_state.json optimizer* scheduler* scaler* rng_state* runs logs *.log *results*.json "
+    "checkpoint-*"
+)
 _KNOWN_FILES = (
-    CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *TRANSFORMER_FILES,
-    # Weights in other formats.
-    "*.safetensors", "pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx",
-    "onnx", "openvino", "coreml", "original",
-    # Documentation and training artifacts.
-    "*.md", "LICENSE*", "NOTICE*", ".*", "*.png", "*.jpg", "*.svg", "*.gif", "*.pdf", "training_args.bin",
-    "trainer_state.json", "optimizer*", "scheduler*", "scaler*", "rng_state*", "runs", "logs", "*.log",
-    "*results*.json", "checkpoint-*", "requirements.txt",
-)  # fmt: skip
+    *(CONFIG, GENERATION, *TOKENIZER_FILES, *WEIGHTS, MODULES, PROMPTS, *TRANSFORMER_FILES),
+    *f"{_OTHER_FORMATS} {_DOCUMENTATION} {_TRAINING_FILES}".split(),
+)
 """Patterns of the files and folders that lmtool reads or that have no effect."""
 _MAX_LISTED = 8
 
@@ -147,8 +171,6 @@ def ignored_warnings(checkpoint: str, ignored: Sequence[str]) -> list[str]:
 
 
 def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:
-    """Returns the keys of tokenizer_config.json that are not read and may have an effect. Special tokens (`..._token`)
-    are read."""
     return [
         key
         for key, value in settings.items()
@@ -160,7 +182,6 @@ def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:
 
 
 def _ignored_generation_keys(settings: Mapping[str, object], folder: HFFolder) -> list[str]:
-    """Returns the keys of generation_config.json that are not read and may have an effect."""
     vocab_size = folder.config.get("vocab_size")
     set_keys = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
     names = [key for key in set_keys if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
@@ -185,7 +206,6 @@ def _suppresses_unused_rows(name: str, settings: Mapping[str, object], vocab_siz
 
 
 def _changed_settings(settings: Mapping[str, object]) -> list[str]:
-    """Returns the generation settings that differ from transformers' defaults, as KEY=VALUE."""
     return [
         f"{key}={json.dumps(settings[key])[:30]}"
         for key, default in _GENERATION_DEFAULTS.items()
@@ -194,7 +214,7 @@ def _changed_settings(settings: Mapping[str, object]) -> list[str]:
 
 
 def _ignored_files(folder: HFFolder, generates_text: bool) -> list[str]:
-    """Returns the names of the files that are not read. The module folders of a sentence encoder are read."""
+    """The module folders of a sentence encoder are read."""
     modules = folder.path / MODULES
     patterns = [*_KNOWN_FILES, *(["[0-9]*_*"] if modules.is_file() or (folder.path / "1_Pooling").is_dir() else [])]
     patterns += [] if generates_text else ["chat_template*"]
@@ -322,13 +342,12 @@ def base_of_weights(address: str, weights: Weights, names: Collection[str], toke
 def to_lmtool_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames the tensors of a Hugging Face folder to lmtool's names. Tensors that the family does not know keep their
     names."""
-    renamed: dict[str, Tensor] = folder.family().from_hf(tensors, folder.config)
-    return renamed
+    return folder.family().from_hf(tensors, folder.config)
 
 
 def to_hf_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames lmtool's tensors to transformers' names. Tensors that transformers does not have keep their names."""
-    renamed: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
+    renamed: dict[str, Tensor] = builder_module(entry_of(config)).HF_FORMAT.to_hf(tensors, config)
     return renamed
 
 

@@ -44,7 +44,6 @@ class CheckpointModel(ModelWithHeads):
     """A backbone and its heads, named as in the checkpoint.
 
     Args:
-        backbone: The backbone.
         tensors: The checkpoint's tensors. Their names and shapes determine which heads are built.
         task: The `task` section of a finetuned checkpoint, which determines the architecture of the task's head.
         seed: Seed for the initialization of the parameters.
@@ -89,8 +88,7 @@ class CheckpointModel(ModelWithHeads):
         self.pair_head = pairs[0] if pairs else None
 
     def _task_head(self, task: JsonMapping | None) -> TaskHead:
-        """Returns the kind of the task's head. Without a `task` section, it is the first kind in `HEADS` with a head of
-        its name in the checkpoint, or else a classifier."""
+        """Without a `task` section, the first kind in `HEADS` that the checkpoint has, or else a classifier."""
         task_head = None if task is None else head_of_task(task)
         return task_head or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])
 
@@ -130,8 +128,6 @@ class CheckpointModel(ModelWithHeads):
         return None if self.pair_head is None else self._text_logits(self.pair_head, hidden_TH, packed, "first")
 
     def _text_logits(self, head: str, hidden_TH: Tensor, packed: Packed, pooling: Pooling) -> Tensor:
-        """Returns the logits of a head that scores texts, (N, C). The pooler, if the checkpoint has one, is applied
-        first."""
         summary_NH = summary(hidden_TH, packed, pooling)
         if "pooler" in self.heads:
             summary_NH = self.heads["pooler"](summary_NH)
@@ -139,9 +135,7 @@ class CheckpointModel(ModelWithHeads):
 
 
 def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> nn.Module | None:
-    """Builds a head of the checkpoint. backbone: the backbone. name: name of the head, without "heads.". head_tensors:
-    the tensors of the head by full name. Returns the module; None for a head that only pretraining uses, or that has
-    unknown tensors."""
+    """Returns None for a head that only pretraining uses, or that has unknown tensors."""
     width, feature_size = backbone.hidden_size, backbone.feature_size
     if name == "masked_lm":
         return masked_lm_head(backbone)
@@ -220,7 +214,6 @@ def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tenso
 
     Args:
         checkpoint: The checkpoint, for error messages.
-        saved: The checkpoint's configuration.
         tensors: The checkpoint's tensors.
     """
     task = saved.get("task")
@@ -252,7 +245,6 @@ def decode_section(checkpoint: str, saved: Mapping[str, object], choice: Choice)
 
     Args:
         checkpoint: The checkpoint, for error messages.
-        saved: The checkpoint's configuration.
         choice: The component, such as `Choice("model")`.
     """
     try:
@@ -303,7 +295,6 @@ def merge_tuned(weights: Weights, saved: Mapping[str, object]) -> Weights:
 
 
 def _merge(parts: ModelWithHeads, origin: str) -> None:
-    """Merges the tuning of a model in place. Raises UserError, with the checkpoint's name, if this is impossible."""
     assert parts.tuning is not None
     try:
         parts.tuning.merge(parts)
@@ -319,7 +310,6 @@ def fold_checkpoint(
     Args:
         weights: The complete weights of the tuned checkpoint, including those of its base.
         checkpoint_tensors: The tensors that the tuned checkpoint stores itself.
-        saved: The checkpoint's configuration.
 
     Returns:
         The new content of the checkpoint; None if there is nothing to replace.

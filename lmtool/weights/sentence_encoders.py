@@ -136,9 +136,7 @@ class SentenceEncoder:
 
 
 class _Settings(JsonObject):
-    """The content of a JSON file in a Hugging Face folder; empty if the file is missing. folder: the folder. name: path
-    of the file in the folder. offline: whether to use only files that are already downloaded. required: whether a
-    missing file is an error."""
+    """The content of a JSON file in a Hugging Face folder; empty if an optional file is missing."""
 
     def __init__(self, folder: HFFolder, name: str, offline: bool, required: bool = False):
         self.path = fetch_file(folder, name, offline, required)
@@ -146,19 +144,16 @@ class _Settings(JsonObject):
         self.folder, self.name = folder, name
 
     def unsupported_value(self, key: str) -> UserError:
-        """Returns the error for the value of a key that lmtool does not support."""
         return unsupported_error(self.folder, f"{self.name} has {key}={self[key]!r}")
 
     def require(self, neutral: Collection[str], **values: object) -> None:
-        """Raises UserError if a key has a value that lmtool does not support. neutral: keys that may have any value.
-        values: the only supported value of each other key, apart from null."""
+        """neutral: keys that may have any value. values: the only supported value of each other key, apart from
+        null."""
         for key, value in self.items():
             if key not in neutral and (key not in values or value not in (values[key], None)):
                 raise self.unsupported_value(key)
 
     def get_typed(self, key: str, kind: type, default: Any = None) -> Any:
-        """Returns the value of a key, or the default if it is missing or null. Raises UserError if it has another
-        type."""
         value = self.get(key)
         if value is None:
             return default
@@ -167,7 +162,6 @@ class _Settings(JsonObject):
         return value
 
     def get_positive(self, key: str) -> int | None:
-        """Returns a positive integer, or None if it is missing or null. Raises UserError for any other value."""
         value = self.get_typed(key, int)
         if value is not None and (isinstance(value, bool) or value < 1):
             raise UserError(f"{self.path}: {key}={value!r} is not a positive integer", "copy the file again")
@@ -227,11 +221,8 @@ def unsupported_error(folder: HFFolder, problem: str) -> UserError:
 
 
 def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
-    """Returns the kind and the subfolder of each module after the Transformer; the first of these is the Pooling.
-
-    The list is empty if there is only a Transformer. None means that the folder has no modules.json. Raises UserError
-    if lmtool does not support a module.
-    """
+    """Returns the kind and the subfolder of each module after the Transformer, the first of which is the Pooling; None
+    if the folder has no modules.json."""
     path = fetch_file(folder, MODULES, offline, required=False)
     if path is None:
         return None

@@ -94,10 +94,8 @@ def task_of(config: JsonMapping) -> JsonObject | None:
     if head is not None and head.name == MULTIPLE_CHOICE:
         count = config.get(NUM_CHOICES) or 2
         columns = ["text", *(f"choice{number + 1}" for number in range(count))]
-        return {
-            "kind": "multiple_choice", "name": MULTIPLE_CHOICE, "head": "transformers", "text": columns,
-            "choices": count,
-        }  # fmt: skip
+        section = {"kind": "multiple_choice", "name": MULTIPLE_CHOICE, "head": "transformers"}
+        return {**section, "text": columns, "choices": count}
     names = label_names(config)
     if head is not None and head.name == TOKEN_CLASSIFIER:
         token_section = {"kind": "token_classification", "name": TOKEN_CLASSIFIER, "labels": names}

@@ -20,7 +20,8 @@ from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.examples.language import CausalWindows
 from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.random_streams import Permutation
-from lmtool.tasks.configs import ClassificationConfig, ExtractiveQaConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
+from lmtool.tasks.configs.texts import ExtractiveQaConfig
 from lmtool.tasks.kinds.extractive_qa import QuestionWindows
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tasks.loading import load_task

@@ -21,7 +21,7 @@ from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.nn.stack import attention_path
 from lmtool.objectives.configs import ClmConfig, MlmConfig
 from lmtool.runs.run_folder import RunFolder
-from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.configs import AdamWConfig, LinearConfig
 from lmtool.training.loop import train

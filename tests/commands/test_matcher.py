@@ -8,7 +8,8 @@ from lmtool.cli import main as cli
 from lmtool.config.registry import entries
 from lmtool.learners.configs import LearnedConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.tasks.configs import ClassificationConfig, TokenClassificationConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
+from lmtool.tasks.configs.texts import TokenClassificationConfig
 from lmtool.weights.folders import families
 
 FINETUNE = ("finetune", "checkpoint=none", "task.path=rows")

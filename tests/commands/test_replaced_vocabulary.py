@@ -12,8 +12,8 @@ import torch
 import lmtool
 from lmtool.cli import main as cli
 from lmtool.runs.finding import verify
-from lmtool.tokenizers.replacing import replacement
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.conversion.vocabularies import replacement
 from tests.breadth import slow_but
 from tests.commands.conftest import finetune, pretrain
 from tests.weights.published_folders import FAMILIES, make

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.distillation.configs import InterchangeConfig, StandardConfig
-from lmtool.tuning.configs import AdapterFusionConfig
+from lmtool.distillation.configs.modes import StandardConfig
+from lmtool.distillation.configs.terms import InterchangeConfig
+from lmtool.tuning.configs.adapter import AdapterFusionConfig
 
 PRETRAIN = ("pretrain", "model=bert_tiny")
 FINETUNE = ("finetune", "model=bert_tiny", "checkpoint=none", "task=sst2")

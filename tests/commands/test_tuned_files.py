@@ -200,7 +200,7 @@ def test_merged_weights_match_the_tuned_run(place: Path, capsys: pytest.CaptureF
 
 def their_backbone(checkpoint: str) -> dict[str, torch.Tensor]:
     """BERT's backbone with the tensor names of transformers."""
-    published = bert.to_hf(read(checkpoint).tensors, BertConfig())
+    published = bert.HF_FORMAT.to_hf(read(checkpoint).tensors, BertConfig())
     return {name: tensor for name, tensor in published.items() if "encoder" in name}
 
 

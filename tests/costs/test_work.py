@@ -46,7 +46,7 @@ from lmtool.objectives.configs import (
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.training.configs import (
     AdafactorConfig,
     AdamConfig,
@@ -55,14 +55,14 @@ from lmtool.training.configs import (
     MuonConfig,
     OptimizerConfig,
 )
-from lmtool.tuning.configs import (
+from lmtool.tuning.configs.base import TuningConfig
+from lmtool.tuning.configs.methods import (
     BitFitConfig,
     FullConfig,
     HeadConfig,
     LoraConfig,
     PrefixConfig,
     SoftPromptConfig,
-    TuningConfig,
 )
 from lmtool.types import Packed
 from tests.objectives.objective_fixtures import SIZES, split, store, tokenizer

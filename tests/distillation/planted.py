@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from lmtool.config.registry import build
-from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
+from lmtool.distillation.configs.modes import StandardConfig
+from lmtool.distillation.configs.terms import InterchangeConfig, SoftConfig
 from lmtool.distillation.interchange import Site, agreement
 from lmtool.distillation.recording import Teacher
 from lmtool.learners.base import BaseLearner

@@ -11,7 +11,7 @@ import torch
 from lmtool.cli import main as cli
 from lmtool.costs.memory_of_run import _needed_bytes
 from lmtool.distillation.codistillation import Codistillation
-from lmtool.distillation.configs import CodistillationConfig
+from lmtool.distillation.configs.modes import CodistillationConfig
 from tests.commands.conftest import working_in
 from tests.config.test_yaml import compose_and_decode
 from tests.distillation.runs import assert_resumes_bitwise, run, weights

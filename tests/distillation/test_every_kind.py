@@ -13,7 +13,8 @@ import torch
 
 from lmtool.config.registry import build
 from lmtool.data.examples import SplitData, unlabeled_name
-from lmtool.distillation.configs import HardConfig, SoftConfig, StandardConfig
+from lmtool.distillation.configs.modes import StandardConfig
+from lmtool.distillation.configs.terms import HardConfig, SoftConfig
 from lmtool.distillation.recording import StudentData, Teacher, record
 from lmtool.distillation.standard import Standard
 from lmtool.distillation.teachers import HardLabels

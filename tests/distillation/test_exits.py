@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.distillation.configs import SelfConfig
+from lmtool.distillation.configs.modes import SelfConfig
 from lmtool.distillation.self_distillation import SelfDistillation
 from lmtool.errors import UserError
 from lmtool.learners.model import add_exits, at_exit, select_documents
-from lmtool.tuning.configs import HeadConfig
+from lmtool.tuning.configs.methods import HeadConfig
 from tests.commands.conftest import working_in
 from tests.distillation.runs import assert_resumes_bitwise, run, weights
 from tests.distillation.test_every_kind import KINDS, READ

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lmtool.config.registry import Several
-from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.configs.base import ModelPair, initial_layers
+from lmtool.distillation.configs.modes import StandardConfig
 from lmtool.distillation.standard import start_from
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lmtool.config.registry import build
-from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
+from lmtool.distillation.configs.modes import StandardConfig
+from lmtool.distillation.configs.terms import InterchangeConfig, SoftConfig
 from lmtool.distillation.recording import RecordedStates, Teacher, record
 from lmtool.nn.stack import TapPoint
 from lmtool.objectives.configs import ClmConfig, DenoisingConfig, MlmConfig, SpanCorruptionConfig
@@ -116,7 +117,7 @@ def test_single_text_has_count_zero(tokens):
 
 
 def test_sites_of_two_depths():
-    from lmtool.distillation.configs import LayerMap
+    from lmtool.distillation.configs.base import LayerMap
     from lmtool.models.configs import BertConfig
 
     def sites(depth, pairs, at="middle"):

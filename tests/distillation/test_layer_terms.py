@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from lmtool.config.registry import Several, build
-from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.configs.base import ModelPair
+from lmtool.distillation.configs.modes import StandardConfig
 from lmtool.distillation.recording import Teacher, record
 from lmtool.distillation.standard import Standard
 from lmtool.errors import UserError

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
 from lmtool.costs.plan import plan_of
-from lmtool.distillation.configs import NoDistillConfig
+from lmtool.distillation.configs.base import NoDistillConfig
 from lmtool.runs.finding import checkpoint_folder
 from lmtool.session.labeled import data_to_learn
 from lmtool.training.precision import Precision

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
@@ -82,14 +81,11 @@ class Pair:
     unused: frozenset[str] = frozenset()
 
     def to_hf(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        written: dict[str, Tensor] = self.module.to_hf(tensors, self.ours.backbone.config)
+        written: dict[str, Tensor] = self.module.HF_FORMAT.to_hf(tensors, self.ours.backbone.config)
         return written
 
     def from_hf(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        more = {}
-        if "config" in inspect.signature(self.module.from_hf).parameters:
-            more = {"config": self.theirs.config.to_dict()}
-        read: dict[str, Tensor] = self.module.from_hf(tensors, **more)
+        read: dict[str, Tensor] = self.module.HF_FORMAT.from_hf(tensors, self.theirs.config.to_dict())
         return {name: tensor for name, tensor in read.items() if name not in self.unused}
 
     def double(self) -> Pair:
@@ -291,7 +287,7 @@ def deberta_case(module: ModuleType, config: type[ModelConfig], family: str, **f
     """For texts longer and shorter than the table of distances. fields: fields of our configuration."""
     ours = config(**SIZES | {"max_positions": 60, "max_distance": 20} | NO_DROPOUT | fields)
     published = getattr(transformers, f"{family}Config")(
-        **module.to_hf_config(ours) | {"initializer_range": 0.2, "num_labels": CLASSES}
+        **module.HF_FORMAT.to_hf_config(ours) | {"initializer_range": 0.2, "num_labels": CLASSES}
     )
     classes = (getattr(transformers, family + name) for name in ("ForMaskedLM", "Model", "ForSequenceClassification"))
     return Case(module, ours, published, *classes, tied=OUTPUT_LAYER)

@@ -19,7 +19,7 @@ CONFIG = CASES["bigbird"].config
 
 def test_pattern_seed_is_refused_in_export():
     with pytest.raises(UserError, match="pattern_seed=3"):
-        bigbird.to_hf_config(CONFIG.model_copy(update={"pattern_seed": 3}))
+        bigbird.HF_FORMAT.to_hf_config(CONFIG.model_copy(update={"pattern_seed": 3}))
 
 
 def test_only_texts_longer_than_longest_dense_use_blocks():

@@ -20,7 +20,7 @@ both = pytest.mark.parametrize("name", ["deberta", "deberta_v3"])
 def test_weights_not_divisible_by_heads_are_refused():
     tensors = CASES["deberta"].pair().theirs.state_dict()
     with pytest.raises(UserError, match="num_attention_heads=5 .* 108 rows"):
-        deberta.from_hf(tensors, {"num_attention_heads": 5})
+        deberta.HF_FORMAT.from_hf(tensors, {"num_attention_heads": 5})
 
 
 @pytest.mark.parametrize("buckets,farthest", [(256, 512), (32, 128), (8, 20)])
@@ -55,9 +55,9 @@ def test_states_do_not_depend_on_longer_texts_in_the_batch(name):
 
 @both
 def test_config_variants_are_read_and_missing_keys_refused(name):
-    module, written = CASES[name].module, CASES[name].module.to_hf_config(CASES[name].config)
-    assert module.from_hf_config({**written, "pos_att_type": "p2c|c2p"})["scores"] == ["p2c", "c2p"]
-    assert module.from_hf_config({**written, "max_relative_positions": -1})["max_distance"] == 60
+    module, written = CASES[name].module, CASES[name].module.HF_FORMAT.to_hf_config(CASES[name].config)
+    assert module.HF_FORMAT.from_hf_config({**written, "pos_att_type": "p2c|c2p"})["scores"] == ["p2c", "c2p"]
+    assert module.HF_FORMAT.from_hf_config({**written, "max_relative_positions": -1})["max_distance"] == 60
     del written["relative_attention"]  # transformers' default is another model
     with pytest.raises(UserError, match="relative_attention=False"):
-        module.from_hf_config(written)
+        module.HF_FORMAT.from_hf_config(written)

@@ -18,8 +18,8 @@ from tests.models.parity import CASES, loaded
 def test_gpt1_needs_feedforward_of_four_widths_and_drops_the_mask():
     config = CASES["gpt1"].config
     with pytest.raises(UserError, match="feedforward_size=100"):
-        gpt1.to_hf_config(Gpt1Config.model_validate({**config.model_dump(), "feedforward_size": 100}))
-    assert gpt1.from_hf({"h.0.attn.bias": torch.zeros(2), "strange": torch.zeros(2)}).keys() == {"strange"}
+        gpt1.HF_FORMAT.to_hf_config(Gpt1Config.model_validate({**config.model_dump(), "feedforward_size": 100}))
+    assert gpt1.HF_FORMAT.from_hf({"h.0.attn.bias": torch.zeros(2), "strange": torch.zeros(2)}).keys() == {"strange"}
 
 
 @torch.no_grad()
@@ -40,12 +40,12 @@ def test_grouped_queries_read_their_key_head():
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_old_rope_theta_is_read_and_interleaved_layout_refused(name):
     module, config = CASES[name].module, CASES[name].config
-    old = {key: value for key, value in module.to_hf_config(config).items() if key != "rope_parameters"}
-    assert module.from_hf_config(old)["positions"]["base"] == 10_000.0
-    assert module.from_hf_config({**old, "rope_theta": 7.0})["positions"]["base"] == 7.0
+    old = {key: value for key, value in module.HF_FORMAT.to_hf_config(config).items() if key != "rope_parameters"}
+    assert module.HF_FORMAT.from_hf_config(old)["positions"]["base"] == 10_000.0
+    assert module.HF_FORMAT.from_hf_config({**old, "rope_theta": 7.0})["positions"]["base"] == 7.0
     interleaved = RotaryPositionsConfig(base=5000.0, layout="interleaved")
     with pytest.raises(UserError, match="layout=interleaved"):
-        module.to_hf_config(config.model_copy(update={"positions": interleaved}))
+        module.HF_FORMAT.to_hf_config(config.model_copy(update={"positions": interleaved}))
 
 
 def test_key_value_heads_that_do_not_divide_are_refused():

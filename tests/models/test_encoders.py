@@ -16,12 +16,12 @@ from tests.models.parity import CASES
 def test_rotary_positions_are_refused_in_export(name: str) -> None:
     case = CASES[name]
     with pytest.raises(UserError, match="rotary: .* in transformers supports only learned"):
-        case.module.to_hf_config(case.config.model_copy(update={"positions": RotaryPositionsConfig()}))
+        case.module.HF_FORMAT.to_hf_config(case.config.model_copy(update={"positions": RotaryPositionsConfig()}))
 
 
 def test_distilbert_with_other_norm_epsilon_is_refused_in_export() -> None:
     with pytest.raises(UserError, match="norm_epsilon=1e-05"):
-        distilbert.to_hf_config(DistilbertConfig(norm_epsilon=1e-5))
+        distilbert.HF_FORMAT.to_hf_config(DistilbertConfig(norm_epsilon=1e-5))
 
 
 def test_albert_shares_one_layer() -> None:

@@ -12,7 +12,7 @@ from lmtool.models.heads.lm import lm_head
 from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.nn.cache import Carried
 from lmtool.objectives.configs import ClmConfig, PrefixLmConfig
-from lmtool.tasks.configs import Seq2SeqConfig
+from lmtool.tasks.configs.texts import Seq2SeqConfig
 from lmtool.types import Packed
 
 LENGTHS = (5, 1, 0, 12, 7)

@@ -17,9 +17,9 @@ CONFIG = CASES["modernbert"].config
 
 
 def test_config_of_earlier_version_is_read():
-    written = modernbert.to_hf_config(CONFIG)
+    written = modernbert.HF_FORMAT.to_hf_config(CONFIG)
     old = {key: value for key, value in written.items() if key not in ("rope_parameters", "layer_types")}
-    section = modernbert.from_hf_config({**old, "global_attn_every_n_layers": 2, "local_rotary_theta": 1.0})
+    section = modernbert.HF_FORMAT.from_hf_config({**old, "global_attn_every_n_layers": 2, "local_rotary_theta": 1.0})
     assert (section["global_every"], section["positions"]["base"]) == (2, 160_000.0)
 
 

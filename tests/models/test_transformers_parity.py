@@ -120,12 +120,12 @@ def test_key_map_reads_bare_models(name: str) -> None:
 def test_config_map_round_trip(name: str) -> None:
     """Through the config class of transformers, which reads and writes config.json."""
     case = CASES[name]
-    written, theirs = case.module.to_hf_config(case.config), case.published.to_dict()
+    written, theirs = case.module.HF_FORMAT.to_hf_config(case.config), case.published.to_dict()
     assert written.keys() - theirs.keys() <= {"position_embedding_type"}  # present in transformers 4
     assert {key for key in written.keys() & theirs.keys() if theirs[key] != written[key]} == case.changed
     read = type(case.published)(**{key: value for key, value in written.items() if key != "model_type"}).to_dict()
     assert read["model_type"] == case.published.model_type
-    section = json.loads(case.config.model_dump_json()) | case.module.from_hf_config(read)
+    section = json.loads(case.config.model_dump_json()) | case.module.HF_FORMAT.from_hf_config(read)
     assert type(case.config).model_validate_json(json.dumps(section)) == case.config
 
 
@@ -217,16 +217,16 @@ def test_unsupported_config_values_are_refused(name: str, changed: dict[str, obj
     ((key, value),) = changed.items()
     shown = {"rope_parameters": "rope_type='llama3'", "rope_scaling": "type='linear'", "layer_types": "layer_types="}
     with pytest.raises(UserError, match=shown.get(key, key if name in ("bart", "transformer") else f"{key}={value!r}")):
-        case.module.from_hf_config({**case.module.to_hf_config(case.config), **changed})
+        case.module.HF_FORMAT.from_hf_config({**case.module.HF_FORMAT.to_hf_config(case.config), **changed})
 
 
 def test_key_map_keeps_unknown_names():
     strange = {"bert.encoder.layer.0.adapter.weight": torch.zeros(2), "cls.predictions.bias": torch.zeros(3)}
-    assert bert.from_hf(strange).keys() == {"bert.encoder.layer.0.adapter.weight", "heads.masked_lm.bias"}
+    assert bert.HF_FORMAT.from_hf(strange).keys() == {"bert.encoder.layer.0.adapter.weight", "heads.masked_lm.bias"}
     kept = {"heads.sst2.output.weight": torch.zeros(2)}
-    assert gpt.to_hf(kept, GptConfig()).keys() == kept.keys()
+    assert gpt.HF_FORMAT.to_hf(kept, GptConfig()).keys() == kept.keys()
 
 
 def test_key_map_reads_old_names():
     old = {"bert.embeddings.LayerNorm.gamma": torch.zeros(2), "bert.embeddings.position_ids": torch.zeros(2)}
-    assert bert.from_hf(old).keys() == {"backbone.embed.norm.weight"}
+    assert bert.HF_FORMAT.from_hf(old).keys() == {"backbone.embed.norm.weight"}

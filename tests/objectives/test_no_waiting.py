@@ -20,7 +20,7 @@ from lmtool.config.registry import build
 from lmtool.models.heads import base
 from lmtool.nn import kernels
 from lmtool.nn.stack import attention_path
-from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.training.engine import Plain
 from lmtool.training.health import Health
 from lmtool.training.optimizers import gradient_norm

@@ -11,7 +11,7 @@ from lmtool.config import compose, groups
 from lmtool.config.registry import Choice
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.shorthands import with_published_weights, with_sections
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 
 TASKS = [name for name in groups.options("task") if name not in ("mixture", "custom")]
 DEFAULTS = {"hf://google-bert/bert-base-uncased": "bert", "hf://google-t5/t5-base": "t5"}

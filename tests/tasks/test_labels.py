@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.tasks.configs import ClassificationConfig, RegressionConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
+from lmtool.tasks.configs.sequence import RegressionConfig
 from lmtool.tasks.labels import load_head
 
 

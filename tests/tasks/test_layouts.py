@@ -11,7 +11,7 @@ import pytest
 
 from lmtool.data.tables import LINES
 from lmtool.errors import UserError
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.files import layout_of, read_file
 
 

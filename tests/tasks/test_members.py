@@ -16,7 +16,7 @@ from lmtool.learners.baseline import mean_losses
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import evaluate
 from lmtool.objectives import configs as configs
-from lmtool.tasks.configs import tasks_of
+from lmtool.tasks.configs.mixture import tasks_of
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.training.precision import FP32_CPU
 from tests.objectives.objective_fixtures import backbone, gradients, store, tokenizer

@@ -14,7 +14,7 @@ from task_fixtures import backbone, evaluation, examples_of, split_data, task_co
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
-from lmtool.tasks.configs import MultiLabelConfig
+from lmtool.tasks.configs.sequence import MultiLabelConfig
 from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.loading import load_task
 

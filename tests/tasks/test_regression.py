@@ -10,7 +10,7 @@ from task_fixtures import backbone, evaluation, examples_of, singles, table, tas
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.tasks.configs import MixtureTaskConfig
+from lmtool.tasks.configs.mixture import MixtureTaskConfig
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.mixture import with_members
 

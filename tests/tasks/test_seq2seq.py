@@ -17,7 +17,7 @@ from lmtool.errors import UserError
 from lmtool.models.configs import GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.models.pretransformer_configs import LstmConfig, RnnAttentionConfig
-from lmtool.tasks.configs import ScheduledSamplingConfig
+from lmtool.tasks.configs.texts import ScheduledSamplingConfig
 from lmtool.tasks.kinds.seq2seq import merge_by_source
 from lmtool.tasks.kinds.text_learner import truth_probability
 from lmtool.tasks.loading import load_task

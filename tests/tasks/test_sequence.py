@@ -29,7 +29,7 @@ from lmtool.models.configs import BertConfig, Gpt1Config, GptConfig
 from lmtool.models.heads.base import loss_sum
 from lmtool.tasks import loading
 from lmtool.tasks.loading import load_task
-from lmtool.tuning.configs import FullConfig, HeadConfig
+from lmtool.tuning.configs.methods import FullConfig, HeadConfig
 from lmtool.weights.saved_model import CheckpointModel
 
 KINDS = ("classification", "multi_label", "regression")

@@ -32,8 +32,8 @@ from transformers import (
 from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
-from lmtool.tokenizers.configs import ByteBpeConfig, FolderConfig, SentencePieceConfig, WordPieceConfig
-from lmtool.tokenizers.folders import TOKENIZER_FILES, has_tokenizer
+from lmtool.tokenizers.configs import TOKENIZER_FILES, ByteBpeConfig, FolderConfig, SentencePieceConfig, WordPieceConfig
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.sentencepiece import train_model
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.breadth import slow_but

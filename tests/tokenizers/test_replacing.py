@@ -15,8 +15,8 @@ from lmtool.tokenizers.configs import (
     WordPieceConfig,
 )
 from lmtool.tokenizers.entries import entry_text
-from lmtool.tokenizers.replacing import replacement
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights.conversion.vocabularies import replacement
 from tests.tokenizers.test_tokenizers import TEXTS
 
 KINDS: dict[str, TokenizerConfig] = {

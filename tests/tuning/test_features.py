@@ -23,12 +23,8 @@ from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.models.heads.features import LAYERS
 from lmtool.nn.stack import Tap
-from lmtool.tasks.configs import (
-    ExtractiveQaConfig,
-    MixtureTaskConfig,
-    SpanClassificationConfig,
-    TokenClassificationConfig,
-)
+from lmtool.tasks.configs.mixture import MixtureTaskConfig
+from lmtool.tasks.configs.texts import ExtractiveQaConfig, SpanClassificationConfig, TokenClassificationConfig
 
 LABELS = ("no", "yes")
 WORDS = TokenClassificationConfig(labels=LABELS, scheme="none", metrics=("accuracy",), metric="accuracy")

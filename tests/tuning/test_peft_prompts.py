@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.config.registry import build
-from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig
+from lmtool.tuning.configs.methods import PrefixConfig, PTuningConfig, SoftPromptConfig
 from lmtool.types import Packed
 from lmtool.weights.padded_model import load
 from tests.weights.published_folders import make

@@ -18,7 +18,7 @@ from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.resolver.decoding import decode_config
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
-from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig
+from lmtool.tuning.configs.methods import PrefixConfig, PTuningConfig, SoftPromptConfig
 
 SIZES = {
     "vocab_size": 340, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "max_positions": 64,

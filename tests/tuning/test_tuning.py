@@ -8,7 +8,6 @@ import pytest
 import yaml
 from torch import nn
 
-import lmtool.tuning.configs  # noqa: F401  (enters the methods into the table)
 from lmtool.config.registry import build, lookup, names
 
 

@@ -12,10 +12,11 @@ from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig
 from lmtool.nn.dropout import matrix_factors
-from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.training.optimizers import levels, training_groups
-from lmtool.tuning.configs import AdapterConfig, BitFitConfig, FullConfig, Ia3Config, LastLayersConfig, LoraConfig
+from lmtool.tuning.configs.adapter import AdapterConfig
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
+from lmtool.tuning.configs.methods import BitFitConfig, FullConfig, Ia3Config, LastLayersConfig, LoraConfig
 from lmtool.tuning.schemes import MixedLinear, first_step, mix_weights
 from tests.tasks.task_fixtures import SIZES, backbone
 

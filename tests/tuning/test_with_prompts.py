@@ -10,7 +10,7 @@ from tuning_fixtures import SIZES, first_conflict, tuning_config
 
 from lmtool.config.registry import build, lookup
 from lmtool.data.examples import Rows, SplitData
-from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 
 TEXTS = ["it is so good", "it is so bad", "it is so yes", "it is so no"] * 4

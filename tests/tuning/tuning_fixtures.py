@@ -8,7 +8,7 @@ import torch
 
 from lmtool.config.registry import Choice, build, lookup
 from lmtool.models.encoder_decoder import shift_right
-from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.types import Batch, Packed, Target
 
 SIZES = {

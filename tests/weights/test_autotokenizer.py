@@ -74,7 +74,7 @@ def write_folder(model: str, tokenizer: Tokenizer, split: bool, folder: Path) ->
     config = entry.config()
     if isinstance(config, EncoderDecoderConfig) and config.start_role not in tokenizer.roles:
         return None
-    content = builder_module(entry).to_hf_config(config)
+    content = builder_module(entry).HF_FORMAT.to_hf_config(config)
     settings = TokenizerSettings(False, 60, split, False)
     write_export(Export("", content, {}, {}, ()), config, tokenizer, settings, "", folder, lambda draft: None)
     return folder

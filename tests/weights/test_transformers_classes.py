@@ -67,7 +67,7 @@ def module_of(family: str) -> Any:
 def config_of(family: str) -> Any:
     """The tiny model of a family as lmtool's configuration."""
     published = FAMILIES[family][0]().config.to_dict()
-    return Choice("model").validate(module_of(family).from_hf_config(published))
+    return Choice("model").validate(module_of(family).HF_FORMAT.from_hf_config(published))
 
 
 def classes_of(family: str) -> tuple[HFClass, ...]:
@@ -232,8 +232,6 @@ def test_wrong_weight_map_fails_export(
     wrong = token_classifier("LlamaForTokenClassification", "classifier")
     declared = replace(llama.HF_FORMAT, classes=(wrong, *llama.HF_FORMAT.classes[1:]))
     declared = replace(declared, outside_prefixes=(*declared.outside_prefixes, "classifier."))
-    for name in ("to_hf", "from_hf"):
-        monkeypatch.setattr(llama, name, getattr(declared, name))
     monkeypatch.setattr(llama, "HF_FORMAT", declared)
     write_checkpoint("llama", wrong, tmp_path / "ours")
     capsys.readouterr()

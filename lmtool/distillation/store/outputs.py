@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.distillation.configs import TermConfig
+from lmtool.distillation.configs.base import TermConfig
 from lmtool.distillation.store.keys import TermBatch, group_by_example
 from lmtool.errors import NotFinite, UserError
 from lmtool.models.heads.predicted import (

@@ -74,8 +74,6 @@ def loss_sum(
     """Returns the sum of cross entropies in fp32, a scalar.
 
     Args:
-        logits_MC: The logits.
-        labels_M: The classes.
         label_smoothing: The fraction of the target probability that is spread over all classes.
         class_weights: (C,) the factor of the losses of each class.
         focal_gamma: If not 0, each loss is multiplied by (1 - p)^focal_gamma, where p is the probability of the label
@@ -99,7 +97,6 @@ def binary_losses(
     """Returns (N, C): binary cross entropies in fp32.
 
     Args:
-        logits_NC: The logits.
         labels_NC: The labels, 0.0 or 1.0.
         label_smoothing: The fraction of a label that is spread over both values.
         gamma: The exponent of the focal loss; 0 for none.
@@ -244,10 +241,9 @@ def _write_gradient(
 
 
 def _normalizer(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
-    """Returns (R, 1): the log of the sum of exponentials. It is computed from the logit and the probability of the
-    label or, if this probability is too small, of the most probable class. The most probable class is always used on
-    other devices than a CPU, where the check would need a device sync. picked, highest: the logits of the label and of
-    the most probable class."""
+    """Returns (R, 1): the log of the sum of exponentials, from the logit and the probability of the label or, if this
+    probability is too small, of the most probable class. Other devices than a CPU always use the latter, because the
+    check would need a device sync."""
     probability = probabilities.gather(1, labels)
     readable = probability.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable and probability.numel() and float(probability.min()) > _SMALLEST_PROBABILITY:

@@ -196,7 +196,6 @@ class MaskedLMHead(LMHead):
         hidden_size: H.
         vocab_size: V.
         activation: Activation after the dense layer.
-        norm_epsilon: Epsilon of the norm.
         table_width: W, which in ALBERT and ELECTRA is the width of the embedding; None for hidden_size.
         biases: Whether dense layer and norm have biases.
     """
@@ -304,10 +303,7 @@ def copy_losses(
     Logits are recomputed in the backward pass, in chunks of rows.
 
     Args:
-        head: The masked language model head.
         gate_M: The logits of the copy gate.
-        hidden_MH: The hidden states.
-        table_VW: The token embedding.
         input_M: The input tokens.
         labels_M: The target tokens.
 

@@ -56,7 +56,6 @@ def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
     Args:
         words: V.
         size: Number of distinct words, less than V.
-        seed: The run's seed.
         step: The optimizer step; the sample is a function of (seed, step).
     """
     generator = np.random.default_rng(key(seed, "sample", step))
@@ -108,10 +107,8 @@ class SampledLMHead(LMHead):
         total = target_M.new_zeros(())
         for start in range(0, len(labels_M), _ROWS):
             rows = slice(start, start + _ROWS)
-            sampled_R: Tensor = checkpoint(
-                _logsumexp, hidden_MP[rows], sampled_KP, offsets_K, labels_M[rows], ids_K,
-                use_reentrant=False, preserve_rng_state=False,
-            )  # fmt: skip
+            arguments = hidden_MP[rows], sampled_KP, offsets_K, labels_M[rows], ids_K
+            sampled_R = checkpoint(_logsumexp, *arguments, use_reentrant=False, preserve_rng_state=False)
             total = total + F.softplus(sampled_R - target_M[rows]).sum()
         return total
 

@@ -19,7 +19,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.metrics import METRICS, Metric, compute
 from lmtool.models.base import Backbone
 from lmtool.system.terminal import counted
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.kinds.labels import Columns, Origin, is_unlabeled, row_ids, text_of
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -21,13 +21,9 @@ from lmtool.learners.metrics import by_class, calibration, confusion
 from lmtool.learners.model import normalized_entropy
 from lmtool.models.heads.base import loss_sum, losses
 from lmtool.system.terminal import counted
-from lmtool.tasks.configs import (
-    ClassificationConfig,
-    ClassLossConfig,
-    MultiLabelConfig,
-    SpanClassificationConfig,
-    TokenClassificationConfig,
-)
+from lmtool.tasks.configs.classification import ClassificationConfig
+from lmtool.tasks.configs.sequence import ClassLossConfig, MultiLabelConfig
+from lmtool.tasks.configs.texts import SpanClassificationConfig, TokenClassificationConfig
 from lmtool.tasks.kinds.base import TaskKind, TextKind
 from lmtool.tasks.kinds.labels import Columns, Origin, class_names, class_numbers, class_warnings, label_counts
 from lmtool.tasks.kinds.learner import TaskLearner

@@ -25,8 +25,8 @@ from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.lm import LMHead, lm_head, masked_lm_head
 from lmtool.models.heads.predicted import Classes, Predicted, PredictedWords
 from lmtool.models.heads.sequence import summary_index
-from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.base import ANSWER, PROMPT
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 from lmtool.tasks.kinds.classes import NamedClassKind, TextClassLearner, with_class_weights
 from lmtool.tasks.kinds.labels import balanced_weights

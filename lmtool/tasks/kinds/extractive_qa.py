@@ -31,7 +31,7 @@ from lmtool.models.heads.base import loss_sum, losses
 from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.system.terminal import counted
-from lmtool.tasks.configs import ExtractiveQaConfig
+from lmtool.tasks.configs.texts import ExtractiveQaConfig
 from lmtool.tasks.kinds.base import TextKind
 from lmtool.tasks.kinds.labels import IDS, Columns, Origin, location
 from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner

@@ -13,8 +13,7 @@ import numpy as np
 
 from lmtool.errors import UserError
 from lmtool.system.terminal import counted
-from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.configs.base import joined_columns
+from lmtool.tasks.configs.base import TaskConfig, joined_columns
 
 Columns: TypeAlias = Mapping[str, list[Any]]
 """The columns of a table by name, one value per row."""

@@ -21,7 +21,7 @@ from lmtool.learners.metrics.scores import MULTI_LABEL, best_thresholds, compute
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import binary_losses
 from lmtool.models.heads.predicted import Binary, Predicted
-from lmtool.tasks.configs import MultiLabelConfig
+from lmtool.tasks.configs.sequence import MultiLabelConfig
 from lmtool.tasks.kinds.classes import ClassLearner, require_one_per_class, with_class_weights
 from lmtool.tasks.kinds.labels import Columns, Origin, class_names, class_numbers, class_warnings, text_of_label
 from lmtool.tasks.kinds.predictions import Label, Prediction, PredictionColumns, values_of

@@ -18,7 +18,7 @@ from lmtool.data.examples import Plan, Rows, SplitData
 from lmtool.learners.inspection import Inspector
 from lmtool.models.base import Backbone
 from lmtool.models.heads.predicted import Classes, Predicted
-from lmtool.tasks.configs import MultipleChoiceConfig
+from lmtool.tasks.configs.classification import MultipleChoiceConfig
 from lmtool.tasks.kinds.base import TextKind
 from lmtool.tasks.kinds.classes import ClassLearner, OneClassKind
 from lmtool.tasks.kinds.labels import Origin, class_numbers

@@ -20,8 +20,7 @@ from lmtool.learners.baseline import ConstantValue
 from lmtool.models.base import Backbone
 from lmtool.models.heads.predicted import Predicted, Values
 from lmtool.models.heads.sequence import SequenceHead
-from lmtool.tasks.configs import RegressionConfig
-from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
+from lmtool.tasks.configs.sequence import TEXT_TO_TEXT, RegressionConfig
 from lmtool.tasks.kinds.labels import Origin, numbers
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Label, Prediction

@@ -27,7 +27,7 @@ from lmtool.learners.evaluation import Scorer
 from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
-from lmtool.tasks.configs import Seq2SeqConfig
+from lmtool.tasks.configs.texts import Seq2SeqConfig
 from lmtool.tasks.kinds.base import TextKind
 from lmtool.tasks.kinds.labels import Columns, Origin, location, text_of
 from lmtool.tasks.kinds.learner import TaskEvaluation

@@ -18,7 +18,7 @@ from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_fo
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sequence import SpanHead, span_vectors, summary_index
-from lmtool.tasks.configs import SpanClassificationConfig
+from lmtool.tasks.configs.texts import SpanClassificationConfig
 from lmtool.tasks.kinds.classes import ClassLearner, NamedClassKind
 from lmtool.tasks.kinds.labels import Columns, Origin, location, text_of
 from lmtool.tasks.kinds.predictions import Label, Prediction

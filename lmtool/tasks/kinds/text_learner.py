@@ -32,7 +32,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import EncoderDecoder, shift_right
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import LMHead, lm_head
-from lmtool.tasks.configs import ScheduledSamplingConfig, Seq2SeqConfig
+from lmtool.tasks.configs.texts import ScheduledSamplingConfig, Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner, TaskResponder
 from lmtool.tasks.kinds.predictions import Label

@@ -20,9 +20,9 @@ from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.model import indices_of
-from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.configs.base import JOINED
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
+from lmtool.tasks.configs.texts import Seq2SeqConfig
 from lmtool.tasks.kinds.learner import TaskScorer
 from lmtool.tasks.kinds.predictions import Prediction, column_of
 from lmtool.tasks.kinds.sequence import WindowedKind

@@ -26,7 +26,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.nn.stack import Side
 from lmtool.system.terminal import counted
-from lmtool.tasks.configs import TokenClassificationConfig
+from lmtool.tasks.configs.texts import TokenClassificationConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.classes import ClassLearner, with_class_weights
 from lmtool.tasks.kinds.labels import (

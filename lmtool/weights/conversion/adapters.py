@@ -82,8 +82,6 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
 
 
 def _base_address(adapter: Adapter) -> str:
-    """Returns the address of the adapter's base, as a value of `checkpoint=`. Raises UserError if the adapter does not
-    name its base."""
     name, revision = adapter.settings.base_model_name_or_path, adapter.settings.revision
     if not name:
         raise UserError(
@@ -98,15 +96,14 @@ def _base_address(adapter: Adapter) -> str:
 def _base_folder(
     adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
 ) -> tuple[HFFolder, TaskHead | None]:
-    """Returns the base as a Hugging Face folder of the class that the adapter was trained for, and the task head of
-    this class, or None."""
+    """Returns the base as a folder of the class that the adapter was trained for, and the task head of this class."""
     task_type = adapter.settings.task_type
     suffix = next((class_suffix for class_suffix, name in TASK_TYPES.items() if name == task_type), None)
-    module = builder_module(entry_of(model))
+    hf_format = builder_module(entry_of(model)).HF_FORMAT
     settings = hf_folder(address, offline)
-    config = dict(module.to_hf_config(model) if settings is None else settings.config)
+    config = dict(hf_format.to_hf_config(model) if settings is None else settings.config)
     if any(head.suffix == suffix for head in HEADS.values()):
-        names = [entry.name for entry in module.HF_FORMAT.classes if entry.name.endswith(str(suffix))]
+        names = [entry.name for entry in hf_format.classes if entry.name.endswith(str(suffix))]
         if not names:
             raise UserError(
                 f"task_type={task_type} in {CONFIG}: model={model.name} has no class ...{suffix} in transformers", MERGE
@@ -118,13 +115,12 @@ def _base_folder(
 
 
 def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
-    """Returns the base with the names of the transformers class that the adapter was trained for. Classes with a head
-    put a prefix before the names of the backbone; it is removed if the adapter names the modules that it targets, and
-    without the prefix."""
+    """Classes with a head put a prefix before the names of the backbone; it is removed if the adapter names the modules
+    that it targets, and without the prefix."""
     renamed = to_lmtool_names(_mark_as_tied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, to_hf_names(model, tensors), hf_linears(model, tensors))
-    prefix = base_folder.family().HF_FORMAT.prefix
+    prefix = base_folder.family().prefix
     has_targets = isinstance(adapter.settings, TargetedSettings)
     has_prefix = any(name.startswith(prefix) for name in adapter.updates)
     return base.without_prefix(prefix) if has_targets and not has_prefix else base
@@ -138,11 +134,8 @@ def _mark_as_tied(base_folder: HFFolder) -> HFFolder:
 def _changed_tensors(
     adapter: Adapter, base_folder: HFFolder, base: HFBase, start: Weights, changed_tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Returns the tensors that the adapter stores completely and that differ from the base's: heads and trained
-    modules. adapter: the adapter. base_folder: the base as a Hugging Face folder. base: the base with transformers'
-    names. start: the base's weights. changed_tensors: the adapter's tensors, under transformers' names. Returns the
-    changed tensors, under lmtool's names. Raises UserError if lmtool's model has no such tensor, or if only one of two
-    tied tensors was trained."""
+    """Returns the tensors, under lmtool's names, that the adapter stores completely and that differ from the base's:
+    heads and trained modules. changed_tensors: under transformers' names."""
     renamed = to_lmtool_names(_mark_as_tied(base_folder), {**base.tensors, **changed_tensors})
     before = start.tensors
     changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}
@@ -163,8 +156,7 @@ def _changed_tensors(
 
 
 def _base_tensors(start: Weights, tensors: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
-    """Returns the tensors that are read from the base. With a task's head, these belong to the backbone, the pooler and
-    this head only."""
+    """With a task's head, only the backbone, the pooler and this head are read from the base."""
     parts = {part_of(name) for name in start.tensors}
     if head is not None:
         parts &= {"backbone", "heads.pooler", f"heads.{head.name}"}
@@ -174,8 +166,7 @@ def _base_tensors(start: Weights, tensors: Mapping[str, Tensor], head: TaskHead 
 def _with_labels(
     base_folder: HFFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
 ) -> tuple[HFFolder, bool]:
-    """Returns the folder with as many labels as the head has outputs, and whether the labels have names. Only adapters
-    that lmtool wrote contain label names; otherwise, labels get default names."""
+    """Returns the folder with as many labels as the head has outputs, and whether the labels have names."""
     labeled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labeled.label_names()) != len(rows):
@@ -188,7 +179,6 @@ def _with_labels(
 def _require_heads(
     adapter: Adapter, model: ModelConfig, task: Mapping[str, object], tensors: Mapping[str, Tensor], head: TaskHead
 ) -> None:
-    """Raises UserError if neither the adapter nor its base has the task's head."""
     expected = [f"heads.{head.name}"] + (
         ["heads.pooler"] if not head.scores_tokens and sequence_form_of(model, task).pooled else []
     )
@@ -202,7 +192,6 @@ def _require_heads(
 
 
 def _require_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], output: Path) -> None:
-    """Raises CheckFailed if the checkpoint, read back, has other values in a tensor."""
     for name, tensor in expected.items():
         if name in state and not state[name].equal(tensor):
             raise CheckFailed(

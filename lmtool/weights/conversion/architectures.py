@@ -162,7 +162,6 @@ def _merge_layers(differences: Iterator[str]) -> list[str]:
 
 
 def _stack_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
-    """Yields a description of each difference between the functions that two backbones compute."""
     if not isinstance(source, OneStack) or not isinstance(model, OneStack):
         yield "one of the two models is not a single stack of layers"
         return
@@ -175,7 +174,6 @@ def _stack_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
 
 
 def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
-    """Yields a description of each difference between the submodules of two modules, by name."""
     before, after = (dict(part.named_modules()) for part in (source, model))
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
@@ -193,7 +191,6 @@ def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
 
 
 def _attribute_differences(name: str, old: nn.Module, new: nn.Module) -> Iterator[str]:
-    """Yields a description of each attribute in which two modules of the same class differ."""
     before, after = _settings(old), _settings(new)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
@@ -216,7 +213,6 @@ def _plain(value: object) -> str:
 
 @torch.no_grad()
 def _copy_weights(conversion: ArchitectureConversion, source: CheckpointModel) -> None:
-    """Copies the weights of the source into the new model, and records what happened to each tensor."""
     tensors: Mapping[str, Tensor] = source.state_dict()
     for name, tensor in conversion.model.state_dict().items():
         source_tensor = tensors.get(name)
@@ -243,11 +239,8 @@ def _copy_weights(conversion: ArchitectureConversion, source: CheckpointModel) -
 
 
 def _positions(source: CheckpointModel, model: CheckpointModel, tensors: Mapping[str, Tensor]) -> tuple[Tensor, str]:
-    """Returns the table of learned positions for the new model, and a description of its changes.
-
-    Position 0 may be in another row. If the new family has no segments, the vector of the first segment is added to
-    every position.
-    """
+    """Returns the table of learned positions for the new model, and a description of its changes. If the new family has
+    no segments, the vector of the first segment is added to every position."""
     old, new = source.backbone.embed.position, model.backbone.embed.position
     if not isinstance(old, Learned) or not isinstance(new, Learned):
         return tensors[POSITION], ""

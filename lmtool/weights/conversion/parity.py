@@ -263,8 +263,8 @@ def _text_difference(
     texts: Sequence[tuple[str, ...]],
     longest: int,
 ) -> float:
-    """Returns the largest relative difference of the predictions; infinite if AutoTokenizer encodes a text to other
-    tokens or segments. `compare_texts` describes the parameters; `longest` is the folder's maximum length."""
+    """Returns the largest relative difference of the predictions; infinite if AutoTokenizer encodes a text
+    differently."""
     columns = tuple(list(column) for column in zip(*texts, strict=True))
     examples: Examples
     if isinstance(original, TaskLearner):
@@ -304,8 +304,7 @@ def _text_difference(
 
 
 def _predictions(original: TaskLearner | CheckpointModel, batch: Batch) -> list[Tensor | None]:
-    """Computes the outputs of a task; without a task, the hidden states and the logits of a head over pairs, or
-    None."""
+    """Returns the outputs of a task; without a task, the hidden states and the logits of a head over pairs."""
     if isinstance(original, TaskLearner):
         return [original.outputs(batch, 0)]
     hidden_TH = original.hidden(batch.inputs, None)

@@ -64,17 +64,8 @@ def export_tuned(config: ExportConfig) -> None:
 
 
 def _write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None, offline: bool) -> None:
-    """Writes a copy of a tuned checkpoint without the files that only resuming needs, completely or not at all.
-
-    Args:
-        tuned: The checkpoint's folder, whose files are verified when they are read.
-        output: The new folder.
-        folded: Weights and configuration to write in place of the checkpoint's; None means to copy the checkpoint's.
-        offline: Whether the base must not be downloaded when the copy is read back.
-
-    Raises:
-        UserError: If `output` is not empty or cannot be written, or if the copy cannot be read back.
-    """
+    """Writes a copy of a tuned checkpoint without the files that only resuming needs. folded: weights and configuration
+    to write in place of the checkpoint's."""
 
     def fill(draft: Path) -> None:
         manifest = read_manifest(tuned)
@@ -113,8 +104,7 @@ def head_to_export(saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -
 
 
 def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path) -> str:
-    """Writes a PEFT adapter if lmtool and PEFT read the same outputs from it. Returns a description of the adapter for
-    the screen."""
+    """Returns a description of the adapter for the screen."""
     checkpoint = config.checkpoint
     loaded = load(checkpoint, offline=config.offline)
     parts, tokenizer = loaded.model.parts, loaded.tokenizer
@@ -184,8 +174,6 @@ def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> lis
 
 
 def _base_export_command(base: Base) -> str | None:
-    """Returns the command that exports the base for transformers, or None if the base is already in transformers'
-    format."""
     if "://" in base.checkpoint or hf_folder(base.checkpoint) is not None:
         return None
     return command_line("export", f"checkpoint={masked(base.checkpoint)}", "output=FOLDER")
@@ -200,7 +188,6 @@ def _hub_name(base: Base) -> tuple[str, str | None]:
 def _require_same(
     loaded: LoadedCheckpoint, folder: Path, added_tensors: Mapping[str, Tensor], base: HFBase, checkpoint: str
 ) -> None:
-    """Raises CheckFailed if lmtool computes other outputs with the adapter, read back, than with the checkpoint."""
     restored = read_adapter(folder).restore(base)
     parts = loaded.model.parts
     base_tensors = {name: tensor for name, tensor in parts.state_dict().items() if name not in added_tensors}
@@ -218,12 +205,7 @@ def _require_same(
 
 
 def _compare_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base: Weights) -> None:
-    """Compares the logits of PEFT, which applies the adapter to a transformers model with the base's weights, with
-    lmtool's.
-
-    Prints a line with the difference, or that PEFT is not installed. Raises CheckFailed if PEFT cannot open the adapter
-    or computes other logits.
-    """
+    """PEFT applies the adapter to a transformers model with the base's weights; its logits must be lmtool's."""
     if not all(find_spec(package) for package in ("peft", "transformers")):
         Output().line("not compared with PEFT, which is not installed: pip install peft")
         return
@@ -250,7 +232,6 @@ def _compare_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, b
 
 
 def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str) -> str:
-    """Returns the content of README.md: a description of the adapter, and the code that opens it."""
     summary = {
         "method": f"tuning={method}",
         "base": base.checkpoint,

@@ -1,5 +1,5 @@
 """`lmtool import tokenizer=`: replaces the vocabulary of a pretrained checkpoint, and measures the loss before and
-after.
+after. Each new entry is mapped to the equal old entry, or to the old tokens of its text.
 
 Shape letters: V entries of the old vocabulary, N entries of the new one, P old subwords of all new entries, W values of
 a row.
@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 import torch
+from tokenizers import models
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
@@ -36,9 +37,9 @@ from lmtool.session.trained import Trained, classifies, read_trained
 from lmtool.system.files import user_path
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.configs import FolderConfig
+from lmtool.tokenizers.entries import PREFIX, SPACE, SUFFIX, EntryText, entry_text
 from lmtool.tokenizers.folders import has_tokenizer
-from lmtool.tokenizers.replacing import Replacement, replacement
-from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tokenizers.tokenizer import ROLES, Tokenizer
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import same_tensors
@@ -47,7 +48,152 @@ from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.reading import Weights, read
 from lmtool.weights.saved_model import SavedModel, saved_config, saved_model
 
+# Roles of tokens at the same position in a text. Padding comes last, since its token may also have another role.
+_EQUIVALENT_ROLES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
+_ORDERED_ROLES = (*(role for role in ROLES if role != "pad"), "pad")
 Resizable = TypeVar("Resizable", bound=SavedModel | PretrainConfig)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The map between two vocabularies.
+
+    Attributes:
+        sources: For each new id, the old ids whose vectors are averaged; may be empty.
+        matched: Old ids by new id, for entries with the same role or text in both vocabularies.
+        old_size: Number of old entries.
+    """
+
+    sources: tuple[np.ndarray, ...]
+    matched: Mapping[int, int]
+    old_size: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of retained, new and dropped entries, and of new entries without old tokens."""
+        return {
+            "kept": len(self.matched),
+            "new": len(self.sources) - len(self.matched),
+            "dropped": self.old_size - len(set(self.matched.values())),
+            "without_old_pieces": sum(len(ids) == 0 for ids in self.sources),
+        }
+
+
+def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
+    """Maps the entries of `new` to the entries of `old`.
+
+    Special tokens are matched by role, sentinels by number, and other entries by text: they are equal if they have the
+    same spelling or, if the tokenizers mark words differently, the same text at the same position in a word. The old
+    tokenizer tokenizes the text of each unmatched entry.
+    """
+    matched = _match_entries(old, new)
+    words = new.pieces(range(new.vocab_size))
+    texts = {
+        number: entry_text(new.marks, words[number])
+        for number in range(new.vocab_size)
+        if number not in matched and number not in new.special_ids and words[number]
+    }
+    segments = _Segmenter(old, new).segment([(words[number], entry) for number, entry in texts.items()])
+    tokenized = dict(zip(texts, segments, strict=True))
+    empty = np.empty(0, dtype=np.int64)
+    sources = [
+        np.array([matched[number]]) if number in matched else tokenized.get(number, empty)
+        for number in range(new.vocab_size)
+    ]
+    return Replacement(tuple(sources), matched, old.vocab_size)
+
+
+def _match_entries(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
+    matched: dict[int, int] = {}
+    for role in _ORDERED_ROLES:
+        old_role = next((name for name in (role, _EQUIVALENT_ROLES.get(role)) if name in old.roles), None)
+        if role in new.roles and old_role is not None:
+            matched.setdefault(new.roles[role], old.roles[old_role])
+    matched |= dict(zip(new.sentinels, old.sentinels, strict=False))
+    old_words, new_words = old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size))
+    special = {old_words[number]: number for number in old.special_ids}
+    old_ids = _ids_by_text(old, old_words, old.marks == new.marks)
+    for number, word in enumerate(new_words):
+        if number in matched or not word:
+            continue
+        if number in new.special_ids:
+            old_id = special.get(word)
+        else:
+            old_id = old_ids.get(word if old.marks == new.marks else entry_text(new.marks, word))
+        if old_id is not None:
+            matched[number] = old_id
+    # Ids without an entry have unused rows in the embedding, which are matched in order.
+    unused = ([number for number, word in enumerate(words) if not word] for words in (new_words, old_words))
+    return matched | dict(zip(*unused, strict=False))
+
+
+def _ids_by_text(old: Tokenizer, words: Sequence[str], by_spelling: bool) -> dict[str | EntryText | None, int]:
+    """Returns the ids of a vocabulary's text entries, by spelling or by text; the smallest id if several are equal."""
+    ids = [number for number in range(len(words)) if words[number] and number not in old.special_ids]
+    keys = {number: words[number] if by_spelling else entry_text(old.marks, words[number]) for number in reversed(ids)}
+    return {key: number for number, key in keys.items() if key is not None}
+
+
+class _Segmenter:
+    def __init__(self, old: Tokenizer, new: Tokenizer):
+        self.old = old
+        words = old.pieces(range(old.vocab_size))
+        self.numbers = {word: number for number, word in enumerate(words) if word}
+        # Byte-level entries that start a word begin with a space. In a vocabulary of characters the space is a separate
+        # token, which a new entry gets only if the new vocabulary marks spaces.
+        marks_spaces = new.marks in ("bytes", "space", "characters")
+        self.with_space = old.marks == "bytes" or (old.marks == "characters" and marks_spaces)
+        self.continuations = _continuation_model(self.numbers, old) if old.marks == "continues" else None
+
+    def segment(self, entries: Sequence[tuple[str, EntryText | None]]) -> list[np.ndarray]:
+        """Returns the (P,) int64 old ids of each entry (spelling, text), without special and unknown tokens."""
+        texts = [self._text(entry) for _, entry in entries]
+        tokens = [
+            [number for number in ids.tolist() if number not in self.old.special_ids] if entry else self._byte_ids(word)
+            for (word, entry), ids in zip(entries, self.old.encode_batch(texts), strict=True)
+        ]
+        return [
+            np.array(self._adjust_ends(ids, entry), dtype=np.int64)
+            for ids, (_, entry) in zip(tokens, entries, strict=True)
+        ]
+
+    def _text(self, entry: EntryText | None) -> str:
+        if entry is None:
+            return ""
+        return " " * (entry.starts and self.with_space) + entry.text
+
+    def _byte_ids(self, word: str) -> list[int]:
+        characters = word if self.old.marks == "bytes" else ""
+        return [self.numbers[character] for character in characters if character in self.numbers]
+
+    def _adjust_ends(self, ids: list[int], entry: EntryText | None) -> list[int]:
+        """Replaces the first (last) token by its variant within a word, if the entry does not start (end) a word."""
+        if entry is None:
+            return ids
+        if self.continuations is not None and (not entry.starts or not ids):
+            text = self.old.normalize(entry.text).strip()
+            tokens = [piece.id for piece in self.continuations.tokenize(text)]
+            return ids if set(tokens) & self.old.special_ids else tokens or ids
+        if not ids:
+            return ids
+        first, *rest = ids
+        (word,) = self.old.pieces([first])
+        if not entry.starts and self.old.marks == "space" and word.startswith(SPACE):
+            if word == SPACE and rest:
+                return rest
+            first = self.numbers.get(word.removeprefix(SPACE), first)
+        ids = [first, *rest]
+        (word,) = self.old.pieces(ids[-1:])
+        if entry.ends is False and self.old.marks == "end":
+            ids[-1] = self.numbers.get(word.removesuffix(SUFFIX), ids[-1])
+        return ids
+
+
+def _continuation_model(numbers: Mapping[str, int], old: Tokenizer) -> models.WordPiece:
+    """Returns a WordPiece model that tokenizes text within a word, so that the first token is a continuation too."""
+    continuing = {word.removeprefix(PREFIX): number for word, number in numbers.items() if word.startswith(PREFIX)}
+    (unknown,) = old.pieces([old.role("unk")])
+    return models.WordPiece({**numbers, **continuing}, unk_token=unknown, max_input_chars_per_word=1000)
 
 
 def vocabulary_tensors(
@@ -189,7 +335,6 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
 def _require_pretrained(
     config: ImportConfig, hugging_face: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> None:
-    """Raises UserError if the checkpoint was finetuned, or has no tokenizer."""
     hint = "replace the tokenizer of the pretrained checkpoint, and finetune the result"
     if saved.get("tuning") or saved.get("task") or saved.get("command") == "finetune":
         raise UserError(f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} was finetuned", hint)
@@ -203,7 +348,7 @@ def _require_pretrained(
 
 
 def _load_tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
-    """Loads the new tokenizer. Error messages name the key of the command, `tokenizer=`."""
+    """Error messages name the key of the command, `tokenizer=`."""
     try:
         tokenizer: Tokenizer = hub_tokenizer(config, offline) or build(config, (), 0)
         return tokenizer
@@ -212,8 +357,7 @@ def _load_tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
 
 
 def _read_with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
-    """Reads the checkpoint with its pretraining head, which the loss needs. Returns None for a Hugging Face encoder
-    without such a head."""
+    """Returns None for a Hugging Face encoder without a pretraining head, which the loss needs."""
     model = saved_model(config.checkpoint, saved, weights.tensors).model
     encoder = model.architecture == "encoder" and "objective" not in saved
     if encoder and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
@@ -223,7 +367,6 @@ def _read_with_head(config: ImportConfig, saved: Mapping[str, object], weights: 
 
 
 def _require_roles(trained: Trained | None, model: ModelConfig, new_tokenizer: Tokenizer, path: str) -> None:
-    """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
     hint = "use a tokenizer that has this token; lmtool tokenizer trains one, see tokenizer.special_tokens="
     if trained is None:
         missing = missing_token(format_roles(model), new_tokenizer.roles)
@@ -238,7 +381,6 @@ def _require_roles(trained: Trained | None, model: ModelConfig, new_tokenizer: T
 
 
 def _resize(blueprint: Resizable, rows: int) -> Resizable:
-    """Returns the same configuration or saved model with another vocabulary size."""
     model = with_vocabulary(blueprint.model, rows)
     if isinstance(blueprint, PretrainConfig):
         return blueprint.model_copy(update={"model": model})
@@ -246,8 +388,7 @@ def _resize(blueprint: Resizable, rows: int) -> Resizable:
 
 
 def _measure_loss(config: ImportConfig, before: Trained, after: Trained) -> TextLoss | str:
-    """Measures the loss of both checkpoints on the same text. Returns the reason as text if the loss of the original
-    checkpoint cannot be measured."""
+    """Returns the reason as text if the loss of the original checkpoint cannot be measured."""
     values: list[float] = []
     term = title = ""
     for trained in (before, after):
@@ -282,8 +423,6 @@ def _measure_loss(config: ImportConfig, before: Trained, after: Trained) -> Text
 def _new_config(
     config: ImportConfig, hugging_face: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> JsonObject:
-    """Returns the configuration of the new checkpoint: that of the original run, or of an import for a Hugging Face
-    folder."""
     if hugging_face is None:
         changes = {"checkpoint": masked(config.checkpoint), "name": None, "run_dir": None}
         return {**saved, **(changes if "objective" in saved else {})}
@@ -300,7 +439,6 @@ def _report(
     old_tokenizer: Tokenizer,
     new_tokenizer: Tokenizer,
 ) -> None:
-    """Prints what changed: vocabulary entries, rows, tensors and the loss."""
     counts = mapping.counts
     additions = f"{counts['new']:,} new"
     if counts["new"]:

@@ -94,7 +94,6 @@ def read_words(path: Path) -> WordFile:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and the text of each line that is not empty, without spaces at its end."""
     try:
         with open_bytes(path) as file:
             for number, line in enumerate(file, 1):
@@ -108,9 +107,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _word(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[str, list[float]]:
-    """Returns the word and the vector of a line. Raises UserError if the line is invalid. path: the file, for error
-    messages. number: number of the line, from 1. parts: the fields of the line, separated by spaces. width: the width
-    of the vectors."""
     count = _trailing_numbers(parts)
     if count < width or any(map(_is_number, parts[1:-width])):
         raise UserError(

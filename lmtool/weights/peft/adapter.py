@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,9 +18,10 @@ from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.system.files import user_path
+from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.weights.comparing import quiet_transformers
 from lmtool.weights.exporting import write_folder_atomically
-from lmtool.weights.folders import TOKENIZER, Address, MissingFile, read_object
+from lmtool.weights.folders import Address, MissingFile, read_object
 from lmtool.weights.peft.maps import HFBase, HFLinear, LinearSlice, RestoredAdapter, TunedModel
 from lmtool.weights.peft.settings import (
     CONFIG,
@@ -99,9 +100,8 @@ def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class _Update:
-    """The update of a linear layer of transformers, or of one of lmtool's layers in it: the matrix scale * B @ A, which
-    is added to the weight. a_RI: A. b_OR: B. scale: the factor. magnitude_O: DoRA's magnitudes of the outputs; None
-    without DoRA. bias_O: PEFT's bias of B; None without such a bias."""
+    """The update of a linear layer: the matrix scale * B @ A, which is added to the weight. a_RI: A. b_OR: B.
+    magnitude_O: DoRA's magnitudes of the outputs. bias_O: PEFT's bias of B."""
 
     a_RI: Tensor
     b_OR: Tensor
@@ -110,18 +110,15 @@ class _Update:
     bias_O: Tensor | None = None
 
     def select(self, layer: LinearSlice) -> _Update:
-        """Returns the update of one of lmtool's layers that the layer of transformers contains."""
         a_RI = self.a_RI.new_zeros(self.a_RI.shape)
         a_RI[:, layer.columns_I] = self.a_RI  # a permutation of the inputs
         magnitude_O = None if self.magnitude_O is None else self.magnitude_O[layer.rows_O]
         return _Update(a_RI, self.b_OR[layer.rows_O], self.scale, magnitude_O)
 
     def changes(self, norm_O: Tensor) -> bool:
-        """Returns whether the update changes a layer. norm_O: the norms of the rows of the layer's weight."""
         return bool(self.b_OR.any()) or (self.magnitude_O is not None and not self.magnitude_O.allclose(norm_O))
 
     def merge(self, weight_OI: Tensor) -> Tensor:
-        """Returns the weight of the layer with the update, (O, I)."""
         updated_OI = torch.addmm(weight_OI, self.b_OR, self.a_RI, alpha=self.scale)
         if self.magnitude_O is None:
             return updated_OI
@@ -163,9 +160,7 @@ def _with_one_rank(
     settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed_tensors: dict[str, Tensor]
 ) -> RestoredAdapter:
     """Combines updates into one tuning method with the same rank and scale in all layers. A layer without an update
-    gets an update of zero if its projection (q_proj, ...) occurs in `updates`. settings: the adapter's settings.
-    updates: the updates by lmtool's names. base: the base model. changed_tensors: tensors of the base into which other
-    updates were merged, under transformers' names."""
+    gets an update of zero if its projection (q_proj, ...) occurs in `updates`."""
     rank = max(len(update.a_RI) for update in updates.values())
     scale = max(update.scale for update in updates.values())
     projections = sorted({name.rpartition(".")[2] for name in updates})
@@ -200,8 +195,6 @@ def _with_one_rank(
 
 
 def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Iterator[tuple[str, _Update]]:
-    """Yields the path of each edited module with its update. Raises UserError if an update does not match the settings
-    or its module."""
     modules = dict.fromkeys(name.removesuffix(end) for name in tensors for end in LORA_SUFFIXES if name.endswith(end))
     expected = {
         "a_RI",
@@ -316,10 +309,8 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
 
 
 def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added_tensors: dict[str, Tensor]) -> Tensor:
-    """Copies the scales that lmtool's method can represent. linear: the layer of transformers. scale: one scale per
-    input or output of the layer. inputs: whether the inputs are scaled, and not the outputs. added_tensors: receives
-    the scales, under lmtool's names. Returns the scales that must be merged into the base: `scale`, with 1 where a
-    scale was copied."""
+    """Copies the scales that lmtool's method can represent into `added_tensors`. Returns `scale` with 1 where a scale
+    was copied; the others must be merged into the base. inputs: whether the inputs of the layer are scaled."""
     merged_scale = scale.clone()
     for part in linear.parts:
         if inputs and part.name.endswith(_INPUTS):
@@ -525,8 +516,6 @@ def write_adapter(
 
 
 def _require_linears(tuned: TunedModel) -> None:
-    """Raises UserError if tuning edited a layer that PEFT cannot edit, because it is not a linear module in
-    transformers."""
     linears = {part.name for linear in tuned.base.linears for part in linear.parts}
     modules = {name.rpartition(".")[0] for name in tuned.tensors}
     missing = sorted(
@@ -542,11 +531,8 @@ def _require_linears(tuned: TunedModel) -> None:
 
 
 def _saved_modules(tuned: TunedModel) -> tuple[list[str], list[str]]:
-    """Returns the modules that PEFT stores completely, and the names of all their tensors.
-
-    These modules are the heads, trained or not, and all other modules with a trained weight. They are named by suffixes
-    of their paths. A bias that is trained without the weight of its module is not included; it is stored separately.
-    """
+    """Returns the modules that PEFT stores completely, as suffixes of their paths, and the names of all their tensors.
+    They are the heads, trained or not, and all other modules with a trained weight."""
     heads = _HEADS.get(tuned.task_type, ())
     trained = {path.rpartition(".")[0] for path in tuned.trained if path.endswith(".weight")}
     modules = [*heads, *sorted(module for module in trained if not _is_within(module, heads))]
@@ -554,7 +540,6 @@ def _saved_modules(tuned: TunedModel) -> tuple[list[str], list[str]]:
 
 
 def _is_within(module: str, suffixes: Sequence[str]) -> bool:
-    """Returns whether the path of a module, or of a module that contains it, ends with one of these suffixes."""
     parts = module.split(".")
     return any(".".join(parts[: depth + 1]).endswith(tuple(suffixes)) for depth in range(len(parts)))
 
@@ -570,7 +555,7 @@ def adapter_folder(checkpoint: str, offline: bool = False) -> Path | None:
         folder = address.file(CONFIG, offline).parent
     except MissingFile:
         return None
-    for name in (WEIGHTS, LABELS, *TOKENIZER):
+    for name in (WEIGHTS, LABELS, *TOKENIZER_FILES):
         with suppress(MissingFile):  # the cache has one folder per commit
             address.file(name, offline, folder.name)
     return folder
@@ -596,7 +581,8 @@ class Adapter:
 
     def restore(self, base: HFBase) -> RestoredAdapter:
         """Converts the adapter to a tuning method of lmtool. Raises UserError if the adapter does not fit its base."""
-        base = base.with_values({name: tensor for name, tensor in self.saved.items() if name in base.tensors})
+        changed = {name: tensor for name, tensor in self.saved.items() if name in base.tensors}
+        base = replace(base, tensors={**base.tensors, **changed})
         try:
             restored = READERS[self.settings.peft_type](self.settings, self.updates, base)
         except UserError as error:

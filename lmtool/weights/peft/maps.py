@@ -169,10 +169,6 @@ class HFBase:
         linears = [replace(linear, module=linear.module.removeprefix(prefix)) for linear in self.linears]
         return replace(self, tensors=tensors, linears=linears)
 
-    def with_values(self, changed_tensors: Mapping[str, Tensor]) -> HFBase:
-        """Returns the same base with other values for some tensors, by transformers' names."""
-        return replace(self, tensors={**self.tensors, **changed_tensors})
-
     def weight_OI(self, module: str) -> Tensor:
         """Returns the weight of a linear layer, (O, I). Raises UserError if the base has no linear layer at this
         path."""

@@ -97,21 +97,27 @@ class Ia3Settings(TargetedSettings):
         return module.endswith(tuple(self.feedforward_modules))
 
 
+_LORA_TRAINING_KEYS = """
+fan_in_fan_out loftq_config eva_config corda_config lora_ga_config megatron_config megatron_core qalora_group_size
+"""
+
+
 class LoraSettings(TargetedSettings):
     """Keys of LoRA and DoRA."""
 
     unsupported_variants: ClassVar[Mapping[str, str]] = {
-        "use_qalora": "QALoRA", "layer_replication": "replicated layers", "trainable_token_indices": "trained tokens",
-        "target_parameters": "targets that are not modules", "alora_invocation_tokens": "activated LoRA",
-        "use_bdlora": "block-diagonal LoRA", "arrow_config": "Arrow", "kasa_config": "KaSA",
-        "velora_config": "VeLoRA", "monteclora_config": "MonteCLoRA",
-    }  # fmt: skip
-    training_keys: ClassVar[frozenset[str]] = frozenset(
-        {
-            "fan_in_fan_out", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_config",
-            "megatron_core", "qalora_group_size",
-        }
-    )  # fmt: skip
+        "use_qalora": "QALoRA",
+        "layer_replication": "replicated layers",
+        "trainable_token_indices": "trained tokens",
+        "target_parameters": "targets that are not modules",
+        "alora_invocation_tokens": "activated LoRA",
+        "use_bdlora": "block-diagonal LoRA",
+        "arrow_config": "Arrow",
+        "kasa_config": "KaSA",
+        "velora_config": "VeLoRA",
+        "monteclora_config": "MonteCLoRA",
+    }
+    training_keys: ClassVar[frozenset[str]] = frozenset(_LORA_TRAINING_KEYS.split())
     initializations: ClassVar[frozenset[str]] = frozenset({"gaussian", "eva", "orthogonal", "mica"})
     """Names of the initializations that do not change the weights of the base."""
 
@@ -152,6 +158,13 @@ class LoraSettings(TargetedSettings):
         return alpha / (rank**0.5 if self.use_rslora else rank)
 
 
+_PROMPT_TRAINING_KEYS = """
+prompt_tuning_init prompt_tuning_init_text tokenizer_name_or_path tokenizer_kwargs encoder_reparameterization_type
+encoder_hidden_size encoder_num_layers encoder_dropout prefix_projection init_weights num_attention_heads token_dim
+num_layers
+"""
+
+
 class PromptSettings(AdapterSettings):
     """Keys of prompt tuning, p-tuning and prefix tuning.
 
@@ -159,13 +172,7 @@ class PromptSettings(AdapterSettings):
     `num_transformer_submodules` is 2 if both the encoder and the decoder have a prompt.
     """
 
-    training_keys: ClassVar[frozenset[str]] = frozenset(
-        {
-            "prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs",
-            "encoder_reparameterization_type", "encoder_hidden_size", "encoder_num_layers", "encoder_dropout",
-            "prefix_projection", "init_weights", "num_attention_heads", "token_dim", "num_layers",
-        }
-    )  # fmt: skip
+    training_keys: ClassVar[frozenset[str]] = frozenset(_PROMPT_TRAINING_KEYS.split())
 
     num_virtual_tokens: int = Field(ge=1)
     num_transformer_submodules: int | None = None
@@ -214,15 +221,13 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
 
 
 def _is_listed(names: Sequence[str] | str, module: str) -> bool:
-    """Returns whether a list of names contains the path of a module or a suffix of the path. Instead of a list, the
-    names may be a regular expression, which must match the whole path."""
+    """`names` are module paths or suffixes of them, or a regular expression that must match the whole path."""
     if isinstance(names, str):
         return _match(names, module, complete=True)
     return module in names or module.endswith(tuple(f".{name}" for name in names))
 
 
 def _pattern_value(pattern: Mapping[str, Value], module: str, default: Value) -> Value:
-    """Returns the value of the first regular expression that matches the path of a module or a suffix of the path."""
     return next((value for key, value in pattern.items() if _match(rf"(.*\.)?({key})$", module)), default)
 
 
@@ -233,7 +238,6 @@ def _match(pattern: str, module: str, complete: bool = False) -> bool:
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    """Compiles a regular expression. Raises UserError if it is invalid."""
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

@@ -10,11 +10,12 @@ from lmtool.config.registry import component
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
-from lmtool.tasks.configs import RegressionConfig, TaskConfig
-from lmtool.tuning.configs import TuningConfig
+from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.sequence import RegressionConfig
+from lmtool.tuning.configs.base import TuningConfig
 
 
-@component("model", "averager", builder="outsider.model:build")
+@component("model", "averager", builder="outsider.model:Averager.build")
 class AveragerConfig(ModelConfig):
     """Each token sees the mean of its document: no attention at all."""
 
@@ -32,7 +33,7 @@ class AveragerConfig(ModelConfig):
         return {"inputs": self.num_layers}
 
 
-@component("model", "gated", builder="outsider.lstm:build")
+@component("model", "gated", builder="outsider.lstm:Lstm.build")
 class LstmConfig(ModelConfig):
     """A recurrent language model (Hochreiter and Schmidhuber 1997): no attention, no positions, no heads."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from lmtool.models.base import Decoder, new_model
+from lmtool.models.base import Decoder
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import Context
@@ -70,7 +70,3 @@ class Lstm(Decoder):
 
     def initial_draw(self) -> Draw:
         return normal(5 * self.config.initializer_std)
-
-
-def build(config: LstmConfig, seed: int) -> Lstm:
-    return new_model(Lstm, config, seed)

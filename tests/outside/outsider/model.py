@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new_model
+from lmtool.models.base import Encoder
 from lmtool.nn.attention import only
 from lmtool.nn.context import Context
 from lmtool.nn.embeddings import Embeddings
-from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.positions import Learned
 from outsider.configs import AveragerConfig
 
@@ -36,10 +35,3 @@ class Averager(Encoder):
             [AveragingLayer(width, config.pull) for _ in range(config.num_layers)],
             nn.LayerNorm(width),
         )
-
-    def initial_draw(self) -> Draw:
-        return normal(self.config.initializer_std)
-
-
-def build(config: AveragerConfig, seed: int) -> Averager:
-    return new_model(Averager, config, seed)
