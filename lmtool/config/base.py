@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -44,6 +44,11 @@ class Variant:
     path: str
     data: JsonObject | None
     problems: tuple[Problem, ...] = ()
+
+    def located(self, problem: Problem) -> Problem:
+        """Returns a problem of this configuration with its path."""
+        key, message = f"{self.path}.{problem.key}", f"{self.path}: {problem.message}"
+        return replace(problem, key=key, message=message, likely_keys=())
 
 
 class Config(BaseModel):

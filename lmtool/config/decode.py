@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -254,12 +253,7 @@ def decode(
         problems += variant.problems
         if variant.data is not None:
             _, errors = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, rules)
-            path = variant.path
-            problems += [
-                replace(problem, key=f"{path}.{problem.key}", message=f"{path}: {problem.message}", likely_keys=())
-                for problem in errors
-                if problem not in config_problems
-            ]
+            problems += [variant.located(problem) for problem in errors if problem not in config_problems]
     # A value is not missing if its key is misspelt, or if it could not be read. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.likely_keys)}
     problems = sorted(

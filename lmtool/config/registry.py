@@ -169,7 +169,7 @@ def build(config: Config, *arguments: object, **keywords: object) -> Any:
     return imported(entry_of(config).builder)(config, *arguments, **keywords)
 
 
-class _Mark(ABC):
+class FieldMark(ABC):
     """A mark of a field, whose `validate` decodes the field's value."""
 
     @abstractmethod
@@ -187,7 +187,7 @@ def _dumped(value: Config | dict[str, Config] | None) -> JsonObject | None:
 
 
 @dataclass(frozen=True)
-class Choice(_Mark):
+class Choice(FieldMark):
     """Marks a field whose class is selected by a name: `model: Annotated[ModelConfig, Choice("model")]`.
 
     The name is the value of `key` inside the section. It is looked up when the section is validated, so components of
@@ -217,7 +217,7 @@ class Choice(_Mark):
 
 
 @dataclass(frozen=True)
-class Several(_Mark):
+class Several(FieldMark):
     """Marks a field that holds any number of components of a group by name:
     `terms: Annotated[dict[str, TermConfig], Several("distill/term")]`. A null value removes the component."""
 
