@@ -52,7 +52,7 @@ from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
 from lmtool.reporting.costs import PhasePlan, RunPlan
 from lmtool.reporting.text import size
-from lmtool.resolver.commands import PretrainConfig, RunConfig, words_of_phase
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig, words_of_phase
 from lmtool.resolver.rules import violations
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.training.budgets import MOST_STEPS, retained_checkpoints, rows_an_interval
@@ -566,7 +566,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
         ]
         read_fraction = min(1.0, max(head_fractions, default=1.0))
     else:
-        read_fraction, memory = 1.0 if config.task.scores_tokens else 1 / length, 0
+        read_fraction, memory = 1.0 if cast(FinetuneConfig, config).task.scores_tokens else 1 / length, 0
     activations = saved_activations(learner, formats, length, predicted or 0.5, read_fraction, memory)
     return Forward(tokens, activations, head_bytes(learner, formats, predicted * tokens), device.cuda)
 

@@ -295,7 +295,7 @@ def writer_of(
 
 def generate_continuations(
     writer: Writer, rows: Rows, config: GenerationConfig, seed: int, batch_tokens: int, precision: Precision
-) -> Iterator[dict[str, str]]:
+) -> Iterator[dict[str, object]]:
     """Yields for each row of a table with one text column the `text` and its `continuation`, see `Writer.write`."""
     (texts,) = rows.columns.values()
     prompts = writer.prompts(texts, rows.origin)

@@ -65,7 +65,7 @@ class LanguageModelLearner(BaseLearner):
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(labels_of(batch, self.term)))}
 
-    def responder(self) -> TextResponder:
+    def responder(self) -> Responder:
         return TextResponder(self)
 
 
