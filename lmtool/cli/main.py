@@ -176,9 +176,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of the output is gone (`lmtool list | head`): flushing at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
-    except SystemExit:
-        raise
-    except BaseException as error:  # a panic of the tokenizers library is no Exception
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"  # of the tokenizers library; not a subclass of Exception
+        if not panic and not isinstance(error, Exception | KeyboardInterrupt):
+            raise
         return report_error(error, debug="--debug" in words)
     finally:
         if argv is None:
@@ -211,7 +212,7 @@ def _require_working_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise UserError("the working folder has been deleted", "cd to another folder") from None
+        raise UserError("the working folder has been deleted", "run lmtool in another folder") from None
 
 
 @contextmanager

@@ -208,14 +208,13 @@ class HFFolder:
         model_type = self.config.get("model_type")
         name = families().get(model_type) if isinstance(model_type, str) else None
         entry = None if name is None else lookup("model", name)
-        module = None if entry is None else builder_module(entry)
-        if not hasattr(module, "HF_FORMAT"):
+        family: HFFormat | None = None if entry is None else vars(builder_module(entry)).get("HF_FORMAT")
+        if family is None:
             known = ", ".join(sorted(families()))
             raise UserError(
                 f"checkpoint={self.checkpoint}: config.json has model_type={model_type!r}; lmtool supports {known}",
                 _USE_CHECKPOINT,
             )
-        family: HFFormat = module.HF_FORMAT
         return family
 
     def model_section(self) -> JsonObject:

@@ -14,7 +14,7 @@ from lmtool.runs.run_folder import FollowedFolder
 from lmtool.training import launching
 from lmtool.training.group import require_same
 from tests.commands.conftest import TINY
-from tests.learners.test_evaluation import shared
+from tests.learners.test_evaluation import on_every_rank
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 WORDS = ["pretrain", *TINY, "data=text", "data.path=text.txt"]
@@ -91,8 +91,8 @@ def test_difference_between_ranks_is_named_in_all_ranks():
             require_same(group, things)
         return caught.value.message
 
-    assert shared(3, compared) == ["rank 2 differs from rank 0: seed is 1, not 0"] * 3
-    assert shared(2, lambda group: require_same(group, {"seed": 1})) == [None, None]
+    assert on_every_rank(3, compared) == ["rank 2 differs from rank 0: seed is 1, not 0"] * 3
+    assert on_every_rank(2, lambda group: require_same(group, {"seed": 1})) == [None, None]
 
 
 def test_followed_folder_is_not_written(tmp_path):

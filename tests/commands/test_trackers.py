@@ -205,7 +205,7 @@ def test_events_of_repeated_steps_are_dropped(tmp_path: Path) -> None:
     [
         (["logger=[wandb,tensorbord]"], ["did you mean logger=tensorboard?"]),
         (["logger=wandb,tensorboard"], ["for all in one run, logger=[wandb,tensorboard]"]),
-        (["logger=wandb", "logger=tensorboard"], ["for several, set logger=[wandb,tensorboard]"]),
+        (["logger=wandb", "logger=tensorboard"], ["for both, set logger=[wandb,tensorboard]"]),
         (
             ["logger=[wandb,wandb]", "model=[bert,gpt]"],
             ["logger=wandb is named twice", "a run takes one model, not a list"],

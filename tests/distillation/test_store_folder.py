@@ -84,6 +84,7 @@ def test_teacher_texts_replace_labels(monkeypatch):
     student = TextToTextLearner.__new__(TextToTextLearner)
     parsed = {"bad": Prediction(0, 1.0), "good": Prediction(1, 1.0)}
     object.__setattr__(student, "kind", SimpleNamespace(parse=parsed.get))
+    object.__setattr__(student, "config", SimpleNamespace(reads=("text",)))
     rows = Rows([0, 1, 2], {"text": ["a", "b", "c"]}, np.array([0, 0, 1]), [("x", line) for line in range(3)])
     replaced, metadata = replace_targets(student, rows, ["bad", "good", "neither"], keep_gold=False)
     assert replaced.labels.tolist() == [0, 1, 1]
