@@ -207,8 +207,8 @@ def test_events_of_repeated_steps_are_dropped(tmp_path: Path) -> None:
         (["logger=wandb,tensorboard"], ["for all in one run, logger=[wandb,tensorboard]"]),
         (["logger=wandb", "logger=tensorboard"], ["for both, set logger=[wandb,tensorboard]"]),
         (
-            ["logger=[wandb,wandb]", "model=[bert,gpt]"],
-            ["logger=wandb is named twice", "a run takes one model, not a list"],
+            ["logger=wandb", "logger=tensorboard", "model=[bert,gpt]"],
+            ["a run takes one logger", "a run takes one model, not a list"],
         ),
         (
             ["logger=wandb", "logger.wandb.prject=x", "logger.wandb.api_key=x", "logger.tensorboard=3", "max_stps=3"],
