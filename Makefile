@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# pip before 23.1, as in Debian 12, would build seqeval with setup.py, which fails.
+export PIP_USE_PEP517 := 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 PYTHONS ?= 3.12 3.13
