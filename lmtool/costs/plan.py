@@ -60,7 +60,7 @@ from lmtool.training.configs import AdafactorConfig
 from lmtool.training.precision import Precision
 
 # Memory of a process besides the model, by whether it uses CUDA: Python, torch, the tokenizer, the loader, and unusable
-# fragments of the allocator (390 to 480 MB measured on Linux); on CUDA also the context and the workspaces of libraries.
+# fragments of the allocator (390 to 480 MB measured on Linux); on CUDA also its context and workspaces of libraries.
 RESERVE = {False: 450_000_000, True: 1_500_000_000}
 # The size of a row of metrics.jsonl, and of all other files in a run's folder except the checkpoints.
 ROW_BYTES, FOLDER_BYTES = 250, 200_000

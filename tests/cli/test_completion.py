@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -180,7 +181,7 @@ def test_bash_script_completes_words(working_folder: Path, cache: Path) -> None:
     """The script runs in a real bash, which splits words at `=`; only the part after `=` is completed."""
     completions("pretrain ")  # builds the table
     prelude = f"""
-    lmtool() {{ {sys.executable} -c 'import sys
+    lmtool() {{ {shlex.quote(sys.executable)} -c 'import sys
 from lmtool.cli import completion
 from lmtool.cli import main as cli
 completion.CACHE = "{cache}"

@@ -21,12 +21,15 @@ class NotBuilt(Exception):
 
 
 def built() -> Path:
-    """The path of the library. Raises NotBuilt without a compiler, or if it refuses torch's headers."""
+    """The path of the library. Raises NotBuilt without a compiler, if it refuses torch's headers,
+    or if torch has a CUDA device of its own."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
     spec = importlib.util.find_spec("torch")
     if compiler is None or spec is None or not spec.submodule_search_locations:
         raise NotBuilt("simulating a CUDA device needs a C++ compiler, and none was found: install g++")
     torch = Path(spec.submodule_search_locations[0])
+    if (torch / "lib" / "libtorch_cuda.so").exists():
+        raise NotBuilt("simulating a CUDA device needs a build of torch without CUDA")
     key = hashlib.sha256(SOURCE.read_bytes() + f"{torch} {importlib.metadata.version('torch')}".encode()).hexdigest()
     folder = Path(tempfile.gettempdir()) / f"lmtool-rehearse-{os.getuid()}"
     library = folder / f"guard_{key[:16]}.so"

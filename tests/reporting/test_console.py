@@ -4,6 +4,7 @@ import io
 import math
 import os
 import pty
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -196,7 +197,7 @@ def test_process_piped_into_head_finishes_with_status_0(tmp_path):
             output.line(f"step {{step}} " + "x" * 50)
         open({str(tmp_path / "done")!r}, "w").close()
     """
-    command = f'{sys.executable} -c "$CODE" | head -1; exit ${{PIPESTATUS[0]}}'
+    command = f'{shlex.quote(sys.executable)} -c "$CODE" | head -1; exit ${{PIPESTATUS[0]}}'
     run = subprocess.run(
         ["bash", "-c", command], env={**os.environ, "CODE": textwrap.dedent(code)}, capture_output=True, text=True
     )

@@ -101,7 +101,8 @@ def test_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_missing_backend_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "is_gloo_available", lambda: backend != "gloo")
+    monkeypatch.setattr(dist, f"is_{backend}_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     device = CPU if backend == "gloo" else torch.device("cuda", 0)
