@@ -16,7 +16,7 @@ from lmtool.config.decode import AUTO, MISSING, decode, merge
 from lmtool.config.overrides import AcceptedOverrides
 from lmtool.distillation.teacher_configs import saved_teacher
 from lmtool.errors import ConfigError, Problem, UserError
-from lmtool.resolver.commands import RunConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.rules import violations
 from lmtool.resolver.shorthands import CommandLine, Data, expand_sections, started_config
 from lmtool.resolver.verbs import COMMANDS, VERBS
@@ -36,6 +36,7 @@ from lmtool.runs.finding import (
 )
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
 from lmtool.system.files import RUNS, Damaged, user_path
+from lmtool.tasks.configs.mixture import tasks_of
 from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import NoNetwork, hf_folder
 
@@ -167,7 +168,14 @@ def with_defaults(config: JsonMapping) -> JsonMapping:
     if verb not in COMMANDS:
         return config
     try:
-        return saved.save(decode_config(verb, saved.body(dict(config)), reads_checkpoint=False), verb)
+        decoded = decode_config(verb, saved.body(dict(config)), reads_checkpoint=False)
+        # A run with labeled tasks saves all keys of its members, so these get the new keys, too.
+        if isinstance(decoded, FinetuneConfig):
+            decoded = decoded.model_copy(update={"task": decoded.task.replace_members(decoded.task.member_configs())})
+        elif isinstance(decoded, PretrainConfig) and tasks_of(objective := decoded.objective):
+            members = objective.replace_members(objective.member_configs())
+            decoded = decoded.model_copy(update={"objective": members})
+        return saved.save(decoded, verb)
     except UserError:
         return config
 
