@@ -65,7 +65,8 @@ class Config(BaseModel):
     )
 
     auto: ClassVar[dict[str, Auto]] = {}
-    """For commands: the sources of each section that may be `auto`."""
+    """For commands: the sources of each section that may be `auto`, in the order in which they are resolved: a section
+    comes after those that it is derived from."""
     overlays: ClassVar[tuple[str, ...]] = ()
     """For commands: groups that only set values of other sections."""
     adjustable_fields: ClassVar[tuple[str, ...]] = ()

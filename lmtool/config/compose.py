@@ -105,6 +105,8 @@ def _registered(group: str) -> set[str]:
 
 
 class LimitedFiles(FileConfigSource):
+    """A folder of YAML whose files are checked before Hydra uses them."""
+
     @staticmethod
     def scheme() -> str:
         return "limited"
@@ -208,22 +210,25 @@ class _TooManyInterpolations(InterpolationResolutionError):
     """The interpolations of a configuration exceed the limits. Its text is a key with one of them."""
 
 
-_resolve_parse_tree = Container.resolve_parse_tree
-_resolved: dict[str, int] = {}
-"""The references and characters that `to_data` has resolved; empty outside of it, where nothing is counted."""
+@contextmanager
+def _limited_interpolations() -> Iterator[None]:
+    """Counts what OmegaConf resolves in the `with` block. Raises _TooManyInterpolations beyond the limits."""
+    resolve, references, characters = Container.resolve_parse_tree, 0, 0
 
-
-def _resolve_within_limits(self: Container, parse_tree: Any, node: Any, memo: Any = None, key: Any = None) -> Any:
-    value = _resolve_parse_tree(self, parse_tree, node, memo, key)
-    if _resolved:
-        _resolved["references"] += 1
-        _resolved["characters"] += len(str(value)) if isinstance(value, str | StringNode) else 0
-        if _resolved["references"] > MAX_REFERENCES or _resolved["characters"] > MAX_SIZE:
+    def resolve_within_limits(self: Container, parse_tree: Any, node: Any, memo: Any = None, key: Any = None) -> Any:
+        nonlocal references, characters
+        value = resolve(self, parse_tree, node, memo, key)
+        references += 1
+        characters += len(str(value)) if isinstance(value, str | StringNode) else 0
+        if references > MAX_REFERENCES or characters > MAX_SIZE:
             raise _TooManyInterpolations(self._get_full_key(key))
-    return value
+        return value
 
-
-Container.resolve_parse_tree = _resolve_within_limits  # type: ignore[method-assign]
+    Container.resolve_parse_tree = resolve_within_limits  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
 
 
 WHOLE_RUN = "# @package _global_"
@@ -447,10 +452,7 @@ def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> JsonObjec
 
 def to_data(config: DictConfig) -> JsonObject:
     """Returns a composed configuration as plain data with interpolations resolved."""
-    _resolved.update(references=0, characters=0)
-    try:
+    with _limited_interpolations():
         data = OmegaConf.to_container(config, resolve=True)
-    finally:
-        _resolved.clear()
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}

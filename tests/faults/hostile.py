@@ -287,8 +287,6 @@ _REQUIRED_FILES: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
     ("published/tokenizer_config.json", PUBLISHED, ("tokenizer_config.json", "published")),
     ("tokens/tokenizer.json", (*PRETRAIN, "tokenizer=folder", "tokenizer.path=tokens"), ("tokens",)),
     ("runs/tuned/config.yaml", ("resume", "runs/tuned"), ("config.yaml",)),
-    ("done/tuned/config.yaml", PREDICT, ("config.yaml",)),
-    ("done/tuned/config.yaml", ("report", "done/tuned"), ("config.yaml",)),
     ("runs/tuned/metrics.jsonl", ("resume", "runs/tuned"), ("metrics.jsonl",)),
 ]
 # Files that a command does not need: it may replace or skip them, or be refused with an error that names them.
@@ -303,6 +301,7 @@ _OPTIONAL_FILES += [
                  "plots", "environment.json", "samples.json")
 ]  # fmt: skip
 _OPTIONAL_FILES += [
+    ("done/tuned/config.yaml", PREDICT, ("config.yaml",)),
     ("published/special_tokens_map.json", PUBLISHED, ("special_tokens_map.json", "published")),
     ("runs/latest", with_overrides(PREDICT, "checkpoint=runs/latest"), ("latest",)),
     ("cache", PRETRAIN, ("cache",)),
@@ -337,7 +336,7 @@ SCENES += [
     Scene(
         f"{name} at {where}, {arguments[0]}", arguments, _replace_by_node(where, partial(_write, value)), names, EITHER
     )
-    for where, arguments, names in _REQUIRED_FILES
+    for where, arguments, names in (*_REQUIRED_FILES, *_OPTIONAL_FILES)
     if where.endswith((".json", ".yaml"))
     for name, value in VALUES.items()
 ]
