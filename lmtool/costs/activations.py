@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 from torch import nn
 
@@ -27,21 +27,29 @@ from lmtool.costs.attention import (
 )
 from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone, OneStack
-from lmtool.models.characters import WordCharacters
-from lmtool.models.cnn import WindowLayer
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.models.heads.lm import LMHead
+from lmtool.models.heads.lm import EnhancedMaskedLMHead, LMHead
 from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
-from lmtool.models.rnn_attention import AttendingGru
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.dropout import Dropout
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
-from lmtool.nn.recurrent import BidirectionalGru, LstmCell
 
 # The loss over a vocabulary is computed in chunks of rows. For each kind of device: the rows of a chunk of logits, two
 # of which are in memory at once, and the rows of a chunk of the softmax.
 _LOGIT_ROWS = {"cpu": (512, 32), "cuda": (1024, 1024)}
+
+
+@runtime_checkable
+class ReportsActivations(Protocol):
+    """A module that is neither attention nor feed-forward, and counts what it saves itself."""
+
+    def saved_activations(self, keys: float, read: float) -> tuple[float, float]:
+        """Counts the values per token that are saved for the backward pass.
+
+        keys: the mean number of encoder tokens that a decoder's token attends to. read: the fraction of the tokens that
+        the layer returns. Returns the inputs of matrix products in the number format of the run, and fp32 values.
+        """
 
 
 @dataclass(frozen=True)
@@ -87,8 +95,9 @@ def saved_activations(
     for backbone in backbones_of(learner):
         fraction = read if backbone is learner.backbone else 1.0
         query_stream = fraction if learner.config.query_stream else 0.0
+        decodes_masks = backbone is decoding_backbone(learner)
         total = total + _backbone_bytes(
-            backbone, formats, length, decoder_fraction, fraction, memory / length, query_stream
+            backbone, formats, length, decoder_fraction, fraction, memory / length, query_stream, decodes_masks
         )
     return total
 
@@ -96,6 +105,14 @@ def saved_activations(
 def backbones_of(learner: nn.Module) -> list[Backbone]:
     """Returns every backbone in a learner: its own, and that of a generator."""
     return [module for module in learner.modules() if isinstance(module, Backbone)]
+
+
+def decoding_backbone(learner: nn.Module) -> Backbone | None:
+    """Returns the backbone whose last layer is replaced by an enhanced mask decoder (DeBERTa): the generator if there
+    is one. None without such a decoder."""
+    if not any(isinstance(module, EnhancedMaskedLMHead) for module in learner.modules()):
+        return None
+    return backbones_of(learner)[-1]
 
 
 def layers_of(backbone: Backbone) -> list[nn.Module]:
@@ -124,18 +141,19 @@ def _backbone_bytes(
     read: float,
     memory: float,
     query_stream: float,
+    decodes_masks: bool,
 ) -> SavedActivations:
-    """Computes the saved bytes per token of one backbone. For the arguments see `saved_activations` and
-    `AttentionContext`."""
-    virtual = backbone.embed.virtual_count
+    """Computes the saved bytes per token of one backbone. decodes_masks: whether its enhanced mask decoder takes the
+    place of the last layer. For the other arguments see `saved_activations` and `AttentionContext`."""
+    virtual, width = backbone.embed.virtual_count, backbone.hidden_size
     if isinstance(backbone, EncoderDecoder):
         inputs = (1 - decoder_fraction) * length + virtual
         encoder, decoder = list(backbone.encoder.layers), list(backbone.decoder.layers)
         trains = _has_trainable(backbone.embed)
-        encoder_bytes = _stack_bytes(backbone.embed, encoder, formats, AttentionContext(inputs), trains, 1.0)
+        encoder_bytes = _stack_bytes(backbone.embed, width, encoder, formats, AttentionContext(inputs), trains, 1.0)
         trains = trains or any(_has_trainable(layer) for layer in encoder)
         context = AttentionContext(decoder_fraction * length, inputs)
-        decoder_bytes = _stack_bytes(backbone.decoder.embed, decoder, formats, context, trains, 1.0)
+        decoder_bytes = _stack_bytes(backbone.decoder.embed, width, decoder, formats, context, trains, 1.0)
         return _scale(encoder_bytes, inputs / length) + _scale(decoder_bytes, decoder_fraction)
     total_length = length + virtual
     blocks = backbone.blocks if isinstance(backbone, OneStack) else None
@@ -144,13 +162,16 @@ def _backbone_bytes(
         context = AttentionContext(
             blocks.attended_tokens(total_length), copies=blocks.attended_tokens(total_length) / blocks.size
         )
-    trains = _has_trainable(backbone.embed)
-    stack_bytes = _stack_bytes(backbone.embed, layers_of(backbone), formats, context, trains, read)
+    trains, layers = _has_trainable(backbone.embed), layers_of(backbone)
+    if decodes_masks:  # the enhanced mask decoder applies the last layer twice
+        layers.append(layers[-1])
+    stack_bytes = _stack_bytes(backbone.embed, width, layers, formats, context, trains, read)
     return _scale(stack_bytes, total_length / length)
 
 
 def _stack_bytes(
     embed: StackInput,
+    width: int,
     layers: Iterable[nn.Module],
     formats: Formats,
     context: AttentionContext,
@@ -159,14 +180,13 @@ def _stack_bytes(
 ) -> SavedActivations:
     """Computes the saved bytes per token of a stack. trains: whether any module below the layers is trained."""
     parts, context = list(layers), replace(context, scored=embed.position.scores)
-    width = _width(parts[0]) if parts else 0
     activations = float(trains * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
-    # An upper bound for character convolutions, which compute repeated words only once.
-    activations += trains * VALUE_BYTES * (embed.saved_activations if isinstance(embed, WordCharacters) else 0)
+    activations += trains * _reported_bytes(embed, formats, context.keys, 1.0)
     scores = working = frozen = 0.0
     for number, layer in enumerate(parts):
         trains, last = trains or _has_trainable(layer), number == len(parts) - 1
-        layer_bytes = _layer_bytes(layer, formats, context, last, read if last else 1 + context.query_stream)
+        layer_read = read if last else 1 + context.query_stream
+        layer_bytes = _layer_bytes(layer, width, formats, context, last, layer_read)
         if not trains:
             frozen = max(frozen, layer_bytes)
             continue
@@ -174,28 +194,24 @@ def _stack_bytes(
             score_bytes(part, formats, name == "cross_attn", context, last) for name, part in attentions_of(layer)
         )
         if formats.recomputes:
-            activations += (1 + context.query_stream) * _width(layer) * VALUE_BYTES
+            activations += (1 + context.query_stream) * width * VALUE_BYTES
             working = max(working, layer_bytes + layer_scores)
         else:
             activations, scores = activations + layer_bytes, scores + layer_scores
     return SavedActivations(activations, scores, working if trains else frozen)
 
 
-def _layer_bytes(layer: nn.Module, formats: Formats, context: AttentionContext, last: bool, read: float) -> float:
+def _layer_bytes(
+    layer: nn.Module, width: int, formats: Formats, context: AttentionContext, last: bool, read: float
+) -> float:
     """Computes the bytes per token of a layer without its scores. After its attention it processes only the fraction
     `read` of the tokens."""
-    before_attention = sum(_lstm_bytes(part, formats) for part in layer.modules() if isinstance(part, LstmCell))
-    if isinstance(layer, BidirectionalGru | AttendingGru):
-        before_attention += VALUE_BYTES * layer.saved_activations(context.cross_keys)
-    before_attention += sum(
+    before_attention = _reported_bytes(layer, formats, context.cross_keys, read) + sum(
         attention_bytes(part, formats, name == "cross_attn", context, last) for name, part in attentions_of(layer)
     )
-    width = _width(layer)
     norms = sum(_norm_bytes(part, width) for name, part in layer.named_children() if "norm" in name)
     masks = width * sum(isinstance(part, Dropout) and part.rate > 0 for part in layer.children())
     after_attention = norms + masks
-    if isinstance(layer, WindowLayer):
-        after_attention += formats.product * layer.reach * layer.hidden_size + VALUE_BYTES * layer.size
     for part in layer.modules():
         if isinstance(part, FeedForward):
             after_attention += _feed_forward_bytes(part, formats)
@@ -205,11 +221,10 @@ def _layer_bytes(layer: nn.Module, formats: Formats, context: AttentionContext, 
     return before_attention + read * after_attention
 
 
-def _lstm_bytes(part: LstmCell, formats: Formats) -> float:
-    """Returns the bytes per token of an LSTM: inputs, gates, the cell state before and after its activation, and the
-    output."""
-    fp32_bytes = VALUE_BYTES * (6 * part.cell_size + 2 * part.output_size)
-    return formats.product * part.weight_ih.shape[1] + fp32_bytes
+def _reported_bytes(module: nn.Module, formats: Formats, keys: float, read: float) -> float:
+    """Returns the bytes per token of the parts that are neither attention nor feed-forward, as they report them."""
+    reports = [part.saved_activations(keys, read) for part in module.modules() if isinstance(part, ReportsActivations)]
+    return sum(formats.product * inputs + VALUE_BYTES * values for inputs, values in reports)
 
 
 def _norm_bytes(norm: nn.Module, width: int) -> float:
@@ -274,13 +289,6 @@ def copied_bytes(learner: nn.Module, formats: Formats) -> int:
             if isinstance(part, MultiHead) and type(part.q_proj) is type(part.k_proj) is nn.Linear:
                 copied += VALUE_BYTES * (part.q_proj.weight.numel() + 2 * part.k_proj.weight.numel())
     return copied
-
-
-def _width(layer: nn.Module) -> int:
-    widths = [part.q_proj.in_features for _, part in attentions_of(layer)]
-    widths += [sum(part.output_size for part in layer.modules() if isinstance(part, LstmCell))]
-    widths += [layer.hidden_size] if isinstance(layer, WindowLayer) else []
-    return max(widths)
 
 
 def _has_trainable(module: nn.Module) -> bool:

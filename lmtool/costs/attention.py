@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lmtool.models.disentangled import DisentangledAttention
-from lmtool.models.two_streams import TwoStreamAttention
 from lmtool.nn.attention import MultiHead
-from lmtool.nn.relative import RelativeAttention
 
 # The bytes of an fp32 value: weights, the residual stream and the inputs of norms are fp32 in every number format.
 VALUE_BYTES = 4
@@ -91,7 +88,8 @@ def attention_bytes(
     saves_input = any(keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
     low_rank = sum(map(update_values, attention.modules()))
     content, queries = _query_fractions(context, last)
-    per_query, per_key = _saved_per_position(attention, _is_keyed(attention, formats, cross, context))
+    per_query, per_key, _ = _saved_for_positions(attention, cross, context)
+    per_query += 1.0 if _is_keyed(attention, formats, cross, context) else 2.0  # the result, and the queries
     # Each stream has its own copies of keys, values and position rows.
     states = per_query * queries + (2.0 + per_key) * (1 + context.memory) * (content + (context.query_stream > 0))
     if context.copies:
@@ -121,9 +119,10 @@ def score_bytes(attention: MultiHead, formats: Formats, cross: bool, context: At
     elif not formats.cuda and attention.dropout.rate > 0:
         element = 2 * VALUE_BYTES + 1
     else:
-        element = _is_scored(attention, cross, context) * formats.attention * (1 + 2 * _position_terms(attention))
+        element = _is_scored(attention, cross, context) * formats.attention
     keys, queries = context.cross_keys if cross else context.keys, _query_fractions(context, last)[1]
-    return element * keys * attention.num_heads * queries
+    products = _saved_for_positions(attention, cross, context)[2]
+    return (element * keys + formats.attention * products) * attention.num_heads * queries
 
 
 def update_values(module: nn.Module) -> int:
@@ -157,21 +156,6 @@ def _is_keyed(attention: MultiHead, formats: Formats, cross: bool, context: Atte
     return not (formats.cuda or tiled) and attention.dropout.rate > 0
 
 
-def _saved_per_position(attention: MultiHead, keyed: bool) -> tuple[float, float]:
-    """Counts the saved tensors that are as wide as all heads together. Returns the number per query, including the
-    result; and the number per key in addition to keys and values: the rows of relative distances, in one or both
-    directions."""
-    if isinstance(attention, TwoStreamAttention):
-        return 3.0, 2.0
-    if isinstance(attention, RelativeAttention):
-        return 2.0, 1.0
-    return (1.0 if keyed else 2.0 + 2 * _position_terms(attention)), 0.0
-
-
-def _position_terms(attention: MultiHead) -> int:
-    """Counts the terms of the scores that are products with a position table (DeBERTa).
-
-    Each term saves twice as much as the scores: a query uses one row for each key before it and one for each key after
-    it.
-    """
-    return len(attention.terms) if isinstance(attention, DisentangledAttention) else 0
+def _saved_for_positions(attention: MultiHead, cross: bool, context: AttentionContext) -> tuple[float, float, float]:
+    """See `MultiHead.saved_for_positions`. Cross-attention has no relative positions."""
+    return (0.0, 0.0, 0.0) if cross else attention.saved_for_positions(context.keys)

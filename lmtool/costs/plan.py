@@ -22,6 +22,7 @@ from lmtool.costs.activations import (
     SavedActivations,
     backbones_of,
     copied_bytes,
+    decoding_backbone,
     head_bytes,
     layers_of,
     lengthening,
@@ -61,7 +62,7 @@ from lmtool.training.precision import Precision
 
 # Memory of a process besides the model, by whether it uses CUDA: Python, torch, the tokenizer, the loader, and unusable
 # fragments of the allocator (390 to 480 MB measured on Linux); on CUDA also its context and workspaces of libraries.
-RESERVE = {False: 450_000_000, True: 1_500_000_000}
+RESERVE = {False: 470_000_000, True: 1_500_000_000}
 # The size of a row of metrics.jsonl, and of all other files in a run's folder except the checkpoints.
 ROW_BYTES, FOLDER_BYTES = 250, 200_000
 
@@ -248,8 +249,7 @@ def works_of(
             yield from _backbone_works(part, length, decoder_fraction, fractions.get(name, 1.0), 3)
         else:
             if isinstance(part, EnhancedMaskedLMHead):
-                backbone = parts.get("objective.generator", learner.backbone)
-                yield _enhanced_decoder_work(cast(OneStack, backbone), length)
+                yield _enhanced_decoder_work(cast(OneStack, decoding_backbone(learner)), length)
             fraction = fractions.get(name, predicted if isinstance(part, LMHead) else 1 / length)
             yield Work(fraction, _matrix_values([part]) + _output_table_values(part, learner.backbone))
 

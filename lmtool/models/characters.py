@@ -165,12 +165,11 @@ class WordCharacters(StackInput):
             part.weight.numel() * count for part, count in zip(self._filters, positions, strict=True)
         )
 
-    @property
-    def saved_activations(self) -> int:
-        """Number of fp32 values saved for the backward pass per distinct word: those of its symbols, the maximum of
-        each filter and its index, and those of the highways."""
+    def saved_activations(self, keys: float, read: float) -> tuple[float, float]:
+        """Returns the values of a word's symbols, the maximum of each filter and its index, and the values of the
+        highways. An upper bound, since repeated words are computed once."""
         features = self.project.in_features
-        return self.word_length * (2 + self.characters.embedding_dim) + features * (3 + 3 * len(self.highways))
+        return 0.0, self.word_length * (2 + self.characters.embedding_dim) + features * (3 + 3 * len(self.highways))
 
     @property
     def _filters(self) -> list[nn.Conv1d]:

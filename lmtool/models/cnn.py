@@ -76,6 +76,10 @@ class WindowLayer(nn.Module):
             for width, first, last in zip(widths, bounds[:-1], bounds[1:], strict=True)
         )
 
+    def saved_activations(self, keys: float, read: float) -> tuple[float, float]:
+        """Returns the windows and the result, at the selected tokens."""
+        return read * self.reach * self.hidden_size, read * self.size
+
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """Maps (T, H) to (T, F), or (M, F) of the selected tokens."""
         return self.apply_filters(windows_of(x_TH, context.packed, self.left, self.right, context.read_M))

@@ -35,8 +35,8 @@ class SeparateProjections(DisentangledAttention):
 
     table_maps = ("pos_k_proj", "pos_q_proj")
 
-    def __init__(self, config: DisentangledConfig):
-        super().__init__(config)
+    def __init__(self, config: DisentangledConfig, table_rows: int):
+        super().__init__(config, table_rows)
         width = config.hidden_size
         self.k_proj = nn.Linear(width, width, bias=False)
         self.pos_k_proj = nn.Linear(width, width, bias=False) if "c2p" in config.scores else None

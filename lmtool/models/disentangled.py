@@ -123,12 +123,17 @@ def _table(rows_PAD: Tensor, selection: Tensor | None, like: Tensor) -> Tensor:
 
 class DisentangledAttention(SelfAttention):
     """Self-attention with separate scores for contents and relative positions. terms: the score terms besides content
-    to content: "c2p", "p2c"."""
+    to content: "c2p", "p2c". table_rows: 2 S."""
 
-    def __init__(self, config: DisentangledConfig):
+    def __init__(self, config: DisentangledConfig, table_rows: int):
         scale = 1 / math.sqrt((1 + config.scaled_terms) * config.width_of_head)
         super().__init__(config.hidden_size, config.num_heads, config.attention_dropout, scale=scale)
-        self.terms = config.scores
+        self.terms, self.table_rows = config.scores, table_rows
+
+    def saved_for_positions(self, keys: float) -> tuple[float, float, float]:
+        # Each term saves its part of the table for each row of a tile, and the products before they are gathered.
+        rows = min(2 * keys - 1, self.table_rows)
+        return len(self.terms) * rows / keys, float("p2c" in self.terms), len(self.terms) * rows
 
     def keys_of(self, rows_PH: Tensor) -> Tensor:
         """Returns (P, W): the keys of relative positions. rows_PH: rows of the table."""
@@ -181,12 +186,12 @@ class Disentangled(BertLike):
         def norm() -> nn.LayerNorm:
             return nn.LayerNorm(width, config.norm_epsilon)
 
-        layers = [
-            DisentangledLayer(
-                attention(config), FeedForward(width, config.feedforward_size, "gelu"), norm(), norm(), config.dropout
-            )
-            for _ in range(config.num_layers)
-        ]
+        def layer() -> DisentangledLayer:
+            attend = attention(config, 2 * relative.span)
+            feed_forward = FeedForward(width, config.feedforward_size, "gelu")
+            return DisentangledLayer(attend, feed_forward, norm(), norm(), config.dropout)
+
+        layers = [layer() for _ in range(config.num_layers)]
         position = positions_of(config, causal=False)
         super().__init__(config, Embeddings(config.vocab_size, width, position, config.dropout, norm=norm()), layers)
         self.relative = relative

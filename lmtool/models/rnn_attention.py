@@ -116,13 +116,11 @@ class AttendingGru(nn.Module):
         self.output = nn.Linear(state_size + input_size + value_size, 2 * output_size)
         self.dropout = Dropout(dropout)
 
-    def saved_activations(self, keys: float) -> float:
-        """Returns the number of values per token that are saved for the backward pass. keys: the mean number of
-        encoder tokens that a decoder token attends to."""
+    def saved_activations(self, keys: float, read: float) -> tuple[float, float]:
         state, value = self.state_gates.in_features, self.context_gates.in_features
-        read = self.output.in_features + self.output.out_features + self.token_gates.in_features
+        inputs = self.output.in_features + self.output.out_features + self.token_gates.in_features
         attention = self.cross_attn.q_proj.out_features
-        return read + attention + 8 * state + 2 * value + keys * (attention + 2)
+        return 0.0, inputs + attention + 8 * state + 2 * value + keys * (attention + 2)
 
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:
         """Maps (T, E) to (T, O), or (M, O) of the selected tokens. Raises ValueError if the context has no encoder

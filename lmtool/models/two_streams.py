@@ -270,6 +270,9 @@ class TwoStreamAttention(SelfAttention):
         self.segment_bias = nn.Parameter(torch.zeros(shape))
         self.segments = nn.Parameter(torch.zeros(2, *shape))
 
+    def saved_for_positions(self, keys: float) -> tuple[float, float, float]:
+        return 1.0, 2.0, 0.0  # queries with the bias of places; a row for each distance, in both directions
+
     def forward(
         self, x_SH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:

@@ -190,6 +190,14 @@ class MultiHead(nn.Module):
         """D, the width of a head."""
         return self.q_proj.out_features // self.num_heads
 
+    def saved_for_positions(self, keys: float) -> tuple[float, float, float]:
+        """Counts the values that relative positions save for the backward pass, besides queries, keys and values.
+
+        keys: the number of keys of a query. Returns the tensors of shape (T, A, D) per query and per key, and the
+        values per query and head.
+        """
+        return 0.0, 0.0, 0.0
+
     def heads(self, x_TW: Tensor) -> Tensor:
         """Splits (T, A*D) into heads, (T, A, D). Keys and values may have fewer heads than queries."""
         return x_TW.unflatten(-1, (-1, self.head_size))

@@ -116,6 +116,10 @@ class LstmCell(nn.Module):
         self.bias.zero_()
         self.bias[self.cell_size : 2 * self.cell_size] = 1.0
 
+    def saved_activations(self, keys: float, read: float) -> tuple[float, float]:
+        """Returns the inputs; gates, the cell state before and after its activation, and the output."""
+        return self.weight_ih.shape[1], 6 * self.cell_size + 2 * self.output_size
+
     def forward(self, x_TI: Tensor, steps: Lockstep, state: State | None = None) -> tuple[Tensor, State]:
         """Returns (T, P): outputs, and the states after the last token of each text. state: the state before the first
         token; None for zeros. An empty text keeps its state."""
@@ -335,10 +339,9 @@ class BidirectionalGru(nn.Module):
         self.cell = nn.GRU(input_size, state_size, bidirectional=True)
         self.dropout = Dropout(dropout)
 
-    def saved_activations(self, keys: float = 0.0) -> float:
-        """Returns the number of values saved per token for the backward pass: inputs and, for each direction, gates,
-        their parts and states."""
-        return self.cell.input_size + 2 * 7 * self.cell.hidden_size
+    def saved_activations(self, keys: float, read: float) -> tuple[float, float]:
+        """Returns the inputs and, for each direction, gates, their parts and states."""
+        return 0.0, self.cell.input_size + 2 * 7 * self.cell.hidden_size
 
     def forward(self, x_TI: Tensor, context: Context) -> Tensor:
         """Maps (T, I) to (T, 2C), or (M, 2C) of the selected tokens: states left to right, then right to left."""

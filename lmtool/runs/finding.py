@@ -276,10 +276,13 @@ def _read_object(folder: Path, name: str) -> JsonObject:
 
 def read_state(folder: str | Path) -> JsonObject:
     """Reads state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... Raises UserError
-    if its step is not an integer."""
-    state = read_json(Path(folder), STATE)
-    if type(state.get("step")) is not int or state["step"] < 0:
-        raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is not a whole number from 0 on", _COPY)
+    if its step is not an integer, or not the one of the folder's name."""
+    state, path = read_json(Path(folder), STATE), Path(folder) / STATE
+    step, match = state.get("step"), _STEP.fullmatch(Path(folder).name)
+    if type(step) is not int or step < 0:
+        raise UserError(f"{path}: step={step!r} is not a whole number from 0 on", _COPY)
+    if match is not None and int(match[1]) != step:
+        raise UserError(f"{path}: step={step}, but its folder is called {Path(folder).name}", _COPY)
     return state
 
 

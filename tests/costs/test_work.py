@@ -80,6 +80,7 @@ CASES: dict[str, tuple[type[ModelConfig], dict[str, Any], str, ObjectiveConfig]]
     "replace_mlm": (BertConfig, {}, "wordpiece", RtdConfig(variant="replace_mlm")),
     "all_tokens_mlm": (ElectraConfig, {"embedding_size": 24}, "wordpiece", RtdConfig(variant="all_tokens_mlm")),
     "mask decoder": (DebertaConfig, {"scores": ()}, "wordpiece", MlmConfig(enhanced_decoder=True)),
+    "wide mask decoder": (DebertaConfig, {"max_distance": 64}, "wordpiece", MlmConfig(enhanced_decoder=True)),
     "disentangled": (DebertaConfig, {"max_distance": 8}, "wordpiece", MlmConfig()),
     "buckets": (DebertaV3Config, {"buckets": 8, "max_distance": 16}, "wordpiece", RtdConfig()),
     "block sparse": (BigbirdConfig, {"block_size": 2, "random_blocks": 1}, "wordpiece", MlmConfig()),
@@ -257,8 +258,12 @@ def saved_bytes(learner: Any, forward: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    "case", ["bert", "albert", "electra", "block sparse", "convolution", "gpt", "t5", "t5 v1.1", "bart"]
-)
+    "case",
+    [
+        "bert", "albert", "electra", "disentangled", "mask decoder", "wide mask decoder", "buckets", "block sparse",
+        "convolution", "gpt", "t5", "t5 v1.1", "bart",
+    ],
+)  # fmt: skip
 def test_forward_saves_planned_activation_bytes(case: str) -> None:
     """In fp32 on a CPU with dropout; the small heads count only in the measured bytes."""
     learner, tokens = learner_of(case)

@@ -80,7 +80,7 @@ def test_planned_activations_match_saved_bytes(tokenizer):
     batch = examples.batch(examples.plan(0).rows, np.arange(len(examples.plan(0))), 0)
     kept = saved_activations(learner, Formats(), batch.tokens / len(batch.examples)).activations
     # Repeated texts have few distinct words, which the reader processes once.
-    kept -= VALUE_BYTES * learner.backbone.reader.saved_activations
+    kept -= VALUE_BYTES * learner.backbone.reader.saved_activations(1.0, 1.0)[1]
     saved = saved_bytes(learner, lambda: learner.backbone(batch.inputs))
     assert batch.tokens * kept == pytest.approx(saved, rel=0.25)
 
