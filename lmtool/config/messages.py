@@ -242,6 +242,7 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     (("task.text=[{}]", "data.text={}"), "text_column_name"),
     ("task.label={}", "label_column_name"),
     ("task.train_examples={}", "max_train_samples"),
+    ("evaluate_rows={}", "max_eval_samples max_val_samples eval_samples limit_val_batches eval_iters"),
     ("max_length={}", "max_seq_length block_size tokens_per_sample"),
     ("objective.probability={}", "mlm_probability"),
     ({"true": "data.document=line", "false": "data.document=block"}, "line_by_line"),

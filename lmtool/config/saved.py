@@ -169,6 +169,11 @@ def require_version(data: object, path: Path) -> JsonObject:
     return data
 
 
+# Keys whose default differs from what lmtool did before they existed.
+_EARLIER = {"pretrain": {"evaluate_rows": "all"}, "finetune": {"evaluate_rows": "all"}}
+
+
 def body(data: JsonObject) -> JsonObject:
     """Returns saved data without `version` and `command`: the input of the decoder."""
-    return {key: value for key, value in data.items() if key not in ("version", "command")}
+    earlier = _EARLIER.get(str(data.get("command")), {}) if "version" in data else {}
+    return {**earlier, **{key: value for key, value in data.items() if key not in ("version", "command")}}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.data.examples import Examples, SplitData, batch_boundaries
+from lmtool.data.examples import Examples, Plan, Rows, SplitData, batch_boundaries
 from lmtool.data.loader import PackedLoader, SupportsLanes
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
-from lmtool.learners.evaluation import SplitEvaluations, evaluate
+from lmtool.learners.evaluation import Evaluation, SplitEvaluations, evaluate
 from lmtool.learners.metrics import LOSS
 from lmtool.learners.mixed_sources import examples_of, scorer_of
+from lmtool.runs.files import to_json
 from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import Precision
 from lmtool.types import Batch
@@ -28,11 +31,49 @@ MAX_LANES, MIN_SEGMENTS_PER_LANE = 10, 16
 # Maximum examples and tokens of the sample for slow computations. 512 examples give a standard error of about 0.02; the
 # second limit applies to long examples.
 SAMPLE_EXAMPLES, SAMPLE_TOKENS = 512, 32_768
+MIN_EVALUATION_ROWS = 256
+"""Minimum rows of an evaluation during training, for a standard error of an accuracy of at most 0.03."""
 
 
 def evaluation_tokens(config: Any) -> int:
     """Returns the maximum number of tokens of a forward in evaluation. config: the configuration of a run."""
     return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
+
+
+@dataclass(frozen=True)
+class EvaluationSize:
+    """The size of an evaluation during training: `rows`, or more if they have fewer than `tokens` tokens."""
+
+    rows: int
+    tokens: float = 0.0
+
+
+class SampledExamples:
+    """Some of the examples of a split. numbers: (S,) their numbers in the plan."""
+
+    def __init__(self, examples: Examples, numbers: np.ndarray):
+        self.examples, self.numbers = examples, numbers
+
+    def plan(self, epoch: int) -> Plan:
+        plan = self.examples.plan(epoch)
+        return Plan(plan.rows[self.numbers], plan.lengths[self.numbers])
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        return self.examples.batch(rows, self.numbers[examples], epoch)
+
+    def metadata(self) -> dict[str, Any]:
+        return self.examples.metadata()
+
+
+def sampled_rows(rows: Rows, count: int) -> Rows:
+    """Returns the `count` rows whose texts have the smallest hashes, in their order in the file, and all other rows
+    with the same texts. The sample does not depend on the order of the rows or on their labels."""
+    if len(rows) <= count:
+        return rows
+    texts = (to_json(texts, indent=None) for texts in zip(*rows.columns.values(), strict=True))
+    hashes = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
+    last = sorted(hashes)[count - 1]
+    return rows.take(np.array([number for number, value in enumerate(hashes) if value <= last]))
 
 
 class EvaluationSplit:
@@ -44,16 +85,40 @@ class EvaluationSplit:
         max_length: Maximum tokens of an example.
         batch_tokens: Maximum tokens of a batch; raised to the length of one example if it is smaller.
         seed: Seed of the random choices in the examples.
+        size: Maximum size; None for all examples.
+
+    Attributes:
+        scored: The number of rows (of a text: of examples) that are read, and that there are.
     """
 
-    def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
+    def __init__(
+        self,
+        learner: BaseLearner,
+        data: SplitData,
+        max_length: int,
+        batch_tokens: int,
+        seed: int,
+        size: EvaluationSize | None = None,
+    ):
         self.data = data
         self.examples: Examples = examples_of(learner, data, max_length)
         self.seed, self.virtual_tokens = seed, learner.virtual_tokens
         self.batch_tokens = max(batch_tokens, max_length + self.virtual_tokens)
-        tokens = int(self.examples.plan(0).lengths.sum(dtype=np.int64))
-        lanes = min(MAX_LANES, max(1, tokens // (MIN_SEGMENTS_PER_LANE * max_length)))
-        examples = self.examples.in_lanes(lanes) if isinstance(self.examples, SupportsLanes) else self.examples
+        lengths = self.examples.plan(0).lengths
+        tokens, count = int(lengths.sum(dtype=np.int64)), sum(map(len, data.rows.values())) or len(lengths)
+        self.scored = count, count
+        examples = self.examples
+        if isinstance(examples, SupportsLanes):
+            examples = examples.in_lanes(min(MAX_LANES, max(1, tokens // (MIN_SEGMENTS_PER_LANE * max_length))))
+        elif size is not None and (rows := max(size.rows, int(size.tokens * count / tokens))) < count:
+            if data.rows:
+                parts = {name: sampled_rows(part, -(-rows * len(part) // count)) for name, part in data.rows.items()}
+                self.data = replace(data, rows=parts)
+                self.examples = examples = examples_of(learner, self.data, max_length)
+                self.scored = sum(map(len, parts.values())), count
+            else:
+                numbers = random_streams.Permutation(count, seed, "sample", 0)(np.arange(rows))
+                examples, self.scored = SampledExamples(examples, np.sort(numbers)), (rows, count)
         self.loader = PackedLoader(
             examples, seed, batch_tokens=self.batch_tokens, shuffle=False, virtual_tokens=self.virtual_tokens
         )
@@ -83,6 +148,7 @@ class HeldOutSplits:
         seed: Seed of the random choices in the examples.
         predictors: The constant predictors of each term, which are scored on the same targets.
         example_learner: The learner that makes the examples; None means `learner`.
+        size: The size of an evaluation that selects the best checkpoint; None for all examples.
     """
 
     def __init__(
@@ -94,13 +160,20 @@ class HeldOutSplits:
         seed: int,
         predictors: Mapping[str, Predictor] | None = None,
         example_learner: BaseLearner | None = None,
+        size: EvaluationSize | None = None,
     ):
         self.learner, self.predictors = learner, predictors or {}
-        self.splits = {
-            split: EvaluationSplit(example_learner or learner, split_data, max_length, batch_tokens, seed)
-            for split, split_data in data.items()
-            if split != "train"
-        }
+
+        def splits(size: EvaluationSize | None) -> dict[str, EvaluationSplit]:
+            return {
+                split: EvaluationSplit(example_learner or learner, split_data, max_length, batch_tokens, seed, size)
+                for split, split_data in data.items()
+                if split != "train"
+            }
+
+        self.splits = splits(None)
+        self.samples = self.splits if size is None else splits(size)
+        self._final: SplitEvaluations | None = None
 
     @property
     def first(self) -> EvaluationSplit:
@@ -108,27 +181,46 @@ class HeldOutSplits:
         return next(iter(self.splits.values()))
 
     @property
-    def tokens(self) -> int:
-        """The number of tokens that one evaluation of all splits reads."""
-        return sum(int(split.loader.metadata()["tokens_per_epoch"]) for split in self.splits.values())
+    def tokens(self) -> tuple[int, int]:
+        """The number of tokens that an evaluation during training and one of all examples reads."""
+        sampled, complete = (
+            sum(int(split.loader.metadata()["tokens_per_epoch"]) for split in splits.values())
+            for splits in (self.samples, self.splits)
+        )
+        return sampled, complete
+
+    @property
+    def sampled(self) -> bool:
+        """Whether an evaluation during training reads only a part of the examples."""
+        return any(split.scored[0] < split.scored[1] for split in self.samples.values())
 
     def metadata(self) -> dict[str, Any]:
         """Returns the metadata of the loader of each split, by the split's name."""
-        return {name: split.loader.metadata() for name, split in self.splits.items()}
+        metadata = {name: split.loader.metadata() for name, split in self.splits.items()}
+        for name, split in self.samples.items():
+            read, count = split.scored
+            if read < count:
+                metadata[name]["during training"] = f"{read:,} of {count:,} rows; evaluate_rows=all reads all"
+        return metadata
+
+    def final_score(self, precision: Precision, group: ProcessGroup = ALONE) -> SplitEvaluations:
+        """Scores the trained learner on all examples; later calls return the same scores."""
+        self._final = self._final or self.score(precision, group=group)
+        return self._final
 
     def score(self, precision: Precision, calibrates: bool = False, group: ProcessGroup = ALONE) -> SplitEvaluations:
         """Scores the learner on all splits.
 
         Args:
             precision: Number format and device.
-            calibrates: Whether the scores select the best checkpoint. If so, the first split also tunes the decision
-                thresholds.
+            calibrates: Whether the scores select the best checkpoint. If so, they are of the samples, and the first
+                split also tunes the decision thresholds.
             group: The processes that share the work.
         """
-        evaluations = {}
-        for name, split in self.splits.items():
+        evaluations: dict[str, Evaluation] = {}
+        for name, split in (self.samples if calibrates else self.splits).items():
             scorer = scorer_of(self.learner, split.data, split.examples, self.predictors)
-            scorer.calibrates, scorer.selects = calibrates and split is self.first, calibrates
+            scorer.calibrates, scorer.selects = calibrates and not evaluations, calibrates
             batches = split.loader.epoch_batches()
             evaluations[name] = evaluate(self.learner, scorer, batches, precision, group)
         return SplitEvaluations(evaluations)

@@ -45,9 +45,10 @@ class RunPlan:
     memory_bytes: per device, by part. capacity_bytes: memory of a device; None if unknown. store_bytes: size of the
     token store; None without one. shared_bytes: size of the plan of an epoch, on each machine. step_seconds: lower and
     upper estimate; None if unknown. time_source: source of that estimate. evaluations: number of evaluations.
-    evaluation_tokens: the tokens of each; 0 if unknown. budgets: the budgets by key. ends_by: the key of the budget
-    that ends the run. epochs: passes over the training data; None if unknown. epoch_text: explains an epoch. advice:
-    overrides that make the run fit, with the memory each needs. warnings: settings without effect.
+    evaluation_tokens, final_tokens: the tokens of each, and of the scores at the end; 0 if unknown. budgets: the
+    budgets by key. ends_by: the key of the budget that ends the run. epochs: passes over the training data; None if
+    unknown. epoch_text: explains an epoch. advice: overrides that make the run fit, with the memory each needs.
+    warnings: settings without effect.
     """
 
     parameters: dict[str, int]
@@ -65,6 +66,7 @@ class RunPlan:
     time_source: str = ""
     evaluations: int = 0
     evaluation_tokens: int = 0
+    final_tokens: int = 0
     budgets: Mapping[str, float] = field(default_factory=dict)
     ends_by: str = ""
     epochs: float | None = None
@@ -132,8 +134,8 @@ class RunPlan:
         """Estimated seconds of all evaluations; 0 if unknown."""
         if self.step_seconds is None:
             return 0.0
-        training_seconds = self.evaluations * self.evaluation_tokens / self.tokens_per_step * sum(self.step_seconds) / 2
-        return _EVALUATION_COST * training_seconds
+        tokens = self.evaluations * self.evaluation_tokens + self.final_tokens
+        return _EVALUATION_COST * tokens / self.tokens_per_step * sum(self.step_seconds) / 2
 
     @property
     def time_text(self) -> str:

@@ -76,8 +76,12 @@ def stop_reason(result: JsonMapping) -> str | None:
 
 def selection_note(result: JsonMapping) -> str | None:
     """Returns a note that the checkpoint was selected on the scored rows; None for a run without a task."""
-    examples = result.get("validation_examples")
-    return f"selected on these {count(examples)} {plural(examples, 'row')}" if isinstance(examples, int) else None
+    examples, read = result.get("validation_examples"), result.get("selection_examples")
+    if not isinstance(examples, int):
+        return None
+    if isinstance(read, int) and read < examples:
+        return f"on {count(examples)} rows; selected on {count(read)} of them"
+    return f"selected on these {count(examples)} {plural(examples, 'row')}"
 
 
 def test_scores(result: JsonMapping) -> list[str]:

@@ -404,13 +404,14 @@ def _forgetting_rows(forgetting: JsonMapping) -> list[tuple[str, str]]:
     return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{distances}{added_parameters}")]
 
 
-def _headline(result: JsonMapping) -> str:
-    """The training time is separate if evaluation takes more than 5% of it."""
-    text, seconds = title(str(result.get("status", "done"))), result.get("seconds")
-    if seconds is not None:
-        evaluation_seconds = result.get("evaluation_seconds") or 0.0
-        text += f" in {duration(seconds + evaluation_seconds)}"
-        text += f", {duration(seconds)} of it training" if evaluation_seconds > 0.05 * seconds else ""
+def _headline(result: JsonMapping, elapsed: float) -> str:
+    """The times of training and evaluation are those of all commands that trained the run."""
+    text = f"{title(str(result.get('status', 'done')))} in {duration(elapsed)}"
+    if result.get("seconds") is not None:
+        seconds, evaluation_seconds = result["seconds"], result.get("evaluation_seconds") or 0.0
+        text += f", training {duration(seconds)}"
+        text += f", evaluation {duration(evaluation_seconds)}" if evaluation_seconds > 0.05 * seconds else ""
+        text += " in all" if seconds + evaluation_seconds > elapsed else ""
     if result.get("steps") is not None:
         text += f" · {count(result['steps'])} {plural(result['steps'], 'step')}"
     return " · ".join(filter(None, (text, stop_reason(result))))
@@ -431,6 +432,7 @@ def print_end(
     output: Output,
     *,
     result: JsonMapping,
+    elapsed: float,
     baseline: Baseline | None,
     run_dir: str,
     report: str,
@@ -441,13 +443,14 @@ def print_end(
     Args:
         output: where to print.
         result: result.json.
+        elapsed: seconds since the command started.
         baseline: the score's baseline.
         run_dir: the run's folder.
         report: path of the report.
         next_commands: suggested commands.
     """
     score = score_of(result, baseline)
-    output.line(_headline(result), _STYLES[score.verdict] if score else "bold")
+    output.line(_headline(result, elapsed), _STYLES[score.verdict] if score else "bold")
     rows = []
     if score:
         rows.append(("score", " · ".join(filter(None, (score.text, score.sentence, selection_note(result))))))

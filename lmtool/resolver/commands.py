@@ -229,7 +229,9 @@ class RunConfig(CommandConfig):
     )
     max_epochs: float | None = Field(None, gt=0, description="maximum passes over the training examples")
     max_tokens: int | None = Field(None, ge=1, description="maximum number of training tokens")
-    max_minutes: float | None = Field(None, gt=0, description="maximum minutes of training")
+    max_minutes: float | None = Field(
+        None, gt=0, description="maximum minutes of training; evaluations are not counted"
+    )
     max_flops: float | None = Field(None, gt=0, description="maximum floating-point operations, forward and backward")
     batch_examples: int | None = Field(None, ge=1, description="examples per step; or use batch_tokens")
     batch_tokens: int | None = Field(None, ge=1, description="maximum number of real tokens (without padding) per step")
@@ -253,6 +255,11 @@ class RunConfig(CommandConfig):
         10, ge=1, description="maximum steps between rows in metrics.jsonl; a run has at least about fifty rows"
     )
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: about ten per run")
+    evaluate_rows: Annotated[int, Field(ge=1)] | Literal["auto", "all"] = Field(
+        "auto",
+        description="rows of a split (of a text: examples) that an evaluation during training reads, a fixed sample; "
+        "auto: at most about a quarter of the time, but 256; all. The scores at the end are of all rows",
+    )
     checkpoint_every: int | None = Field(
         None, ge=1, description="steps between checkpoints; null: one at each evaluation"
     )

@@ -172,16 +172,14 @@ class PredictionsFile(Companion):
             with torch.no_grad():
                 run.folder.write_json("samples.json", learner.samples(batch, SAMPLES))
             return {}
-        final = held_out.score(run.precision, group=run.group)
+        final = held_out.final_score(run.precision, run.group)
         run.folder.write_rows("predictions.jsonl", final.records())
         for warning in final.warnings:
             run.output.line(f"warning: {warning}", "yellow")
         classes = final.first.details.get("classes")
-        rows: JsonObject = {"validation_examples": sum(map(len, held_out.first.data.rows.values()))}
+        selection_examples, validation_examples = next(iter(held_out.samples.values())).scored
+        rows: JsonObject = {"validation_examples": validation_examples, "selection_examples": selection_examples}
         rows |= {SCORED_ROWS: final.first.rows_digest, "warnings": final.warnings}
-        if any(task.scores_sample for task in learner.config.member_configs()):
-            # Evaluations during training scored only a sample of the rows; these metrics replace theirs.
-            rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
         return rows if classes is None else {**rows, "classes": classes}
 
 

@@ -52,7 +52,7 @@ def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
 
 def run(preparation: Preparation) -> JsonObject:
     """Trains, evaluates and saves a run; prints the result if it is already finished. Returns result.json."""
-    with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
+    with open_run(preparation.verb, preparation.config, preparation.stem, preparation.started) as opened:
         finished = opened.folder.result()
         if finished is not None:
             return screens.report_finished(opened, finished)
@@ -75,7 +75,8 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     for scheme in learner.schemes:
         scheme.set_steps_in_epoch(session.loader.steps_in_epoch)
     held_out = session.held_out
-    plan = replace(session.plan, evaluation_tokens=held_out.tokens)
+    evaluation_tokens, final_tokens = held_out.tokens
+    plan = replace(session.plan, evaluation_tokens=evaluation_tokens, final_tokens=final_tokens)
     baseline = cast(Baseline, held_out.baseline(session.phases[-1].data["train"]))
     settings = session.settings(held_out.baseline_loss(baseline))
     metadata: dict[str, JsonObject] = {"data": dict(session.metadata), "model": {}, "run": {}}
@@ -102,6 +103,9 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     ignore_first_signal(command_line("resume", str(folder.path)), folder.log, folder.writes)
     excluded = {name for companion in companions for name in companion.excluded}
     load_best_weights(opened, training, session.trained_module, excluded)
+    if held_out.sampled or learner.config.reads_labeled_rows:
+        metrics = held_out.final_score(opened.precision, opened.group).metrics()
+        training = replace(training, metrics=metrics, best_value=metrics[learner.metric.name])
     baseline = screens.updated_baseline(
         opened, baseline, headline_terms(learner.metric, learner.loss_weights), training.metrics
     )
@@ -193,7 +197,7 @@ def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | No
         if isinstance(config, FinetuneConfig):
             changes["forgetting"] = None
         preparation = preparation_of(config.model_copy(update=changes))
-        with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
+        with open_run(preparation.verb, preparation.config, preparation.stem, preparation.started) as opened:
             require_memory(preparation.config, opened.precision)
             yield preparation.prepare(opened)
 

@@ -128,6 +128,7 @@ class OpenRun:
         output: Prints to the screen and to the run's log.
         precision: The device and the number format.
         trackers: The experiment trackers, such as Weights & Biases.
+        started: When the command started, on the clock of `time.monotonic`.
         group: The processes that train the run together.
     """
 
@@ -137,6 +138,7 @@ class OpenRun:
     output: Output
     precision: Precision
     trackers: Trackers
+    started: float
     group: ProcessGroup = ALONE
 
     @cached_property
@@ -160,13 +162,14 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
+def open_run(verb: str, config: RunConfig, stem: str, started: float) -> Iterator[OpenRun]:
     """Opens and locks the run's folder; within the context, the output is also written to the run's log.
 
     Args:
         verb: The command: "pretrain" or "finetune".
         config: The run's configuration.
         stem: The start of the name of a run without name=; a number is added to it.
+        started: When the command started, on the clock of `time.monotonic`.
     """
     precision = select_precision(config.precision, select_device(config.device))
     require_compiler(config.compile, precision.device)
@@ -178,15 +181,22 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
         if group.rank > 0:
             path, result = group.first(("", None))
             folder, output = FollowedFolder(Path(path), data, result), Output()
-            yield OpenRun(verb, config, folder, output, precision, _trackers(verb, config, folder, output), group)
+            trackers = _trackers(verb, config, folder, output)
+            yield OpenRun(verb, config, folder, output, precision, trackers, started, group)
             return
-        with _open_in_first_rank(verb, config, stem, precision, group, data) as opened:
+        with _open_in_first_rank(verb, config, stem, started, precision, group, data) as opened:
             yield opened
 
 
 @contextmanager
 def _open_in_first_rank(
-    verb: str, config: RunConfig, stem: str, precision: Precision, group: ProcessGroup, data: JsonObject
+    verb: str,
+    config: RunConfig,
+    stem: str,
+    started: float,
+    precision: Precision,
+    group: ProcessGroup,
+    data: JsonObject,
 ) -> Iterator[OpenRun]:
     runs_existed, folder = RUNS.exists(), None
     try:
@@ -202,7 +212,7 @@ def _open_in_first_rank(
             if result is None:
                 run.write_environment(sys.argv, {"device": str(precision.device), "devices": group.size})
             with _trackers(verb, config, run, output) as trackers:
-                yield OpenRun(verb, config, run, output, precision, trackers, group)
+                yield OpenRun(verb, config, run, output, precision, trackers, started, group)
     except KeyboardInterrupt as interrupt:
         if folder is not None:  # the signal may have come between two instructions that create and hold the lock
             discard(folder / "LOCK")

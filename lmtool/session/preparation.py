@@ -3,6 +3,7 @@ class does this for pretraining, another for finetuning."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
@@ -41,12 +42,14 @@ class PretrainPreparation:
     Attributes:
         config: The run's configuration. The tasks mixed with its objectives have the labels found in their data.
         tasks: The labeled data of these tasks.
+        started: When the preparation started, on the clock of `time.monotonic`.
         stem: The start of the name of a run without name=; a number is added to it.
     """
 
     verb = "pretrain"
 
     def __init__(self, config: PretrainConfig):
+        self.started = time.monotonic()
         objective, self.tasks = read_tasks(config.objective, config.seed, config.cache_dir, config.offline)
         self.config = config.model_copy(update={"objective": objective})
         self.stem = f"{objective.name}-{config.model.name}"
@@ -165,6 +168,7 @@ class FinetunePreparation:
     Attributes:
         config: The run's configuration. Its tasks have the labels found in their data.
         task: The labeled data.
+        started: When the preparation started, on the clock of `time.monotonic`.
         heads: For each task that has one, its head in the starting checkpoint.
         stem: The start of the name of a run without name=; a number is added to it.
     """
@@ -172,6 +176,7 @@ class FinetunePreparation:
     verb = "finetune"
 
     def __init__(self, config: FinetuneConfig):
+        self.started = time.monotonic()
         if config.forgetting is not None:
             require_measurable(config)
         self.config, self.task, self.heads = data_to_learn(config)

@@ -4,6 +4,7 @@ report."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import NamedTuple
@@ -347,6 +348,7 @@ def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: 
     print_end(
         run.output,
         result=result,
+        elapsed=time.monotonic() - run.started,
         baseline=baseline,
         run_dir=str(run.folder.path),
         report=str(report),

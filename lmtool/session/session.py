@@ -24,7 +24,7 @@ from lmtool.data.store import open_store
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import StudentData
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
+from lmtool.learners.held_out import MIN_EVALUATION_ROWS, EvaluationSize, HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_sources import examples_of, predictors_of
 from lmtool.reporting.costs import RunPlan
 from lmtool.resolver.commands import PretrainConfig, RunConfig
@@ -236,8 +236,22 @@ class Session:
         last = self.phases[-1]
         return HeldOutSplits(
             self.learner, last.data, last.config.max_length, evaluation_tokens(last.config), self.config.seed,
-            predictors_of(self.learner, last.data["train"], last.examples), last.learner,
+            predictors_of(self.learner, last.data["train"], last.examples), last.learner, self._evaluation_size,
         )  # fmt: skip
+
+    @property
+    def _evaluation_size(self) -> EvaluationSize | None:
+        """The size of an evaluation during training. By default it reads at most as many tokens as are trained on in a
+        tenth of the run, which takes about a third of the time of training. It does not depend on measured times, so
+        that a resumed run has the same."""
+        config = self.config
+        if config.evaluate_rows == "all":
+            return None
+        if config.evaluate_rows != "auto":
+            return EvaluationSize(config.evaluate_rows)
+        steps = self.plan.steps if config.max_minutes is None else self.loader.steps_in_epoch(0)
+        interval = config.evaluate_every or max(1, steps // 10)
+        return EvaluationSize(MIN_EVALUATION_ROWS, interval * self.plan.tokens_per_step)
 
     @property
     def student_data(self) -> StudentData:

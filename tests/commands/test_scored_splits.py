@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from lmtool.cli import main as cli
-from tests.commands.conftest import TINY, finetune
+from lmtool.data.examples import Rows
+from lmtool.learners.held_out import sampled_rows
+from tests.commands.conftest import TINY, finetune, pretrain
 
 
 @pytest.mark.usefixtures("reports")
@@ -33,3 +37,39 @@ def test_unlabeled_test_rows_are_not_scored(place: Path, capsys: pytest.CaptureF
     run = finetune("run", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=1")
     assert "tests" not in json.loads((run / "result.json").read_text())
     assert "scored once" not in capsys.readouterr().out
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["split"] == "validation"]
+
+
+def test_evaluations_during_training_read_a_sample_of_the_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scratch = ("model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2", "evaluate_every=1")
+    run = finetune("sampled", *scratch, "evaluate_rows=10")
+    result = json.loads((run / "result.json").read_text())
+    assert (result["selection_examples"], result["validation_examples"]) == (10, 40)
+    shown = capsys.readouterr().out
+    assert "during training 10 of 40 rows" in shown and "on 40 rows; selected on 10 of them" in shown
+    # The final scores are those of a run that selects the same checkpoint on all rows.
+    complete = finetune("complete", *scratch, "evaluate_rows=all")
+    other = json.loads((complete / "result.json").read_text())
+    assert other["best_step"] == result["best_step"] and other["metrics"] == result["metrics"]
+    assert evaluations(complete)[-1]["loss"] == result["metrics"]["loss"] != evaluations(run)[-1]["loss"]
+
+
+def test_evaluations_during_pretraining_read_a_sample_of_the_examples(place: Path) -> None:
+    run = pretrain("sampled", "evaluate_rows=3", "evaluate_every=2")
+    counts = {row["mlm_count"] for row in evaluations(run)}
+    complete = json.loads((run / "result.json").read_text())["metrics"]["mlm_count"]
+    assert len(counts) == 1 and 0 < max(counts) < complete
+
+
+def test_sample_depends_on_texts_only() -> None:
+    rows = Rows.of_texts(text=[f"text {number}" for number in range(1000)])
+    small = sampled_rows(rows, 256)
+    assert len(small) == 256 and small.ids == sorted(small.ids)
+    assert set(small.ids) < set(sampled_rows(rows, 400).ids)
+    reordered = rows.take(np.arange(1000)[::-1])
+    assert set(sampled_rows(reordered, 256).ids) == set(small.ids)
+    assert len(sampled_rows(Rows.of_texts(text=["same", "other"] * 100), 1)) == 100  # equal texts stay together

@@ -80,6 +80,7 @@ def print_screens(output: Output) -> None:
     print_end(
         output,
         result=result,
+        elapsed=210.0,
         baseline=BASELINE,
         run_dir="runs/a",
         report="runs/a/report.html",
@@ -154,11 +155,11 @@ def test_progress_counts_to_budget_that_ends_run():
 @pytest.mark.parametrize(
     ("evaluated", "tokens", "end", "planned"),
     [
-        (0.5, 100, "done in 1 min 0 s · 10 steps", "about 4 min 40 s"),
+        (0.5, 100, "done in 1 min 5 s, training 1 min 0 s · 10 steps", "about 4 min 40 s"),
         (
             30.0,
             40_900,
-            "done in 1 min 30 s, 1 min 0 s of it training · 10 steps",
+            "done in 1 min 5 s, training 1 min 0 s, evaluation 30 s in all · 10 steps",
             "about 4 min 40 s, and 15.4 s of evaluation",
         ),
     ],
@@ -166,7 +167,9 @@ def test_progress_counts_to_budget_that_ends_run():
 def test_evaluation_time_is_shown_if_noticeable(evaluated: float, tokens: int, end: str, planned: str):
     stream = io.StringIO()
     result = {"status": "done", "seconds": 60.0, "evaluation_seconds": evaluated, "steps": 10}
-    print_end(Output(stream), result=result, baseline=None, run_dir="runs/x", report="r", next_commands=())
+    print_end(
+        Output(stream), result=result, elapsed=65.0, baseline=None, run_dir="runs/x", report="r", next_commands=()
+    )
     assert stream.getvalue().splitlines()[0] == end
     assert replace(plan_of_steps(), evaluations=10, evaluation_tokens=tokens).time_text == planned
 

@@ -233,11 +233,6 @@ class TaskConfig(LearnedConfig):
         return ()
 
     @property
-    def scores_sample(self) -> bool:
-        """Whether evaluations during training score only a fraction of the rows."""
-        return False
-
-    @property
     def generates_text(self) -> bool:
         """Whether predictions are generated token by token, which requires a decoder."""
         return False

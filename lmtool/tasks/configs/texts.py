@@ -102,10 +102,6 @@ class Seq2SeqConfig(PromptedConfig):
         return True
 
     @property
-    def scores_sample(self) -> bool:
-        return self.generate_examples is not None
-
-    @property
     def generates_text(self) -> bool:
         return True
 
