@@ -1,4 +1,4 @@
-"""`lmtool runs [FOLDER]`: a table of all runs and sweeps in a folder."""
+"""`lmtool runs [FOLDER]`: a table of all runs and sweeps in a folder. `lmtool runs prune`: frees space in it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import yaml
 
 from lmtool.config import saved
 from lmtool.config.base import JsonMapping
+from lmtool.config.registry import command_line
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, last_step_text, read_sweep
 from lmtool.reporting.text import duration, is_number, size, title
+from lmtool.runs.finding import removable_optimizers, remove_optimizer
+from lmtool.runs.identity import finished_result
 from lmtool.runs.locks import is_held
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted, say
@@ -57,6 +60,39 @@ def main(words: list[str]) -> int:
     print_table(Output(), _HEADER, rows)
     total = size(sum(run.size for run in runs))
     say(f"{counted(len(runs), 'run')} in {root}, {total}; lmtool report {root}/NAME shows one")
+    return 0
+
+
+def prune(words: list[str]) -> int:
+    """Lists the optimizer states of finished runs that no resume needs; removes them if `delete=true` is typed. words:
+    the folder of runs, or a run; runs/ without one; and the options."""
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    folders = [word for word in words if "=" not in word]
+    kept, delete = options.pop("keep_optimizer", "last"), options.pop("delete", "false")
+    if len(folders) > 1 or options or kept not in ("last", "none") or delete not in ("true", "false"):
+        typed = " ".join(["runs prune", *words])
+        raise UserError(f"{typed}: takes a folder, delete=true and keep_optimizer=none", "lmtool runs prune FOLDER")
+    root = user_path(folders[0] if folders else "runs")
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder", "name the folder of your runs, or a run")
+    removable: dict[Path, int] = {}
+    for folder in (root, *sorted(root.glob("*")), *sorted(root.glob("*/*"))):
+        if folder.is_symlink() or not (folder / "config.yaml").is_file() or finished_result(folder) is None:
+            continue
+        if not is_held(folder / "LOCK"):
+            removable |= removable_optimizers(folder / "checkpoints", saved.read(folder / "config.yaml"), kept)
+    if not removable:
+        say(f"{root} has no optimizer state that a finished run does not need")
+        return 0
+    print_table(Output(), ("checkpoint", "size"), [[str(folder), size(bytes_)] for folder, bytes_ in removable.items()])
+    total = size(sum(removable.values()))
+    if delete == "false":
+        command = command_line("runs", "prune", str(root), *(["keep_optimizer=none"] if kept == "none" else []))
+        say(f"{total} could be freed: {command} delete=true")
+        return 0
+    for folder in removable:
+        remove_optimizer(folder)
+    say(f"{total} freed")
     return 0
 
 

@@ -170,7 +170,8 @@ def require_version(data: object, path: Path) -> JsonObject:
 
 
 # Keys whose default differs from what lmtool did before they existed.
-_EARLIER = {"pretrain": {"evaluate_rows": "all"}, "finetune": {"evaluate_rows": "all"}}
+_EARLIER_RUN: JsonObject = {"evaluate_rows": "all", "keep_optimizer": "all"}
+_EARLIER = {"pretrain": _EARLIER_RUN, "finetune": _EARLIER_RUN}
 
 
 def body(data: JsonObject) -> JsonObject:

@@ -307,6 +307,11 @@ class RunConfig(CommandConfig):
     keep_every: int | None = Field(
         None, ge=1, description="steps between checkpoints that are kept regardless of keep; null: none"
     )
+    keep_optimizer: Literal["last", "all", "none"] = Field(
+        "last",
+        description="checkpoints of a finished run that keep the optimizer's state, two thirds of their size: last, "
+        "from which a larger budget resumes; all; none. Those of keep=all and keep_every= keep it unless none",
+    )
     logger: Annotated[dict[str, TrackerConfig], Several("logger")] = Field(
         {}, description="trackers besides the local files: wandb, tensorboard, or [wandb,tensorboard]"
     )

@@ -147,6 +147,14 @@ _TABLE = (
     ),
     Verb("runs", "all runs: start, model, score, state, size", "lmtool runs", reads="words"),
     Verb(
+        "runs prune", "free the space of optimizer states that no finished run needs", "lmtool runs prune runs",
+        reads="words", module="lmtool.commands.runs:prune",
+        notes=(
+            "delete=true: remove them; without it, they are only listed",
+            "keep_optimizer=none: also those of the last checkpoints, from which a larger budget resumes",
+        ),
+    ),
+    Verb(
         "list", "what there is to choose from", "lmtool list model", reads="options",
         module="lmtool.commands.show:list_options",
     ),
@@ -160,7 +168,7 @@ _TABLE = (
     ),
 )  # fmt: skip
 VERBS = {verb.name: verb for verb in _TABLE}
-LOOKS = tuple(name.partition(" ")[2] for name in VERBS if " " in name)
+LOOKS = tuple(name.partition(" ")[2] for name in VERBS if name.startswith("inspect "))
 """Subjects of `lmtool inspect` other than runs."""
 TRAINING = tuple(name for name, verb in VERBS.items() if verb.trains)
 SWEPT = tuple(name for name, verb in VERBS.items() if verb.sweeps)

@@ -14,12 +14,14 @@ import json
 import os
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from lmtool.config import saved
-from lmtool.config.base import JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError, nearest
-from lmtool.system.files import MANIFEST, RUNS, Damaged, Manifest, user_path
+from lmtool.runs.files import write_errors
+from lmtool.system.files import MANIFEST, RUNS, Damaged, Manifest, replace_bytes, user_path
 
 MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
     "model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json", "config.json", "data.json",
@@ -84,6 +86,43 @@ def is_intact(folder: Path) -> bool:
     except Damaged:
         return False
     return True
+
+
+def removable_optimizers(checkpoints: Path, config: JsonMapping, kept: str) -> dict[Path, int]:
+    """Returns the checkpoints of a finished run whose optimizer's state is not needed, with its bytes.
+
+    Args:
+        checkpoints: the run's folder of checkpoints.
+        config: the run's configuration.
+        kept: the value of keep_optimizer=.
+    """
+    removable = {}
+    for number, folder in enumerate(saved_steps(checkpoints)):
+        interval, path = config.get("keep_every"), folder / OPTIMIZER
+        permanent = config.get("keep") == "all" or (interval and int(folder.name.removeprefix("step_")) % interval == 0)
+        if path.is_file() and (kept == "none" or (kept == "last" and number > 0 and not permanent)):
+            removable[folder] = path.stat().st_size
+    return removable
+
+
+def remove_optimizer(folder: Path) -> None:
+    """Removes the optimizer's state from a checkpoint, from which no run can resume or branch then. Raises Damaged if
+    its manifest is damaged."""
+    manifest = read_manifest(folder)
+    with write_errors(folder):
+        files = {name: entry for name, entry in manifest.files.items() if name != OPTIMIZER}
+        replace_bytes(folder / MANIFEST, replace(manifest, files=files).encode())
+        (folder / OPTIMIZER).unlink()
+
+
+def require_optimizer(folder: Path) -> None:
+    """Raises UserError if the optimizer's state was removed from a checkpoint."""
+    if OPTIMIZER not in read_manifest(folder).files:
+        raise UserError(
+            f"{folder} has no optimizer state (keep_optimizer= or lmtool runs prune removed it), so no run can resume "
+            "or branch from it",
+            f"set checkpoint={folder} to start a new run from its weights; keep_optimizer=all keeps the state",
+        )
 
 
 # --- finding -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from lmtool.system.files import draft_path, real_folder, remove, sha256, user_pa
 FREE_KEYS = frozenset(
     {
         "name", "run_dir", "device", "devices", "parallel", "precision", "micro_batch_tokens", "gradient_checkpointing",
-        "compile", "log_every", "checkpoint_every", "keep", "keep_every", "cache_dir", "offline", "logger",
+        "compile", "log_every", "checkpoint_every", "keep", "keep_every", "keep_optimizer", "cache_dir", "offline",
+        "logger",
     }
 )  # fmt: skip
 SUBMITTED = "submitted.json"
@@ -31,7 +32,7 @@ SUBMITTED = "submitted.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BUDGETS = frozenset({"max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops"})
 # Keys that may differ in a branch.
-BRANCH_KEYS = FREE_KEYS | BUDGETS | {"branch", "schedule", "evaluate_every", "patience"}
+BRANCH_KEYS = FREE_KEYS | BUDGETS | {"branch", "schedule", "evaluate_every", "evaluate_rows", "patience"}
 
 
 def require_name(name: str) -> None:

@@ -24,6 +24,7 @@ from lmtool.learners.rules import reads_lanes
 from lmtool.reporting.run_files import Baseline
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.runs.checkpoints import read_weights
+from lmtool.runs.finding import removable_optimizers, remove_optimizer
 from lmtool.session import screens
 from lmtool.session.companions import Companion, companions_of
 from lmtool.session.open_run import OpenRun, open_run
@@ -114,7 +115,12 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
         for companion in companions:
             rows |= companion.after(session, training)
     result = screens.result_of(opened, training, session.subject, learner.metric.name, rows)
-    return screens.finish(opened, result, baseline, session.next_commands)
+    result = screens.finish(opened, result, baseline, session.next_commands)
+    if folder.writes:
+        kept = session.config.keep_optimizer
+        for checkpoint in removable_optimizers(folder.checkpoints, folder.config, kept):
+            remove_optimizer(checkpoint)
+    return result
 
 
 def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> JsonObject:

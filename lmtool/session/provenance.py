@@ -38,6 +38,7 @@ from lmtool.runs.finding import (
     read_json,
     read_manifest,
     read_state,
+    require_optimizer,
     saved_steps,
 )
 from lmtool.runs.identity import budgets
@@ -200,6 +201,7 @@ def _copy_trunk(run: OpenRun) -> None:
         return
     trunk = Trunk.of(branch)
     trunk.require_same(folder.config)
+    require_optimizer(trunk.point)
     saved_state = read_state(trunk.point)
     state = _first_state(saved_state, trunk, folder.config)
     warning = _learning_rate_warning(trunk, run)

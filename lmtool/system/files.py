@@ -237,7 +237,7 @@ def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
     }
     for path in paths:
         sync_path(path)
-    write_bytes(folder / MANIFEST, _encode({"format": FORMAT, **metadata, "files": files}))
+    write_bytes(folder / MANIFEST, Manifest(folder, dict(metadata), files).encode())
     sync_path(folder)
 
 
@@ -287,6 +287,9 @@ class Manifest:
             raise Damaged(path, "was changed after it was written")
         metadata = {key: value for key, value in body.items() if key not in ("format", "files")}
         return cls(folder, metadata, files)
+
+    def encode(self) -> bytes:
+        return _encode({"format": FORMAT, **self.metadata, "files": self.files})
 
     def verify(self, names: Iterable[str] | None = None, hashes: bool = True) -> None:
         """Compares files with the manifest. Raises Damaged if a file differs or is not in the manifest. names: None

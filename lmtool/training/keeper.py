@@ -24,6 +24,7 @@ from lmtool.runs.finding import (
     of_step,
     read_config,
     read_state,
+    require_optimizer,
     saved_steps,
     verify,
 )
@@ -79,6 +80,7 @@ class Keeper:
         progress = Progress()
         if folder is not None:
             load_weights(self.learner, disk.read_weights(folder), folder, self.excluded)
+            require_optimizer(folder)
             load_state_tensors(self.optimizer, self.named, disk.read_tensors(folder, OPTIMIZER))
             if (folder / CARRIED).exists():
                 device = next(self.learner.parameters()).device
