@@ -20,6 +20,7 @@ from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, last_step_text, read_sweep
 from lmtool.reporting.text import duration, is_number, size, title
+from lmtool.resolver.commands import PruneConfig
 from lmtool.runs.finding import removable_optimizers, remove_optimizer
 from lmtool.runs.identity import finished_result
 from lmtool.runs.locks import is_held
@@ -63,37 +64,31 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def prune(words: list[str]) -> int:
-    """Lists the optimizer states of finished runs that no resume needs; removes them if `delete=true` is typed. words:
-    the folder of runs, or a run; runs/ without one; and the options."""
-    options = dict(word.split("=", 1) for word in words if "=" in word)
-    folders = [word for word in words if "=" not in word]
-    kept, delete = options.pop("keep_optimizer", "last"), options.pop("delete", "false")
-    if len(folders) > 1 or options or kept not in ("last", "none") or delete not in ("true", "false"):
-        typed = " ".join(["runs prune", *words])
-        raise UserError(f"{typed}: takes a folder, delete=true and keep_optimizer=none", "lmtool runs prune FOLDER")
-    root = user_path(folders[0] if folders else "runs")
+def prune(config: PruneConfig) -> None:
+    """Lists the optimizer states of finished runs that no resume needs; removes them if `delete` is true."""
+    root = user_path(config.folder)
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder", "name the folder of your runs, or a run")
+        raise UserError(f"folder={root}: no such folder", "name the folder of your runs, or a run")
     removable: dict[Path, int] = {}
     for folder in (root, *sorted(root.glob("*")), *sorted(root.glob("*/*"))):
         if folder.is_symlink() or not (folder / "config.yaml").is_file() or finished_result(folder) is None:
             continue
         if not is_held(folder / "LOCK"):
-            removable |= removable_optimizers(folder / "checkpoints", saved.read(folder / "config.yaml"), kept)
+            removable |= removable_optimizers(
+                folder / "checkpoints", saved.read(folder / "config.yaml"), config.keep_optimizer
+            )
     if not removable:
         say(f"{root} has no optimizer state that a finished run does not need")
-        return 0
+        return
     print_table(Output(), ("checkpoint", "size"), [[str(folder), size(bytes_)] for folder, bytes_ in removable.items()])
     total = size(sum(removable.values()))
-    if delete == "false":
-        command = command_line("runs", "prune", str(root), *(["keep_optimizer=none"] if kept == "none" else []))
-        say(f"{total} could be freed: {command} delete=true")
-        return 0
+    if not config.delete:
+        options = ["keep_optimizer=none"] if config.keep_optimizer == "none" else []
+        say(f"{total} could be freed: {command_line('runs', 'prune', str(root), *options, 'delete=true')}")
+        return
     for folder in removable:
         remove_optimizer(folder)
     say(f"{total} freed")
-    return 0
 
 
 @dataclass(frozen=True)

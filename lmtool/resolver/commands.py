@@ -833,6 +833,18 @@ class InspectPositionsConfig(LookConfig, CheckpointsConfig):
     output: str = Field("positions.html", description="output page", min_length=1)
 
 
+class PruneConfig(CommandConfig):
+    """`lmtool runs prune`: the optimizer states that finished runs do not need."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+
+    folder: str = Field("runs", description="folder of runs, or a run", min_length=1)
+    keep_optimizer: Literal["last", "none"] = Field(
+        "last", description="last: keep those from which a larger budget resumes; none"
+    )
+    delete: bool = Field(False, description="remove the states; false: only list them")
+
+
 class InspectWordConfig(ReadConfig, CheckpointsConfig):
     """`lmtool inspect word`: one word in several sentences, in every layer of several checkpoints."""
 

@@ -99,6 +99,7 @@ def expand_sections(data: Data, line: CommandLine) -> Data:
     """Returns a composed configuration with its shorthands expanded. Raises UserError if one cannot be expanded."""
     data = with_sections(with_random_weights(data, line), line.config_dirs)
     data = with_latest_run(data) if line.verb in TRAINING else data
+    data = with_table_of_vocabulary(data, line)
     return with_published_weights(data) if line.verb == "finetune" else data
 
 
@@ -196,6 +197,17 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
     published = hf_folder(runs[0], bool(data.get("offline")))
     config = read_checkpoint(runs[0]) if published is None else published.saved_config()
     return {**data, "model": config["model"], "tokenizer": {"name": "folder", "path": runs[0]}}
+
+
+def with_table_of_vocabulary(data: Data, line: CommandLine) -> Data:
+    """Gives a model with random weights as many token vectors as `tokenizer.vocab_size=` asks for, unless
+    `model.vocab_size=` is typed, too."""
+    model, tokenizer = data.get("model"), data.get("tokenizer")
+    entries = tokenizer.get("vocab_size") if isinstance(tokenizer, dict) else None
+    typed = line.saved is not None or "model.vocab_size" in line.values
+    if typed or not isinstance(entries, int) or not isinstance(model, dict) or "vocab_size" not in model:
+        return data
+    return data if data.get("checkpoint") not in (None, _NONE) else {**data, "model": {**model, "vocab_size": entries}}
 
 
 # --- neither checkpoint= nor model= ----------------------------------------------------------------------------------

@@ -148,11 +148,7 @@ _TABLE = (
     Verb("runs", "all runs: start, model, score, state, size", "lmtool runs", reads="words"),
     Verb(
         "runs prune", "free the space of optimizer states that no finished run needs", "lmtool runs prune runs",
-        reads="words", module="lmtool.commands.runs:prune",
-        notes=(
-            "delete=true: remove them; without it, they are only listed",
-            "keep_optimizer=none: also those of the last checkpoints, from which a larger budget resumes",
-        ),
+        "PruneConfig", ("folder",), module="lmtool.commands.runs:prune",
     ),
     Verb(
         "list", "what there is to choose from", "lmtool list model", reads="options",

@@ -320,6 +320,17 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             )
 
 
+def unused_rows_warning(config: RunConfig, tokenizer: Tokenizer) -> list[str]:
+    """Returns a warning if a table of random token vectors has over 1% more rows than the vocabulary has entries."""
+    rows, entries = config.model.vocab_size, tokenizer.vocab_size
+    if rows - entries <= rows // 100:
+        return []
+    return [
+        f"{rows - entries:,} of the {rows:,} rows of the token table are never used: the vocabulary has {entries:,} "
+        f"entries; model.vocab_size={entries} omits them"
+    ]
+
+
 def start_weights(
     config: RunConfig, heads: Mapping[str, LoadedHead] | None = None, resumed_from: Path | None = None
 ) -> Weights | None:

@@ -20,7 +20,15 @@ from lmtool.reporting.text import plain
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.session.forgetting import require_measurable
 from lmtool.session.labeled import data_to_learn
-from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights
+from lmtool.session.open_run import (
+    OpenRun,
+    base_of,
+    prior_weights,
+    require_fit,
+    saved_tokenizer,
+    start_weights,
+    unused_rows_warning,
+)
 from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import PhaseData, Session, build_phases, tokenized_metadata, tokenized_split
 from lmtool.session.teacher_texts import with_teacher_texts
@@ -74,6 +82,8 @@ class PretrainPreparation:
             by_phase.append(tokenized or by_phase[first_number])
         metadata["tokenized"] = tokenized_metadata(by_phase[0]["train"])
         learner, loaded = assemble(config, tokenizer, start_weights(config, resumed_from=run.checkpoint))
+        if loaded is None:
+            metadata["warnings"] = [*metadata.get("warnings", ()), *unused_rows_warning(config, tokenizer)]
         return Session(
             run=run,
             subject={"model": config.model.name, "objective": config.objective.name, "data": config.data.name},
@@ -198,6 +208,8 @@ class FinetunePreparation:
         metadata = self._metadata(tokenizer)
         if run.checkpoint is None:
             metadata["warnings"] += untrained_part_warnings(learner, config.task.member_configs(), loaded)
+        if loaded is None:
+            metadata["warnings"] += unused_rows_warning(config, tokenizer)
         student = build_distilled(config, learner, tokenizer, run.precision, contents, self.heads)
         splits, text_metadata = with_teacher_texts(run, learner, student, task.splits(), contents)
         return Session(

@@ -70,7 +70,7 @@ def test_prune_lists_states_and_removes_them_on_request(place: Path, capsys: pyt
     assert cli.main(["evaluate", "runs/run", "device=cpu", "cache_dir=cache"]) == 0
 
 
-@pytest.mark.parametrize("words", [["nowhere"], ["runs", "delete=yes"], ["keep_optimizer=all"], ["runs", "runs"]])
+@pytest.mark.parametrize("words", [["nowhere"], ["runs", "delete=maybe"], ["keep_optimizer=all"], ["runs", "runs"]])
 def test_prune_refuses_other_words(place: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     Path("runs").mkdir(exist_ok=True)
     assert cli.main(["runs", "prune", *words]) == 2
