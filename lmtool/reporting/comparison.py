@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import yaml
 
 from lmtool.config import saved as yaml_files
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, resampled_rows
 from lmtool.reporting import html
@@ -20,13 +22,19 @@ from lmtool.reporting.run_files import RunFiles, as_object, first_split, read_ru
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shorten, size, title
 from lmtool.runs.files import SCORED_ROWS
+from lmtool.runs.finding import read_manifest, saved_steps
+from lmtool.system.files import Damaged
 from lmtool.system.terminal import counted
 
 # Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
 _TOLERANCE = 1e-4
 _CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
-# Keys that name or place a run: they differ between any two runs.
-_LOCATION_KEYS = ("name", "run_dir")
+# Keys without an effect on the result: what a run is called, and what is kept and written.
+_NEUTRAL_KEYS = (
+    "name", "run_dir", "cache_dir", "offline", "log_every", "checkpoint_every", "keep", "keep_every", "keep_optimizer",
+)  # fmt: skip
+_NEUTRAL_SECTIONS = ("logger.",)
+_BITS = "bits_per_byte"
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,8 @@ def changed_keys(configurations: Sequence[Mapping[str, object]]) -> list[str]:
     return [
         key
         for key in keys
-        if key not in _LOCATION_KEYS
+        if key not in _NEUTRAL_KEYS
+        and not key.startswith(_NEUTRAL_SECTIONS)
         and len({repr(configuration.get(key, unset)) for configuration in configurations}) > 1
     ]
 
@@ -143,7 +152,8 @@ class RunComparison:
     """Compared runs.
 
     names: unique names of the runs. configurations: flat configuration of each run. keys: the differing keys. metrics:
-    the main metrics of the runs. paired: `paired_difference` of each other run and the first.
+    the main metrics of the runs; of language models also the bits per byte, first if their losses cannot be compared.
+    paired: `paired_difference` of each other run and the first. caveat: why their losses cannot be compared, or None.
     """
 
     runs: list[RunFiles]
@@ -152,6 +162,7 @@ class RunComparison:
     keys: list[str]
     metrics: list[str]
     paired: list[dict[str, dict[str, float]] | str]
+    caveat: str | None
 
     def settings(self, limit: int, width: int | None = None) -> list[list[str | None]]:
         """Returns a row for each of the first `limit` differing keys: the key, and its value in each run. width:
@@ -177,8 +188,52 @@ def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
         names = [str(run.run_dir) for run in runs]
     configurations = [_configuration(run) for run in runs]
     metrics = list(dict.fromkeys(str(run.result["metric"]) for run in runs if run.result.get("metric")))
+    caveat = loss_caveat(runs)
+    if all(is_number(_value(run, _BITS)) for run in runs):
+        metrics = [_BITS, *metrics] if caveat else [*metrics, _BITS]
     paired = [paired_difference(run, runs[0]) for run in runs[1:]]
-    return RunComparison(runs, names, configurations, changed_keys(configurations), metrics, paired)
+    return RunComparison(runs, names, configurations, changed_keys(configurations), metrics, paired, caveat)
+
+
+def loss_caveat(runs: Sequence[RunFiles]) -> str | None:
+    """Returns why the losses of language models cannot be compared: different texts, objectives or vocabularies. None
+    if they can, and for runs of tasks."""
+    if any(run.result.get("metric") != "loss" for run in runs):
+        return None
+    if len({run.section("data").get("fingerprint") for run in runs}) > 1:
+        return "the runs were scored on different texts, so that their scores cannot be compared"
+    objectives = list(dict.fromkeys(str(run.result.get("objective")) for run in runs))
+    if len(objectives) > 1:
+        return f"the runs have different objectives ({', '.join(objectives)}), so that their losses cannot be compared"
+    if len({_vocabulary(run) for run in runs}) == 1:
+        return None
+    sizes = ", ".join(f"{run.name} {run.section('model').get('vocabulary', '?')}" for run in runs)
+    reason = f"the runs have different vocabularies (entries: {sizes}), so that their losses per token cannot be"
+    return (
+        f"{reason} compared; {title(_BITS)} can"
+        if all(_BITS in _metrics_of(run) for run in runs)
+        else f"{reason} compared"
+    )
+
+
+def _vocabulary(run: RunFiles) -> object:
+    """Returns what identifies the vocabulary of a run: the hash of its file, otherwise its size."""
+    for folder in saved_steps(run.run_dir / "checkpoints")[:1]:
+        with suppress(Damaged, OSError):
+            if entry := read_manifest(folder).files.get("tokenizer.json"):
+                return entry["sha256"]
+    return run.section("model").get("vocabulary")
+
+
+def _metrics_of(run: RunFiles) -> JsonObject:
+    return as_object(run.result.get("metrics"))
+
+
+def _value(run: RunFiles, metric: str) -> object:
+    """Returns the run's score in its main metric, or in bits per byte; otherwise None."""
+    if metric == _BITS:
+        return _metrics_of(run).get(_BITS)
+    return run.result.get("value") if run.result.get("metric") == metric else None
 
 
 def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path) -> None:
@@ -198,8 +253,11 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
         values = [run.result.get(key) for run in runs]
         cells = [formatter(value) if is_number(value) else "" for value in values]
         rows += [[name, *cells]] if any(cells) else []
+    rows += test_rows(runs)
     rows.append(["status", *(title(str(run.result.get("status", "no result yet"))) for run in runs)])
     print_table(output, ["", *names], rows)
+    if comparison.caveat is not None:
+        output.line(f"warning: {comparison.caveat}", "yellow")
     output.line()
     if comparison.keys:
         print_table(output, ["what differs", *names], comparison.settings(_PRINTED_KEYS, _COLUMN_CHARACTERS))
@@ -230,7 +288,8 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
         "comparison.html",
         f"{len(runs)} runs",
         runs=runs,
-        scores=_scores(runs, comparison.metrics),
+        scores=_scores(comparison),
+        caveat=comparison.caveat,
         paired=_paired_rows(comparison),
         reasons=[
             f"{name} minus {comparison.names[0]}: not paired, {reason}."
@@ -255,7 +314,8 @@ def _paired_rows(comparison: RunComparison) -> list[list[str]]:
 def _with_error(run: RunFiles, metric: str) -> str | None:
     score = score_of(run.result, run.baseline)
     if score is None or score.metric != metric:
-        return None
+        value = _value(run, metric)
+        return number(value) if is_number(value) else None
     return number(score.value) + (f" ± {number(score.standard_error)}" if score.standard_error else "")
 
 
@@ -273,21 +333,54 @@ _SUMMARY_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> tuple[list[str], list[list[object]]]:
-    """Returns a table of all runs, best first."""
+def test_rows(runs: Sequence[RunFiles]) -> list[list[str | None]]:
+    """Returns a row for each labeled test split: its name, and the score of each run."""
+    tests = [as_object(run.result.get("tests")) for run in runs]
+    rows: list[list[str | None]] = []
+    for split in dict.fromkeys(name for splits in tests for name in splits):
+        values = [
+            as_object(splits.get(split)).get(str(run.result.get("metric")))
+            for run, splits in zip(runs, tests, strict=True)
+        ]
+        rows.append([plain(split), *(number(value) if is_number(value) else None for value in values)])
+    return rows
 
-    def sort_key(run: RunFiles) -> tuple[bool, str, float]:
-        value, metric = run.result.get("value"), str(run.result.get("metric"))
-        if not isinstance(value, (int, float)):
+
+def _scores(comparison: RunComparison) -> tuple[list[str], list[list[object]]]:
+    """Returns a table of all runs, best first in the first metric; as they were named if no score can be compared."""
+    runs, metrics = comparison.runs, comparison.metrics
+
+    def sort_key(numbered: tuple[int, RunFiles]) -> tuple[bool, str, float]:
+        metric = metrics[0] if metrics and metrics[0] == _BITS else str(numbered[1].result.get("metric"))
+        value = _value(numbered[1], metric)
+        if not is_number(value):
             return True, metric, 0.0
         return False, metric, value if lower_is_better(metric) else -value
 
+    numbered = list(enumerate(runs))
+    if comparison.caveat is None or metrics[:1] == [_BITS]:
+        numbered.sort(key=sort_key)
+    tests = test_rows(runs)
     rows: list[list[object]] = []
-    for run in sorted(runs, key=sort_key):
+    for index, run in numbered:
         result, rate = run.result, run.result.get("tokens_per_second")
-        values = [result.get("value") if result.get("metric") == metric else None for metric in metrics]
-        values += [run.baseline.get("value"), *(result.get(key) for key in ("steps", "tokens", "seconds"))]
-        values.append(round(rate) if isinstance(rate, (int, float)) else None)
+        values: list[object] = [_with_error(run, metric) for metric in metrics]
+        values += [test[index + 1] for test in tests]
+        values += [
+            run.baseline.get("value"),
+            *(result.get(key) for key in ("parameters", "steps", "tokens", "seconds")),
+        ]
+        values.append(round(rate) if is_number(rate) else None)
+        memory = result.get("peak_memory_bytes")
+        values.append(size(memory) if is_number(memory) else None)
         rows.append([run.name, *values, title(str(result.get("status", "")))])
-    header = ["run", *map(title, metrics), "baseline", "steps", "tokens", "seconds", "tokens/s", "status"]
-    return header, rows
+    header = [
+        "run",
+        *map(title, metrics),
+        *(str(test[0]) for test in tests),
+        "baseline",
+        "parameters",
+        "steps",
+        "tokens",
+    ]
+    return [*header, "seconds", "tokens/s", "peak memory", "status"], rows

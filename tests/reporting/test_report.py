@@ -423,3 +423,55 @@ def test_replaced_token_detection_is_shown_and_counted() -> None:
     assert '<mark class="right">dog <s>cat</s></mark>' in page and '<mark class="wrong">ed <s>##s</s></mark>' in page
     assert '<mark class="wrong">now ?</mark>' in page and "<b>" not in page
     assert "2 of 6 tokens replaced: 1 detected, 1 missed; 1 false positives" in page
+
+
+def write_language_run(folder: Path, loss: float, bits: float | None, vocabulary: int = 100, **more: str) -> Path:
+    """Writes the result of a language model. more: its `objective`, and the `text` that it was scored on."""
+    folder.mkdir()
+    metrics = {"loss": loss, **({} if bits is None else {"bits_per_byte": bits})}
+    result = {"status": "done", "metric": "loss", "value": loss, "metrics": metrics}
+    (folder / "result.json").write_text(json.dumps(result | {"objective": more.get("objective", "clm")}))
+    metadata = {"data": {"fingerprint": more.get("text", "a")}, "model": {"vocabulary": vocabulary}}
+    (folder / "facts.json").write_text(json.dumps(metadata))
+    return folder
+
+
+def test_language_models_of_other_vocabularies_are_compared_by_bits_per_byte(tmp_path: Path) -> None:
+    small = write_language_run(tmp_path / "small", loss=2.0, bits=1.5, vocabulary=100)
+    large = write_language_run(tmp_path / "large", loss=3.0, bits=1.2, vocabulary=1000)
+    text = comparison_text(small, large)
+    assert "different vocabularies (entries: small 100, large 1000)" in text and "bits per byte can" in text
+    assert text.index("bits per byte  1.500  1.200") < text.index("loss ")
+    report_comparison(Output(io.StringIO()), [small, large], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html").text
+    assert page.index("large") < page.index("small")  # best first
+    # With the same vocabulary, the losses can be compared.
+    equal = write_language_run(tmp_path / "equal", loss=2.5, bits=1.4, vocabulary=100)
+    text = comparison_text(small, equal)
+    assert "cannot be compared" not in text and text.index("loss ") < text.index("bits per byte  1.500  1.400")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"vocabulary": 1000}, "losses per token cannot be compared"),
+        ({"objective": "mlm"}, "different objectives (clm, mlm)"),
+        ({"text": "b"}, "scored on different texts"),
+    ],
+)
+def test_incomparable_losses_are_not_ranked(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    worse = write_language_run(tmp_path / "worse", 3.0, None)
+    better = write_language_run(tmp_path / "better", 2.0, None, **more)
+    assert message in comparison_text(worse, better)
+    report_comparison(Output(io.StringIO()), [worse, better], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html").text
+    assert message in page and page.index("worse") < page.index("better")
+
+
+def test_comparison_shows_test_scores_and_omits_neutral_keys(task_run) -> None:
+    runs = [task_run("one", 1.0, keep=2, optimizer={"lr": 0.1}), task_run("two", 0.5, keep=3, optimizer={"lr": 0.2})]
+    for run, accuracy in zip(runs, (0.75, 0.5), strict=True):
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps(result | {"tests": {"test": {"accuracy": accuracy}}}))
+    text = comparison_text(*runs)
+    assert re.search(r"test +0\.750 +0\.500", text) and "optimizer.lr" in text and "keep" not in text
