@@ -106,36 +106,47 @@ def _set_flag(arguments: Arguments, flag: str, value: str) -> None:
 
 
 _COMMANDS = {
-    "pretrain finetune": "train fit run",
-    "finetune": "tune sft",
-    "evaluate": "eval test validate score",
-    "predict": "classify",
-    "generate": "chat",
-    "predict generate": "infer inference",
-    "embed": "encode",
-    "export import": "convert",
-    "export": "save",
-    "fetch": "download",
-    "check tokenizer": "prepare",
-    "tokenizer": "tokenize",
-    "show": "config",
-    "doctor": "info",
-    "runs": "ls history",
-    "--version": "version",
+    "lmtool pretrain or lmtool finetune": "train fit run",
+    "lmtool finetune": "tune sft",
+    "lmtool evaluate": "eval test validate score",
+    "lmtool predict": "classify",
+    "lmtool generate": "chat complete",
+    "lmtool predict or lmtool generate": "infer inference",
+    "lmtool embed": "encode vectors",
+    "lmtool export or lmtool import": "convert",
+    "lmtool export": "save",
+    "lmtool fetch": "download",
+    "lmtool check or lmtool tokenizer": "prepare",
+    "lmtool inspect tokenizer text=... (how a text is split), or lmtool tokenizer (trains one)": "tokenize",
+    "lmtool inspect attention checkpoint=RUN text=...": "attention",
+    "lmtool inspect": "look debug",
+    "lmtool show": "config explain",
+    "lmtool doctor": "info env",
+    "lmtool runs": "ls history",
+    "lmtool runs prune": "prune clean delete remove",
+    "lmtool report RUN (draws its curves), or lmtool report RUN RUN (compares runs)": "compare diff plot curves",
+    "lmtool finetune -m task=sst2,cola seed=1,2 (-m runs every combination)": "sweep multirun grid",
+    "lmtool finetune task=NAME distill=soft distill.teacher=RUN": "distill",
+    "lmtool check FILE (reads a data set), or lmtool pretrain data=FILE": "data dataset",
+    "lmtool embed RUN input=FILE output=vectors.npy (products of the vectors are similarities)": "similarity",
+    "lmtool pretrain logger=tensorboard (writes what TensorBoard shows)": "tensorboard",
+    "lmtool predict RUN, or lmtool.load(RUN) in Python (there is no server)": "serve server deploy api",
+    "lmtool export RUN output=FOLDER (lmtool uploads nothing)": "push upload publish",
+    "lmtool --version": "version",
 }
-"""Commands, and the words of other tools for them."""
+"""Commands to type, and the words of other tools for them."""
 
 
 def command_hint(word: str) -> str:
     """Returns the hint for an unknown command."""
-    if equivalents := next((ours for ours, others in _COMMANDS.items() if word.lower() in others.split()), None):
-        return f"did you mean {' or '.join(f'lmtool {name}' for name in equivalents.split())}?"
+    if ours := next((ours for ours, others in _COMMANDS.items() if word.lower() in others.split()), None):
+        return f"did you mean {ours}?"
     all_groups = groups.all_groups()
     group = groups.singular(word, all_groups)
     if group in all_groups:
         return f"did you mean lmtool list {group}?"
     close = nearest(word, tuple(VERBS))
-    return f"did you mean lmtool {close}?" if close else "write a command first; lmtool --help lists them"
+    return f"did you mean lmtool {close}?" if close else "write a command first; `lmtool --help` lists them"
 
 
 def _flag_hint(flag: str, value: str, verb: str) -> str:
@@ -201,10 +212,16 @@ def _main(words: list[str]) -> int:
     if arguments.rest and f"{verb} {arguments.rest[0]}" in VERBS:
         verb = f"{verb} {arguments.rest.pop(0)}"
     if verb not in VERBS:
-        raise UserError(f"unknown command {verb}; there are {', '.join(VERBS)}", command_hint(verb))
+        raise UserError(f"unknown command {verb}", command_hint(verb))
     if arguments.help:
         say(help_of(verb, arguments.rest))
         return errors.DONE
+    if arguments.config is not None:
+        from lmtool.resolver.shorthands import words_of_file
+
+        file_words = words_of_file(arguments.config, arguments.rest)
+        if file_words is not None:
+            arguments.rest, arguments.config = [*arguments.rest, *file_words], None
     return _BY_INPUT[VERBS[verb].reads](verb, arguments)
 
 

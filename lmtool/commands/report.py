@@ -1,27 +1,33 @@
 """`lmtool report RUN [RUN ...]`: rewrites the report of a run, or compares several runs; `lmtool report SWEEP`: prints
-the summary of a finished or running sweep."""
+the summary of a finished or running sweep. With `format=latex` or `format=csv`, prints the tables alone."""
 
 from __future__ import annotations
 
 from lmtool.errors import UserError
-from lmtool.reporting.comparison import report_comparison
-from lmtool.reporting.console import Output
+from lmtool.reporting.comparison import compare, report_comparison, scores_table
+from lmtool.reporting.console import TABLE_FORMATS, Output
 from lmtool.reporting.report import write_report
-from lmtool.reporting.sweep_files import is_sweep
-from lmtool.reporting.sweep_report import report_sweep
+from lmtool.reporting.sweep_files import is_sweep, read_sweep
+from lmtool.reporting.sweep_groups import blocks_of
+from lmtool.reporting.sweep_report import group_table, report_sweep
 from lmtool.runs.finding import run_folder
+from lmtool.system.terminal import say
+
+_FORMS = "against=JOB or against=KEY=VALUE compares a sweep with a job or a setting; format=latex or csv prints tables"
 
 
 def main(words: list[str]) -> int:
     """Rewrites a report or prints a comparison. words: run folders, or the folder of a sweep and against=JOB or
-    against=SETTING."""
+    against=SETTING; and format=latex or csv."""
     names = [word for word in words if "=" not in word]
     overrides = [word.partition("=") for word in words if "=" in word]
     against = [value for key, _, value in overrides if key == "against"]
-    unknown = next((key for key, _, _ in overrides if key != "against"), None)
+    formats = [value for key, _, value in overrides if key == "format"]
+    unknown = next((key for key, _, _ in overrides if key not in ("against", "format")), None)
     if unknown is not None:
-        hint = "compare with a job or a setting of the sweep: against=JOB or against=KEY=VALUE"
-        raise UserError(f"report: there is no key {unknown}", hint)
+        raise UserError(f"report: there is no key {unknown}", _FORMS)
+    if len(formats) > 1 or any(value not in TABLE_FORMATS for value in formats):
+        raise UserError(f"report: format={' format='.join(formats)}", f"use one of {', '.join(TABLE_FORMATS)}")
     if not names or len(against) > 1:
         raise UserError(f"{' '.join(['report', *words])}: give run folders", "lmtool report runs/NAME")
     folders, output = [run_folder(name) for name in names], Output()
@@ -33,7 +39,15 @@ def main(words: list[str]) -> int:
         )
     if against and not sweeps:
         raise UserError(f"against={against[0]} needs the folder of a sweep", "lmtool report runs/SWEEP against=3")
-    if sweeps:
+    if formats and not sweeps and len(folders) == 1:
+        raise UserError(
+            f"format={formats[0]} prints the table of a sweep or of several runs", f"lmtool report {folders[0]}"
+        )
+    if formats:
+        tables = [group_table(block) for block in blocks_of(read_sweep(sweeps[0]), *against)] if sweeps else []
+        for header, rows in tables or [scores_table(compare(folders))]:
+            say(TABLE_FORMATS[formats[0]](header, rows))
+    elif sweeps:
         report_sweep(output, sweeps[0], *against)
     elif len(folders) == 1:
         output.line(str(write_report(folders[0])))

@@ -105,6 +105,8 @@ def _show_key(typed_key: str, fields: list[DocumentedField]) -> None:
         known = sorted({field_entry.key for field_entry in fields})
         meaning = messages.meaning_elsewhere(typed_key, None, {*known, *registry.groups()}.__contains__)
         similar = nearest_keys(typed_key, known) if meaning is None else [key for key, _ in meaning.pairs][-1:]
+        options = [f"{group}={typed_key}" for group in registry.groups() if typed_key in groups.options(group)]
+        similar = options or similar
         hint = f"did you mean {' or '.join(f'lmtool show {key}' for key in similar)}?" if similar else "lmtool list"
         if not similar and typed_key.split(".")[0] in registry.groups():
             hint = f"lmtool show {typed_key.split('.')[0]}"

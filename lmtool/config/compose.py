@@ -38,6 +38,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from lmtool.config import groups, overrides, registry, saved
 from lmtool.config.base import JsonObject
+from lmtool.config.messages import listed
 from lmtool.config.overrides import (
     GRID,
     SWEEP_KEYS,
@@ -372,7 +373,7 @@ def _missing(error: MissingConfigException) -> UserError:
     offered = tuple(error.options or ()) or groups.options(group)
     close = nearest(name, offered)
     hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints its options"
-    return UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
+    return UserError(f"{group}={name} is not one of {listed(offered)}", hint)
 
 
 def search_path(config_dirs: Sequence[Path]) -> list[str]:

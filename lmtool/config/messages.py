@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -205,7 +205,10 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     ("patience={}", "early_stopping_patience"),
     (("run_dir={}", "output={}"), "output_dir"),
     ("omit it: a run is never overwritten; name=NAME starts another one", "overwrite_output_dir"),
-    ({"true": _RESUME, "false": _RESUME, ANY: "a run is resumed by `lmtool resume {}`"}, "resume_from_checkpoint"),
+    (
+        {"true": _RESUME, "false": _RESUME, ANY: "a run is resumed by `lmtool resume {}`"},
+        "resume_from_checkpoint resume",
+    ),
     ("name={}", "run_name"),
     (_LOGGERS, "report_to wandb"),
     ("logger=tensorboard logger.tensorboard.folder={}", "logging_dir"),
@@ -223,7 +226,7 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     (_HELD_OUT, "do_eval"),
     ("omit it: `lmtool predict RUN input=FILE` labels a file", "do_predict"),
     (_UPLOAD, "push_to_hub hub_model_id"),
-    (_WEIGHTS, "model_name_or_path restore_file ckpt_path model_path"),
+    (_WEIGHTS, "model_name_or_path restore_file ckpt_path model_path model"),
     ("set model=NAME, one of `lmtool list model`; model.KEY= changes its sizes", "config_name"),
     ("model={}", "model_type arch"),
     ("tokenizer=folder tokenizer.path={weights}", "tokenizer_name"),
@@ -238,7 +241,7 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     ),
     (("task={}", "data={}"), "train_file data_dir dataset"),
     (("data.validation={}", _SPLITS), "validation_file"),
-    (_SPLITS, "test_file"),
+    (_SPLITS, "test_file test dev dev_file eval_file valid"),
     (("task.text=[{}]", "data.text={}"), "text_column_name"),
     ("task.label={}", "label_column_name"),
     ("task.train_examples={}", "max_train_samples"),
@@ -268,7 +271,12 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     ("tuning=lora tuning.rank_stabilised={}", "use_rslora"),
     ("omit it: the task's head always learns", "modules_to_save"),
     ("tuning=prompt tuning.length={}", "num_virtual_tokens"),
-    ("tuning={}", "peft_type"),
+    ("tuning={}", "peft_type method"),
+    (
+        {"true": "tuning=head", "false": "tuning=full", ANY: "tuning=head trains only the head, tuning=lora a part"},
+        "freeze freeze_backbone freeze_encoder freeze_base_model",
+    ),
+    ("tokenizer.vocab_size={}", "vocab_size vocabulary_size"),
     ("objective={}", "criterion"),
     ("optimizer.betas=[{}]", "adam_betas"),
     ("run_dir={}", "save_dir default_root_dir"),
@@ -354,6 +362,11 @@ FLAG_FORMS: dict[str, str] = {
     "--plugins": "did you mean --plugin {}?",
     "-v": "lmtool --version; --debug shows tracebacks",
     "--verbose": "--debug shows tracebacks",
+    "-o": "did you mean output={}?",
+    "--output": "did you mean output={}?",
+    "--onnx": "lmtool export RUN output=FOLDER writes a folder for transformers, which optimum converts to ONNX",
+    "--latex": "did you mean format=latex?",
+    "--csv": "did you mean format=csv?",
 }
 _COMMAND = re.compile(r"`[^`]*`")
 _KEY = re.compile(r"([a-z][\w.]*)=")
@@ -389,7 +402,7 @@ def meaning_elsewhere(key: str, value: object, has: Callable[[str], bool]) -> Me
         if _OVERRIDES.fullmatch(form) is None:  # a sentence
             if any_section and (not keys or any(map(has, keys))):
                 return Meaning((), form.replace("{}", as_typed(value)), True)
-        elif (any_section or keys[-1].rpartition(".")[0] == section) and all(map(has, keys)):
+        elif (any_section or section in (keys[-1], keys[-1].rpartition(".")[0])) and all(map(has, keys)):
             words = tuple(_fill(word, value) for word in form.split(" "))
             return Meaning(words, f"did you mean {shlex.join(words)}?", True)
     return None
@@ -502,7 +515,11 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     allowed = one_of(options) if is_name else allowed_values(field)
     close = of_value(list_key, value) or (nearest(value, options) if is_name else None)
     hint = f"{summary(field.description)} (`lmtool show {list_key}`)".strip()
-    if close:
+    numbers = re.fullmatch(r"(\d{1,9})(?:\.\.|-)(\d{1,9})", value) if isinstance(value, str) else None
+    if numbers and _takes(field, int(numbers[1])) and 0 < int(numbers[2]) - int(numbers[1]) < _LISTED:
+        values = ",".join(map(str, range(int(numbers[1]), int(numbers[2]) + 1)))
+        hint = f"write {key}={values} with -m, which runs each of them"
+    elif close:
         hint = f"did you mean {close if in_list else f'{key}={close}'}?"
     elif isinstance(value, bool | int | float) and "text" in allowed:
         text = f'"{as_typed(value)}"' if not in_list else '["yes","no"]' if isinstance(value, bool) else f'["{value}"]'
@@ -562,6 +579,14 @@ _HUB_OVERRIDES = {
     "task": "task=custom task.kind=classification task.hub={}",
 }
 """By group: the override for a name on the hub."""
+_PATH_OVERRIDES = {
+    "distill": "distill=soft distill.teacher={}",
+    "model": "checkpoint={}",
+    "tokenizer": "tokenizer=folder tokenizer.path={}",
+}
+"""By group: the override for a folder."""
+_LISTED = 20
+"""Maximum number of options that an error lists."""
 
 
 def unknown_choice(group: str, key: str, name: str, offered: tuple[str, ...] | None = None) -> Problem:
@@ -571,11 +596,18 @@ def unknown_choice(group: str, key: str, name: str, offered: tuple[str, ...] | N
     prefix = "" if key.endswith(".members") else f"{key}="
     close = of_value(group, name) or nearest(re.split("[/:]", name)[-1], offered)
     suggestions = [f"{prefix}{close}"] if close else []
-    if prefix and group in _HUB_OVERRIDES and ("/" in name or (group == "model" and "-" in name)):
+    if prefix and group in _PATH_OVERRIDES and groups.is_path_like(name):
+        suggestions = [_PATH_OVERRIDES[group].format(name)]
+    elif prefix and group in _HUB_OVERRIDES and ("/" in name or (group == "model" and "-" in name)):
         suggestions.append(_HUB_OVERRIDES[group].format(name))
     hint = f"did you mean {', or '.join(suggestions)}?" if suggestions else ""
     hint = hint or f"`lmtool list {group}` prints them with a line each"
-    return Problem(key, f"{prefix or f'{key}: '}{name} is not one of {', '.join(offered)}", hint)
+    return Problem(key, f"{prefix or f'{key}: '}{name} is not one of {listed(offered)}", hint)
+
+
+def listed(offered: Sequence[str]) -> str:
+    """Returns the options as a list, or their number if there are many."""
+    return ", ".join(offered) if len(offered) <= _LISTED else f"the {len(offered)} options"
 
 
 def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -> Iterator[Problem]:

@@ -288,7 +288,7 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
         "comparison.html",
         f"{len(runs)} runs",
         runs=runs,
-        scores=_scores(comparison),
+        scores=scores_table(comparison),
         caveat=comparison.caveat,
         paired=_paired_rows(comparison),
         reasons=[
@@ -346,8 +346,9 @@ def test_rows(runs: Sequence[RunFiles]) -> list[list[str | None]]:
     return rows
 
 
-def _scores(comparison: RunComparison) -> tuple[list[str], list[list[object]]]:
-    """Returns a table of all runs, best first in the first metric; as they were named if no score can be compared."""
+def scores_table(comparison: RunComparison) -> tuple[list[str], list[list[object]]]:
+    """Returns the header and the rows of a table of all runs, best first in the first metric; as they were named if no
+    score can be compared."""
     runs, metrics = comparison.runs, comparison.metrics
 
     def sort_key(numbered: tuple[int, RunFiles]) -> tuple[bool, str, float]:
@@ -360,27 +361,23 @@ def _scores(comparison: RunComparison) -> tuple[list[str], list[list[object]]]:
     numbered = list(enumerate(runs))
     if comparison.caveat is None or metrics[:1] == [_BITS]:
         numbered.sort(key=sort_key)
+    scores = [score_of(run.result, run.baseline) for run in runs]
+    errors = [None if score is None else score.standard_error for score in scores]
     tests = test_rows(runs)
-    rows: list[list[object]] = []
-    for index, run in numbered:
-        result, rate = run.result, run.result.get("tokens_per_second")
-        values: list[object] = [_with_error(run, metric) for metric in metrics]
-        values += [test[index + 1] for test in tests]
-        values += [
-            run.baseline.get("value"),
-            *(result.get(key) for key in ("parameters", "steps", "tokens", "seconds")),
-        ]
-        values.append(round(rate) if is_number(rate) else None)
-        memory = result.get("peak_memory_bytes")
-        values.append(size(memory) if is_number(memory) else None)
-        rows.append([run.name, *values, title(str(result.get("status", "")))])
-    header = [
-        "run",
-        *map(title, metrics),
-        *(str(test[0]) for test in tests),
-        "baseline",
-        "parameters",
-        "steps",
-        "tokens",
-    ]
-    return [*header, "seconds", "tokens/s", "peak memory", "status"], rows
+    columns: dict[str, Sequence[object]] = {"run": comparison.names}
+    for metric in metrics:
+        columns[title(metric)] = [_value(run, metric) for run in runs]
+        if metric != _BITS and any(errors):
+            columns[f"± {title(metric)}"] = [
+                error if run.result.get("metric") == metric else None for run, error in zip(runs, errors, strict=True)
+            ]
+    columns |= {str(name): values for name, *values in tests}
+    columns["baseline"] = [run.baseline.get("value") for run in runs]
+    for name in ("parameters", "steps", "tokens", "seconds"):
+        columns[name] = [run.result.get(name) for run in runs]
+    rates = [run.result.get("tokens_per_second") for run in runs]
+    columns["tokens/s"] = [round(rate) if is_number(rate) else None for rate in rates]
+    memory = [run.result.get("peak_memory_bytes") for run in runs]
+    columns["peak memory"] = [size(bytes_) if is_number(bytes_) else None for bytes_ in memory]
+    columns["status"] = [title(str(run.result.get("status", ""))) for run in runs]
+    return list(columns), [[values[index] for values in columns.values()] for index, _ in numbered]

@@ -6,7 +6,10 @@ sequences. A closed pipe (`lmtool pretrain | head`) or terminal never stops a tr
 
 from __future__ import annotations
 
+import csv
+import io
 import os
+import re
 import shutil
 import sys
 import time
@@ -303,6 +306,33 @@ def _wrapped_row(row: Sequence[str], width: int) -> list[list[str]]:
     first_line, *other_lines = wrap(first, width)
     other_lines = wrap(" ".join(other_lines), width - 2)
     return [[first_line, *other_cells], *([f"  {text}", *[""] * len(other_cells)] for text in other_lines)]
+
+
+def latex_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Returns a table in LaTeX, with the rules of the package booktabs; numbers are right-aligned."""
+    columns = "".join("r" if is_numeric([row[index] for row in rows]) else "l" for index in range(len(header)))
+    head, *lines = (" & ".join(_latex(cell(value)) for value in row) + r" \\" for row in (header, *rows))
+    table = [r"\begin{tabular}{" + columns + "}", r"\toprule", head, r"\midrule", *lines]
+    return "\n".join([*table, r"\bottomrule", r"\end{tabular}"])
+
+
+def _latex(text: str) -> str:
+    """Escapes the characters that have a meaning in LaTeX."""
+    named = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    escaped = re.sub(r"[\\{}&%$#_~^]", lambda match: named.get(match[0], "\\" + match[0]), text)
+    return escaped.replace("±", r"$\pm$")
+
+
+def csv_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Returns a table as comma-separated values, with all digits of the numbers."""
+    text = io.StringIO()
+    values = [[value if is_number(value) else cell(value) for value in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([header, *values])
+    return text.getvalue().removesuffix("\n")
+
+
+TABLE_FORMATS = {"latex": latex_table, "csv": csv_table}
+"""Tables for other programs, by format."""
 
 
 def print_table(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from lmtool.config import compose, saved
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.decode import AUTO, MISSING, merge
 from lmtool.config.groups import options
-from lmtool.config.messages import unknown_choice
+from lmtool.config.messages import as_typed, unknown_choice
 from lmtool.config.registry import Choice, lookup
 from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.commands import nested_keys
@@ -54,6 +54,7 @@ class CommandLine:
         return {word.partition("=")[0]: word.partition("=")[2] for word in self.words}
 
 
+_PLAIN = re.compile(r"[\w./:@~-]+")
 _NAMED_SECTIONS = ("data.task", "objective.task")
 """Keys that name a task."""
 _MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
@@ -93,6 +94,42 @@ def _words_in_full(verb: str, word: str) -> list[str]:
     if names_a_section and value.isidentifier() and value != "null":
         return [f"{key.replace('/', '.')}.name={value}"]
     return [_MEMBER.sub(r"\1.with.\2.", word)]
+
+
+def words_of_file(path: Path, typed: Sequence[str]) -> list[str] | None:
+    """Returns the overrides that a YAML file of some keys stands for, except keys that are typed, too; None for a saved
+    configuration, which is complete. Raises UserError if the file cannot be read."""
+    data = saved.read(path)
+    if "version" in data or "command" in data:
+        return None
+    keys = {word.partition("=")[0].lstrip("+").replace("/", ".") for word in typed}
+    words = _words_of_section(data, "")
+    return [f"{key}={value}" for key, value in words if key.replace("/", ".") not in keys]
+
+
+def _words_of_section(section: Mapping[str, object], above: str) -> Iterator[tuple[str, str]]:
+    """Yields keys and values. The `name` of a section that is a group selects the option."""
+    for name, value in section.items():
+        key = f"{above}{name}"
+        if not isinstance(value, dict):
+            yield key, _typed(value)
+            continue
+        option, group = value.get("name"), key.replace(".", "/")
+        if isinstance(option, str) and option in options(group):
+            yield group, option
+            value = {inner: item for inner, item in value.items() if inner != "name"}
+        yield from _words_of_section(value, f"{key}.")
+
+
+def _typed(value: object) -> str:
+    """Returns a value in the grammar of overrides."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_typed, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_typed(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return "null" if value is None else as_typed(value)
 
 
 def expand_sections(data: Data, line: CommandLine) -> Data:

@@ -91,7 +91,7 @@ _TABLE = (
     ),
     Verb(
         "export", "write a folder for transformers", "lmtool export runs/NAME output=exported", "ExportConfig",
-        ("checkpoint",),
+        ("checkpoint", "output"),
     ),
     Verb(
         "import", "convert published weights, or change the vocabulary", "lmtool import hf://org/name output=imported",
@@ -133,7 +133,7 @@ _TABLE = (
     ),
     Verb(
         "inspect word", "one word in several sentences",
-        'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME', "InspectWordConfig",
+        'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME', "InspectWordConfig", ("checkpoint",),
         module="lmtool.commands.inspections:word",
     ),
     Verb(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lmtool.commands import report
 from lmtool.errors import UserError
 from lmtool.reporting.comparison import (
     changed_keys,
@@ -475,3 +477,19 @@ def test_comparison_shows_test_scores_and_omits_neutral_keys(task_run) -> None:
         (run / "result.json").write_text(json.dumps(result | {"tests": {"test": {"accuracy": accuracy}}}))
     text = comparison_text(*runs)
     assert re.search(r"test +0\.750 +0\.500", text) and "optimizer.lr" in text and "keep" not in text
+
+
+@pytest.mark.parametrize("name", ["latex", "csv"])
+def test_tables_for_other_programs(task_run, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    folders = [str(task_run(run, value)) for run, value in (("one_a", 0.75), ("two", 0.5))]
+    assert report.main([*folders, f"format={name}"]) == 0
+    table = capsys.readouterr().out
+    if name == "csv":
+        rows = list(csv.DictReader(io.StringIO(table)))
+        assert [(row["run"], float(row["accuracy"])) for row in rows] == [("one_a", 0.75), ("two", 0.5)]
+    else:
+        assert table.startswith("\\begin{tabular}{l") and table.count(" \\\\\n") == 3
+        assert "\\toprule\nrun & accuracy & " in table and "one\\_a & 0.750 & " in table
+    for words in (folders[:1], [folders[0], "format=xlsx"]):
+        with pytest.raises(UserError, match="format"):
+            report.main([*words, *(["format=csv"] if len(words) == 1 else [])])

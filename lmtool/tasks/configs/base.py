@@ -119,6 +119,12 @@ class TaskConfig(LearnedConfig):
         None, ge=0, lt=1, description="dropout rate before the output layer; null: the model's"
     )
 
+    @field_validator("text", mode="before")
+    @classmethod
+    def one_column(cls, value: object) -> object:
+        """Reads the name of one column as a list of one."""
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
     @field_validator("validation", "test")
     @classmethod
     def _held_out(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
