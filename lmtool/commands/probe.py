@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 
-# Index of the draw from the random stream "sample" that chooses the held-out windows; other draws are used elsewhere.
+# Number of the draw in the random stream "sample" that selects the held-out windows.
 _HOLD_OUT = 8
 
 
@@ -51,13 +52,12 @@ def run(config: ProbeConfig) -> list[CheckpointProbes]:
     require_own_folder(user_path(config.output), (PROBES,), "probe", "output")
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     task = _task(config)
-    target = str(config.target) if task is None else task.config.name
-    settings = {
-        "data": (config.data and config.data.name) if task is None else task.metadata["source"],
-        "pooling": config.pooling,
-        "ridge": RIDGE,
-        "iterations_at_most": ITERATIONS,
-    }
+    if task is None:
+        assert config.data is not None
+        target, data = str(config.target), config.data.name
+    else:
+        target, data = task.config.name, task.metadata["source"]
+    settings = {"data": data, "pooling": config.pooling, "ridge": RIDGE, "iterations_at_most": ITERATIONS}
     checkpoints = []
     for checkpoint in config.checkpoint:
         loaded = load(checkpoint, str(precision.device), config.offline)
@@ -80,6 +80,24 @@ def _task(config: ProbeConfig) -> TaskData | None:
             "set data=text data.path=FOLDER, or data=pydocs",
         )
     return None
+
+
+class _ProbeData(NamedTuple):
+    """The examples that train and test a probe, and the loss term whose targets are the classes."""
+
+    train: Examples
+    held_out: Examples
+    term: str
+    classes: int
+
+
+class _LayerScores(NamedTuple):
+    """The scores of the probes on each layer, and the states that train and test the probes."""
+
+    layers: list[JsonObject]
+    train: LabeledStates
+    held_out: LabeledStates
+    classes: int
 
 
 @dataclass(frozen=True)
@@ -109,40 +127,33 @@ class _CheckpointProbe:
                 bar(scored, total)
 
             bar(0, total)
-            trained_scores, _, _, _ = self._probe_layers(trained, tokenizer, progress)
-            random_scores, train_states, test_states, classes = self._probe_layers(random, tokenizer, progress)
+            trained_layers = self._probe_layers(trained, tokenizer, progress).layers
+            scores = self._probe_layers(random, tokenizer, progress)  # with the same examples and classes
         return {
             "checkpoint": self.checkpoint,
             "model": loaded.config.name,
-            "majority": majority(train_states, test_states, classes),
-            "classes": classes,
-            "examples": len(train_states),
-            "n": len(test_states),
+            "majority": majority(scores.train, scores.held_out, scores.classes),
+            "classes": scores.classes,
+            "examples": len(scores.train),
+            "n": len(scores.held_out),
             "layers": [
                 {"layer": layer, "trained": trained_score, "random": random_score}
-                for layer, trained_score, random_score in zip(layers, trained_scores, random_scores, strict=True)
+                for layer, trained_score, random_score in zip(layers, trained_layers, scores.layers, strict=True)
             ],
         }
 
-    def _probe_layers(
-        self, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]
-    ) -> tuple[list[JsonObject], LabeledStates, LabeledStates, int]:
-        """Returns the scores of the probes on each layer, the states that train and test the probes, and the number of
-        classes."""
-        config, states, reads_text = self.config, HiddenStates(backbone, self.precision), self.task is None
-        train, held_out, term, classes = (
-            self._text_examples(tokenizer) if reads_text else self._task_examples(backbone, tokenizer)
-        )
+    def _probe_layers(self, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]) -> _LayerScores:
+        config, states = self.config, HiddenStates(backbone, self.precision)
+        data = self._text_data(tokenizer) if self.task is None else self._task_data(backbone, tokenizer)
 
         def collect(examples: Examples, limit: int) -> LabeledStates:
-            return collect_states(states, examples, term, config.pooling, limit, config.seed, config.batch_tokens)
+            return collect_states(states, examples, data.term, config.pooling, limit, config.seed, config.batch_tokens)
 
-        train_states, test_states = collect(train, config.examples), collect(held_out, config.held_out)
-        return score_layers(train_states, test_states, classes, progress), train_states, test_states, classes
+        train, held_out = collect(data.train, config.examples), collect(data.held_out, config.held_out)
+        return _LayerScores(score_layers(train, held_out, data.classes, progress), train, held_out, data.classes)
 
-    def _text_examples(self, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
-        """Splits the windows of the validation text: two thirds train the probe, one third tests it. Returns both
-        parts, the loss term and the number of classes."""
+    def _text_data(self, tokenizer: Tokenizer) -> _ProbeData:
+        """Splits the windows of the validation text: two thirds train the probe, one third tests it."""
         config = self.config
         assert config.data is not None
         source = open_source(config.data, config.cache_dir, offline=config.offline)
@@ -159,25 +170,23 @@ class _CheckpointProbe:
         third = len(windows) // 3
         held_out, train = windows[np.sort(order[:third])], windows[np.sort(order[third:])]
         classes_V = frequency_classes(store, train, tokenizer, config.classes)
-        train_and_held_out = [
-            TokenTargets(store, side, tokenizer, template, OFFSETS[str(config.target)], classes_V)
-            for side in (train, held_out)
-        ]
-        return train_and_held_out[0], train_and_held_out[1], TERM, int(classes_V.max()) + 1
 
-    def _task_examples(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
-        """Returns the training rows of the task, the rows of its first development split, the loss term and the number
-        of classes."""
+        def targets(side: np.ndarray) -> TokenTargets:
+            return TokenTargets(store, side, tokenizer, template, OFFSETS[str(config.target)], classes_V)
+
+        return _ProbeData(targets(train), targets(held_out), TERM, int(classes_V.max()) + 1)
+
+    def _task_data(self, backbone: Backbone, tokenizer: Tokenizer) -> _ProbeData:
+        """Returns the training rows of the task, and the rows of its first development split."""
         assert self.task is not None
         task = self.task.config
         learner = task.learner(backbone, tokenizer, self.config.seed)
         longest = min(self.config.max_length, backbone.longest_text)
         development = next(iter(self.task.validation.values()))
-        # Named "probe", because a tagger predicts all pieces of a word in a split named "train"; a probe, only the
-        # first.
+        # The split is not named "train", in which a tagger may label every piece of a word instead of the first.
         train, held_out = (
             learner.examples(SplitData("probe", rows={task.name: rows}), longest)
             for rows in (self.task.train, development)
         )
-        labels = task.class_names or ()
-        return train, held_out, learner.term, max(len(labels), 2)
+        classes = max(len(task.class_names or ()), 2)  # a probe has two outputs even if the data have one class
+        return _ProbeData(train, held_out, learner.term, classes)

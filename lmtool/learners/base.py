@@ -41,8 +41,8 @@ def no_progress(done: int, total: int) -> None:
     """Ignores progress; the default of `Inference.progress`."""
 
 
-# Maximum tokens of a forward on a CPU. Larger forwards are hardly faster (BERT, 2 layers, width 256: 13.2 calls with
-# 128 texts per second of CPU time at 8,192 tokens, 12.8 at 2,048), but need more memory: the heap had 688 MB after 250
+# Maximum tokens of a forward on a CPU. Larger forwards are hardly faster (BERT, 2 layers, width 256, 128 texts a call:
+# 13.2 calls per second of CPU time at 8,192 tokens, 12.8 at 2,048), but need more memory: the heap had 688 MB after 250
 # calls and was still growing, compared with a constant 456 MB from the 90th call on.
 CPU_TOKENS = 2048
 
@@ -87,8 +87,7 @@ class Answers:
 
 
 class Responder:
-    """Predicts texts of users with a learner. This class refuses; learners that have predictions for texts return a
-    subclass.
+    """Answers texts that a user gives. The base class refuses; a learner that can answer returns a subclass.
 
     Attributes:
         columns: The names of the columns that it reads.
@@ -174,7 +173,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     def penalties(self) -> dict[str, Tensor]:
         """Returns the terms of the loss that do not depend on the batch and are added once per step: the regularization
-        of the tuning method and its schemes."""
+        of the tuning method and of the schemes."""
         terms = {} if self.tuning is None else dict(self.tuning.penalties(self))
         for scheme in self.schemes:
             terms |= scheme.penalties(self)
@@ -238,8 +237,11 @@ class BaseLearner(ModelWithHeads, ABC):
         Returns:
             The term that the head predicts, and its predictions; None if no other model can learn from them.
         """
-        term = head if head in self.loss_weights or len(self.loss_weights) > 1 else next(iter(self.loss_weights))
-        if term not in self.loss_weights:
+        if head in self.loss_weights:
+            term = head
+        elif len(self.loss_weights) == 1:
+            (term,) = self.loss_weights
+        else:
             return None
         if isinstance(logits, TokenLogits):
             return term, PredictedWords(logits)
@@ -300,7 +302,7 @@ class BaseLearner(ModelWithHeads, ABC):
         return []
 
     def responder(self) -> Responder:
-        """Returns the object that predicts texts of users."""
+        """Returns the object that answers texts that a user gives."""
         return Responder(self)
 
     def writer(self) -> Writer:

@@ -175,12 +175,10 @@ class ModelWithHeads(nn.Module):
             tap = recorder
         rng = None if is_frozen else rng
         with torch.no_grad() if is_frozen else nullcontext():
-            if outputs is not None:
-                states = self.backbone(inputs, rng, outputs, read_M=read_M, tap=tap)
-            elif isinstance(self.backbone, EncoderDecoder):
+            if outputs is None:
                 states = self.backbone.read_inputs(inputs, rng, read_M=read_M, tap=tap)
             else:
-                states = self.backbone(inputs, rng, read_M=read_M, tap=tap)
+                states = self.backbone(inputs, rng, outputs, read_M=read_M, tap=tap)
         return states if recorder is None else recorder.read(states)
 
     @property

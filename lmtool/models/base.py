@@ -95,6 +95,14 @@ class Backbone(nn.Module):
         model.initialize(model, seed, "backbone.")
         return model
 
+    def read_inputs(
+        self, inputs: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
+    ) -> Tensor:
+        """Returns the hidden states of the inputs, for an encoder-decoder those of its encoder. Arguments as in
+        `forward`."""
+        states: Tensor = self(inputs, rng, read_M=read_M, tap=tap)
+        return states
+
     @property
     def memory_length(self) -> int | None:
         """The number of states of earlier segments that each layer caches now; None for models without a memory."""

@@ -1,4 +1,4 @@
-"""ELMo: Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018.
+r"""ELMo: Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018.
 
       the bytes of a word
                |
@@ -11,7 +11,7 @@
            highways
                |
            projection
-          /          \\
+          /          \
      forward        backward
          |             |
        LSTM 1        LSTM 1       cell and projected values are clipped
@@ -20,7 +20,7 @@
      | LSTM 2 |    | LSTM 2 |
      +->add<-+     +->add<-+      residual connection, except in the first layer
          |             |
-          \\           /
+          \           /
           concatenation
 
 The forward states depend on a word and the words before it, the backward states on a word and the words after it. Each
@@ -57,7 +57,13 @@ class BidirectionalLayer(nn.Module):
         self.width, self.residual = config.hidden_size // 2, residual
 
         def lstm() -> LstmCell:
-            return LstmCell(self.width, config.cell_size, self.width, config.cell_clip, config.projection_clip)
+            return LstmCell(
+                self.width,
+                config.cell_size,
+                projection_size=self.width,
+                cell_clip=config.cell_clip,
+                projection_clip=config.projection_clip,
+            )
 
         self.forward_lstm, self.backward_lstm = lstm(), lstm()
         self.dropout = Dropout(config.dropout if residual else 0.0)  # the first layer follows the embedding's dropout
@@ -78,8 +84,15 @@ class Elmo(Encoder):
     config: ElmoConfig
 
     def __init__(self, config: ElmoConfig):
-        sizes = config.word_length, config.character_size, config.filters, config.highways
-        embed: Any = WordCharacters(config.vocab_size, *sizes, config.hidden_size // 2, config.dropout)
+        embed: Any = WordCharacters(
+            config.vocab_size,
+            config.word_length,
+            config.character_size,
+            config.filters,
+            config.highways,
+            width=config.hidden_size // 2,
+            dropout=config.dropout,
+        )
         super().__init__(
             config, embed, [BidirectionalLayer(config, residual=number > 0) for number in range(config.num_layers)]
         )
@@ -96,7 +109,7 @@ class Elmo(Encoder):
     def read(
         self, packed: Packed, rng: DropoutRng | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
     ) -> Tensor:
-        words = self.reader.words(packed)
+        words = self.reader.words(packed)  # on the host, with the vocabulary
         vectors_WH = self.reader.vectors(packed, words)
         words = words.to(packed.tokens.device)
         state = enter(self.embed, vectors_WH, words.packed, select_rng(rng, words.first_W))
@@ -104,12 +117,14 @@ class Elmo(Encoder):
         return self.run(state, state.read(read_M), tap=tap)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Initializes as the original code: the scale of weights depends on their shape, highways are nearly closed,
+        """Initializes like the original code: the scale of weights depends on their shape, highways are nearly closed,
         and forget gates are open."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
-            if module is not self:  # a head; the scale of the language model's head depends on the width of its input
-                return normal(self.reader.project.out_features**-0.5) if prefix == "heads.lm." else self.initial_draw()
+            if prefix == "heads.lm.":
+                return normal(self.reader.project.out_features**-0.5)
+            if module is not self:  # another head
+                return self.initial_draw()
             if isinstance(part, nn.Conv1d):
                 return uniform(0.05)
             if isinstance(part, nn.Linear):

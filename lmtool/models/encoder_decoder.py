@@ -20,13 +20,12 @@ from lmtool.nn.context import EncoderState
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import Embeddings, StackInput, reserved_positions
 from lmtool.nn.feedforward import Activation, FeedForward
-from lmtool.nn.stack import Stack, Tap, enter
+from lmtool.nn.stack import Stack, StackState, Tap, enter
 from lmtool.types import Packed, send
 
 
 class DecoderStack(Stack):
-    """The stack of the decoder. embed: the vectors that the decoder adds to token embeddings, such as positions;
-    `embed` of the model contains those of the encoder."""
+    """The stack of the decoder. embed: what the decoder adds to token embeddings, such as its positions."""
 
     def __init__(
         self,
@@ -69,15 +68,18 @@ class EncoderDecoder(Backbone):
 
     def encode(self, inputs: Packed, rng: DropoutRng | None = None, tap: Tap | None = None) -> EncoderState:
         """Encodes the inputs for the decoder."""
-        state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
+        state = self._enter_inputs(inputs, rng)
         return EncoderState(self.encoder.run(state, tap=tap), state.packed.segments, rng=state.rng)
 
     def read_inputs(
         self, inputs: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
         """Returns hidden states of the encoder: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
-        state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
+        state = self._enter_inputs(inputs, rng)
         return self.encoder.run(state, state.read(read_M), tap=tap)
+
+    def _enter_inputs(self, inputs: Packed, rng: DropoutRng | None) -> StackState:
+        return enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
 
     def decode(
         self,
@@ -91,19 +93,19 @@ class EncoderDecoder(Backbone):
         """Returns hidden states (T, H) of the outputs, or (M, H) of those with the flat indices `read_M`. rng: the
         dropout generator of the outputs. cache: the keys and values of earlier outputs; those of the given outputs are
         appended. With a cache, `encoded` caches the keys and values of the inputs."""
-        encoded.keep = encoded.keep or cache is not None
+        encoded.keep = encoded.keep or cache is not None  # a decoder with a cache is called again
         vectors_TE = self.embed.tokens(outputs.tokens)
         state = enter(self.decoder.embed, vectors_TE, outputs, rng, cache, self.decoder.ahead)
         return self.decoder.run(state, state.read(read_M), encoded, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """Returns an empty cache for this many outputs of at most `capacity` tokens each, not counting virtual
-        tokens."""
+        """Returns an empty cache for this many outputs of at most `capacity` tokens each, not counting the
+        virtual tokens of a tuning method."""
         return self.decoder.cache_for(self.decoder.embed, documents, capacity)
 
     @property
     def longest_answer(self) -> int:
-        """The maximum number of output tokens, not counting virtual tokens."""
+        """The maximum number of output tokens, not counting the virtual tokens of a tuning method."""
         return self.config.max_positions - reserved_positions(self.decoder.embed, self.decoder.ahead)
 
     @property
@@ -125,7 +127,6 @@ def post_norm_layers(
 ) -> tuple[list[PostNormLayer], list[PostNormCrossLayer]]:
     """Returns the layers of encoder and decoder, with biases and with norms after the sublayers."""
     width = config.hidden_size
-    attention = (width, config.num_heads, config.attention_dropout)
 
     def norm() -> nn.LayerNorm:
         return nn.LayerNorm(width, config.norm_epsilon)
@@ -133,8 +134,8 @@ def post_norm_layers(
     encoder = [post_norm_layer(config, activation, activation_dropout) for _ in range(config.num_layers)]
     decoder = [
         PostNormCrossLayer(
-            SelfAttention(*attention),
-            CrossAttention(*attention),
+            SelfAttention(width, config.num_heads, config.attention_dropout),
+            CrossAttention(width, config.num_heads, config.attention_dropout),
             FeedForward(width, config.feedforward_size, activation, dropout=activation_dropout),
             (norm(), norm(), norm()),
             config.dropout,

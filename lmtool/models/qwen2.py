@@ -29,11 +29,11 @@ class Qwen2(Llama):
 
 class _Qwen2Format(LlamaFormat):
     def head_size_entry(self, config: LlamaConfig) -> dict[str, int]:
-        return {}
+        return {}  # config.json of Qwen2 has no head_dim
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         for key in ("sliding_window", "max_window_layers"):
-            data.get(key)  # marks the key as read: it has no effect, because use_sliding_window must be false
+            data.get(key)  # marks the key as read, because without use_sliding_window it has no effect
         return super().from_hf_config(data)
 
 

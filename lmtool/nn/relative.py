@@ -5,8 +5,8 @@
 with queries q, keys k, and vectors r, which each layer projects from sinusoids of the distance; u and v are learned and
 shared by all layers. Keys may include earlier states of each text, its memory.
 
-Shape letters: T tokens, Z keys, N texts, F memory states, R rows of a tile, L queries and K keys of a row, A heads, D
-head width, P distances, H hidden width.
+Shape letters: T query tokens, S key tokens, N texts, F memory states, R rows of a tile, L queries and K keys of a row,
+A heads, D head width, P distances, H hidden width.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def relative_shift(products_RALP: Tensor, keys: int) -> Tensor:
 
 
 def prepend_memory(memory_NFH: Tensor, x_TH: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """Returns (Z, H): the states of each text, preceded by its memory."""
+    """Returns (S, H): the states of each text, preceded by its memory."""
     pairs = zip(memory_NFH.unbind(), x_TH.split(lengths), strict=True)
     return torch.cat([states for pair in pairs for states in pair])
 
 
 class Distances(Position):
     """The parts of relative positions that all layers of a model share: u and v, the (A, D) parameters `content_bias`
-    and `place_bias`, and the sinusoids of distances. clamp: the maximum distance in evaluation, or None. The original
-    code applies dropout to the sinusoids in training; lmtool does not."""
+    and `place_bias`, and the sinusoids of distances; unlike in the original code, without dropout. clamp: the maximum
+    distance in evaluation, or None."""
 
     scores: ClassVar[bool] = True
 
@@ -85,7 +85,8 @@ class DistanceScores(Position):
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
         queries, keys = q_RALD.shape[-2], k_RAKD.shape[-2]
         query_RALD, last = q_RALD + self._bias_difference_A1D.to(q_RALD.dtype), len(self._rows_PAD) - 1
-        # If all rows start at the same position, query i and key j have the same distance in each.
+        # If all texts start at the same position, query i and key j have the same distance in each. `_rows_PAD` begins
+        # with the distance from the last query of the longest text to the first key, so fewer queries begin later.
         if self._same_start:
             first = self._max_queries - queries
             index_P = torch.arange(first, first + keys + 1, device=q_RALD.device)
@@ -116,30 +117,28 @@ class RelativeAttention(SelfAttention):
         return q_TAD + content_AD.to(q_TAD.dtype)
 
     @region(1)
-    def project_keys_values(self, x_ZH: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """Returns (Z, A, D): the keys and values."""
-        x_ZH = x_ZH if norm is None else norm(x_ZH)
-        return self.heads(self.k_proj(x_ZH)), self.heads(self.v_proj(x_ZH))
+    def project_keys_values(self, x_SH: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+        """Returns (S, A, D): the keys and values."""
+        x_SH = x_SH if norm is None else norm(x_SH)
+        return self.heads(self.k_proj(x_SH)), self.heads(self.v_proj(x_SH))
 
     def forward(
         self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
         distances, memory_NFH = cast(Distances, context.position), context.memory_NFH
-        x_ZH = x_TH if memory_NFH is None else prepend_memory(memory_NFH, x_TH, context.packed.lengths)
-        q_TAD, (k_ZAD, v_ZAD) = (
-            self.project_queries(x_TH, distances.content_bias, norm),
-            self.project_keys_values(x_ZH, norm),
-        )
+        x_SH = x_TH if memory_NFH is None else prepend_memory(memory_NFH, x_TH, context.packed.lengths)
+        q_TAD = self.project_queries(x_TH, distances.content_bias, norm)
+        k_SAD, v_SAD = self.project_keys_values(x_SH, norm)
         if context.cache is not None:
-            k_ZAD, v_ZAD = context.cache.append(k_ZAD, v_ZAD, context.prefix)
+            k_SAD, v_SAD = context.cache.append(k_SAD, v_SAD, context.prefix)
         elif context.prefix is not None:
-            k_ZAD, v_ZAD = context.prefix.prepend_to(k_ZAD, v_ZAD)
+            k_SAD, v_SAD = context.prefix.prepend_to(k_SAD, v_SAD)
         bias = self.distance_scores(distances, context.layout, x_TH)
-        return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, context.layout, bias, context, read_M)
+        return self.attend_and_project(q_TAD, k_SAD, v_SAD, context.layout, bias, context, read_M)
 
     def distance_scores(self, distances: Distances, layout: Layout, like: Tensor) -> DistanceScores:
         """Returns the term that distances add to the scores of this layer."""
-        ends = map(sum, zip(layout.query_start, layout.query.lengths, strict=True))
+        ends = [start + length for start, length in zip(layout.query_start, layout.query.lengths, strict=True)]
         rows_PAD = self.heads(self.pos_proj(distances.rows(max(ends, default=1) - 1, like)))
         difference_AD = (distances.place_bias - distances.content_bias) / math.sqrt(self.head_size)
         return DistanceScores(rows_PAD, difference_AD[:, None], layout)

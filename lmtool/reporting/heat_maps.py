@@ -28,56 +28,56 @@ _MAPS_PER_ROW = 4
 _TOKEN_CHARACTERS = 10
 
 
+@matplotlib.rc_context(STYLE)
 def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
     """Draws attention maps of the heads of a layer. weights_ALL: (A, L, L) for A heads and L tokens."""
     heads = len(weights_ALL)
     columns = min(_MAPS_PER_ROW, heads)
     rows = -(-heads // columns)
     names = [plain(piece, _TOKEN_CHARACTERS) for piece in tokens]
-    with matplotlib.rc_context(STYLE):
-        figure = blank_figure(7.2, 0.4 + rows * (7.2 / columns + 0.3))
-        for head, weights_LL in enumerate(weights_ALL, 1):
-            axes = figure.add_subplot(rows, columns, head)
-            _square_map(axes, weights_LL, vmin=0, vmax=1)
-            axes.set_title(f"{layer}.{head}", fontsize=8.5)
-            _label_tokens(axes, names, columns, head % columns == 1 or columns == 1)
+    figure = blank_figure(7.2, 0.4 + rows * (7.2 / columns + 0.3))
+    for head, weights_LL in enumerate(weights_ALL, 1):
+        axes = figure.add_subplot(rows, columns, head)
+        _square_map(axes, weights_LL, vmin=0, vmax=1)
+        axes.set_title(f"{layer}.{head}", fontsize=8.5)
+        _label_tokens(axes, names, columns, head % columns == 1 or columns == 1)
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
     """Returns maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays
     blank."""
     count = len(terms)
     names = [plain(piece, _TOKEN_CHARACTERS) for piece in tokens]
-    with matplotlib.rc_context(STYLE):
-        figure = blank_figure(7.2, 7.2 / max(count, 2) + 0.4)
-        for column, (name, scores_LL) in enumerate(terms.items(), 1):
-            axes = figure.add_subplot(1, count, column)
-            mesh = _square_map(axes, scores_LL, rasterized=True)
-            axes.set_title(name, fontsize=8.5)
-            _label_tokens(axes, names, max(count, 2), column == 1)
-            _add_color_bar(figure, axes, mesh, location="top", shrink=0.9)
+    figure = blank_figure(7.2, 7.2 / max(count, 2) + 0.4)
+    for column, (name, scores_LL) in enumerate(terms.items(), 1):
+        axes = figure.add_subplot(1, count, column)
+        mesh = _square_map(axes, scores_LL, rasterized=True)
+        axes.set_title(name, fontsize=8.5)
+        _label_tokens(axes, names, max(count, 2), column == 1)
+        _add_color_bar(figure, axes, mesh, location="top", shrink=0.9)
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
     """Returns maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
     heads = len(scores_ALL)
     columns = min(_MAPS_PER_ROW, heads)
     rows = -(-heads // columns)
-    with matplotlib.rc_context(STYLE):
-        figure = blank_figure(1.8 * columns + 0.4, 0.2 + rows * 2.0)
-        for head, scores_LL in enumerate(scores_ALL, 1):
-            axes = figure.add_subplot(rows, columns, head)
-            mesh = _square_map(axes, scores_LL, rasterized=True)
-            axes.tick_params(labelsize=6.5, length=2)
-            if head > heads - columns:
-                axes.set_xlabel("key", fontsize=7.5)
-            if head % columns == 1 or columns == 1:
-                axes.set_ylabel("query", fontsize=7.5)
-            if heads > 1:
-                axes.set_title(f"head {head}", fontsize=8.5)
-            _add_color_bar(figure, axes, mesh)
+    figure = blank_figure(1.8 * columns + 0.4, 0.2 + rows * 2.0)
+    for head, scores_LL in enumerate(scores_ALL, 1):
+        axes = figure.add_subplot(rows, columns, head)
+        mesh = _square_map(axes, scores_LL, rasterized=True)
+        axes.tick_params(labelsize=6.5, length=2)
+        if head > heads - columns:
+            axes.set_xlabel("key", fontsize=7.5)
+        if head % columns == 1 or columns == 1:
+            axes.set_ylabel("query", fontsize=7.5)
+        if heads > 1:
+            axes.set_title(f"head {head}", fontsize=8.5)
+        _add_color_bar(figure, axes, mesh)
     return figure
 
 
@@ -108,6 +108,7 @@ def _add_color_bar(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -
     bar.ax.tick_params(labelsize=6.5, length=0)
 
 
+@matplotlib.rc_context(STYLE)
 def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
     """Draws the cosines of each pair of sentences, in the first and the last layer. pairs_WSS: (W, S, S) for W layers
     and S sentences."""
@@ -115,19 +116,18 @@ def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
     sentences = pairs_WSS.shape[-1]
     names = [str(number) for number in range(1, sentences + 1)]
     low = min(0.9, float(pairs_WSS.min()))  # early layers have similar vectors
-    with matplotlib.rc_context(STYLE):
-        figure = blank_figure(2.6 * len(layer_indices), 2.2)
-        for column, layer_index in enumerate(layer_indices, 1):
-            axes = figure.add_subplot(1, len(layer_indices), column)
-            mesh = _square_map(axes, pairs_WSS[layer_index], vmin=low, vmax=1)
-            positions = [index + 0.5 for index in range(sentences)]
-            axes.set_xticks(positions, names)
-            axes.set_yticks(positions, names)
-            axes.set_title(f"layer {layers[layer_index]}", fontsize=8.5)
-            axes.set_xlabel("sentence", fontsize=7.5)
-            if column == 1:
-                axes.set_ylabel("sentence", fontsize=7.5)
-            _add_color_bar(figure, axes, mesh)
+    figure = blank_figure(2.6 * len(layer_indices), 2.2)
+    for column, layer_index in enumerate(layer_indices, 1):
+        axes = figure.add_subplot(1, len(layer_indices), column)
+        mesh = _square_map(axes, pairs_WSS[layer_index], vmin=low, vmax=1)
+        positions = [index + 0.5 for index in range(sentences)]
+        axes.set_xticks(positions, names)
+        axes.set_yticks(positions, names)
+        axes.set_title(f"layer {layers[layer_index]}", fontsize=8.5)
+        axes.set_xlabel("sentence", fontsize=7.5)
+        if column == 1:
+            axes.set_ylabel("sentence", fontsize=7.5)
+        _add_color_bar(figure, axes, mesh)
     return figure
 
 
@@ -156,23 +156,23 @@ def _label_cells(axes: Axes, columns: Sequence[str], rows: Sequence[str], x_labe
     axes.set_ylabel(y_label)
 
 
+@matplotlib.rc_context(STYLE)
 def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
     """Returns the confusion matrix, gold labels in rows. The shade of a cell is its fraction of the row; its number
     counts examples."""
     size = len(labels)
-    with matplotlib.rc_context(STYLE):
-        edge = min(1.7 + 0.52 * size, 7.2)
-        figure, axes = single_plot(edge + 0.6, edge)
-        for row, row_counts in enumerate(counts):
-            for column, cell_count in enumerate(row_counts):
-                fraction = cell_count / max(sum(row_counts), 1)
-                _cell(axes, column, row, 0.04 + 0.76 * fraction, VALIDATION if row == column else BASELINE)
-                if cell_count and size <= 12:
-                    axes.text(column, row, str(cell_count), ha="center", va="center", color=_text_color(fraction))
-        names = shorten(labels, 18)
-        _label_cells(axes, names, names, "predicted", "gold")
-        if size > 4 or max(map(len, names)) >= 12:
-            axes.set_xticks(range(size), names, rotation=45, ha="right")
+    edge = min(1.7 + 0.52 * size, 7.2)
+    figure, axes = single_plot(edge + 0.6, edge)
+    for row, row_counts in enumerate(counts):
+        for column, cell_count in enumerate(row_counts):
+            fraction = cell_count / max(sum(row_counts), 1)
+            _cell(axes, column, row, 0.04 + 0.76 * fraction, VALIDATION if row == column else BASELINE)
+            if cell_count and size <= 12:
+                axes.text(column, row, str(cell_count), ha="center", va="center", color=_text_color(fraction))
+    names = shorten(labels, 18)
+    _label_cells(axes, names, names, "predicted", "gold")
+    if size > 4 or max(map(len, names)) >= 12:
+        axes.set_xticks(range(size), names, rotation=45, ha="right")
     return figure
 
 
@@ -180,6 +180,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
 _STACKS = {"inputs": "encoder", "outputs": "decoder"}
 
 
+@matplotlib.rc_context(STYLE)
 def agreement_figure(accuracy: JsonMapping) -> Figure | None:
     """Returns a heat map of interchange accuracy per stack, with aligned layers in rows and the start of the swapped
     span in columns; None if nothing was measured. accuracy: `interchange_accuracy` of result.json."""
@@ -191,22 +192,19 @@ def agreement_figure(accuracy: JsonMapping) -> Figure | None:
     layers = {name: sorted({_aligned_layers(cell) for cell in stack_cells}) for name, stack_cells in by_stack.items()}
     regions = max(cell["region"] for cell in cells)
     spans = [f"{100 * part // regions}-{100 * (part + 1) // regions}%" for part in range(regions)]
-    with matplotlib.rc_context(STYLE):
-        figure = blank_figure(3.8 * len(by_stack), 1.1 + 0.36 * max(map(len, layers.values())))
-        for index, (name, stack_cells) in enumerate(by_stack.items(), 1):
-            axes = figure.add_subplot(1, len(by_stack), index)
-            axes.patch.set_alpha(0)
-            if len(by_stack) > 1:
-                axes.set_title(name)
-            for cell in stack_cells:
-                column, row, value = cell["region"] - 1, layers[name].index(_aligned_layers(cell)), float(cell["value"])
-                _cell(axes, column, row, 0.04 + 0.76 * value, height=0.92)
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=_text_color(value))
-            # Full names, since an axis title would be longer than the height of a map with one row.
-            names = [
-                f"layer {layer}, teacher's {teacher}" if layer else "embeddings" for layer, teacher in layers[name]
-            ]
-            _label_cells(axes, spans, names, "start of the swapped span")
+    figure = blank_figure(3.8 * len(by_stack), 1.1 + 0.36 * max(map(len, layers.values())))
+    for index, (name, stack_cells) in enumerate(by_stack.items(), 1):
+        axes = figure.add_subplot(1, len(by_stack), index)
+        axes.patch.set_alpha(0)
+        if len(by_stack) > 1:
+            axes.set_title(name)
+        for cell in stack_cells:
+            column, row, value = cell["region"] - 1, layers[name].index(_aligned_layers(cell)), float(cell["value"])
+            _cell(axes, column, row, 0.04 + 0.76 * value, height=0.92)
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=_text_color(value))
+        # Full names, since an axis title would be longer than the height of a map with one row.
+        names = [f"layer {layer}, teacher's {teacher}" if layer else "embeddings" for layer, teacher in layers[name]]
+        _label_cells(axes, spans, names, "start of the swapped span")
     return figure
 
 
@@ -214,6 +212,7 @@ def _aligned_layers(cell: JsonObject) -> tuple[int, int]:
     return cell["student_layer"], cell["teacher_layer"]
 
 
+@matplotlib.rc_context(STYLE)
 def settings_figure(
     block: Block,
     groups: Sequence[SeedGroup],
@@ -233,20 +232,19 @@ def settings_figure(
         scale: lowest and highest mean of all maps.
     """
     row_key, column_key = keys
-    with matplotlib.rc_context(STYLE):
-        figure, axes = single_plot(min(1.4 + 0.95 * len(values[column_key]), 7.2), 0.9 + 0.55 * len(values[row_key]))
-        for group in groups:
-            column = values[column_key].index(group.settings[column_key])
-            row = values[row_key].index(group.settings[row_key])
-            shade = _shade(block, group.mean, *scale)
-            color = _text_color(shade)
-            _cell(axes, column, row, 0.06 + 0.74 * shade)
-            axes.text(column, row - 0.02, number(group.mean), ha="center", va="bottom", color=color)
-            error_text = f"n = {group.n}" if group.error is None else f"± {number(group.error)}"
-            axes.text(column, row + 0.06, error_text, ha="center", va="top", color=color, fontsize=7)
-        names = {key: [setting_text(value) for value in values[key]] for key in keys}
-        _label_cells(axes, names[column_key], names[row_key], plain(column_key, 40), plain(row_key, 40))
-        axes.set_title(name)
+    figure, axes = single_plot(min(1.4 + 0.95 * len(values[column_key]), 7.2), 0.9 + 0.55 * len(values[row_key]))
+    for group in groups:
+        column = values[column_key].index(group.settings[column_key])
+        row = values[row_key].index(group.settings[row_key])
+        shade = _shade(block, group.mean, *scale)
+        color = _text_color(shade)
+        _cell(axes, column, row, 0.06 + 0.74 * shade)
+        axes.text(column, row - 0.02, number(group.mean), ha="center", va="bottom", color=color)
+        error_text = f"n = {group.n}" if group.error is None else f"± {number(group.error)}"
+        axes.text(column, row + 0.06, error_text, ha="center", va="top", color=color, fontsize=7)
+    names = {key: [setting_text(value) for value in values[key]] for key in keys}
+    _label_cells(axes, names[column_key], names[row_key], plain(column_key, 40), plain(row_key, 40))
+    axes.set_title(name)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ from lmtool.reporting.run_files import (
     Baseline,
     CheckpointProbes,
     RunFiles,
+    Series,
     comparable_loss,
     loss_terms,
     phase_starts,
@@ -28,39 +29,37 @@ from lmtool.reporting.text import exponent, lower_is_better, number, plain, titl
 from lmtool.system.terminal import counted
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
-_Series: TypeAlias = tuple[list[int], list[float]]
-"""Steps and values."""
 
 
+@matplotlib.rc_context(STYLE)
 def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Draws the training loss (each row, and smoothed), validation loss and baseline over steps; None without rows. A
     loss with several terms is reduced to the terms of the validation loss (`comparable_loss`). width: in inches."""
-    term_metric, key = _term_metric(run), _training_loss(run)
-    term = key.removeprefix("loss_") if key != "loss" else ""
-    train = series(run.train, key)
-    validation = series(run.validation, term_metric or "loss")
-    if not train[0] and not validation[0]:
+    train_key, metric = _training_loss(run), _term_metric(run) or "loss"
+    train, validation = series(run.train, train_key), series(run.validation, metric)
+    if not train.steps and not validation.steps:
         return None
-    with matplotlib.rc_context(STYLE):
-        figure, axes = single_plot(width, 1.6 + width / 4)
-        tidy(axes)
-        label = title(f"{term}_loss") if term else "loss"
-        unit = "the weighted sum of its terms" if key == "loss" and len(loss_terms(run)) > 1 else "nats a prediction"
-        axes.set_title(f"{label}, {unit}" if run.result.get("objective") else label)
-        values = list(validation[1])
-        if train[0]:
-            drawing.plot_smoothed_steps(axes, *train, width=1.8)
-            values += train[1]
-        baseline = run.baseline if run.baseline.get("metric") == (term_metric or "loss") else {}
-        value = baseline.get("value")
-        if isinstance(value, (int, float)):
-            drawing.draw_baseline(axes, value)
-            values.append(float(value))
-        if validation[0]:
-            axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
-        drawing.focus(axes, values, cut_high=True)
-        drawing.mark_steps(axes, phase_starts(run), "phase")
-        _label_curves(axes, train, validation, baseline, narrow=width < WIDE)
+    figure, axes = single_plot(width, 1.6 + width / 4)
+    tidy(axes)
+    term = train_key.removeprefix("loss_") if train_key != "loss" else ""
+    label = title(f"{term}_loss") if term else "loss"
+    is_sum = train_key == "loss" and len(loss_terms(run)) > 1
+    unit = "the weighted sum of its terms" if is_sum else "nats a prediction"
+    axes.set_title(f"{label}, {unit}" if run.result.get("objective") else label)
+    values = list(validation.values)
+    if train.steps:
+        drawing.plot_smoothed_steps(axes, *train, width=1.8)
+        values += train.values
+    baseline = run.baseline if run.baseline.get("metric") == metric else {}
+    value = baseline.get("value")
+    if isinstance(value, (int, float)):
+        drawing.draw_baseline(axes, value)
+        values.append(float(value))
+    if validation.steps:
+        axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
+    drawing.focus(axes, values, cut_high=True)
+    drawing.mark_steps(axes, phase_starts(run), "phase")
+    _label_curves(axes, train, validation, baseline, narrow=width < WIDE)
     return figure
 
 
@@ -79,7 +78,7 @@ def _training_loss(run: RunFiles) -> str:
 def loss_caption(run: RunFiles) -> str:
     """Returns the caption of the loss figure."""
     key = _training_loss(run)
-    rows = len(series(run.train, key)[0])
+    rows = len(series(run.train, key).steps)
     sentences = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]
     if rows < drawing.MIN_LINE_POINTS:
         logged = f"Single dots: {counted(rows, 'logged step')} of training. " if rows else ""
@@ -95,89 +94,92 @@ def loss_caption(run: RunFiles) -> str:
     return " ".join(sentences)
 
 
-def _label_curves(axes: Axes, train: _Series, validation: _Series, baseline: Baseline, narrow: bool) -> None:
+def _label_curves(axes: Axes, train: Series, validation: Series, baseline: Baseline, narrow: bool) -> None:
     labels = []
-    if train[0]:
-        labels.append((drawing.smooth(train[1])[-1], "training", QUIET))
-    if validation[0]:
-        labels.append((validation[1][-1], f"validation {number(validation[1][-1])}", VALIDATION))
+    if train.steps:
+        labels.append((drawing.smooth(train.values)[-1], "training", QUIET))
+    if validation.steps:
+        labels.append((validation.values[-1], f"validation {number(validation.values[-1])}", VALIDATION))
     value = baseline.get("value")
     if isinstance(value, (int, float)):
         name = "baseline" if narrow else title(str(baseline.get("name", "baseline")))[:24]
         labels.append((float(value), f"{name} {number(float(value))}", BASELINE))
-    drawing.label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # the right end of the baseline
+    right = axes.get_xlim()[1]  # the end of the baseline
+    drawing.label_ends(axes, right, labels, 0.1 if narrow else 0.065)
 
 
+@matplotlib.rc_context(STYLE)
 def curves_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Draws small plots over steps: the main metric unless it is a loss, learning rate, gradient norm, speed. width: in
     inches."""
-    metric = run.result.get("metric")
-    plots = [
-        ("learning rate", series(run.train, "learning_rate"), TRAIN),
-        ("gradient norm", series(run.train, "grad_norm"), TRAIN),
-        ("tokens per second", series(run.train, "tokens_per_second"), TRAIN),
-    ]
+    metric, metric_name = run.result.get("metric"), ""
+    plots: dict[str, Series] = {}
     if isinstance(metric, str) and metric and not metric.endswith("loss"):  # a loss has the large plot
-        plots.insert(0, (f"validation {title(metric)}", series(run.validation, metric), VALIDATION))
-    plots = [plot for plot in plots if plot[1][0]][:4]
+        metric_name = f"validation {title(metric)}"
+        plots[metric_name] = series(run.validation, metric)
+    plots["learning rate"] = series(run.train, "learning_rate")
+    plots["gradient norm"] = series(run.train, "grad_norm")
+    plots["tokens per second"] = series(run.train, "tokens_per_second")
+    plots = {name: points for name, points in plots.items() if points.steps}
     if not plots:
         return None
-    with matplotlib.rc_context(STYLE):
-        figure, all_axes = drawing.small_plots([name for name, _, _ in plots], width)
-        for axes, (name, (steps, values), color) in zip(all_axes, plots, strict=True):
-            if color == VALIDATION:
-                axes.plot(*drawing.thin(steps, values), color=color, linewidth=1.2, marker="o", markersize=2.5)
-            else:
-                drawing.plot_logged_steps(axes, steps, values, QUIET, 1.2)
-            drawing.focus(axes, values, cut_high=name == "gradient norm")
-            drawing.mark_steps(axes, phase_starts(run))
-            value = run.baseline.get("value")
-            if name in ("learning rate", "tokens per second"):
-                axes.set_ylim(bottom=0)
-                axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))
-            elif color == VALIDATION and run.baseline.get("metric") == metric and isinstance(value, (int, float)):
-                drawing.draw_baseline(axes, value)
+    rates = {"learning rate": _RATE, "tokens per second": EngFormatter(sep="")}
+    figure, all_axes = drawing.small_plots(list(plots), width)
+    for axes, (name, (steps, values)) in zip(all_axes, plots.items(), strict=True):
+        if name == metric_name:
+            axes.plot(*drawing.thin(steps, values), color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
+        else:
+            drawing.plot_logged_steps(axes, steps, values, QUIET, 1.2)
+        drawing.focus(axes, values, cut_high=name == "gradient norm")
+        drawing.mark_steps(axes, phase_starts(run))
+        value = run.baseline.get("value")
+        if name in rates:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(rates[name])
+        elif name == metric_name and run.baseline.get("metric") == metric and isinstance(value, (int, float)):
+            drawing.draw_baseline(axes, value)
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
     """Draws accuracy against confidence: a dot per bin, with an area proportional to the rows, and the line of perfect
     calibration.
 
     bins: (number of rows, mean confidence, accuracy) of each.
     """
-    with matplotlib.rc_context(STYLE):
-        figure, axes = single_plot(3.8, 3.5)
-        total = sum(rows for rows, _, _ in bins)
-        axes.plot([0, 1], [0, 1], color=drawing.FAINT, linewidth=1)
-        confidences, accuracies = [row[1] for row in bins], [row[2] for row in bins]
-        axes.plot(confidences, accuracies, color=TRAIN, linewidth=1)
-        sizes = [20 + 280 * rows / total for rows, _, _ in bins]
-        axes.scatter(confidences, accuracies, s=sizes, color=VALIDATION, linewidths=0, clip_on=False)
-        axes.set_xlim(0, 1.03)
-        axes.set_ylim(-0.03, 1.03)
-        axes.set_xlabel("confidence")
-        axes.set_ylabel("accuracy")
+    figure, axes = single_plot(3.8, 3.5)
+    total = sum(rows for rows, _, _ in bins)
+    axes.plot([0, 1], [0, 1], color=drawing.FAINT, linewidth=1)
+    confidences, accuracies = [row[1] for row in bins], [row[2] for row in bins]
+    axes.plot(confidences, accuracies, color=TRAIN, linewidth=1)
+    sizes = [20 + 280 * rows / total for rows, _, _ in bins]
+    axes.scatter(confidences, accuracies, s=sizes, color=VALIDATION, linewidths=0, clip_on=False)
+    axes.set_xlim(0, 1.03)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_xlabel("confidence")
+    axes.set_ylabel("accuracy")
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
     """Draws the predicted values of a regression against the gold values, with the line of perfect agreement."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = single_plot(3.8, 3.5)
-        stride = max(len(gold) // drawing.MAX_POINTS, 1)
-        low, high = min([*gold, *predicted]), max([*gold, *predicted])
-        axes.plot([low, high], [low, high], color=drawing.FAINT, linewidth=1)
-        axes.scatter(gold[::stride], predicted[::stride], s=8, color=VALIDATION, alpha=0.45, linewidths=0)
-        axes.set_xlabel("gold")
-        axes.set_ylabel("predicted")
+    figure, axes = single_plot(3.8, 3.5)
+    stride = max(len(gold) // drawing.MAX_POINTS, 1)
+    low, high = min([*gold, *predicted]), max([*gold, *predicted])
+    axes.plot([low, high], [low, high], color=drawing.FAINT, linewidth=1)
+    axes.scatter(gold[::stride], predicted[::stride], s=8, color=VALIDATION, alpha=0.45, linewidths=0)
+    axes.set_xlabel("gold")
+    axes.set_ylabel("predicted")
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure | None:
     """Draws one metric of several runs over steps. A training loss is reduced to the terms of the validation loss."""
 
-    def points(run: RunFiles) -> _Series:
+    def points(run: RunFiles) -> Series:
         if (split, metric) == ("train", "loss"):
             return series(run.train, comparable_loss(run) or metric)
         return series(run.validation if split == "validation" else run.train, metric)
@@ -185,83 +187,82 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
     lines = [(run.name, points(run)) for run in runs]
     if not any(steps for _, (steps, _) in lines):
         return None
-    with matplotlib.rc_context(STYLE):
-        figure, axes = single_plot(7.2, 3.4)
-        tidy(axes)
-        axes.set_title(f"{split} {title(metric)}" if metric != "learning_rate" else "learning rate")
-        if metric == "learning_rate":
-            axes.yaxis.set_major_formatter(_RATE)
-        values: list[float] = []
-        for index, (name, (steps, run_values)) in enumerate(lines):
-            if steps:
-                line = drawing.smooth(run_values) if (split, metric) == ("train", "loss") else run_values
-                as_points = split == "train" and len(steps) < drawing.MIN_LINE_POINTS
-                axes.plot(
-                    *drawing.thin(steps, line),
-                    color=COLORS[index % len(COLORS)],
-                    linewidth=0 if as_points else 1.4,
-                    marker="o" if as_points or split == "validation" else None,
-                    markersize=3,
-                    label=f"{plain(name, 40)} ({counted(len(steps), 'logged row')})" if as_points else plain(name, 40),
-                    linestyle=("-", "--", ":")[index // len(COLORS) % 3],
-                )
-                values += line
-        drawing.focus(axes, values, cut_high=lower_is_better(metric))
-        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
+    figure, axes = single_plot(7.2, 3.4)
+    tidy(axes)
+    axes.set_title(f"{split} {title(metric)}" if metric != "learning_rate" else "learning rate")
+    if metric == "learning_rate":
+        axes.yaxis.set_major_formatter(_RATE)
+    values: list[float] = []
+    for index, (name, (steps, run_values)) in enumerate(lines):
+        if steps:
+            line = drawing.smooth(run_values) if (split, metric) == ("train", "loss") else run_values
+            as_points = split == "train" and len(steps) < drawing.MIN_LINE_POINTS
+            axes.plot(
+                *drawing.thin(steps, line),
+                color=COLORS[index % len(COLORS)],
+                linewidth=0 if as_points else 1.4,
+                marker="o" if as_points or split == "validation" else None,
+                markersize=3,
+                label=f"{plain(name, 40)} ({counted(len(steps), 'logged row')})" if as_points else plain(name, 40),
+                linestyle=("-", "--", ":")[index // len(COLORS) % 3],
+            )
+            values += line
+    drawing.focus(axes, values, cut_high=lower_is_better(metric))
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def layers_figure(target: str, checkpoints: Sequence[CheckpointProbes]) -> Figure:
     """Draws the accuracy of probes by layer, one line per checkpoint with standard errors; dashed for random weights,
     dotted for the most frequent class. checkpoints: as in probe.json."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = single_plot(7.2, 3.8)
-        tidy(axes, "layer (0: embedding)")
-        axes.set_title(
-            f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: most frequent class)"
-        )
-        for index, probes in enumerate(checkpoints):
-            color, name = COLORS[index % len(COLORS)], plain(probes["checkpoint"], 40)
-            layers = [row["layer"] for row in probes["layers"]]
-            trained, random = zip(*((row["trained"], row["random"]) for row in probes["layers"]), strict=True)
-            for scores, style, label in ((trained, "-", name), (random, "--", None)):
-                axes.errorbar(
-                    layers,
-                    [score["accuracy"] for score in scores],
-                    yerr=[score["standard_error"] for score in scores],
-                    color=color,
-                    linestyle=style,
-                    linewidth=1.6 if style == "-" else 1.0,
-                    marker="o" if style == "-" else None,
-                    markersize=3.5,
-                    capsize=2,
-                    label=label,
-                )
-            axes.axhline(probes["majority"]["accuracy"], color=color, linewidth=0.9, linestyle=":")
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure, axes = single_plot(7.2, 3.8)
+    tidy(axes, "layer (0: embedding)")
+    axes.set_title(
+        f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: most frequent class)"
+    )
+    for index, probes in enumerate(checkpoints):
+        color, name = COLORS[index % len(COLORS)], plain(probes["checkpoint"], 40)
+        layers = [row["layer"] for row in probes["layers"]]
+        trained, random = zip(*((row["trained"], row["random"]) for row in probes["layers"]), strict=True)
+        for scores, style, label in ((trained, "-", name), (random, "--", None)):
+            axes.errorbar(
+                layers,
+                [score["accuracy"] for score in scores],
+                yerr=[score["standard_error"] for score in scores],
+                color=color,
+                linestyle=style,
+                linewidth=1.6 if style == "-" else 1.0,
+                marker="o" if style == "-" else None,
+                markersize=3.5,
+                capsize=2,
+                label=label,
+            )
+        axes.axhline(probes["majority"]["accuracy"], color=color, linewidth=0.9, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Draws small plots over steps: each unweighted term of the training loss, and of the validation loss if it has
     that term; None for a loss with one term. width: in inches."""
     plots = [(name.removeprefix("loss_"), series(run.train, name)) for name in loss_terms(run)]
-    plots = [(name, points) for name, points in plots if points[0]]
+    plots = [(name, points) for name, points in plots if points.steps]
     if len(plots) < 2:
         return None
-    with matplotlib.rc_context(STYLE):
-        figure, all_axes = drawing.small_plots([plain(name, 30) for name, _ in plots], width)
-        for axes, (name, (steps, values)) in zip(all_axes, plots, strict=True):
-            drawing.plot_smoothed_steps(axes, steps, values, width=1.6)
-            validation = series(run.validation, f"{name}_loss")
-            if validation[0]:
-                axes.plot(*validation, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
-            baseline = series(run.validation, f"{name}_baseline")[1][-1:]
-            for value in baseline:
-                drawing.draw_baseline(axes, value)
-            drawing.focus(axes, [*values, *validation[1], *baseline], cut_high=True)
-            drawing.mark_steps(axes, phase_starts(run))
+    figure, all_axes = drawing.small_plots([plain(name, 30) for name, _ in plots], width)
+    for axes, (name, (steps, values)) in zip(all_axes, plots, strict=True):
+        drawing.plot_smoothed_steps(axes, steps, values, width=1.6)
+        validation = series(run.validation, f"{name}_loss")
+        if validation.steps:
+            axes.plot(*validation, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
+        baseline = series(run.validation, f"{name}_baseline").values[-1:]
+        for value in baseline:
+            drawing.draw_baseline(axes, value)
+        drawing.focus(axes, [*values, *validation.values, *baseline], cut_high=True)
+        drawing.mark_steps(axes, phase_starts(run))
     return figure
 
 
@@ -278,28 +279,26 @@ class _SimilarityByLayer(Protocol):
     def other_words(self) -> list[float]: ...
 
 
+@matplotlib.rc_context(STYLE)
 def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
     """Draws mean cosines by layer: of the same word in different sentences (lines), and of different words (dots)."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = single_plot(7.2, 3.2)
-        tidy(axes, "layer")
-        ends: dict[int, list[tuple[float, str, str]]] = {}
-        for similar, color in zip(similarities, itertools.cycle(COLORS), strict=False):
-            axes.plot(similar.layers, similar.same, color=color, linewidth=1.8, marker="o", markersize=3.5)
-            axes.plot(
-                similar.layers, similar.other_words, color=color, linewidth=0, marker=".", markersize=4, alpha=0.5
+    figure, axes = single_plot(7.2, 3.2)
+    tidy(axes, "layer")
+    ends: dict[int, list[tuple[float, str, str]]] = {}
+    for similar, color in zip(similarities, itertools.cycle(COLORS), strict=False):
+        axes.plot(similar.layers, similar.same, color=color, linewidth=1.8, marker="o", markersize=3.5)
+        axes.plot(similar.layers, similar.other_words, color=color, linewidth=0, marker=".", markersize=4, alpha=0.5)
+        name = plain(Path(similar.name).name or similar.name, 24)
+        if len(similar.layers) > 1:
+            ends.setdefault(similar.layers[-1], []).append((similar.same[-1], name, color))
+        else:  # a label at the right could cover another line
+            axes.annotate(
+                name, (similar.layers[0], similar.same[0]), (-2, -11), textcoords="offset points", color=color
             )
-            name = plain(Path(similar.name).name or similar.name, 24)
-            if len(similar.layers) > 1:
-                ends.setdefault(similar.layers[-1], []).append((similar.same[-1], name, color))
-            else:  # a label at the right could cover another line
-                axes.annotate(
-                    name, (similar.layers[0], similar.same[0]), (-2, -11), textcoords="offset points", color=color
-                )
-        axes.set_ylim(None, 1.03)
-        for layer, labels in ends.items():
-            drawing.label_ends(axes, layer, labels, 0.075)
-        axes.set_title("mean cosine of two vectors")
+    axes.set_ylim(None, 1.03)
+    for layer, labels in ends.items():
+        drawing.label_ends(axes, layer, labels, 0.075)
+    axes.set_title("mean cosine of two vectors")
     return figure
 
 
@@ -307,8 +306,10 @@ def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
 
 # Values that span this factor get a logarithmic axis.
 _LOGARITHMIC = 8
-# Settings with more values, maps or points get no figure.
-_MAX_VALUES, _MAX_MAPS, _MAX_SETTINGS = 12, 6, 40
+# Blocks that exceed these numbers get no figure.
+_MAX_VALUES = 12  # of a key on an axis of a map
+_MAX_MAPS = 6
+_MAX_POINTS = 40  # of a curve
 
 
 def settings_figures(block: Block) -> tuple[list[Figure], str]:
@@ -317,9 +318,11 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
     values = {key: _unique_values([group.settings[key] for group in scored_groups]) for key in block.keys}
     # A key needs two values with scores.
     keys = [key for key in block.keys if len(values[key]) > 1]
-    if len(keys) == 1 and len(keys) == len(block.keys) and len(scored_groups) <= _MAX_SETTINGS:
+    if len(keys) != len(block.keys):
+        return [], ""
+    if len(keys) == 1 and len(scored_groups) <= _MAX_POINTS:
         return [_curve_figure(block, keys[0], scored_groups)], _CURVE_CAPTION
-    if not 2 <= len(keys) <= 3 or len(keys) != len(block.keys):
+    if not 2 <= len(keys) <= 3:
         return [], ""
     *map_keys, row_key, column_key = sorted(keys, key=lambda key: len(values[key]))
     if max(len(values[row_key]), len(values[column_key])) > _MAX_VALUES:
@@ -352,35 +355,35 @@ def _unique_values(values: Sequence[str | None]) -> list[str | None]:
     return [unique[index] for index in sorted(range(len(unique)), key=numbers.__getitem__)]  # type: ignore[arg-type]
 
 
+@matplotlib.rc_context(STYLE)
 def _curve_figure(block: Block, key: str, scored_groups: Sequence[SeedGroup]) -> Figure:
     names = _unique_values([group.settings[key] for group in scored_groups])
     group_by_value = {group.settings[key]: group for group in scored_groups}
     numbers = [number_of(name) for name in names]
     numeric = [value for value in numbers if value is not None]
-    positions = numeric if len(numeric) == len(names) else [float(index) for index in range(len(names))]
-    with matplotlib.rc_context(STYLE):
-        figure, axes = single_plot(7.2, 3.2)
-        axes.set_title(title(block.metric))
-        axes.set_xlabel(plain(key, 60))
-        for position, name in zip(positions, names, strict=True):
-            scores = list(group_by_value[name].scores.values())
-            axes.scatter([position] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
-        means = [group_by_value[name].mean for name in names]
-        errors = [group_by_value[name].error or 0.0 for name in names]
-        is_numeric = len(numeric) == len(names)
-        axes.errorbar(
-            positions,
-            means,
-            errors,
-            color=VALIDATION,
-            linewidth=1.5 if is_numeric else 0,
-            elinewidth=1.2,
-            capsize=3,
-            zorder=3,
-            marker="o",
-            markersize=4.5,
-        )
-        _value_axis(axes, positions, [heat_maps.setting_text(name) for name in names], is_numeric)
+    is_numeric = len(numeric) == len(names)
+    positions = numeric if is_numeric else [float(index) for index in range(len(names))]
+    figure, axes = single_plot(7.2, 3.2)
+    axes.set_title(title(block.metric))
+    axes.set_xlabel(plain(key, 60))
+    for position, name in zip(positions, names, strict=True):
+        scores = list(group_by_value[name].scores.values())
+        axes.scatter([position] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
+    means = [group_by_value[name].mean for name in names]
+    errors = [group_by_value[name].error or 0.0 for name in names]
+    axes.errorbar(
+        positions,
+        means,
+        errors,
+        color=VALIDATION,
+        linewidth=1.5 if is_numeric else 0,
+        elinewidth=1.2,
+        capsize=3,
+        zorder=3,
+        marker="o",
+        markersize=4.5,
+    )
+    _value_axis(axes, positions, [heat_maps.setting_text(name) for name in names], is_numeric)
     return figure
 
 

@@ -34,7 +34,12 @@ from lmtool.system.files import real_folder
 _EXAMPLES_PER_GROUP = 4
 _SAMPLES_PER_GROUP = 6
 _MAX_TOKENS = 300
+_MAX_CLASSES = 40
 _KNOWN_KEYS = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
+_CELL_KEYS = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
+_MODEL_COLUMNS = {
+    "standard_error": "±", "parameters": "parameters", "weight_bytes": "bytes", "tokens_per_second": "tokens/s",
+}  # fmt: skip
 _MASKED_LEGEND = (
     "Green: right. Rust: the model's word, with the truth struck out. Below each text: the truth and the top guesses."
 )
@@ -49,11 +54,11 @@ _CLOSING_PUNCTUATION = set(".,;:!?)]}%'’”")
 class PredictionSummary:
     """Counts and sampled rows from one pass over the predictions of a task.
 
-    rows: number of predictions by split. pairs: counts of (gold, predicted) labels. gold, predicted: the values of a
-    regression. right, wrong, surprising: the rows to show.
+    split_counts: number of predictions by split. pairs: counts of (gold, predicted) labels. gold, predicted: the values
+    of a regression. right, wrong, surprising: the rows to show.
     """
 
-    rows: Counter[str] = field(default_factory=Counter)
+    split_counts: Counter[str] = field(default_factory=Counter)
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
     gold: list[float] = field(default_factory=list)
     predicted: list[float] = field(default_factory=list)
@@ -62,9 +67,9 @@ class PredictionSummary:
     surprising: list[JsonObject] = field(default_factory=list)
 
     @property
-    def examples(self) -> int | None:
-        """Scored examples of the first split, which has the main score; None without predictions."""
-        return next(iter(self.rows.values()), None)
+    def scored_count(self) -> int | None:
+        """Number of predictions of the first split, which has the main score; None without predictions."""
+        return next(iter(self.split_counts.values()), None)
 
     @property
     def is_regression(self) -> bool:
@@ -88,7 +93,7 @@ class PredictionSummary:
         frequency: Counter[str] = Counter()
         for (gold, predicted), rows in self.pairs.items():
             frequency[gold] += rows
-            frequency[predicted] += 0
+            frequency[predicted] += 0  # includes labels that are only predicted
         labels = sorted(label for label, _ in frequency.most_common(limit))
         return labels, [[self.pairs[gold, predicted] for predicted in labels] for gold in labels]
 
@@ -116,8 +121,8 @@ def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
     """Summarizes predictions.jsonl in one pass; the selection of examples depends only on their ids."""
     summary = PredictionSummary()
     right, wrong, surprising = (_TopRows() for _ in range(3))
-    for row in rows:
-        summary.rows[str(row.get("split", ""))] += 1
+    for index, row in enumerate(rows):
+        summary.split_counts[str(row.get("split", ""))] += 1
         gold, predicted = as_number(row["gold"]), as_number(row["prediction"])
         if gold is not None and predicted is not None and not isinstance(row["gold"], str):
             summary.gold.append(gold)
@@ -125,12 +130,8 @@ def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
             right.offer(-abs(gold - predicted), row)
             surprising.offer(abs(gold - predicted), row)
             continue
-        # Each label of a row with several labels counts separately.
-        is_list = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
-        labels = zip(row["gold"], row["prediction"], strict=False) if is_list else [(row["gold"], row["prediction"])]
-        if is_list or not isinstance(row["gold"], list):  # alternative answers to a question are not labels
-            summary.pairs.update((plain(label), plain(guess)) for label, guess in labels)
-        random_key = zlib.crc32(str(row.get("id", summary.rows)).encode())
+        summary.pairs.update((plain(label), plain(guess)) for label, guess in _label_pairs(row))
+        random_key = zlib.crc32(str(row.get("id", index)).encode())
         score = as_number(row.get("score"))
         if _is_right(row):
             right.offer(random_key, row)
@@ -145,6 +146,15 @@ def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
     return summary
 
 
+def _label_pairs(row: JsonMapping) -> Iterable[tuple[object, object]]:
+    """Returns the gold and the predicted label of a row, or of each of its labels. Alternative answers to a question
+    are not labels."""
+    gold, predicted = row["gold"], row["prediction"]
+    if not isinstance(gold, list):
+        return [(gold, predicted)]
+    return zip(gold, predicted, strict=False) if isinstance(predicted, list) else []
+
+
 def _is_right(row: JsonMapping) -> bool:
     """Whether a prediction equals the gold value, or one of several accepted answers."""
     gold, predicted = row["gold"], row["prediction"]
@@ -152,7 +162,7 @@ def _is_right(row: JsonMapping) -> bool:
         return bool(gold == predicted)
     from lmtool.learners.metrics.spans import normalize
 
-    accepted = {normalize(str(answer)) for answer in gold or [""]}
+    accepted = {normalize(str(answer)) for answer in gold or [""]}  # without answers, an empty prediction is right
     return normalize(predicted) in accepted
 
 
@@ -181,23 +191,25 @@ def predicted_example(row: JsonMapping) -> Example:
         return Example("", texts, caption=f"gold {number(gold)}, predicted {number(predicted)}")
     if isinstance(row["prediction"], list) and (words := _words(row)) is not None:
         return _tagged_example(words, row, kind)
+    gold_label, empty = row["gold"], "nothing"
+    if isinstance(gold_label, list):  # alternative answers to a question
+        gold_label, empty = " or ".join(dict.fromkeys(map(str, gold_label))), "no answer"
+    gold_name, caption = shorten([gold_label or empty, row["prediction"] or empty], 80)
     score = as_number(row.get("score"))
-    confidence_text = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
-    has_answers = isinstance(row["gold"], list)
-    answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if has_answers else row["gold"]
-    empty_text = "no answer" if has_answers else "nothing"
-    gold_name, predicted_name = shorten([answers_text or empty_text, row["prediction"] or empty_text], 80)
-    caption = f"{predicted_name}{confidence_text}" + ("" if is_right else f", gold: {gold_name}")
+    if score is not None and 0 <= score <= 1:
+        caption += f" ({percent(score)})"
+    if not is_right:
+        caption += f", gold: {gold_name}"
     return Example(kind, texts, caption=caption)
 
 
 def _words(row: JsonMapping) -> list[object] | None:
     """Returns the words of a row with a gold and a predicted label per word; None for other rows."""
-    gold, count = row["gold"], len(row["prediction"])
-    if not isinstance(gold, list) or len(gold) != count:
+    gold, length = row["gold"], len(row["prediction"])
+    if not isinstance(gold, list) or len(gold) != length:
         return None
     lists = (value for key, value in row.items() if key not in _KNOWN_KEYS and isinstance(value, list))
-    return next((value for value in lists if len(value) == count), None)
+    return next((value for value in lists if len(value) == length), None)
 
 
 def _tagged_example(words: list[object], row: JsonMapping, kind: str) -> Example:
@@ -259,7 +271,8 @@ def masked_example(sample: JsonMapping) -> Example:
 
 def _guesses_row(target: JsonMapping) -> tuple[Word, str]:
     guesses = (
-        f"{plain(_without_mark(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in target["guesses"][:5]
+        f"{plain(_without_mark(str(piece)), 40)} {percent(float(probability))}"
+        for piece, probability, *_ in target["guesses"][:5]
     )
     truth = str(target.get("truth"))
     kind = "right" if str(target["guesses"][0][0]) == truth else "wrong"
@@ -275,7 +288,7 @@ def detected_example(sample: JsonMapping) -> Example:
         if target["sampled"] != target["truth"]
     }
     filled_pieces = [replaced.get(position, piece) for position, piece in enumerate(pieces)]
-    flagged = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
+    flagged = {position for position, probability in enumerate(sample["replaced"]) if probability > 0.5}
     words = []
     for position, (space, token) in enumerate(_join(filled_pieces[:_MAX_TOKENS])):
         if position in replaced:
@@ -299,7 +312,7 @@ def _is_detected(sample: object) -> TypeGuard[JsonObject]:
     probabilities, targets = sample["replaced"], sample["masked"]
     return (
         len(probabilities) == len(sample["pieces"])
-        and all(as_number(share) is not None for share in probabilities)
+        and all(as_number(probability) is not None for probability in probabilities)
         and all({"sampled", "truth"} <= target.keys() for target in targets)
     )
 
@@ -382,22 +395,19 @@ def sample_groups(samples: Sequence[object]) -> list[ExampleGroup]:
     return [group for group in groups if group.examples or group.neighbors]
 
 
-_CELL_KEYS = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
-_COLUMNS = {"standard_error": "±", "parameters": "parameters", "weight_bytes": "bytes", "tokens_per_second": "tokens/s"}
-
-
 def distillation_summary(run: RunFiles) -> JsonObject | None:
     """Returns the table of the models, sentences about their agreement, and the command that trains the student without
     a teacher, unless there is such a run; None if the run has no teacher."""
     models = models_of(run)
     if not models:
         return None
-    names = {"score": title(str(run.result.get("metric", "score"))), **_COLUMNS}
+
+    def rounded(value: object) -> object:
+        return round(value) if isinstance(value, float) and abs(value) > 1000 else value
+
+    names = {"score": title(str(run.result.get("metric", "score"))), **_MODEL_COLUMNS}
     columns = [key for key in names if any(model.get(key) is not None for model in models)]
-    rows = [[model.get("name"), *(model.get(key) for key in columns)] for model in models]
-    rows = [
-        [round(value) if isinstance(value, float) and abs(value) > 1000 else value for value in row] for row in rows
-    ]
+    rows = [[model.get("name"), *(rounded(model.get(key)) for key in columns)] for model in models]
     command = None
     if not any(model["name"] == UNDISTILLED for model in models):
         words = ["--config", str(run.run_dir / "config.yaml"), "distill=none", f"name={run.name}-alone"]
@@ -413,7 +423,9 @@ def interchange_of(run: RunFiles) -> JsonObject:
     """Returns the measurements under interchange interventions; {} if there were none."""
     accuracy = as_object(as_object(run.result.get("distillation")).get("interchange_accuracy"))
     cells = accuracy.get("cells")
-    return accuracy if as_objects(cells) == cells and all(cell.keys() >= _CELL_KEYS for cell in cells) else {}
+    if not isinstance(cells, list):
+        return {}
+    return accuracy if all(isinstance(cell, dict) and cell.keys() >= _CELL_KEYS for cell in cells) else {}
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
@@ -421,29 +433,26 @@ def _agreement(run: RunFiles) -> Iterator[str]:
         yield f"Student layers and their teacher layers: {layers}."
     distillation: JsonObject = run.result["distillation"]
     fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
-    if _is_share(fidelity):
-        yield f"Student and teacher agree on {_share_text(fidelity)}."
-    if _is_share(accuracy):
-        changed_share = accuracy.get("changed")
-        changed_text = ""
-        if _is_share(changed_share):
-            changed_text = f"; where the swap changes the teacher's prediction, on {_share_text(changed_share)}"
+    if _is_fraction(fidelity):
+        yield f"Student and teacher agree on {_fraction_text(fidelity)}."
+    if _is_fraction(accuracy):
+        changed, changed_text = accuracy.get("changed"), ""
+        if _is_fraction(changed):
+            changed_text = f"; where the swap changes the teacher's prediction, on {_fraction_text(changed)}"
         swapped = "With states of another text swapped into both models (interchange accuracy)"
-        yield f"{swapped}, they agree on {_share_text(accuracy)}{changed_text}."
+        yield f"{swapped}, they agree on {_fraction_text(accuracy)}{changed_text}."
     elif distillation.get("interchange_accuracy_reason"):
         reason = plain(str(distillation["interchange_accuracy_reason"]), 300)
         yield f"Agreement under interchange interventions was not measured: {reason}."
 
 
-def _is_share(share: object) -> TypeGuard[JsonObject]:
-    return isinstance(share, dict) and isinstance(share.get("value"), float) and isinstance(share.get("n"), int)
+def _is_fraction(value: object) -> TypeGuard[JsonObject]:
+    """Whether a value has the keys that `_fraction_text` reads."""
+    return isinstance(value, dict) and isinstance(value.get("value"), float) and isinstance(value.get("n"), int)
 
 
-def _share_text(share: JsonMapping) -> str:
-    return f"{percent(share['value'])} of {count(share['n'])} targets"
-
-
-_MAX_CLASSES = 40
+def _fraction_text(fraction: JsonMapping) -> str:
+    return f"{percent(fraction['value'])} of {count(fraction['n'])} targets"
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -456,7 +465,7 @@ def write_report(run_dir: str | Path) -> Path:
     predictions = summarize(read_predictions(run))
     with html.report_write_errors(run.run_dir):
         figures = _draw(run, predictions)
-    score = score_of(run.result, run.baseline, predictions.examples)
+    score = score_of(run.result, run.baseline, predictions.scored_count)
     class_header, classes = _classes(run)
     return html.write_page(
         run.run_dir / "report.html",
@@ -476,7 +485,7 @@ def write_report(run_dir: str | Path) -> Path:
         distillation=distillation_summary(run),
         mixture=_mixture(run),
         classes=(class_header, classes[:_MAX_CLASSES]),
-        omitted_classes=len(classes) - _MAX_CLASSES,
+        omitted_classes=len(classes[_MAX_CLASSES:]),
         groups=[*sample_groups(run.samples), *prediction_groups(predictions)],
         scores={key: number(value) for key, value in as_object(run.result.get("metrics")).items() if is_number(value)},
         trainable=_trainable(run),
@@ -578,10 +587,12 @@ def _table(rows: Sequence[JsonMapping], names: Mapping[str, str]) -> tuple[list[
 
 
 def _phases(run: RunFiles) -> tuple[list[str], list[list[object]]]:
-    names = {"phase": "phase", "share": "share of the budget", "given": "changed keys"}
-    names |= {"first_step": "first step", "last_step": "last step"}
-    phases = as_objects(run.result.get("phases"))
-    rows = [{**row, "phase": count, "share": percent(row.get("share") or 0)} for count, row in enumerate(phases, 1)]
+    names = {
+        "phase": "phase", "share": "share of the budget", "given": "changed keys", "first_step": "first step",
+        "last_step": "last step",
+    }  # fmt: skip
+    phases = enumerate(as_objects(run.result.get("phases")), 1)
+    rows = [{**row, "phase": phase, "share": percent(row.get("share") or 0)} for phase, row in phases]
     return _table(rows, names)
 
 

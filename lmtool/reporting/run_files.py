@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TypeAlias, TypedDict, cast
+from typing import NamedTuple, TypeAlias, TypedDict, cast
 
 import yaml
 
@@ -242,14 +242,21 @@ def scored_rows(run: RunFiles) -> str | None:
     return rows_digest(rows)
 
 
-def series(rows: list[JsonObject], key: str) -> tuple[list[int], list[float]]:
+class Series(NamedTuple):
+    """Values over steps."""
+
+    steps: list[int]
+    values: list[float]
+
+
+def series(rows: list[JsonObject], key: str) -> Series:
     """Returns the steps and finite values of one key of the rows."""
     points = [
         (row["step"], float(row[key]))
         for row in rows
         if isinstance(row.get(key), (int, float)) and math.isfinite(row[key])
     ]
-    return [step for step, _ in points], [value for _, value in points]
+    return Series([step for step, _ in points], [value for _, value in points])
 
 
 def loss_terms(run: RunFiles) -> list[str]:
@@ -264,7 +271,7 @@ def comparable_loss(run: RunFiles) -> str:
     several terms (the others are auxiliary, or of a teacher), it is the key of this term; otherwise "".
     """
     terms = [key.removeprefix("loss_") for key in loss_terms(run)]
-    validated_terms = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
+    validated_terms = [term for term in terms if series(run.validation, f"{term}_loss").steps]
     if not validated_terms and run.result.get("task") in terms:
         validated_terms = [str(run.result["task"])]
     if len(terms) < 2 or not validated_terms or len(validated_terms) == len(terms):

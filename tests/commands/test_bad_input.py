@@ -122,12 +122,12 @@ def test_tokenizer_without_required_tokens_is_refused(place: Path, capsys: pytes
     make("gpt", place / "gpt")
     make("bert", place / "bert")
     text = Path("text.txt").read_bytes()
-    for objective, folder, message in (
+    for objective, tokenizer, message in (
         ("rtd", "gpt", "has no cls token, which model=electra adds to its texts"),
         ("clm", "bert", "has no eos token, which model=gpt adds to its texts"),
         ("span_corruption", "gpt", "has no sentinel token, which objective=span_corruption needs"),
     ):
-        assert pretrain_on(text, objective, "tokenizer=folder", f"tokenizer.path={folder}") == 2
+        assert pretrain_on(text, objective, "tokenizer=folder", f"tokenizer.path={tokenizer}") == 2
         assert message in capsys.readouterr().err
 
 

@@ -98,4 +98,7 @@ def test_memory_check_counts_processes_and_shards(place: Path, monkeypatch: pyte
 def test_onednn_error_is_reported_as_out_of_memory() -> None:
     memory = out_of_memory(RuntimeError("could not create a primitive"))
     assert memory is not None and "micro_batch_tokens" in str(memory.hint)
+
+
+def test_onednn_error_of_a_missing_kernel_is_not_out_of_memory() -> None:
     assert out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution")) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from lmtool.weights.reading import read
 from tests.commands.conftest import finetune, pretrain, skip_reports, work_in_copy, write_rows, write_text
 from tests.weights.published_folders import make
 
-RUN = ("checkpoint=runs/words", "max_steps=4", "checkpoint_every=2", "evaluate_every=4", "optimizer.lr=0.05")
+RUN = ("checkpoint=runs/base", "max_steps=4", "checkpoint_every=2", "evaluate_every=4", "optimizer.lr=0.05")
 TUNED, HEAD = ("tuning=lora", "tuning.rank=2", *RUN), ("tuning=head", *RUN)
 LAST = Path("checkpoints/step_00000004")
 ASK = ("device=cpu", "precision=fp32")
@@ -31,14 +32,14 @@ ASK = ("device=cpu", "precision=fp32")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with runs/words, a pretrained encoder, and runs/low, which is LoRA on it."""
+    """A folder with runs/base, a pretrained encoder, and runs/low, which is LoRA on it."""
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         skip_reports(patch)
         write_text(folder / "text.txt")
         write_rows(folder / "rows")
-        pretrain("words", "objective=mlm", "max_steps=2")
+        pretrain("base", "objective=mlm", "max_steps=2")
         finetune("low", *TUNED)
         yield folder
 
@@ -58,7 +59,7 @@ def run(*words: str, status: int = 0) -> None:
 
 
 def remove_last_checkpoint(name: str = "low") -> None:
-    """Restores the state after the first checkpoint, like a killed run."""
+    """Restores the state after the first checkpoint, like a killed run, so that `lmtool resume` has steps left."""
     shutil.rmtree(Path("runs") / name / LAST)
     (Path("runs") / name / "result.json").unlink()
 
@@ -72,14 +73,14 @@ def predictions(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_tuned_checkpoint_contains_only_added_weights(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own, base = (
         load_file(Path("runs/low") / LAST / "model.safetensors"),
-        load_file(Path("runs/words/checkpoints/step_00000002/model.safetensors")),
+        load_file(Path("runs/base/checkpoints/step_00000002/model.safetensors")),
     )
     updates = {f"backbone.layers.0.self_attn.{name}_proj.lora_{side}" for name in "qv" for side in "ab"}
     assert {name for name in own if name.startswith("backbone.")} == updates and "heads.sst2.output.weight" in own
     optimizer = load_file(Path("runs/low") / LAST / "optimizer.safetensors")
     assert optimizer and all(name.partition(".")[2] in own for name in optimizer)
     saved = json.loads((Path("runs/low") / LAST / "base.json").read_text())
-    assert saved["checkpoint"] == "runs/words" and saved["parts"] == ["backbone"] and len(saved["sha256"]) == 64
+    assert saved["checkpoint"] == "runs/base" and saved["parts"] == ["backbone"] and len(saved["sha256"]) == 64
     loaded = lmtool.load("runs/low")
     assert saved["tokenizer"] == loaded.tokenizer.fingerprint
     state = loaded.model.parts.state_dict()
@@ -88,29 +89,30 @@ def test_tuned_checkpoint_contains_only_added_weights(place: Path, capsys: pytes
     assert backbone and all(torch.equal(state[name], base[name]) for name in backbone)
     assert state.keys() == {*own, *backbone} and own["backbone.layers.0.self_attn.q_proj.lora_b"].any()
     result = json.loads(Path("runs/low/result.json").read_text())
-    assert result["base"] == "runs/words"
+    assert result["base"] == "runs/base"
     assert result["delta_bytes"] == (Path("runs/low") / LAST / "model.safetensors").stat().st_size < 10_000
     assert sum(tensor.nbytes for tensor in own.values()) < 0.1 * sum(tensor.nbytes for tensor in state.values())
     assert predictions("runs/low", capsys) == Path("runs/low/predictions.jsonl").read_text()
-    assert "kB in addition to runs/words" in Path("runs/low/log.txt").read_text()
+    assert "kB in addition to runs/base" in Path("runs/low/log.txt").read_text()
 
 
-def test_commands_accept_tuned_checkpoint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_read_tuned_checkpoint_with_its_updates(place: Path) -> None:
     run("predict", "checkpoint=runs/low", "text=A lovely cat.", *ASK)
+    run("probe", "checkpoint=runs/low", "target=sst2", "task.path=rows", "examples=20", "held_out=20", *ASK)
     run("embed", "checkpoint=runs/low", "text=A lovely cat.", *ASK, "output=low.npy")
-    run("embed", "checkpoint=runs/words", "text=A lovely cat.", *ASK, "output=words.npy", "pooling=first")
-    assert not np.allclose(np.load("low.npy"), np.load("words.npy"))
-    words = ["target=sst2", "task.path=rows", "examples=20", "held_out=20", *ASK]
-    run("probe", "checkpoint=runs/low", *words)
-    # `plan` prints the size of a checkpoint.
-    sizes = []
-    for tuning in ("full", "lora"):
+    run("embed", "checkpoint=runs/base", "text=A lovely cat.", *ASK, "output=base.npy", "pooling=first")
+    assert not np.allclose(np.load("low.npy"), np.load("base.npy"))
+
+
+def test_plan_shows_smaller_checkpoints_for_lora(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def kilobytes(tuning: str) -> float:
         capsys.readouterr()
-        run("plan", "finetune", "task=sst2", "task.path=rows", "checkpoint=runs/words", f"tuning={tuning}")
-        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("disk"))
-        number, unit = line[: line.index(" per checkpoint")].split()[-2:]
-        sizes.append(float(number) * {"kB": 1, "MB": 1000}[unit])
-    assert sizes[1] < 0.1 * sizes[0]
+        run("plan", "finetune", "task=sst2", "task.path=rows", "checkpoint=runs/base", f"tuning={tuning}")
+        found = re.search(r"([\d.]+) (kB|MB) per checkpoint", capsys.readouterr().out)
+        assert found
+        return float(found[1]) * {"kB": 1, "MB": 1000}[found[2]]
+
+    assert kilobytes("lora") < 0.1 * kilobytes("full")
 
 
 @pytest.mark.parametrize(
@@ -135,28 +137,38 @@ def test_invalid_base_file_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_changed_base_is_refused_with_both_hashes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved = json.loads((Path("runs/low") / LAST / "base.json").read_text())
-    Path("runs/words").rename("elsewhere")
+USES = [("predict", "checkpoint=runs/low", "text=x"), ("resume", "runs/low")]
+
+
+@pytest.mark.parametrize("command", USES)
+def test_missing_base_is_refused(command: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     remove_last_checkpoint()
-    for words in (("predict", "checkpoint=runs/low", "text=x"), ("resume", "runs/low")):
+    Path("runs/base").rename("elsewhere")
+    run(*command, status=2)
+    error = capsys.readouterr().err
+    assert "needs the weights of runs/base, on which it was tuned, but there is no" in error
+    assert "ln -s FOLDER runs/base" in error
+
+
+@pytest.mark.parametrize("command", USES)
+def test_base_is_found_through_a_link(command: tuple[str, ...], place: Path) -> None:
+    remove_last_checkpoint()
+    Path("runs/base").rename("elsewhere")
+    Path("runs/base").symlink_to(place / "elsewhere")
+    run(*command)
+
+
+def test_changed_base_is_refused_with_both_hashes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = json.loads((Path("runs/low") / LAST / "base.json").read_text())["sha256"][:16]
+    remove_last_checkpoint()
+    shutil.rmtree("runs/base")
+    pretrain("base", "objective=mlm", "max_steps=2", "seed=1")
+    for command in USES:
         capsys.readouterr()
-        run(*words, status=2)
+        run(*command, status=2)
         error = capsys.readouterr().err
-        assert "needs the weights of runs/words, on which it was tuned, but there is no" in error
-        assert "ln -s FOLDER runs/words" in error
-    pretrain("words", "objective=mlm", "max_steps=2", "seed=1")
-    for words in (("predict", "checkpoint=runs/low", "text=x"), ("resume", "runs/low")):
-        capsys.readouterr()
-        run(*words, status=2)
-        error = capsys.readouterr().err
-        there = error.partition(" is now ")[2][:16]
-        assert f"sha256 was {saved['sha256'][:16]}" in error and there != saved["sha256"][:16]
-        assert set(there) <= set("0123456789abcdef") and "restore runs/words" in error
-    shutil.rmtree("runs/words")
-    Path("runs/words").symlink_to(place / "elsewhere")
-    run("predict", "checkpoint=runs/low", "text=x")
-    run("resume", "runs/low")
+        now = re.search(r"is now ([0-9a-f]{16})", error)
+        assert f"sha256 was {saved}" in error and now and now[1] != saved and "restore runs/base" in error
 
 
 def test_killed_tuned_run_resumes_bit_for_bit(place: Path) -> None:
@@ -169,14 +181,14 @@ def test_killed_tuned_run_resumes_bit_for_bit(place: Path) -> None:
     assert again.keys() == moments.keys() and all(torch.equal(again[name], moments[name]) for name in moments)
     saved = json.loads((Path("runs/low") / LAST / "base.json").read_text())
     before = json.loads(alone["base.json"])
-    assert saved == {**before, "path": str(place / "runs/words/checkpoints/step_00000002")}
+    assert saved == {**before, "path": str(place / "runs/base/checkpoints/step_00000002")}
 
 
 def test_tuned_run_is_exported_merged_and_as_delta(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = predictions("runs/low", capsys)
     run("export", "checkpoint=runs/low", "output=complete")
     run("export", "checkpoint=runs/low", "output=alone", "format=delta")
-    assert "without the weights of runs/words" in capsys.readouterr().out
+    assert "without the weights of runs/base" in capsys.readouterr().out
     assert {"model.safetensors", "base.json", "tokenizer.json"} <= {file.name for file in Path("alone").iterdir()}
     assert not Path("alone/optimizer.safetensors").exists()
     assert predictions("alone", capsys) == expected
@@ -193,7 +205,7 @@ def test_merged_weights_match_the_tuned_run(place: Path, capsys: pytest.CaptureF
     with torch.no_grad():
         assert torch.allclose(theirs(**rows).logits, loaded.model(**rows).logits, atol=1e-5)
     base = AutoModelForSequenceClassification.from_pretrained("complete").eval()
-    base.load_state_dict({**base.state_dict(), **their_backbone("runs/words")}, strict=False)
+    base.load_state_dict({**base.state_dict(), **their_backbone("runs/base")}, strict=False)
     with torch.no_grad():
         assert not torch.allclose(base(**rows).logits, theirs(**rows).logits, atol=1e-4)
 
@@ -213,8 +225,8 @@ def test_tuned_run_can_be_finetuned(place: Path, capsys: pytest.CaptureFixture[s
     finetune("further", *HEAD, "checkpoint=runs/head", "seed=1")
     assert json.loads((Path("runs/further") / LAST / "base.json").read_text())["checkpoint"] == "runs/head"
     assert predictions("runs/further", capsys) == Path("runs/further/predictions.jsonl").read_text()
-    run("export", "checkpoint=runs/words", "output=x", "format=delta", status=2)
-    assert "checkpoint=runs/words is complete" in capsys.readouterr().err
+    run("export", "checkpoint=runs/base", "output=x", "format=delta", status=2)
+    assert "checkpoint=runs/base is complete" in capsys.readouterr().err
 
 
 def test_runs_without_base_have_complete_checkpoints(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +241,7 @@ def test_runs_without_base_have_complete_checkpoints(place: Path, monkeypatch: p
     own = load_file(Path("runs/low") / LAST / "model.safetensors")
     assert own and all(torch.equal(whole[name], tensor) for name, tensor in own.items())
     remove_last_checkpoint("older")
-    Path("runs/words").rename("elsewhere")
+    Path("runs/base").rename("elsewhere")
     run("predict", "checkpoint=runs/older", "text=x", *ASK)
     run("resume", "runs/older")
     again = load_file(Path("runs/older") / LAST / "model.safetensors")

@@ -128,7 +128,8 @@ def test_sweep_refuses_unknown_hydra_key() -> None:
         ("data.path='é'", "é"),
     ],
 )
-def test_values_outside_hydra_grammar_are_quoted(typed: str, value: Any) -> None:
+def test_values_outside_hydra_grammar_keep_their_value(typed: str, value: Any) -> None:
+    """Both where lmtool reads overrides itself, and where Hydra composes a configuration from them."""
     data, problems = as_values([typed], ACCEPTED)
     assert not problems and data == {"data": {"path": value}}
     composed = compose.compose("pretrain", read(["data=text", typed], compose.accepted_overrides("pretrain")))

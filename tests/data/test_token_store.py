@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtool.data import store as store_draft
 from lmtool.data import store as store_module
 from lmtool.data import tokenizing
 from lmtool.data import vocabulary as vocabulary_module
@@ -113,7 +112,7 @@ def starts(text: str) -> range:
 
 def test_memory_does_not_grow_with_text(tmp_path, tokenizers, monkeypatch):
     """Memory does not grow with the text while a store is written, for many documents or a single one."""
-    monkeypatch.setattr(store_draft, "portions", partial(portions, size=10_000))
+    monkeypatch.setattr(store_module, "portions", partial(portions, size=10_000))
     text, peaks = "The cat sat on the mat. " * 200, {}
     for count in (30, 120):
         for many in (True, False):
@@ -237,9 +236,10 @@ def test_damaged_store_is_rebuilt_and_reported(tmp_path, tokenizers, name, damag
     DAMAGES[damage](path)
     messages = []
     store = open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda stage, *_: messages.append(stage))
-    assert source.reads == 2 and np.array_equal(store.tokens, expected)
+    assert source.reads == 2 and np.array_equal(store.tokens, expected)  # read for each of the two stores
     assert messages[0].startswith(f"warning: {path} ") and messages[0].endswith("; building it again")
-    assert sorted(path.suffix for path in store.folder.parent.iterdir()) == ["", ".lock"]
+    folder, lock = sorted(store.folder.parent.iterdir())  # nothing is left of the damaged store
+    assert folder == store.folder and lock.suffix == ".lock"
     messages.clear()
     open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda stage, *_: messages.append(stage))
     assert not messages and source.reads == 2
@@ -337,18 +337,18 @@ def test_vocabulary_is_trained_on_bounded_sample(tmp_path, monkeypatch):
 def test_store_does_not_depend_on_process_count(tmp_path, tokenizers, monkeypatch):
     """Also for documents in parts, whose sentences depend on earlier parts."""
     texts = ["", *documents(400, 3), "\u200b" * 50, "The cat sat. A dog ran " * 700, " ", *documents(200, 4)]
-    monkeypatch.setattr(store_draft, "portions", partial(portions, size=2_000))
+    monkeypatch.setattr(store_module, "portions", partial(portions, size=2_000))
     stores = []
     for workers in (1, 2):
         source = ListSource(texts, [], f"{workers} processes")
         source.parts = lambda split: (
             (text[at : at + 70], at + 70 >= len(text)) for text in texts for at in pieces(text)
         )
-        monkeypatch.setattr(store_draft, "workers_for", lambda characters, workers=workers: workers)
+        monkeypatch.setattr(store_module, "workers_for", lambda characters, workers=workers: workers)
         stores.append(open_store(source, "train", tokenizers["wordpiece"], tmp_path))
     differing = {"source", "seconds", "bytes_per_second", "tokens_per_second"}
     assert len({str({**store.metadata, **dict.fromkeys(differing)}) for store in stores}) == 1
-    for file in store_draft.FILES.values():
+    for file in store_module.FILES.values():
         assert len({(store.folder / file).read_bytes() for store in stores}) == 1, file
     assert stores[0].metadata["words"] == sum(len(text.split()) for text in texts)
     assert stores[0].metadata["bytes"] == sum(len(text.encode()) for text in texts)
@@ -410,7 +410,7 @@ def test_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
         time.sleep(0.02)
     building.send_signal(signal.SIGKILL)
     building.wait()
-    monkeypatch.setattr(store_draft, "portions", partial(portions, size=1000))
+    monkeypatch.setattr(store_module, "portions", partial(portions, size=1000))
     expected = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
     count = len(list(portions(source.parts("train"), 1000)))
     for damage, kept in ((None, 2 * len(rows)), ("document_offsets.bin", 0), ("journal", 2 * (len(rows) - 1))):
@@ -435,7 +435,7 @@ def test_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
         assert len(tokenized) == count - kept, damage
         assert any("an earlier build was interrupted" in message for message in messages) == (kept > 0)
         assert not list((place / "stores").glob(".*"))
-        for file in store_draft.FILES.values():
+        for file in store_module.FILES.values():
             assert (store.folder / file).read_bytes() == (expected.folder / file).read_bytes(), (damage, file)
         assert (
             store.metadata["bytes"] == expected.metadata["bytes"]

@@ -84,7 +84,7 @@ def same(stored, live, tolerance):
 
 
 def test_storing_predictions_without_targets_is_refused(tokens, tmp_path):
-    learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)
+    learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)  # batches lack targets of its language model
     with pytest.raises(UserError, match="predictions of lm cannot be stored"):
         stored(learner.eval(), tmp_path, StoreFormat("float32", None, TEMPERATURES)).prepare(reading(examples))
 

@@ -8,7 +8,7 @@ import torch
 from lmtool.errors import UserError
 from lmtool.models import bart, t5, transformer
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
-from tests.models.parity import CASES
+from tests.models.parity import CASES, SIZES
 
 
 def test_unused_tensors_of_old_files_are_dropped():
@@ -26,7 +26,7 @@ def test_t5_head_equal_to_the_embedding_table_is_tied():
 
 def test_transformer_with_output_bias_is_refused():
     tensors = CASES["transformer"].pair().theirs.state_dict()
-    tensors["final_logits_bias"] = torch.ones(1, 97)
+    tensors["final_logits_bias"] = torch.ones(1, SIZES["vocab_size"])
     with pytest.raises(UserError, match="final_logits_bias"):
         transformer.HF_FORMAT.from_hf(tensors)
 

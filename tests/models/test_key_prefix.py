@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lmtool.config.registry import entries
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import GenerativeModel
@@ -206,7 +205,3 @@ def test_prefix_shortens_the_longest_text_of_absolute_positions():
     bart, _ = of_family("bart")
     random_prefixes(bart)
     assert bart.longest_text == bart.longest_answer == SIZES["max_positions"] - COUNT
-
-
-def test_attending_families_are_registered():
-    assert {entry.name for entry in entries("model")} >= set(ATTENDING) and len(ATTENDING) > 9

@@ -40,6 +40,10 @@ ATTENDING = sorted(
 LENGTHS = (5, 1, 12, 7)
 
 
+def test_at_least_ten_families_attend():
+    assert len(ATTENDING) >= 10
+
+
 def config_of(family, **fields):
     """A family at the test's sizes, for the fields that it has; one key head for two query heads, and blocks so small
     that texts of more than 7 tokens are not dense."""

@@ -412,19 +412,28 @@ def test_only_labels_have_confusion_table(gold: list, predicted: list, right: in
     assert (len(summary.pairs) > 0 and summary.has_labels(())) is labels
 
 
-def test_replaced_token_detection_is_shown_and_counted() -> None:
-    masked = [
+DETECTED = {
+    "pieces": ["the", "cat", "sit", "##s", "<b>", "now"],
+    "masked": [
+        # Replaced and detected, replaced and missed, and filled with the original token.
         {"position": 1, "truth": "cat", "shown": "[MASK]", "guesses": [["cat", 0.5]], "sampled": "dog"},
         {"position": 3, "truth": "##s", "shown": "[MASK]", "guesses": [["##s", 0.5]], "sampled": "##ed"},
         {"position": 4, "truth": "<b>", "shown": "[MASK]", "guesses": [["x", 0.5]], "sampled": "<b>"},
-    ]
-    pieces = ["the", "cat", "sit", "##s", "<b>", "now"]
-    sample = {"pieces": pieces, "masked": masked, "replaced": [0.1, 0.9, 0.2, 0.4, 0.3, 0.7]}
-    page = render_samples([sample, {**sample, "replaced": [0.1]}])
-    assert page.count("Detection of replaced tokens") == 1 and page.count("false positives</small>") == 1
+    ],
+    "replaced": [0.1, 0.9, 0.2, 0.4, 0.3, 0.7],  # the last is a false positive
+}
+
+
+def test_replaced_token_detection_is_shown_and_counted() -> None:
+    page = render_samples([DETECTED])
     assert '<mark class="right">dog <s>cat</s></mark>' in page and '<mark class="wrong">ed <s>##s</s></mark>' in page
-    assert '<mark class="wrong">now ?</mark>' in page and "<b>" not in page
+    assert '<mark class="wrong">now ?</mark>' in page and "&lt;b&gt;" in page and "<b>" not in page
     assert "2 of 6 tokens replaced: 1 detected, 1 missed; 1 false positives" in page
+
+
+def test_sample_with_a_probability_for_one_token_only_is_skipped() -> None:
+    page = render_samples([DETECTED, {**DETECTED, "replaced": [0.1]}])
+    assert page.count("Detection of replaced tokens") == 1 and page.count("false positives</small>") == 1
 
 
 def write_language_run(folder: Path, loss: float, bits: float | None, vocabulary: int = 100, **more: str) -> Path:

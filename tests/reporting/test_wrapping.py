@@ -43,9 +43,12 @@ def test_long_name_in_table_continues_below(columns: int) -> None:
 
 
 @pytest.mark.parametrize(("labels", "shown"), [([(0, "b")], "a→b c"), ([(0, "b"), (0, "c")], "a c")])
-def test_arrow_marks_single_target_of_token(labels: list[tuple[int, str]], shown: str) -> None:
+def test_arrow_marks_token_with_one_target_only(labels: list[tuple[int, str]], shown: str) -> None:
     stream = io.StringIO()
     places = [{"position": at, "label": label} for at, label in labels]
     example = {"example": 0, "epoch": 0, "input": {"pieces": ["a", "c"]}, "targets": {"term": places}}
-    print_inspection(Output(stream), InspectionScreen("heading", "", [example], [], frozenset(), "", ""))
+    screen = InspectionScreen(
+        "heading", finding="", examples=[example], statistics=[], broken=frozenset(), summary="", checks=""
+    )
+    print_inspection(Output(stream), screen)
     assert f" input  {shown}\n" in stream.getvalue()

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-# Answers like scripts/timing/worker.py at a fixed rate: lmtool is four times as fast and needs half the memory.
+# Answers like scripts/timing/worker.py at a fixed rate: lmtool is four times as fast and needs half the memory. The
+# variant that settings["broken"] names ends with an error.
 FAKE_WORKER = """
 import json, sys
 name, settings = sys.argv[1], json.loads(sys.argv[3])
@@ -120,17 +121,26 @@ def test_foreign_seconds_exclude_this_process(script):
     assert -0.1 <= script("common").foreign_seconds() - before < machine
 
 
+def check_row(loss, norm):
+    return {
+        "kind": "check", "work": "masked_lm", "own": "lmtool_texts", "rival": "trainer_lines", "loss": loss,
+        "norm": norm, "rival_loss": 2.0, "rival_norm": 3.0,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("loss", "norm", "words"),
+    ("loss", "norm", "expected"),
     [(2.0001, 3.0, "the same step"), (2.001, 3.0, "ANOTHER STEP"), (2.0, 3.001, "ANOTHER STEP")],
 )
-def test_check_reports_different_steps_or_examples(script, works, rows, loss, norm, words):
-    check = {"kind": "check", "work": "masked_lm", "own": "lmtool_texts", "rival": "trainer_lines"}
-    rows.append(check | {"loss": loss, "norm": norm, "rival_loss": 2.0, "rival_norm": 3.0})
-    (line,) = script("timing.report").checks(works["masked_lm"], rows)
-    assert words in line and "the same examples in every turn" in line
-    rows[1]["tokens"] += 1
-    assert "NOT THE SAME EXAMPLES" in script("timing.report").checks(works["masked_lm"], rows)[0]
+def test_check_reports_different_step(script, works, rows, loss, norm, expected):
+    (line,) = script("timing.report").checks(works["masked_lm"], [*rows, check_row(loss, norm)])
+    assert expected in line and "the same examples in every turn" in line
+
+
+def test_check_reports_different_examples(script, works, rows):
+    next(row for row in rows if row["kind"] == "turn")["tokens"] += 1
+    (line,) = script("timing.report").checks(works["masked_lm"], [*rows, check_row(2.0, 3.0)])
+    assert "NOT THE SAME EXAMPLES" in line
 
 
 def test_table_without_rows_reports_not_measured(script, works):
@@ -156,11 +166,14 @@ def test_turn_order_alternates_with_lmtool_in_the_middle(script, works):
         assert not there[0].own and not there[-1].own
 
 
+SETTINGS = {"device": "cpu", "threads": 1, "turn_seconds": 5.0, "most_steps": 40}
+
+
 def test_workers_take_turns_for_all_rounds(script, works, workers, tmp_path):
-    settings = {"device": "cpu", "threads": 1, "rounds": 3, "turn_seconds": 5.0, "most_steps": 40}
     rows: list = []
     work = works["sst2"]
-    script("timing.turns").measure(work, tmp_path, settings, time.monotonic() + 60, rows.append, 0)
+    deadline = time.monotonic() + 60
+    script("timing.turns").measure(work, tmp_path, SETTINGS | {"rounds": 3}, deadline, rows.append)
     assert json.loads(json.dumps(rows)) == rows
     for variant in work.variants:
         own = script("timing.report").turns(rows, variant.name)
@@ -171,22 +184,17 @@ def test_workers_take_turns_for_all_rounds(script, works, workers, tmp_path):
     assert len(table) == len(work.comparisons)
 
 
-def test_failed_rival_is_reported_and_failed_lmtool_raises(script, works, workers, tmp_path):
-    settings = {
-        "device": "cpu",
-        "threads": 1,
-        "rounds": 1,
-        "turn_seconds": 5.0,
-        "most_steps": 40,
-        "broken": "trainer_flattened",
-    }
-    rows: list = []
-    measure = script("timing.turns").measure
-    measure(works["causal_lm"], tmp_path, settings, time.monotonic() + 60, rows.append, 0)
+def test_failed_rival_is_recorded(script, works, workers, tmp_path):
+    settings, rows = SETTINGS | {"rounds": 1, "broken": "trainer_flattened"}, []
+    script("timing.turns").measure(works["causal_lm"], tmp_path, settings, time.monotonic() + 60, rows.append)
     assert [row["variant"] for row in rows if row["kind"] == "failed"] == ["trainer_flattened"]
-    with pytest.raises(script("timing.turns").TimingError, match="out of paper") as caught:
-        measure(works["causal_lm"], tmp_path, settings | {"broken": "lmtool_joined"}, 0.0, rows.append, 0)
-    assert caught.value.status == 1 and ".log" in caught.value.hint
+
+
+def test_failed_lmtool_raises_error_with_log(script, works, workers, tmp_path):
+    turns, settings = script("timing.turns"), SETTINGS | {"rounds": 1, "broken": "lmtool_joined"}
+    with pytest.raises(turns.TimingError, match="out of paper") as caught:
+        turns.measure(works["causal_lm"], tmp_path, settings, time.monotonic() + 60, [].append)
+    assert caught.value.status == 1 and caught.value.hint == f"read {tmp_path / 'lmtool_joined.log'}"
 
 
 def run(benchmark, monkeypatch, *words):
@@ -194,37 +202,52 @@ def run(benchmark, monkeypatch, *words):
     benchmark.main()
 
 
-def test_resume_finishes_interrupted_benchmark(benchmark, workers, monkeypatch, tmp_path, capsys):
+@pytest.fixture
+def finished(benchmark, workers, monkeypatch, tmp_path, capsys):
+    """The results file of two tables, and what was printed."""
     file = tmp_path / "rows.jsonl"
     run(benchmark, monkeypatch, "--quick", "--precision", "fp32", "--only", "squad,prediction", "--output", str(file))
-    whole = capsys.readouterr().out
-    assert "the same step" in whole and "4.00x as fast" in whole
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    # Truncated in the second round of the first table, within a line.
-    cut = next(at for at, row in enumerate(rows) if row["kind"] == "turn" and row["round"] == 1) + 2
+    return file, capsys.readouterr().out
+
+
+def test_resume_finishes_interrupted_benchmark(benchmark, finished, monkeypatch, capsys):
+    def speeds(text):
+        return [line for line in text.splitlines() if "as fast" in line]
+
+    file, printed = finished
+    assert "the same step" in printed and "4.00x as fast" in printed
     lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:cut]) + lines[cut][:20])
+    last = next(number for number, line in enumerate(lines) if json.loads(line).get("round") == 1) + 2
+    file.write_text("".join(lines[:last]) + lines[last][:20])  # ends within a line of the second round
     run(benchmark, monkeypatch, "--resume", str(file))
-    resumed = capsys.readouterr().out
-    assert [line for line in resumed.splitlines() if "as fast" in line] == [
-        line for line in whole.splitlines() if "as fast" in line
-    ]
-    after = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sum(row["kind"] == "check" for row in after) == sum(row["kind"] == "check" for row in rows)
-    # Nothing is left to measure, and the table of docs/speed.md needs only the file.
-    size = file.stat().st_size
+    assert speeds(capsys.readouterr().out) == speeds(printed)
+    assert file.read_text().count('"kind": "check"') == "".join(lines).count('"kind": "check"')
+
+
+def test_resume_of_finished_benchmark_measures_nothing(benchmark, finished, monkeypatch):
+    file, _ = finished
+    before = file.read_text()
     run(benchmark, monkeypatch, "--resume", str(file))
-    other = tmp_path / "other.jsonl"
-    other.write_text(file.read_text().replace('"rival_loss": 1.0', '"rival_loss": 1.1'))
+    assert file.read_text() == before
+
+
+def test_benchmark_of_different_work_exits_with_3(benchmark, finished, monkeypatch, capsys):
+    file, _ = finished
+    file.write_text(file.read_text().replace('"rival_loss": 1.0', '"rival_loss": 1.1'))
     with pytest.raises(SystemExit) as caught:
-        run(benchmark, monkeypatch, "--resume", str(other))
+        run(benchmark, monkeypatch, "--resume", str(file))
     assert caught.value.code == 3 and "error: not the same work: lmtool_finetune and" in capsys.readouterr().err
-    monkeypatch.setattr(benchmark, "measure_all", None)
-    capsys.readouterr()
+
+
+def test_markdown_option_prints_table_of_a_file(benchmark, works, finished, monkeypatch, capsys):
+    file, _ = finished
+    before = file.read_text()
+    monkeypatch.setattr(benchmark, "measure_all", lambda options: pytest.fail("measured again"))
     run(benchmark, monkeypatch, "--markdown", str(file))
-    table = capsys.readouterr().out.splitlines()
-    assert file.stat().st_size == size and len([line for line in table if line.startswith("| ")]) == 2 + 3 + 2
-    assert "| 4.00 (4.00 to 4.00) | 2x reached | 0.55 |" in "\n".join(table)
+    _, _, *rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == len(works["squad"].comparisons) + len(works["prediction"].comparisons)
+    assert rows[-1].endswith("| 4.00 (4.00 to 4.00) | 2x reached | 0.55 |")
+    assert file.read_text() == before
 
 
 @pytest.mark.slow

@@ -140,14 +140,14 @@ def test_third_signal_ends_process() -> None:
     if child == 0:
         try:
             with Signals("lmtool resume runs/x"):
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)  # requests a stop
                 try:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    os.kill(os.getpid(), signal.SIGTERM)  # raises Stopped
                 except Stopped:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    os.kill(os.getpid(), signal.SIGTERM)  # ends the process
         finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+            os._exit(1)  # the process did not end
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == STATUSES[signal.SIGTERM]
 
 
 def test_ignored_signals_and_threads_keep_handlers() -> None:

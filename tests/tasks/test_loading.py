@@ -237,10 +237,10 @@ def test_missing_datasets_library_error_suggests_install(monkeypatch):
     assert "pip install 'lmtool[hub]'" in caught.value.hint and "task.path=FOLDER" in caught.value.hint
 
 
-def test_unreachable_hub_fails_at_once(monkeypatch):
+def test_unreachable_hub_is_refused(monkeypatch):
     monkeypatch.setattr("lmtool.data.hub_source.is_reachable", lambda _: False)
     with pytest.raises(UserError, match="cannot be read: no network"):
-        load_task(task_config("sst2"), 0, "unused", False)
+        load_task(task_config("sst2"), 0, "unused", offline=False)
 
 
 def test_hub_class_numbers_become_names(monkeypatch):
@@ -265,7 +265,7 @@ def test_hub_class_numbers_become_names(monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "datasets", library)
-    data = load_task(task_config("sst2"), 0, "cache", False)
+    data = load_task(task_config("sst2"), 0, "cache", offline=False)
     assert asked == [("nyu-mll/glue", "sst2")]
     assert data.train.labels.tolist() == [1, 0, 0]  # ours: negative, positive
     assert data.validation["dev"].labels.tolist() == [0, 1]

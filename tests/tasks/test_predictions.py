@@ -26,23 +26,41 @@ FORMS = {
 }
 
 
+ORDER = (2, 0, 3, 1)
+
+
+def assert_equal(stored, given):
+    assert (stored.value, stored.score, stored.text) == (given.value, given.score, given.text)
+    assert type(stored.value) is type(given.value) and (stored.probabilities == given.probabilities).all()
+
+
 @pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
 def test_prediction_columns_return_stored_values(values):
     fractions = np.eye(4, 3, dtype=np.float32)
     given = [Prediction(value, number / 8, fractions[number]) for number, value in enumerate(values)]
     given[2] = given[2]._replace(text="written")
-    held = PredictionColumns(4)
-    for row in (2, 0, 3, 1):
-        assert not held.holds(row) and held.missing == 4 - [2, 0, 3, 1].index(row)
-        held.put(row, given[row])
-    assert not held.missing and len(held) == 4
-    for again, number in [*zip(held, range(4), strict=True), (held[-1], 3)]:
-        assert (again.value, again.score, again.text) == (values[number], number / 8, given[number].text)
-        assert type(again.value) is type(values[number]) and (again.probabilities == fractions[number]).all()
-    assert list(values_of(held)) == values == values_of(given)
-    assert list(column_of(held, "score")) == column_of(given, "score")
+    stored = PredictionColumns(4)
+    for row in ORDER:
+        stored.put(row, given[row])
+    for prediction, expected in zip(stored, given, strict=True):
+        assert_equal(prediction, expected)
+    assert_equal(stored[-1], given[-1])
+    assert list(values_of(stored)) == values == values_of(given)
+    assert list(column_of(stored, "score")) == column_of(given, "score")
+
+
+def test_prediction_columns_count_missing_rows():
+    stored = PredictionColumns(4)
+    for count, row in enumerate(ORDER):
+        assert not stored.holds(row) and stored.missing == 4 - count
+        stored.put(row, Prediction(1, 0.5))
+        assert stored.holds(row)
+    assert not stored.missing and len(stored) == 4
+
+
+def test_row_outside_of_prediction_columns_raises_index_error():
     with pytest.raises(IndexError):
-        held[4]
+        PredictionColumns(4)[4]
 
 
 def test_arrays_of_equal_shape_are_stacked():

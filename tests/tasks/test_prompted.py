@@ -22,7 +22,7 @@ from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, WordPi
 from lmtool.weights.assemble import load_into
 from lmtool.weights.padded_model import load
 from lmtool.weights.reading import read
-from tests.weights.published_folders import make
+from tests.weights.published_folders import logits_of, make
 
 PROMPT_TEXTS = [*TEXTS, "It was terrible.", "It was great.", "no ? yes , so maybe"] * 3
 TOKENIZERS = {
@@ -67,13 +67,17 @@ def input_texts(learner, examples, count=2, epoch=0):
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "gpt"])
 def test_label_word_logits_match_transformers(family, tmp_path):
     theirs = make(family, tmp_path / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    template, mask = ("{sentence} It was {label}.", f" {tokenizer.mask_token}.")
+    if family == "gpt":  # predicts the token after the text
+        template, mask = "{sentence} It was {label}", ""
+    words = ["the", "dog", "by", "sea", "a", "s", "t", "film"]
+    token_ids = {word: tokenizer(f" {word}", add_special_tokens=False)["input_ids"] for word in words}
+    negative, positive, *_ = [word for word in words if len(token_ids[word]) == 1]
+    ids_C = [token_ids[negative][0], token_ids[positive][0]]
+
+    data = data_of(tmp_path, prompt__template=template, prompt__words={"negative": negative, "positive": positive})
     loaded = load(str(tmp_path / "model"), offline=True)
-    candidates = ["the", "dog", "by", "sea", "a", "s", "t", "film"]
-    single = [word for word in candidates if len(loaded.tokenizer.encode(f" {word}")) == 1]
-    template = "{sentence} It was {label}." if family != "gpt" else "{sentence} It was {label}"
-    data = data_of(
-        tmp_path, prompt__template=template, prompt__words=dict(zip(["negative", "positive"], single, strict=False))
-    )
     learner = build(data.config).learner(build(loaded.config, 0), loaded.tokenizer, 0)
     report = load_into(learner, read(str(tmp_path / "model"), True).tensors, "model")
     assert not report.new and not any(head.startswith("heads.sst2") for head in learner.state_dict())
@@ -81,18 +85,15 @@ def test_label_word_logits_match_transformers(family, tmp_path):
     examples = examples_of(learner.eval(), rows, 40)
     batch = examples.batch(examples.plan(0).rows, np.arange(3), 0)
     logits_NC = learner.outputs(batch, 0)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
-    mask = "" if family == "gpt" else f" {tokenizer.mask_token}."
-    for number, sentence in enumerate(rows.columns["sentence"]):
+
+    inputs = batch.inputs.tokens.split(list(batch.inputs.lengths))
+    for sentence, tokens_T, logits_C in zip(rows.columns["sentence"], inputs, logits_NC, strict=True):
         given = tokenizer(f"{sentence} It was{mask}", return_tensors="pt")
-        start, length = batch.inputs.starts[number], batch.inputs.lengths[number]
-        assert given["input_ids"][0].tolist() == batch.inputs.tokens[start : start + length].tolist()
-        output = theirs(**given)
-        all_LV = getattr(output, "prediction_logits", None)
-        all_LV = (output.logits if all_LV is None else all_LV)[0]
-        at = -1 if family == "gpt" else given["input_ids"][0].tolist().index(tokenizer.mask_token_id)
-        words = [tokenizer(f" {word}", add_special_tokens=False)["input_ids"][0] for word in single[:2]]
-        torch.testing.assert_close(logits_NC[number], all_LV[at, words], atol=1e-4, rtol=1e-4)
+        tokens = given["input_ids"][0].tolist()
+        assert tokens == tokens_T.tolist()
+        place = tokens.index(tokenizer.mask_token_id) if mask else -1
+        their_logits_TV = logits_of(theirs, given["input_ids"], given["attention_mask"], None)[0]
+        torch.testing.assert_close(logits_C, their_logits_TV[place, ids_C], atol=1e-4, rtol=1e-4)
 
 
 def test_prompts_follow_input_format_of_model(tokenizers, tmp_path):

@@ -18,9 +18,18 @@ ENCODER = [
 
 def test_encoder_levels_follow_layers() -> None:
     assert levels(ENCODER) == {
-        "head": ENCODER[6:], "layer 2": ENCODER[3:6], "layer 1": ENCODER[2:3], "embeddings": ENCODER[:2],
+        "head": ["heads.pooler.dense.weight", "heads.sst2.output.weight"],
+        "layer 2": [
+            "backbone.layers.1.ffn.fc_in.weight", "backbone.layers.1.ffn.fc_in.lora_a", "backbone.final_norm.weight",
+        ],
+        "layer 1": ["backbone.layers.0.ffn.fc_in.weight"],
+        "embeddings": ["backbone.embed.token.weight", "backbone.embed.norm.weight"],
     }  # fmt: skip
-    assert list(levels([f"backbone.layers.{number}.norm.weight" for number in range(11)]))[1] == "layer 11"
+
+
+def test_layers_are_ordered_by_number() -> None:
+    names = [f"backbone.layers.{number}.norm.weight" for number in range(11)]
+    assert list(levels(names)) == ["head", *(f"layer {number}" for number in range(11, 0, -1))]
 
 
 def test_decoder_levels_are_above_encoder() -> None:

@@ -249,7 +249,7 @@ def test_muon_updates_hidden_matrices_and_adamw_others() -> None:
 
 def test_muon_without_hidden_matrices_is_refused() -> None:
     head = nn.Parameter(torch.zeros(3, 2))
-    with pytest.raises(UserError, match="none of them is trained"):
+    with pytest.raises(UserError, match="for the matrices of the layers, but none of them is trained"):
         build(MuonConfig(), [ParameterGroup("head", [("heads.sequence.weight", head)])])
 
 

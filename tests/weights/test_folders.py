@@ -217,19 +217,28 @@ def test_hub_cache_is_read_without_network(
             hf_folder(wrong, offline=True)
 
 
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+def test_local_folder_without_adapter_has_no_adapter_folder(original: Path, adapter: Path) -> None:
+    assert adapter_folder(str(adapter)) == adapter
+    assert adapter_folder(str(original)) is None
+
+
 def test_cached_adapter_is_read_without_network(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text("{}")
     commit = make_hub_cache(adapter, tmp_path / "cache")
     for address in ("hf://some/bert", f"hf://some/bert@{commit}"):
         folder = adapter_folder(address, offline=True)
         assert folder is not None and folder.name == commit and (folder / "adapter_config.json").is_file()
     assert adapter_folder("hf://some/other", offline=True) is None
-    assert adapter_folder(str(adapter)) == adapter and adapter_folder(str(original)) is None
     assert not no_network
 
 

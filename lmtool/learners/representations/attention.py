@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
-from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.context import AttentionKind, AttentionObserver
 from lmtool.nn.positions import Position
 from lmtool.nn.stack import Tap, TapPoint
@@ -41,9 +40,11 @@ class _AttentionRecorder(Tap):
             (weights_ALK,) = attended.weights()
             self.layers[place.layer] = weights_ALK
             _, queries, keys = weights_ALK.shape
-            for terms in attended.terms():
+            terms = next(attended.terms(), None)  # one text is one tile
+            if terms is not None:
+                masked_ALK = weights_ALK == 0
                 self.terms[place.layer] = {
-                    name: term_RALK[0, :, :queries, :keys].masked_fill(weights_ALK == 0, torch.nan)
+                    name: term_RALK[0, :, :queries, :keys].masked_fill(masked_ALK, torch.nan)
                     for name, term_RALK in terms.items()
                 }
 
@@ -52,9 +53,13 @@ class _AttentionRecorder(Tap):
 
 @dataclass(frozen=True, eq=False)
 class TextAttention:
-    """The self-attention of every layer over one text. For an encoder-decoder, the layers of the encoder. weights: the
-    attention weights (W, A, L, L), float32. terms: the summands of the scores before the softmax, by name, with the
-    same shape; NaN where attention is masked. Empty if positions add nothing to the scores."""
+    """The self-attention of every layer over one text. For an encoder-decoder, the layers of the encoder.
+
+    Attributes:
+        weights: The attention weights (W, A, L, L), float32.
+        terms: The summands of the scores before the softmax, by name, with the same shape; NaN where attention is
+            masked. Empty if positions add nothing to the scores.
+    """
 
     weights: np.ndarray
     terms: dict[str, np.ndarray]
@@ -68,8 +73,7 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> Te
     """
     tap = _AttentionRecorder()
     with precision.autocast():
-        read_texts = backbone.read_inputs if isinstance(backbone, EncoderDecoder) else backbone
-        read_texts(inputs, tap=tap)
+        backbone.read_inputs(inputs, tap=tap)
     if not tap.layers:
         raise UserError(f"model={backbone.config.name} has no self-attention", "use a checkpoint of another model")
     names = next(iter(tap.terms.values()), {})
@@ -83,11 +87,8 @@ def _stack(layers: dict[int, Tensor]) -> np.ndarray:
     return torch.stack([layers[layer].float().cpu() for layer in sorted(layers)]).numpy()
 
 
-PATTERNS = ("previous", "next", "first", "itself", "separators")
-"""The tokens that a pattern is named after: the previous token, the next token, the first token, the token itself, or
-the separators."""
+# A head has a pattern if its mean weight on the pattern's tokens is at least this.
 _MINIMUM_WEIGHT = 0.5
-"""A head has a pattern if its mean weight on the pattern's tokens is at least this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,8 @@ class HeadPattern:
     Attributes:
         layer: The number of the layer, from 1.
         number: The number of the head in the layer, from 1.
-        fractions: The mean attention weight on each of PATTERNS.
+        fractions: The mean attention weight by pattern: on the previous token, the next token, the first token, the
+            token itself, and the separators.
         pattern: The pattern with at least half of the weight; "" if there is none.
         entropy: The mean entropy of the tokens' attention weights, as a fraction of the maximum entropy.
     """
@@ -134,7 +136,7 @@ def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[HeadPatter
 
 
 def _mean_weight(weights_QL: np.ndarray, keys_Q: np.ndarray) -> float:
-    """Queries whose key is outside of the text are skipped."""
+    """Returns the mean weight of each query on its key, without queries whose key is outside of the text."""
     inside_Q = (keys_Q >= 0) & (keys_Q < weights_QL.shape[1])
     if not inside_Q.any():
         return 0.0

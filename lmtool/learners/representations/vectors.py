@@ -190,8 +190,7 @@ class HiddenStates:
         # The model returns the states of its last layer, so this layer needs no tap.
         recorder = None if self.layers == (self.depth,) else tap
         with self.precision.autocast():
-            read_texts = self.backbone.read_inputs if isinstance(self.backbone, EncoderDecoder) else self.backbone
-            tap.states[self.depth] = read_texts(inputs, tap=recorder)
+            tap.states[self.depth] = self.backbone.read_inputs(inputs, tap=recorder)
         states_WTH = torch.stack([tap.states[layer].float() for layer in self.layers])
         if not bool(torch.isfinite(states_WTH).all()):
             raise NotFinite("hidden states", Batch(inputs, {}, torch.zeros(0), torch.zeros(0)))

@@ -13,6 +13,7 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import cast
 
@@ -81,7 +82,7 @@ def read_words(path: Path) -> WordFile:
                 )
             if header:
                 continue
-        word, row = _word(path, number, parts, width)
+        word, row = _parse_line(path, number, parts, width)
         if word in words:
             duplicates += 1
         else:
@@ -106,9 +107,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise UserError(f"{path}: {problem.strerror}", "use a readable file") from problem
 
 
-def _word(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[str, list[float]]:
+def _parse_line(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[str, list[float]]:
+    """Returns the word and its vector."""
     count = _trailing_numbers(parts)
-    if count < width or any(map(_is_number, parts[1:-width])):
+    if count < width or any(map(_is_number, parts[1:-width])):  # too few or too many numbers
         raise UserError(
             f"{path}:{number}: the line has {counted(count, 'number')} after the word, but the first line has {width}",
             _COPY_AGAIN,
@@ -125,7 +127,7 @@ def _word(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[
 
 def _trailing_numbers(parts: Sequence[bytes]) -> int:
     """Returns how many fields at the end of a line are numbers. The first field is always part of the word."""
-    return next((count for count, part in enumerate(reversed(parts[1:])) if not _is_number(part)), len(parts) - 1)
+    return sum(1 for _ in takewhile(_is_number, reversed(parts[1:])))
 
 
 def _is_number(part: bytes) -> bool:
@@ -175,7 +177,7 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
         raise CheckFailed(f"{folder} differs from the file", "keep the file, and import it again")
 
 
-def table_of(file: WordFile, tokenizer: Tokenizer) -> torch.Tensor:
+def table_of(file: WordFile, tokenizer: Tokenizer) -> Tensor:
     """Returns the vectors in the order of the tokenizer's ids, (V, H). Special tokens that the file does not list get
     zeros."""
     if tokenizer.vocab_size < 8:  # the minimum of model.vocab_size
@@ -189,7 +191,8 @@ def table_of(file: WordFile, tokenizer: Tokenizer) -> torch.Tensor:
 
 def describe_unreachable(file: WordFile, tokenizer: Tokenizer) -> str:
     """Describes, with examples, how many words of the file are never looked up, because the tokenizer splits them."""
-    words = [word for word in file.words if word != _UNKNOWN and word not in WordConfig().specials.values()]
+    specials = {_UNKNOWN, *WordConfig().specials.values()}
+    words = [word for word in file.words if word not in specials]
     encoded = zip(words, tokenizer.encode_batch(words), strict=True)
     split = [word for word, ids in encoded if len(ids) != 1 or tokenizer.pieces(ids)[0] != word]
     examples = f", such as {', '.join(split[:3])}" if split else ""
@@ -227,8 +230,7 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
     """Writes a new model whose token embedding is a checkpoint's word vectors (Kim 2014).
 
     `embedding_size` is the width of the vectors. All other sizes are the defaults of the family, and all other weights
-    are random. config: the configuration of the command. family: the family of the new model. Raises UserError if the
-    token embedding of the family has no separate width, or is not a single table.
+    are random. Raises UserError if the token embedding of the family has no separate width, or is not a single table.
     """
     loaded, folder = load(config.checkpoint, offline=config.offline), user_path(config.output)
     table_VH, entry = loaded.model.parts.state_dict()[_TABLE].float(), lookup("model", family)
@@ -255,6 +257,6 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
 
 
 def holds_vectors(config: ImportConfig) -> bool:
-    """Returns whether the model of a checkpoint consists of word vectors only."""
+    """Returns whether the model of a checkpoint is not contextual, so that it consists of word vectors."""
     kind = chosen_class(saved_config(config.checkpoint, config.offline).get("model"), Choice("model"))
     return kind is not None and issubclass(kind, ModelConfig) and not kind.contextual

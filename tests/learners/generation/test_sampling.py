@@ -46,20 +46,20 @@ def test_cached_chunks_match_the_full_forward_pass(model):
     assert tuple(cache.lengths) == lengths
 
 
-def text(model, prompt, count, seed=0, ends=(), **settings):
+def generate_ids(model, prompt, count, seed=0, ends=(), **settings):
     config = GenerationConfig(max_new_tokens=count, **settings)
     return GenerativeModel(model, LMHead(), ends).generate([prompt], config, seed)[0]
 
 
 def test_greedy_matches_a_plain_loop(model):
     prompt = [3, 50, 7]
-    assert text(model, prompt, 20) == plain_greedy(model, prompt, 20)
+    assert generate_ids(model, prompt, 20) == plain_greedy(model, prompt, 20)
 
 
 def test_single_candidate_is_greedy_and_seed_changes_samples(model):
-    assert text(model, [5], 15, temperature=2.0, top_k=1) == text(model, [5], 15)
-    assert text(model, [5], 15, temperature=2.0, top_p=1e-9) == text(model, [5], 15)
-    drawn = [text(model, [5], 15, seed, temperature=2.0) for seed in (1, 1, 2)]
+    assert generate_ids(model, [5], 15, temperature=2.0, top_k=1) == generate_ids(model, [5], 15)
+    assert generate_ids(model, [5], 15, temperature=2.0, top_p=1e-9) == generate_ids(model, [5], 15)
+    drawn = [generate_ids(model, [5], 15, seed, temperature=2.0) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -75,34 +75,34 @@ def test_samples_follow_the_truncated_distribution(model, settings):
             wanted[token] = fraction
         reached += fraction
     assert 1 < len(wanted) < 97
-    drawn = [text(model, [5], 1, seed, temperature=4.0, **settings)[0] for seed in range(300)]
+    drawn = [generate_ids(model, [5], 1, seed, temperature=4.0, **settings)[0] for seed in range(300)]
     for token in {*wanted, *drawn}:
         assert abs(drawn.count(token) / 300 - wanted[token] / sum(wanted.values())) < 4 * 0.5 / 300**0.5
 
 
 def test_generation_stops_at_eos_after_min_new_tokens(model):
-    tokens = text(model, [3, 4], 12)
+    tokens = generate_ids(model, [3, 4], 12)
     end = tokens[4]
-    assert text(model, [3, 4], 12, ends={end}) == tokens[: tokens.index(end)]
-    assert len(text(model, [3, 4], 12, ends={end}, min_new_tokens=9)) >= 9
+    assert generate_ids(model, [3, 4], 12, ends={end}) == tokens[: tokens.index(end)]
+    assert len(generate_ids(model, [3, 4], 12, ends={end}, min_new_tokens=9)) >= 9
 
 
 def test_no_repeat_ngram_prevents_repeated_pairs(model):
-    tokens = [3, 4, *text(model, [3, 4], 30, no_repeat_ngram=2)]
+    tokens = [3, 4, *generate_ids(model, [3, 4], 30, no_repeat_ngram=2)]
     pairs = list(zip(tokens, tokens[1:], strict=False))
     assert len(set(pairs)) == len(pairs)
 
 
 def test_generation_stops_at_max_positions(model):
-    assert len(text(model, list(range(30)), 70)) == 10
-    assert len(text(model, list(range(30)), 70, beams=2)) == 10
+    assert len(generate_ids(model, list(range(30)), 70)) == 10
+    assert len(generate_ids(model, list(range(30)), 70, beams=2)) == 10
     with pytest.raises(UserError, match="40 tokens, more than the maximum of 39"):
-        text(model, list(range(40)), 1)
+        generate_ids(model, list(range(40)), 1)
 
 
 def test_generation_restores_training_mode(model):
     model.train()
-    text(model, [1], 2)
+    generate_ids(model, [1], 2)
     assert model.training
     model.eval()
 
@@ -118,7 +118,7 @@ def test_watch_reports_each_token_in_order(model):
 
 def test_empty_prompt_is_refused(model):
     with pytest.raises(UserError, match="no tokens"):
-        text(model, [], 5)
+        generate_ids(model, [], 5)
 
 
 @pytest.mark.parametrize(
