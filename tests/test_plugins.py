@@ -205,6 +205,7 @@ def test_non_transformer_plugin_pretrains_resumes_and_finetunes(tmp_path: Path) 
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
     pretrain = f"pretrain {common} model=gated data=text data.path=text.txt batch_tokens=256 checkpoint_every=10"
+    pretrain += " keep_optimizer=all"
     finetune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/alone max_steps=10"
     answers = lmtool(
         tmp_path,
@@ -232,7 +233,7 @@ def test_plugin_tuning_with_modules_and_virtual_tokens_round_trips(tmp_path: Pat
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
     tune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/base tuning=prompted max_steps=20"
-    tune += " batch_examples=8 checkpoint_every=10"
+    tune += " batch_examples=8 checkpoint_every=10 keep_optimizer=all"
     run, cut = tmp_path / "runs" / "tuned", tmp_path / "runs" / "cut"
     answers = lmtool(
         tmp_path,

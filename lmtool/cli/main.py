@@ -131,7 +131,7 @@ _COMMANDS = {
     "lmtool embed RUN input=FILE output=vectors.npy (products of the vectors are similarities)": "similarity",
     "lmtool pretrain logger=tensorboard (writes what TensorBoard shows)": "tensorboard",
     "lmtool predict RUN, or lmtool.load(RUN) in Python (there is no server)": "serve server deploy api",
-    "lmtool export RUN output=FOLDER (lmtool uploads nothing)": "push upload publish",
+    "lmtool export RUN output=FOLDER (nothing is uploaded)": "push upload publish",
     "lmtool --version": "version",
 }
 """Commands to type, and the words of other tools for them."""

@@ -188,7 +188,9 @@ def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     require_bounded(path, read_json(path))
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as problem:  # the library raises no narrower class
+    except BaseException as problem:  # the library raises no narrower class than Exception, and panics
+        if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
+            raise
         raise file_error(path, str(problem)) from problem
     if not backend.get_vocab_size(with_added_tokens=False):
         raise file_error(path, NO_ENTRIES)

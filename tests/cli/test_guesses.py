@@ -22,7 +22,7 @@ COMMANDS = {
     "distill teacher=RUN": "distill=soft distill.teacher=RUN",
     "tokenize text": "lmtool inspect tokenizer",
     "serve RUN": "there is no server",
-    "push RUN": "lmtool uploads nothing",
+    "push RUN": "nothing is uploaded",
     "similarity a b": "lmtool embed RUN",
     "encode text": "lmtool embed",
     "delete RUN": "lmtool runs prune",

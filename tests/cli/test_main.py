@@ -100,7 +100,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain --plugin /mine/my.py", ["--plugin my, with PYTHONPATH=/mine"]),
     ("pretrain modle=bert", ["unknown key modle", "did you mean model=bert?"]),
     ("finetune task=wikitext", ["task=wikitext is not one of", "`lmtool list task`"]),
-    ("pretrain model=bertt", ["model=bertt is not one of albert,", "did you mean model=bert?"]),
+    ("pretrain model=bertt", ["model=bertt is not one of the ", "did you mean model=bert?"]),
     ("pretrain optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
     ("pretrain +optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
     ("pretrain optim.lr=1", ["unknown key optim.lr", "did you mean optimizer.lr=1?"]),

@@ -26,6 +26,8 @@ TINY = [
 ]  # fmt: skip
 
 
+KEEP = "keep_optimizer=all"
+"""So that tests can remove the last checkpoint of a finished run, as if it had been killed before."""
 FAMILY_SIZES = ["model.cell_size=16", "model.filters=[[1,4],[2,4]]", "model.highways=1"]
 
 
@@ -145,6 +147,7 @@ def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -
         "data.path=text.txt",
         "cache_dir=cache",
         f"name={name}",
+        KEEP,
     ]
     budget = [] if any(word.startswith("max_") for word in more) else ["max_steps=6"]
     assert (
@@ -155,6 +158,6 @@ def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -
 
 def finetune(name: str, *more: str, status: int = 0) -> Path:
     """Run `lmtool finetune` on the rows and return the run folder."""
-    words = ["finetune", "task=sst2", "task.path=rows", "cache_dir=cache", "batch_examples=16", "max_length=32"]
+    words = ["finetune", "task=sst2", "task.path=rows", "cache_dir=cache", "batch_examples=16", "max_length=32", KEEP]
     assert cli.main(merge_overrides([*words, "device=cpu", "precision=fp32", f"name={name}"], more)) == status
     return Path("runs") / name

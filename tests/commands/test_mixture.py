@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import main as cli
-from tests.commands.conftest import BAD, GOOD, TINY
+from tests.commands.conftest import BAD, GOOD, KEEP, TINY
 
-SMALL = [*TINY, "cache_dir=cache", "checkpoint=none"]
+SMALL = [*TINY, KEEP, "cache_dir=cache", "checkpoint=none"]
 QUICK = ["model.initializer_std=0.1", "optimizer.lr=0.003", "batch_examples=16", "evaluate_every=50"]
 
 

@@ -23,11 +23,11 @@ def with_optimizer(run: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
-        ((), [4]),
+        (("keep_optimizer=last",), [4]),
         (("keep_optimizer=all",), [2, 3, 4]),
         (("keep_optimizer=none",), []),
-        (("keep_every=2",), [2, 4]),
-        (("keep=all",), [1, 2, 3, 4]),
+        (("keep_optimizer=last", "keep_every=2"), [2, 4]),
+        (("keep_optimizer=last", "keep=all"), [1, 2, 3, 4]),
     ],
 )
 def test_finished_run_keeps_configured_optimizer_states(
@@ -37,9 +37,10 @@ def test_finished_run_keeps_configured_optimizer_states(
 
 
 def test_larger_budget_resumes_from_last_checkpoint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = pretrain("run", *EVERY_STEP, "schedule=constant")
-    pretrain("run", *EVERY_STEP, "schedule=constant", "max_steps=6")
-    straight = pretrain("straight", *EVERY_STEP, "schedule=constant", "max_steps=6")
+    words = (*EVERY_STEP, "schedule=constant", "keep_optimizer=last")
+    run = pretrain("run", *words)
+    pretrain("run", *words, "max_steps=6")
+    straight = pretrain("straight", *words, "max_steps=6")
     name = "checkpoints/step_00000006/model.safetensors"
     assert (run / name).read_bytes() == (straight / name).read_bytes()
 
