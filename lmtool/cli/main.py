@@ -162,7 +162,8 @@ def _flag_hint(flag: str, value: str, verb: str) -> str:
     command = COMMANDS.get(verb, COMMANDS["finetune"])
     if key in messages.known_keys(command, {}):
         return f"a key has no dashes: write {key}={value or 'VALUE'}"
-    meaning = messages.meant_by(key, value or None, command, {})
+    # A command without the key model= reads a checkpoint.
+    meaning = messages.meant_by("model_path" if key == "model" else key, value or None, command, {})
     if meaning.of_another_tool:
         return meaning.hint
     close = nearest(flag, FLAGS)

@@ -30,7 +30,7 @@ BASES = {
 SAMPLES: dict[str, Any] = {
     "model_type": "bert", "arch": "bert", "task_name": "sst2", "optim": "adamw_torch", "criterion": "masked_lm",
     "lr_scheduler_type": "cosine", "lr_scheduler": "polynomial_decay", "accelerator": "gpu", "strategy": "ddp",
-    "peft_type": "LORA", "metric_for_best_model": "accuracy", "target_modules": ["query", "value"],
+    "peft_type": "LORA", "method": "LORA", "metric_for_best_model": "accuracy", "target_modules": ["query", "value"],
     "adam_betas": [0.9, 0.98], "torch_compile": True, "use_rslora": True, "max_position_embeddings": 512,
     "n_positions": 512, "train_file": "rows.csv", "data_dir": "../rows", "dataset": "org/rows",
     **dict.fromkeys(("output_dir", "run_name", "logging_dir", "model_name_or_path", "tokenizer_name", "dataset_name",

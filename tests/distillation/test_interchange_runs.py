@@ -43,7 +43,7 @@ def pretrain(name, family, *typed):
 )
 def test_student_of_each_architecture_trains_and_resumes_bitwise(family, capsys):
     pretrain(f"{family}-teacher", family, "max_steps=2")
-    steps = ["max_steps=4", "checkpoint_every=2"]
+    steps = ["max_steps=4", "checkpoint_every=2", "keep_optimizer=all"]
     preset = [f"distill={CASES[family]}", f"distill.teacher=runs/{family}-teacher"]
     run = pretrain(family, family, *steps, *preset)
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
