@@ -99,6 +99,8 @@ def _words_in_full(verb: str, word: str) -> list[str]:
 def words_of_file(path: Path, typed: Sequence[str]) -> list[str] | None:
     """Returns the overrides that a YAML file of some keys stands for, except keys that are typed, too; None for a saved
     configuration, which is complete. Raises UserError if the file cannot be read."""
+    if path.suffix not in (".yaml", ".yml"):
+        return None
     data = saved.read(path)
     if "version" in data or "command" in data:
         return None

@@ -39,6 +39,7 @@ from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import LoadReport, assemble
+from lmtool.weights.exporting import head_caveat
 
 _PROMPT_WORDS = 5  # number of words of the held-out text in the prompt that the last screen suggests
 _PROMPT_TOKENS = 40  # maximum number of tokens that are decoded to get these words
@@ -238,8 +239,11 @@ class FinetunePreparation:
         unknown_fraction = self._unknown_fraction(tokenizer)
         warnings = self.config.tuning.warnings(self.config.optimizer, self.config.model)
         metadata: JsonObject = self.task.metadata
+        sections = (member.model_dump(mode="json") for member in self.config.task.member_configs())
+        caveats = filter(None, (head_caveat(self.config.model, section) for section in sections))
         return {
             **metadata,
+            **({"export": caveat} if (caveat := next(caveats, None)) else {}),
             **({"head": "; ".join(head_notes)} if head_notes else {}),
             **({"unknown_fraction": unknown_fraction} if unknown_fraction else {}),
             "warnings": [*metadata.get("warnings", ()), *warnings],

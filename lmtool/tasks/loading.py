@@ -130,7 +130,7 @@ def decode_tables(
     if not validation:
         train, validation["dev"] = _hold_out(train, kind.groups(train), seed)
         count = len(validation["dev"])
-        metadata["development"] = f"no split: {count:,} of {len(train) + count:,} training rows held out"
+        metadata["held out"] = f"{count:,} of {len(train) + count:,} training rows, as there is no development split"
     if config.train_examples is not None and config.train_examples < len(train):
         metadata["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
@@ -150,7 +150,7 @@ def decode_tables(
         )
     unscored = [split for split, rows in test.items() if rows.labels is None]
     if unscored:
-        metadata["without_labels"] = f"{', '.join(unscored)}: not scored"
+        metadata["not_scored"] = f"{', '.join(unscored)} (no labels)"
     metadata |= {
         "train_rows": len(train),
         "validation_rows": {split: len(rows) for split, rows in validation.items()},

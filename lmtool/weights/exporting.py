@@ -12,7 +12,7 @@ from typing import cast
 from torch import Tensor
 
 from lmtool.config import saved
-from lmtool.config.base import JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
@@ -122,6 +122,30 @@ def export_of(
     return Export(model_class.name, config, hf_tensors, lmtool_tensors, tuple(sorted(left_out)))
 
 
+# The fields of SequenceForm in messages.
+_PARTS_OF_HEAD = {
+    "text_format": "the special tokens around texts",
+    "pooling": "the pooling",
+    "pooled": "the pooler",
+    "bias": "the bias of the output layer",
+    "dense": "the dense layer before the output layer",
+}
+
+
+def head_caveat(model: ModelConfig, task: JsonMapping) -> str | None:
+    """Returns why a head of a task will not be exported although transformers has one, and the keys that change this;
+    None if it will be, or if transformers has none for the family."""
+    declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
+    head = head_of_task(task)
+    if declared is None or head is None or not any(head.name in entry.heads for entry in declared.classes):
+        return None
+    try:
+        _hf_head(model, task, declared)
+    except UserError as error:
+        return f"{error.message}; to export it, set {str(error.hint).partition('finetune with ')[2]}"
+    return None
+
+
 def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
     """Raises UserError if the family has no such head in transformers, or one of another architecture (for example,
     pooling)."""
@@ -141,10 +165,12 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
     hf_form = model.sequence_form("transformers")
     if form != hf_form:
         differences = [
-            field.name for field in fields(form) if getattr(form, field.name) != getattr(hf_form, field.name)
+            _PARTS_OF_HEAD[field.name]
+            for field in fields(form)
+            if getattr(form, field.name) != getattr(hf_form, field.name)
         ]
         raise UserError(
-            f"heads.{name} does not fit transformers' ...{head.suffix} of model={model.name}, which has another "
+            f"heads.{name} does not fit transformers' ...{head.suffix} of model={model.name}, which differs in "
             f"{' and '.join(differences)}",
             f"use the run with lmtool, or finetune with task.head=transformers task.pooling={hf_form.pooling} and no "
             "task.head_layers",

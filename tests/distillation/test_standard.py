@@ -82,7 +82,8 @@ def test_unknown_term_suggests_nearest_name(place, monkeypatch, capsys):
 def mixed(name, *typed):
     """A student of two tasks, `one` and `two`, of the rows of the folder."""
     members = "task.members=[{kind: classification, name: one, path: .},{kind: classification, name: two, path: .}]"
-    words = ["finetune", "task=mixture", members, "model=bert_tiny", "checkpoint=none", *SHORT, f"name={name}"]
+    model = ["model=bert_tiny", "model.vocab_size=300", "checkpoint=none"]
+    words = ["finetune", "task=mixture", members, *model, *SHORT, f"name={name}"]
     return cli.main([*words, *typed])
 
 

@@ -100,7 +100,7 @@ def test_custom_task_reads_csv(tmp_path):
     assert data.config.labels == ("9", "10", "11")  # sorted as numbers
     assert texts_of(data.train)[0][0].startswith('a, "')
     assert len(data.train) == 27 and len(data.validation["dev"]) == 3
-    assert "3 of 30 training rows held out" in data.metadata["development"]
+    assert "3 of 30 training rows" in data.metadata["held out"]
     regression = load(
         task_config("custom", kind="regression", path=tmp_path / "reviews.csv", text=["review"], label="stars")
     )
@@ -460,4 +460,4 @@ def test_repeated_ids_and_unlabeled_tests_are_reported(tmp_path):
     metadata = load(task_config("classification", path=tmp_path)).metadata
     (warning,) = metadata["warnings"]
     assert "train.tsv:5: id=0 repeats the id of" in warning and "train.tsv:2, and 2 more rows repeat an id" in warning
-    assert metadata["without_labels"] == "test: not scored"
+    assert metadata["not_scored"] == "test (no labels)"
