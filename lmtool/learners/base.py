@@ -92,11 +92,13 @@ class Responder:
     Attributes:
         columns: The names of the columns that it reads.
         fills_masks: Whether it fills the masks of a text.
+        continues: Whether it continues a text.
         generation: The settings for generating a text per row; None if it does not.
     """
 
     columns: tuple[str, ...] = ("text",)
     fills_masks: bool = False
+    continues: bool = False
     generation: GenerationConfig | None = None
 
     def __init__(self, learner: BaseLearner):

@@ -72,6 +72,7 @@ class LanguageModelLearner(BaseLearner):
 class TextResponder(Responder):
     """Continues texts."""
 
+    continues = True
     learner: LanguageModelLearner
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:

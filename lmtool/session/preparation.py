@@ -95,7 +95,7 @@ class PretrainPreparation:
             metadata=metadata,
             contents=contents,
             next_commands=_commands_after_pretraining(
-                str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]
+                config, str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]
             ),
             distilled=build_distilled(config, learner, tokenizer, run.precision, contents),
         )
@@ -146,10 +146,11 @@ class PretrainPreparation:
 
 
 def _commands_after_pretraining(
-    folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData
+    config: PretrainConfig, folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData
 ) -> list[str]:
     """Returns commands that the last screen suggests to the user."""
-    finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
+    task = "pydocs" if config.data.name == "pydocs" else "FILE"
+    finetune = command_line("finetune", f"task={task}", f"checkpoint={folder}")
     responder = learner.responder()
     if type(responder) is Responder:  # the learner has no predictions for texts
         return [finetune]
@@ -157,6 +158,8 @@ def _commands_after_pretraining(
     mask = tokenizer.roles.get("mask") if responder.fills_masks else None
     prompt = _prompt(held_out, tokenizer)
     prompt = prompt if mask is None else f"{prompt} {tokenizer.pieces([mask])[0]}"
+    if responder.continues:
+        return [command_line("generate", f"checkpoint={folder}", f"prompt={prompt}"), finetune]
     return [finetune, command_line("predict", f"checkpoint={folder}", f"text={prompt}")]
 
 
