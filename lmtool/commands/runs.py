@@ -74,9 +74,9 @@ def prune(config: PruneConfig) -> None:
         if folder.is_symlink() or not (folder / "config.yaml").is_file() or finished_result(folder) is None:
             continue
         if not is_held(folder / "LOCK"):
-            removable |= removable_optimizers(
-                folder / "checkpoints", saved.read(folder / "config.yaml"), config.keep_optimizer
-            )
+            keys = saved.read(folder / "config.yaml")
+            keep, keep_every = keys.get("keep"), keys.get("keep_every")
+            removable |= removable_optimizers(folder / "checkpoints", config.keep_optimizer, keep, keep_every)
     if not removable:
         say(f"{root} has no optimizer state that a finished run does not need")
         return

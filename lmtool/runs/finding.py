@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmtool.config import saved
-from lmtool.config.base import JsonMapping, JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.errors import UserError, nearest
 from lmtool.runs.files import write_errors
 from lmtool.system.files import MANIFEST, RUNS, Damaged, Manifest, replace_bytes, user_path
@@ -88,18 +88,18 @@ def is_intact(folder: Path) -> bool:
     return True
 
 
-def removable_optimizers(checkpoints: Path, config: JsonMapping, kept: str) -> dict[Path, int]:
+def removable_optimizers(checkpoints: Path, kept: str, keep: object, keep_every: int | None) -> dict[Path, int]:
     """Returns the checkpoints of a finished run whose optimizer's state is not needed, with its bytes.
 
     Args:
         checkpoints: the run's folder of checkpoints.
-        config: the run's configuration.
-        kept: the value of keep_optimizer=.
+        kept: which states to keep: "last", "all" or "none".
+        keep, keep_every: the run's settings; checkpoints that they keep for good may be branched from.
     """
     removable = {}
     for number, folder in enumerate(saved_steps(checkpoints)):
-        interval, path = config.get("keep_every"), folder / OPTIMIZER
-        permanent = config.get("keep") == "all" or (interval and int(folder.name.removeprefix("step_")) % interval == 0)
+        path, step = folder / OPTIMIZER, int(folder.name.removeprefix("step_"))
+        permanent = keep == "all" or (keep_every is not None and step % keep_every == 0)
         if path.is_file() and (kept == "none" or (kept == "last" and number > 0 and not permanent)):
             removable[folder] = path.stat().st_size
     return removable

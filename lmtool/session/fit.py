@@ -117,8 +117,10 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     result = screens.result_of(opened, training, session.subject, learner.metric.name, rows)
     result = screens.finish(opened, result, baseline, session.next_commands)
     if folder.writes:
-        kept = session.config.keep_optimizer
-        for checkpoint in removable_optimizers(folder.checkpoints, folder.config, kept):
+        config = session.config
+        for checkpoint in removable_optimizers(
+            folder.checkpoints, config.keep_optimizer, config.keep, config.keep_every
+        ):
             remove_optimizer(checkpoint)
     return result
 
