@@ -33,7 +33,7 @@ $(VENV)/docs: $(VENV)/core
 install: $(VENV)/test  ## Make .venv with lmtool and everything its tests need.
 
 demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine has, at most 5 minutes.
-	$(BIN)/python scripts/demo.py
+	$(BIN)/lmtool demo
 
 course: $(VENV)/test  ## Run docs/course.md, about half an hour on two cores, and write runs/course/index.html.
 	$(BIN)/python scripts/course.py

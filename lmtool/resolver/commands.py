@@ -833,6 +833,15 @@ class InspectPositionsConfig(LookConfig, CheckpointsConfig):
     output: str = Field("positions.html", description="output page", min_length=1)
 
 
+class DemoConfig(CommandConfig):
+    """`lmtool demo`: what pretraining is worth, shown on text that every machine has."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+
+    folder: str = Field("runs", description="folder for the runs", min_length=1)
+    minutes: float = Field(2.25, gt=0, description="maximum minutes of pretraining")
+
+
 class PruneConfig(CommandConfig):
     """`lmtool runs prune`: the optimizer states that finished runs do not need."""
 

@@ -58,6 +58,7 @@ class Verb:
 
 
 _TABLE = (
+    Verb("demo", "pretrain, finetune and compare on text that every machine has", "lmtool demo", "DemoConfig"),
     Verb(
         "pretrain", "learn a language from text", "lmtool pretrain model=bert_tiny", "PretrainConfig",
         trains=True, sweeps=True,
@@ -207,6 +208,19 @@ def keys_of(verb: str) -> type[RunKeys] | None:
     return None if location is None else _class(location)
 
 
+PARTS = {
+    "new here": ("demo",),
+    "train": ("pretrain", "finetune", "resume"),
+    "use a run": ("evaluate", "predict", "generate", "embed", "probe", "export"),
+    "before a run": (
+        "check", "tokenizer", "import", "fetch", "plan", "profile", "inspect", "inspect tokenizer", "inspect attention",
+        "inspect positions", "inspect word",
+    ),
+    "results, choices and help": ("report", "runs", "runs prune", "list", "show", "doctor", "completion"),
+}  # fmt: skip
+"""The commands as `lmtool --help` groups them."""
+
+
 FLAGS = """flags, anywhere after the command:
   -m, --multirun       run every combination of the values that commas separate: -m task=sst2,cola seed=1,2
   --config FILE        a saved configuration (runs/NAME/config.yaml) instead of a composed one
@@ -227,8 +241,12 @@ def overview() -> str:
         "lmtool COMMAND [KEY=VALUE ...]",
         "",
     ]
-    for name, verb in VERBS.items():
-        lines += [f"  {name:<{width}} {verb.about}", f"  {'':<{width}}   {verb.example}"]
+    for part, names in PARTS.items():
+        lines.append(f"{part}:")
+        for name in names:
+            lines += [f"  {name:<{width}} {VERBS[name].about}", f"  {'':<{width}}   {VERBS[name].example}"]
+        lines.append("")
+    lines.pop()
     return "\n".join([*lines, "", "`lmtool COMMAND --help` prints its keys.", "", FLAGS])
 
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from lmtool.cli import main as cli
-from lmtool.commands import show
+from lmtool.commands import demo, show
 from lmtool.config import compose, messages
 from lmtool.config.messages import known_keys
 from lmtool.errors import CheckFailed, Diverged, Stopped
@@ -566,3 +566,16 @@ def test_limits_of_the_machine_are_explained(
     assert cli.main(["list"]) in (1, 2)
     printed = capsys.readouterr().err
     assert message in printed and hint in printed and "Traceback" not in printed
+
+
+def test_help_groups_every_command_once() -> None:
+    grouped = [name for names in verbs.PARTS.values() for name in names]
+    assert sorted(grouped) == sorted(verbs.VERBS)
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "words"),
+    [([0.5, 0.6, 0.55], "pretraining helps"), ([0.2, 0.1, 0.15], "hurts"), ([0.3, 0.4, 0.2], "no clear difference")],
+)
+def test_demo_says_what_its_scores_show(pretrained: list[float], words: str) -> None:
+    assert words in demo.verdict(pretrained, [0.3, 0.31, 0.32])

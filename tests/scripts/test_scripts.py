@@ -48,7 +48,6 @@ def test_every_script_prints_help(tmp_path: Path) -> None:
         "compare_losses",
         "conf",
         "course",
-        "demo",
         "faults",
         "gpu",
         "matrix",

@@ -1,15 +1,12 @@
-"""Pretrain and finetune a tiny BERT on docstrings of the installed Python packages: `make demo`.
+"""`lmtool demo`: pretrains and finetunes a tiny BERT on docstrings of the installed Python packages.
 
 Pretrains a BERT with rotary positions, finetunes it and a randomly initialized copy to predict which package a
 docstring comes from, and compares their accuracy with the majority class. Runs offline, on a CPU, in at most five
 minutes. The output of the finetuning goes to a file; `lmtool report` then prints its table.
-
-    python scripts/demo.py [--runs runs] [--minutes 2.25]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -19,22 +16,26 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from lmtool.errors import CheckFailed
 from lmtool.reporting.console import Output, print_table
+from lmtool.resolver.commands import DemoConfig
+from lmtool.system.files import user_path
+from lmtool.system.terminal import say
 
 # The default of three epochs, as in BERT's paper. With ten epochs, random weights score nearly as well.
 FINETUNE = ["task=pydocs", "seed=1,2,3,4,5,6", "evaluate_every=1000"]
 
 
 def lmtool(*words: str, log: Path | None = None) -> None:
-    """Prints and runs an lmtool command. Ends the script if it fails. log: the file for its output, if not the
+    """Prints and runs an lmtool command. Raises CheckFailed if it fails. log: the file for its output, if not the
     screen."""
-    print(f"\n$ lmtool {' '.join(words)}{f'  > {log}' if log else ''}", flush=True)
+    say(f"\n$ lmtool {' '.join(words)}{f'  > {log}' if log else ''}")
+    sys.stdout.flush()
     with log.open("w") if log else nullcontext() as file:
         done = subprocess.run([sys.executable, "-m", "lmtool", *words], stdout=file, stderr=file)
     if done.returncode:
-        if log:
-            print(log.read_text()[-2000:], file=sys.stderr)
-        sys.exit(done.returncode)
+        place = "is above" if log is None else f"is in {log}"
+        raise CheckFailed(f"lmtool {words[0]} ended with status {done.returncode}", f"read its output, which {place}")
 
 
 def results(folder: Path, checkpoint: str) -> list[dict[str, Any]]:
@@ -53,16 +54,12 @@ def free_name(runs: Path, stem: str) -> Path:
     return runs / f"{stem}-{number}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder for the runs")
-    parser.add_argument("--minutes", type=float, default=2.25, help="maximum minutes of pretraining")
-    options = parser.parse_args()
+def run(config: DemoConfig) -> None:
+    """Runs the commands of the demo, and prints what they show."""
     started = time.monotonic()
-
-    pretrained = free_name(options.runs, "demo")
+    pretrained = free_name(user_path(config.folder), "demo")
     sweep = Path(f"{pretrained}-finetuned")
-    budget = [f"max_minutes={options.minutes:g}", "log_every=500"]
+    budget = [f"max_minutes={config.minutes:g}", "log_every=500"]
     lmtool("pretrain", "experiment=bert_tiny", "model/positions=rotary", *budget, f"run_dir={pretrained}")
     arguments = ["finetune", "-m", *FINETUNE, f"checkpoint={pretrained},none", f"hydra.sweep.dir={sweep}"]
     lmtool(*arguments, log=pretrained / "finetuning.txt")
@@ -92,7 +89,3 @@ def verdict(pretrained: list[float], from_scratch: list[float]) -> str:
         "pretraining helps" if mean > 3 * error else "pretraining hurts" if mean < -3 * error else "no clear difference"
     )
     return f"{conclusion}: {mean:+.3f} ± {error:.3f} accuracy over {len(gains)} pairs of seeds"
-
-
-if __name__ == "__main__":
-    main()
