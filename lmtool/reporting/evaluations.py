@@ -141,17 +141,17 @@ def _draw(folder: Path, split: str, evaluation: JsonMapping) -> None:
     from lmtool.reporting import drawing, heat_maps, plots
 
     if "confusion" in evaluation:
-        figure = heat_maps.confusion_figure(*_most_frequent(evaluation["labels"], evaluation["confusion"]))
+        labels = evaluation["labels"]
+        pairs = {
+            (gold, predicted): count
+            for gold, row in zip(labels, evaluation["confusion"], strict=True)
+            for predicted, count in zip(labels, row, strict=True)
+        }
+        figure = heat_maps.confusion_figure(*heat_maps.most_confused(pairs))
         drawing.write_png(figure, real_folder(folder) / f"{split}_confusion.png")
     if "bins" in evaluation:
         figure = plots.calibration_figure(evaluation["bins"])
         drawing.write_png(figure, real_folder(folder) / f"{split}_calibration.png")
-
-
-def _most_frequent(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
-    """Returns the confusion matrix of the most frequent gold classes, in their original order."""
-    indices = sorted(sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit])
-    return [labels[row] for row in indices], [[counts[row][column] for column in indices] for row in indices]
 
 
 # `lmtool evaluate shots=`: scores over several samples of demonstrations, and a constant baseline.

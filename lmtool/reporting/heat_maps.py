@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -156,11 +157,33 @@ def _label_cells(axes: Axes, columns: Sequence[str], rows: Sequence[str], x_labe
     axes.set_ylabel(y_label)
 
 
+MAX_CLASSES = 20
+"""Maximum number of classes of a confusion matrix."""
+_OTHERS = "others"
+
+
+def most_confused(pairs: Mapping[tuple[str, str], int]) -> tuple[list[str], list[list[int]]]:
+    """Returns the labels with the most errors, and their counts, gold by predicted. If labels are left out, a last
+    column counts the predictions of these. pairs: counts of (gold, predicted) labels."""
+    errors: Counter[str] = Counter()
+    for (gold, predicted), count in pairs.items():
+        errors[gold] += count * (gold != predicted)
+        errors[predicted] += count * (gold != predicted)
+    labels = sorted(label for label, _ in errors.most_common(MAX_CLASSES))
+    counts = [[pairs.get((gold, predicted), 0) for predicted in labels] for gold in labels]
+    if len(labels) < len(errors):
+        totals: Counter[str] = Counter()
+        for (gold, _), count in pairs.items():
+            totals[gold] += count
+        counts = [[*row, totals[gold] - sum(row)] for gold, row in zip(labels, counts, strict=True)]
+    return labels, counts
+
+
 @matplotlib.rc_context(STYLE)
 def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
-    """Returns the confusion matrix, gold labels in rows. The shade of a cell is its fraction of the row; its number
-    counts examples."""
-    size = len(labels)
+    """Returns the confusion matrix of `most_confused`, gold labels in rows. The shade of a cell is its fraction of the
+    row; its number counts examples."""
+    size = max(map(len, counts), default=0)
     edge = min(1.7 + 0.52 * size, 7.2)
     figure, axes = single_plot(edge + 0.6, edge)
     for row, row_counts in enumerate(counts):
@@ -170,9 +193,10 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
             if cell_count and size <= 12:
                 axes.text(column, row, str(cell_count), ha="center", va="center", color=_text_color(fraction))
     names = shorten(labels, 18)
-    _label_cells(axes, names, names, "predicted", "gold")
+    columns = [*names, _OTHERS] if size > len(labels) else names
+    _label_cells(axes, columns, names, "predicted", "gold")
     if size > 4 or max(map(len, names)) >= 12:
-        axes.set_xticks(range(size), names, rotation=45, ha="right")
+        axes.set_xticks(range(size), columns, rotation=45, ha="right")
     return figure
 
 

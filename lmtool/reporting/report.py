@@ -34,7 +34,7 @@ from lmtool.system.files import real_folder
 _EXAMPLES_PER_GROUP = 4
 _SAMPLES_PER_GROUP = 6
 _MAX_TOKENS = 300
-_MAX_CLASSES = 40
+_MAX_CONFUSED_PAIRS = 20
 _KNOWN_KEYS = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
 _CELL_KEYS = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
 _MODEL_COLUMNS = {
@@ -88,14 +88,17 @@ class PredictionSummary:
             return True
         return not self.predicts_texts and not any(name == "" or "," in name for name in names)
 
-    def confusion(self, limit: int = 20) -> tuple[list[str], list[list[int]]]:
-        """Returns the most frequent labels and their counts, gold by predicted."""
-        frequency: Counter[str] = Counter()
-        for (gold, predicted), rows in self.pairs.items():
-            frequency[gold] += rows
-            frequency[predicted] += 0  # includes labels that are only predicted
-        labels = sorted(label for label, _ in frequency.most_common(limit))
-        return labels, [[self.pairs[gold, predicted] for predicted in labels] for gold in labels]
+    def confused_pairs(self) -> tuple[list[str], list[list[object]]]:
+        """Returns the header and the rows of a table of wrong predictions, the most frequent first."""
+        golds: Counter[str] = Counter()
+        for (gold, _), rows in self.pairs.items():
+            golds[gold] += rows
+        wrong = Counter({pair: rows for pair, rows in self.pairs.items() if pair[0] != pair[1]})
+        table: list[list[object]] = [
+            [gold, predicted, rows, percent(rows / golds[gold])]
+            for (gold, predicted), rows in wrong.most_common(_MAX_CONFUSED_PAIRS)
+        ]
+        return ["gold", "predicted", "rows", "of the gold label"], table
 
 
 class _TopRows:
@@ -484,8 +487,8 @@ def write_report(run_dir: str | Path) -> Path:
         phases=_phases(run),
         distillation=distillation_summary(run),
         mixture=_mixture(run),
-        classes=(class_header, classes[:_MAX_CLASSES]),
-        omitted_classes=len(classes[_MAX_CLASSES:]),
+        classes=(class_header, classes),
+        confused=predictions.confused_pairs(),
         groups=[*sample_groups(run.samples), *prediction_groups(predictions)],
         scores={key: number(value) for key, value in as_object(run.result.get("metrics")).items() if is_number(value)},
         trainable=_trainable(run),
@@ -510,7 +513,7 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, tuple[str,
         "loss": plots.loss_caption(run),
         "terms": "Each term of the training loss before its weight. Dots: held-out data; dashed: its baseline.",
         "agreement": "Fraction of predictions on which both models agree, with states of another text swapped in.",
-        "confusion": "Rows: gold labels. Columns: predictions. Shade: fraction of the gold label.",
+        "confusion": _confusion_caption(predictions),
         "scatter": "One dot per held-out example.",
     }
     mixed = isinstance(run.result.get("mixture"), dict)  # labels of several tasks do not fit into one plot
@@ -519,7 +522,7 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, tuple[str,
     elif predictions.is_regression:
         figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
     elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
-        figures["confusion"] = heat_maps.confusion_figure(*predictions.confusion())
+        figures["confusion"] = heat_maps.confusion_figure(*heat_maps.most_confused(predictions.pairs))
     page_figures: dict[str, tuple[str, ...]] = {}
     for name, figure in figures.items():
         if figure is None:
@@ -529,6 +532,18 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, tuple[str,
         narrow_svg = "" if narrow_figure is None else drawing.svg(narrow_figure)
         page_figures[name] = drawing.svg(figure), captions.get(name, ""), narrow_svg
     return page_figures
+
+
+def _confusion_caption(predictions: PredictionSummary) -> str:
+    from lmtool.reporting.heat_maps import MAX_CLASSES
+
+    classes = len({name for pair in predictions.pairs for name in pair})
+    caption = "Rows: gold labels. Columns: predictions. Shade: fraction of the gold label."
+    if classes > MAX_CLASSES:
+        caption += (
+            f" The {MAX_CLASSES} of {classes} labels with the most errors; others: predictions of all other labels."
+        )
+    return caption
 
 
 def _subtitle(result: JsonMapping) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from lmtool.commands import report
 from lmtool.errors import UserError
+from lmtool.reporting import heat_maps
 from lmtool.reporting.comparison import (
     changed_keys,
     compare,
@@ -502,3 +503,19 @@ def test_tables_for_other_programs(task_run, capsys: pytest.CaptureFixture[str],
     for words in (folders[:1], [folders[0], "format=xlsx"]):
         with pytest.raises(UserError, match="format"):
             report.main([*words, *(["format=csv"] if len(words) == 1 else [])])
+
+
+def test_confusion_shows_classes_with_errors(task_run) -> None:
+    """Thirty classes: 0 to 27 are right, and half of 28 is taken for 29."""
+    gold = [str(number) for number in range(30) for _ in range(4)]
+    predictions = ["29" if label == "28" and index % 2 else label for index, label in enumerate(gold)]
+    run = write_predictions(task_run("many"), predictions, gold, {"accuracy": 0.98}, classes={})
+    summary = summarize(read_predictions(read_run(run)))
+    header, rows = summary.confused_pairs()
+    assert header[:3] == ["gold", "predicted", "rows"] and rows == [["28", "29", 2, "50%"]]
+    labels, counts = heat_maps.most_confused(summary.pairs)
+    assert len(labels) == 20 and {"28", "29"} <= set(labels) and counts[labels.index("28")][-1] == 0
+    hidden, hidden_counts = heat_maps.most_confused({("a", "b"): 1, **{(f"c{n}", "a"): 5 for n in range(30)}})
+    assert hidden_counts[hidden.index("a")][-1] == 1  # b is left out
+    page = read_page(write_report(run)).text
+    assert "The 20 of 30 labels with the most errors" in page
