@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.learners.metrics.intervals import LEVEL
@@ -185,6 +186,9 @@ def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
     trainable = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
     rise = [_mean_of(group, rise_of) for group in block.groups]
     columns: dict[str, Sequence[object]] = {}
+    baselines = [_mean_of(group, lambda result: result["baseline"]) for group in block.groups]
+    if set(baselines) != {None}:
+        columns["baseline"] = baselines
     if len(set(trainable) - {None}) > 1:
         columns["trainable parameters"] = [None if mean is None else round(mean) for mean in trainable]
     if set(rise) != {None}:
@@ -298,6 +302,7 @@ def _group_notes(block: Block, header: Sequence[str]) -> Iterator[str]:
         "± seeds": "± seeds: standard error of the mean over the seeds.",
         "± rows": "± rows: standard error of one job's score over the scored rows.",
         "difference": f"Difference: minus {reference}, over common seeds; interval by Student's t.",
+        "baseline": "Baseline: score of a constant prediction, mean over the jobs.",
         "forgets": "Forgets: the rise of the checkpoint's pretraining loss.",
     }
     yield from (text for column, text in legend.items() if column in header)
@@ -308,14 +313,17 @@ def _group_notes(block: Block, header: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _job_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]]]:
+def _job_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]], list[str]]:
+    """Returns the header, a row per job, and the address of each job's report, "" without one."""
     keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(job.metric for job in sweep.jobs if job.metric))
     rows: list[list[object]] = []
     for job in sweep.jobs:
         values = [job.value if job.metric == metric else None for metric in metrics]
         rows.append([str(job.number), *(job.overrides.get(key) for key in keys), *values, job.seconds, job.status])
-    return ["job", *keys, *map(title, metrics), "seconds", "status"], rows
+    reports = [job.folder / "report.html" for job in sweep.jobs]
+    links = [quote(f"{path.parent.name}/{path.name}") if path.is_file() else "" for path in reports]
+    return ["job", *keys, *map(title, metrics), "seconds", "status"], rows, links
 
 
 # The table printed at the end of a sweep.

@@ -361,3 +361,16 @@ def test_page_of_1200_jobs_stays_small(grid: Callable[..., Path], capsys: pytest
     assert (folder / "sweep.html").stat().st_size < 700_000
     assert len((folder / "sweep.csv").read_text().splitlines()) == 1201
     assert html.escape("sweep.csv has 100 more rows.") in (folder / "sweep.html").read_text()
+
+
+def test_page_shows_baseline_and_links_reports_of_jobs(grid: Callable[..., Path]) -> None:
+    folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: {"a": 0.4, "b": 0.3}[tuning])
+    for number in range(4):
+        (folder / str(number) / "result.json").write_text(json.dumps({"baseline": 0.25}))
+    (folder / "2" / "report.html").write_text("")
+    sweep = read_sweep(folder)
+    header, rows = group_table(blocks_of(sweep)[0])
+    assert [row[header.index("baseline")] for row in rows] == [0.25, 0.25]
+    page, _ = write_sweep(sweep, blocks_of(sweep))
+    text = page.read_text()
+    assert '<a href="2/report.html">2</a>' in text and 'href="1/report.html"' not in text
