@@ -77,6 +77,9 @@ def headline(block: Block) -> str:
 def sentences(block: Block) -> list[str]:
     """Returns the sentences below the headline: ties, the named reference, missing cells, and cautions."""
     notes = [_ties(block)] if block.reference is block.best else [_difference_from_reference(block)]
+    baseline = _mean_of(block.best, lambda result: result["baseline"])
+    if baseline is not None:
+        notes.append(f"A constant prediction has {title(block.metric)} {number(baseline)}.")
     contrasts = [difference for _, difference in block.contrasts()]
     known_intervals = sum(difference.significant is not None for difference in contrasts)
     if known_intervals >= 10:
@@ -186,9 +189,6 @@ def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
     trainable = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
     rise = [_mean_of(group, rise_of) for group in block.groups]
     columns: dict[str, Sequence[object]] = {}
-    baselines = [_mean_of(group, lambda result: result["baseline"]) for group in block.groups]
-    if set(baselines) != {None}:
-        columns["baseline"] = baselines
     if len(set(trainable) - {None}) > 1:
         columns["trainable parameters"] = [None if mean is None else round(mean) for mean in trainable]
     if set(rise) != {None}:
@@ -302,7 +302,6 @@ def _group_notes(block: Block, header: Sequence[str]) -> Iterator[str]:
         "± seeds": "± seeds: standard error of the mean over the seeds.",
         "± rows": "± rows: standard error of one job's score over the scored rows.",
         "difference": f"Difference: minus {reference}, over common seeds; interval by Student's t.",
-        "baseline": "Baseline: score of a constant prediction, mean over the jobs.",
         "forgets": "Forgets: the rise of the checkpoint's pretraining loss.",
     }
     yield from (text for column, text in legend.items() if column in header)
