@@ -55,7 +55,7 @@ def attend(
     """
     rate = 0.0 if rng is None else dropout
     if rate and isinstance(rng, DeviceRng):
-        rng.begin()
+        rng.seed()
     if isinstance(layout.mask, Blocks):
         assert bias is None
         return block_attention(q_TAD, k_SAD, v_SAD, layout, scale, rate, rng)

@@ -264,16 +264,16 @@ class DeviceRng:
     def at(self, site: int) -> DeviceRng:
         return DeviceRng(key(self._seed, "dropout", site), self._device)
 
-    def begin(self) -> None:
+    def seed(self) -> None:
         """Seeds the generator before one of torch's kernels uses it."""
         seed_generators(self._device, self._seed)
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
-        self.begin()
+        self.seed()
         return F.dropout(x_TH, rate)
 
     def rng_tensors(self) -> RngTensors:
-        self.begin()
+        self.seed()
         return RngTensors()
 
     def rows(self, index_N: Tensor) -> DeviceRng:

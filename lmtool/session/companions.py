@@ -53,7 +53,7 @@ class Companion:
         """Returns digests that must be equal in all processes, by their names in error messages."""
         return {}
 
-    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
+    def before(self, session: Session) -> Mapping[str, JsonMapping]:
         """Called before training. Returns metadata for the first screen and facts.json, by section ("data", "model" or
         "run"). Raises UserError if a resumed run differs from its checkpoint."""
         return {}
@@ -107,7 +107,7 @@ class Lineage(Companion):
     def __init__(self, session: Session):
         self.checkpoints = list(lineage_of(session.run))
 
-    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
+    def before(self, session: Session) -> Mapping[str, JsonMapping]:
         if not self.checkpoints:
             return {}
         config, line = session.config, lineage_line(self.checkpoints)
@@ -204,7 +204,7 @@ class Forgetting(Companion):
     """Measures forgetting: the pretraining loss on held-out text before and after training, and how far the weights
     moved."""
 
-    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
+    def before(self, session: Session) -> Mapping[str, JsonMapping]:
         config, run = session.config, session.run
         assert isinstance(config, FinetuneConfig)
         self.start = score_start(config, session.learner, run.precision, run.output.stage)
@@ -226,7 +226,7 @@ class Distillation(Companion):
     def identity(self) -> Mapping[str, str]:
         return {f"teacher {name}": digest for name, digest in self.digests.items()}
 
-    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
+    def before(self, session: Session) -> Mapping[str, JsonMapping]:
         require_same_teachers(session.run, self.digests)
         summary = self.distilled.prepare(session.student_data)
         return {"data": {"distillation": {**self.distilled.metadata(), **summary}}}

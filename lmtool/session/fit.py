@@ -85,10 +85,10 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
         unread = ignored_warnings(str(session.config.checkpoint), session.loaded.ignored)
         metadata["data"]["warnings"] = [*session.metadata.get("warnings", ()), *unread]
     for companion in companions:
-        for section, entries in companion.begin(session).items():
+        for section, entries in companion.before(session).items():
             metadata[section] |= entries
     metadata["data"] |= {**train_metadata(session.loader), **held_out.metadata()}
-    screens.begin(session, metadata, plan, baseline)
+    screens.show_start(session, metadata, plan, baseline)
     with screens.listener(opened, learner.metric.name, baseline) as listener:
         training = train(
             session.trained_module,

@@ -154,7 +154,7 @@ def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> di
     return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{threads_text})"}
 
 
-def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, baseline: Baseline) -> None:
+def show_start(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, baseline: Baseline) -> None:
     """Writes facts.json and prints the first screen.
 
     Args:

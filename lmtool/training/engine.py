@@ -39,7 +39,7 @@ class Engine(Protocol):
     learner: Learner
     group: ProcessGroup
 
-    def begin(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         """Called before the forward passes of each optimizer step, with the step's number from 1."""
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
@@ -57,7 +57,7 @@ class Plain:
     def __init__(self, learner: Learner, group: ProcessGroup = ALONE):
         self.learner, self.group = learner, group
 
-    def begin(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         self.learner.on_step(step)
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
@@ -78,8 +78,8 @@ class Ddp(Plain):
         self._requires_grad: list[bool] = []
         self._wrapped: DistributedDataParallel | None = None
 
-    def begin(self, step: int) -> None:
-        super().begin(step)
+    def start_step(self, step: int) -> None:
+        super().start_step(step)
         trainable = [parameter.requires_grad for parameter in self._parameters]
         if trainable != self._requires_grad:
             self._requires_grad = trainable
@@ -226,8 +226,8 @@ class Fsdp(Plain):
             for last in list(stack.applied_layers())[-1:]:
                 last.register_forward_hook(lambda layer, inputs, x_TH: self._last_states.append(x_TH))
 
-    def begin(self, step: int) -> None:
-        super().begin(step)
+    def start_step(self, step: int) -> None:
+        super().start_step(step)
         self._used_names.clear()
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:

@@ -148,7 +148,7 @@ def gradients(
     scaler: GradScaler | None = None,
 ) -> Outcome:
     """Sums the gradients of a step over its micro-batches and over the processes of the engine's group."""
-    engine.begin(step)
+    engine.start_step(step)
     group, learner, device = engine.group, engine.learner, precision.device
     counts = group.sum(
         {**total_counts(learner, data.batches), _TOKEN_COUNT: sum(batch.tokens for batch in data.batches)}

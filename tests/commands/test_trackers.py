@@ -190,7 +190,7 @@ def test_events_of_repeated_steps_are_dropped(tmp_path: Path) -> None:
     for first, last, step in ((1, 5, 0), (4, 8, 3)):
         metadata = RunMetadata(str(tmp_path / "a"), "a", None, "pretrain", {"seed": 1}, True, step)
         tracker = TensorBoard(TensorBoardConfig(folder=str(tmp_path / "all")), metadata)
-        tracker.begin()
+        tracker.start()
         for number in range(first, last):
             tracker.write({"step": number, "split": "train", "loss": float(first)})
         tracker.end(None if step == 0 else {"value": 2.0})

@@ -61,7 +61,7 @@ class Tracker(ABC):
     def __init__(self, config: TrackerConfig, run: RunMetadata):
         self.config, self.run = config, run
 
-    def begin(self) -> str | None:
+    def start(self) -> str | None:
         """Opens the files or the connection. Returns a line for the user, or None."""
         return None
 

@@ -51,7 +51,7 @@ class TensorBoard(Tracker):
             return Path(self.run.folder) / "tensorboard"
         return user_path(self.config.folder) / self.run.name
 
-    def begin(self) -> str | None:
+    def start(self) -> str | None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 

@@ -295,7 +295,7 @@ def open_tracker(start: JsonObject) -> Tracker:
 
 def serve(tracker: Tracker, lines: Iterable[str], answers: TextIO) -> None:
     """Passes rows to a tracker until the line that ends it, or until no line is left because the run was killed."""
-    _reply(answers, "ready", tracker.begin())
+    _reply(answers, "ready", tracker.start())
     result = None
     for line in lines:
         message = json.loads(line)

@@ -172,7 +172,7 @@ class Wandb(Tracker):
         self._memory = WrittenSteps(Path(run.folder) / "wandb" / "run.json")
         self._mode: Mode = "disabled"
 
-    def begin(self) -> str | None:
+    def start(self) -> str | None:
         self._mode, reason = mode_of(self.config.mode, self.run.offline, os.environ)
         if self._mode == "disabled":
             return f"disabled ({reason})"

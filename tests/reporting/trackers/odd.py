@@ -31,7 +31,7 @@ class OddConfig(TrackerConfig):
 class Odd(Tracker):
     config: OddConfig
 
-    def begin(self) -> str | None:
+    def start(self) -> str | None:
         self._fail_at("begin")
         return "begun"
 
