@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,10 @@ from lmtool.types import Batch, Scores
 # Shape letters: M targets.
 
 
+DOCUMENT_LOSSES = "document_losses"
+"""The key of an evaluation's details that holds the summed loss of the text of each document, by its number."""
+
+
 class PerplexityScorer(TermScorer):
     """The scorer of a learner with one term. Adds the perplexity per token, exp of the loss."""
 
@@ -52,6 +57,7 @@ class TextScorer(PerplexityScorer):
         predictors: The constant predictor of each term.
         metadata: The metadata of the token store, with the number of tokens, words and bytes.
         end_id: The id of the token that ends documents.
+        documents_of: Returns the number of the document of each target (M,) of a batch; None if it is unknown.
     """
 
     def __init__(
@@ -60,16 +66,23 @@ class TextScorer(PerplexityScorer):
         predictors: Mapping[str, Predictor] | None,
         metadata: Mapping[str, Any],
         end_id: int,
+        documents_of: Callable[[Batch], np.ndarray] | None = None,
     ):
         super().__init__(learner, predictors)
-        self.metadata, self.end_id = metadata, end_id
+        self.metadata, self.end_id, self.documents_of = metadata, end_id, documents_of
         self.loss_sum, self.token_count = 0.0, 0
+        self.document_losses: Counter[int] = Counter()
 
     def add_term(self, name: str, batch: Batch, scores: Scores) -> None:
         super().add_term(name, batch, scores)
         is_text_M = scores.labels != self.end_id
         self.loss_sum += float(scores.losses[is_text_M].double().sum())
         self.token_count += int(is_text_M.sum())
+        if self.documents_of is not None:
+            documents_M, losses_M = self.documents_of(batch)[is_text_M.numpy()], scores.losses[is_text_M].double()
+            numbers, positions = np.unique(documents_M, return_inverse=True)
+            sums = np.bincount(positions, losses_M.numpy(), len(numbers))
+            self.document_losses.update(dict(zip(numbers.tolist(), sums.tolist(), strict=True)))
 
     def result(self) -> Evaluation:
         evaluation, metadata = super().result(), self.metadata
@@ -86,7 +99,8 @@ class TextScorer(PerplexityScorer):
                 f"{percent} of the tokens are unknown: their text is not predicted, so word_perplexity and "
                 "bits_per_byte are too good",
             )
-        return replace(evaluation, scores={**evaluation.scores, **scores}, warnings=warnings)
+        details = {**evaluation.details, DOCUMENT_LOSSES: self.document_losses}
+        return replace(evaluation, scores={**evaluation.scores, **scores}, warnings=warnings, details=details)
 
 
 # --- writers: a decoder continues a text, an encoder-decoder generates an answer ----------------------------------

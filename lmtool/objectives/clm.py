@@ -107,7 +107,8 @@ class CausalLanguageModel(LanguageModelLearner):
         return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split, data.stride)
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
-        return TextScorer(self, predictors, data.text.metadata, self.tokenizer.role("eos"))
+        documents_of = examples.documents_of if type(examples) is CausalWindows else None
+        return TextScorer(self, predictors, data.text.metadata, self.tokenizer.role("eos"), documents_of)
 
     def inspector(self, examples: TextWindows, max_length: int) -> Inspector:
         if isinstance(examples, CausalSegments):

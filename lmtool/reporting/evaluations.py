@@ -83,7 +83,12 @@ def _join(value: object) -> object:
 
 
 def print_difference(
-    output: Output, first: str, second: str, scores: Mapping[str, float], differences: Mapping[str, Mapping[str, float]]
+    output: Output,
+    first: str,
+    second: str,
+    scores: Mapping[str, float],
+    differences: Mapping[str, Mapping[str, float]],
+    resampled: str = "rows",
 ) -> None:
     """Prints the difference of two systems on the same rows.
 
@@ -93,6 +98,7 @@ def print_difference(
         second: name of the second system.
         scores: the first system's scores by metric.
         differences: the first score minus the second, with its interval, by metric.
+        resampled: what the intervals resample.
     """
     rows = []
     for name, statistics in differences.items():
@@ -101,7 +107,7 @@ def print_difference(
         rows.append([*row, interval_text(statistics, "+"), "yes" if is_significant(statistics) else "no"])
     output.line()
     headings = ["metric", "first", "second", "difference", "95% interval", "significant"]
-    print_table(output, headings, rows, heading=f"{first} minus {second}, the same rows resampled for both")
+    print_table(output, headings, rows, heading=f"{first} minus {second}, the same {resampled} resampled for both")
 
 
 def interval_text(score: Mapping[str, float], sign: str = "") -> str:

@@ -573,7 +573,7 @@ class EvaluateConfig(TaskUseConfig):
 
     against: str | None = Field(
         None,
-        description="another checkpoint, scored on the same rows; reports the difference and its interval",
+        description="another checkpoint, scored on the same rows or documents; reports the difference and its interval",
         min_length=1,
     )
     report: str | None = Field(

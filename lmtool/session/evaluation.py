@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,17 +21,21 @@ from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.file_source import FileSource
 from lmtool.data.sources import open_source
+from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.evaluation import Evaluation
 from lmtool.learners.held_out import HeldOutSplits
+from lmtool.learners.metrics import interval, resample_count, resampled_rows
+from lmtool.learners.writing import DOCUMENT_LOSSES
 from lmtool.models.base import AdjustableMemory, Backbone
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.evaluations import print_few_shot, write_evaluation
+from lmtool.reporting.evaluations import print_difference, print_few_shot, write_evaluation
 from lmtool.resolver.commands import EvaluateConfig, PretrainConfig
 from lmtool.runs.files import SCORED_ROWS, rows_digest
 from lmtool.session.requests import write_output
 from lmtool.session.session import tokenized_split
-from lmtool.session.trained import Trained
+from lmtool.session.trained import Trained, read_trained
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT, TaskConfig
@@ -64,12 +70,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
             f"set shots=4 to prompt the model; or train a head: lmtool finetune task={config.task.name} "
             f"checkpoint={config.checkpoint}",
         )
-    require_unset(
-        config,
-        ("against", "report"),
-        f"{config.checkpoint} was trained on text",
-        "omit it, and evaluate each checkpoint",
-    )
+    require_unset(config, ("report",), f"{config.checkpoint} was trained on text", "omit it")
     require_length(config, pretraining)
     learner, max_length = trained.learner(), config.max_length or pretraining.max_length
     if config.memory_length is not None:
@@ -99,7 +100,65 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
         output.line(description)
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
+    if config.against is not None:
+        differences = {_BITS: _difference_in_bits(config, trained, pretraining, data, evaluations.first)}
+        print_difference(output, config.checkpoint, config.against, metrics, differences, "documents")
     return metrics
+
+
+_BITS = "bits_per_byte"
+
+
+def _difference_in_bits(
+    config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, data: SplitData, first: Evaluation
+) -> dict[str, float]:
+    """Returns the bits per byte of a language model minus those of against= on the same text, with an interval that
+    resamples documents.
+
+    Args:
+        config: The command's configuration.
+        trained: The first model.
+        pretraining: The configuration with which it was trained, which selects the text.
+        data: The text, tokenized for it.
+        first: Its evaluation.
+
+    Returns:
+        "value", and the ends of the 95% interval "low" and "high".
+    """
+    checkpoint = str(config.against)
+    if data.store is None or len(data.text) < 2:
+        raise UserError(
+            f"against={checkpoint}: the difference has no interval without at least two documents of one text",
+            "set data.document=line or block, which split a text into documents",
+        )
+    other = read_trained(checkpoint, config.offline, trained.precision)
+    if not isinstance(other.config, PretrainConfig):
+        raise UserError(f"against={checkpoint} was trained for a task", "use a checkpoint of lmtool pretrain")
+    text, _ = text_to_score(config, other, pretraining)
+    length = config.max_length or other.config.max_length
+    held_out = HeldOutSplits(other.learner(), {"validation": text}, length, config.batch_tokens, other.config.seed)
+    second = held_out.score(other.precision).first
+    for name, evaluation in ((config.checkpoint, first), (checkpoint, second)):
+        if not evaluation.details.get(DOCUMENT_LOSSES):
+            raise UserError(
+                f"against={checkpoint}: {name} has no bits per byte by document, which causal language models without "
+                "carried state have",
+                "omit against=, and evaluate each checkpoint",
+            )
+    losses = [
+        np.array([sums[number] for number in range(len(data.text))])
+        for sums in (cast(Counter[int], evaluation.details[DOCUMENT_LOSSES]) for evaluation in (first, second))
+    ]
+    sizes = np.array([len(trained.tokenizer.decode(tokens.tolist()).encode()) for tokens in _documents(data.text)])
+    bits = (losses[0] - losses[1]) / np.log(2)
+    resamples = resampled_rows(len(bits), resample_count(len(bits), [_BITS]))
+    values = [float(bits[rows].sum() / max(sizes[rows].sum(), 1)) for rows in resamples]
+    value = float(first.scores[_BITS] - second.scores[_BITS])
+    return {"value": value, **interval(values)._asdict()}
+
+
+def _documents(store: TokenStore) -> Iterator[np.ndarray]:
+    return (store.document(number) for number in range(len(store)))
 
 
 def require_unset(config: EvaluateConfig, keys: Sequence[str], reason: str, hint: str | None = None) -> None:

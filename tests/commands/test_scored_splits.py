@@ -73,3 +73,22 @@ def test_sample_depends_on_texts_only() -> None:
     reordered = rows.take(np.arange(1000)[::-1])
     assert set(sampled_rows(reordered, 256).ids) == set(small.ids)
     assert len(sampled_rows(Rows.of_texts(text=["same", "other"] * 100), 1)) == 100  # equal texts stay together
+
+
+def test_language_models_are_compared_on_the_same_documents(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bits = {}
+    for name, size in (("small", 300), ("large", 350)):
+        run = pretrain(name, f"tokenizer.vocab_size={size}", "data.document=line", model="gpt_tiny")
+        bits[name] = json.loads((run / "result.json").read_text())["metrics"]["bits_per_byte"]
+    capsys.readouterr()
+    evaluate = ["evaluate", "checkpoint=runs/small", "cache_dir=cache", "device=cpu"]
+    assert cli.main([*evaluate, "against=runs/large"]) == 0
+    shown = capsys.readouterr().out
+    assert "runs/small minus runs/large, the same documents resampled for both" in shown
+    numbers = next(line for line in shown.splitlines() if line.startswith("bits_per_byte") and " to " in line).split()
+    first, second, difference, low, _, high = (float(text) if text != "to" else 0.0 for text in numbers[1:7])
+    assert (first, second) == (pytest.approx(bits["small"], abs=1e-3), pytest.approx(bits["large"], abs=1e-3))
+    assert difference == pytest.approx(first - second, abs=2e-4) and low < difference < high
+    pretrain("masked")
+    assert cli.main([*evaluate, "against=runs/masked"]) == 2
+    assert "runs/masked has no bits per byte by document" in capsys.readouterr().err

@@ -94,6 +94,12 @@ class CausalWindows(FixedPlan):
         targets = {"clm": Target(torch.from_numpy(tokens[indices + 1]), at=torch.from_numpy(indices))}
         return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
 
+    def documents_of(self, batch: Batch) -> np.ndarray:
+        """Returns (M,): the number of the document of each target of a batch."""
+        rows = self._plan.rows[batch.examples.cpu().numpy()]
+        lengths, known = rows["length"].astype(np.int64), rows["known"].astype(np.int64)
+        return self.stream.documents_at(ragged_ranges(rows["start"] + known, lengths - known))
+
     @property
     def predicted_fraction(self) -> float:
         rows = self._plan.rows

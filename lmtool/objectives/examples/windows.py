@@ -140,11 +140,15 @@ class Stream:
     def __len__(self) -> int:
         return int(self.boundaries[-1])
 
+    def documents_at(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the number of the document at each position of the stream."""
+        return np.searchsorted(self.boundaries, positions, side="right") - 1
+
     def read(self, starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
         """Returns the concatenated ids (T,) of N parts of the stream, int64. starts_N: the first position of each part.
         lengths_N: the number of tokens of each part."""
         positions = ragged_ranges(starts_N, lengths_N)
-        document = np.searchsorted(self.boundaries, positions, side="right") - 1
+        document = self.documents_at(positions)
         first, position_in_document = self.offsets[document], positions - self.boundaries[document]
         is_separator = position_in_document == self.offsets[document + 1] - first
         ids = np.asarray(self.tokens[first + np.where(is_separator, 0, position_in_document)], dtype=np.int64)
