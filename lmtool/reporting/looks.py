@@ -94,20 +94,12 @@ class PositionMaps:
     scores: np.ndarray
 
 
-_PRINTED_POSITIONS = 24
-
-
 def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
-    """Prints the first map of each kind as shades, for the first positions."""
+    """Prints the range of the scores of each kind; the page has the maps."""
     for position_maps in maps:
-        scores = position_maps.scores[0][:_PRINTED_POSITIONS, :_PRINTED_POSITIONS]
-        low, high = float(scores.min()), float(scores.max())
-        heads = f", head 1 of {len(position_maps.scores)}" if len(position_maps.scores) > 1 else ""
-        scale = f"{number(low)} ({_SHADES[0]}) to {number(high)} ({_SHADES[-1]})"
-        output.paragraph(f"{plain(position_maps.name, 80)}{heads}: {scale}", "bold")
-        _print_shades(output, list(map(str, range(len(scores)))), (scores - low) / max(high - low, 1e-12))
-        output.line()
-    output.paragraph(_MAPS_LEGEND, "dim")
+        low, high = number(float(position_maps.scores.min())), number(float(position_maps.scores.max()))
+        maps_text = counted(len(position_maps.scores), "map")
+        output.paragraph(f"{plain(position_maps.name, 80)}: {maps_text}, scores {low} to {high}")
 
 
 _MAPS_LEGEND = (

@@ -33,7 +33,7 @@ def test_inspect_attention_positions_and_word_write_pages(place: Path, capsys: p
     learned = ["inspect", "positions", "kinds=[alibi,shaw,none]", "length=8", "checkpoint=[runs/run]"]
     assert cli.main(learned) == 0
     out, page = capsys.readouterr().out, Path("positions.html").read_text()
-    assert all(name in out for name in ("alibi, head 1 of 4: ", "shaw: ", "runs/run"))
+    assert all(name in out for name in ("alibi: 4 maps, scores ", "shaw: 1 map", "runs/run"))
     assert page.count("<svg") == 3
     assert cli.main(["inspect", "positions", "kinds=[rotry]"]) == 2
     assert "did you mean rotary?" in capsys.readouterr().err
