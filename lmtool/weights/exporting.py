@@ -137,7 +137,9 @@ def head_caveat(model: ModelConfig, task: JsonMapping) -> str | None:
     None if it will be, or if transformers has none for the family."""
     declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
     head = head_of_task(task)
-    if declared is None or head is None or not any(head.name in entry.heads for entry in declared.classes):
+    if declared is None or declared.model != model.name or head is None:
+        return None
+    if not any(head.name in entry.heads for entry in declared.classes):
         return None
     try:
         _hf_head(model, task, declared)

@@ -322,6 +322,7 @@ def test_transformers_head_is_required_for_export(
         "max_length=100",
     ]
     finetune("paper", *words)
+    assert "to export it, set task.head=transformers task.pooling=" in capsys.readouterr().out
     run("export", "checkpoint=runs/paper", "output=paper", status=2)
     error = capsys.readouterr().err
     assert (
