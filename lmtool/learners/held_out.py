@@ -208,7 +208,13 @@ class HeldOutSplits:
         self._final = self._final or self.score(precision, group=group)
         return self._final
 
-    def score(self, precision: Precision, calibrates: bool = False, group: ProcessGroup = ALONE) -> SplitEvaluations:
+    def score(
+        self,
+        precision: Precision,
+        calibrates: bool = False,
+        group: ProcessGroup = ALONE,
+        by_document: bool = False,
+    ) -> SplitEvaluations:
         """Scores the learner on all splits.
 
         Args:
@@ -216,11 +222,13 @@ class HeldOutSplits:
             calibrates: Whether the scores select the best checkpoint. If so, they are of the samples, and the first
                 split also tunes the decision thresholds.
             group: The processes that share the work.
+            by_document: Whether to sum the losses of each document, see `Scorer`.
         """
         evaluations: dict[str, Evaluation] = {}
         for name, split in (self.samples if calibrates else self.splits).items():
             scorer = scorer_of(self.learner, split.data, split.examples, self.predictors)
             scorer.calibrates, scorer.selects = calibrates and not evaluations, calibrates
+            scorer.by_document = by_document
             batches = split.loader.epoch_batches()
             evaluations[name] = evaluate(self.learner, scorer, batches, precision, group)
         return SplitEvaluations(evaluations)

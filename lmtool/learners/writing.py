@@ -78,11 +78,16 @@ class TextScorer(PerplexityScorer):
         is_text_M = scores.labels != self.end_id
         self.loss_sum += float(scores.losses[is_text_M].double().sum())
         self.token_count += int(is_text_M.sum())
-        if self.documents_of is not None:
-            documents_M, losses_M = self.documents_of(batch)[is_text_M.numpy()], scores.losses[is_text_M].double()
-            numbers, positions = np.unique(documents_M, return_inverse=True)
-            sums = np.bincount(positions, losses_M.numpy(), len(numbers))
-            self.document_losses.update(dict(zip(numbers.tolist(), sums.tolist(), strict=True)))
+
+    def take(self, batch: Batch, outputs: Mapping[str, Scores]) -> None:
+        super().take(batch, outputs)
+        if self.documents_of is None or not self.by_document:
+            return
+        (scores,), documents_M = outputs.values(), self.documents_of(batch)
+        is_text_M = (scores.labels != self.end_id).numpy()
+        numbers, positions = np.unique(documents_M[is_text_M], return_inverse=True)
+        sums = np.bincount(positions, scores.losses.double().numpy()[is_text_M], len(numbers))
+        self.document_losses.update(dict(zip(numbers.tolist(), sums.tolist(), strict=True)))
 
     def result(self) -> Evaluation:
         evaluation, metadata = super().result(), self.metadata

@@ -83,7 +83,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
         )
     data, title = text_to_score(config, trained, pretraining)
     held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, pretraining.seed)
-    evaluations = held_out.score(trained.precision)
+    evaluations = held_out.score(trained.precision, by_document=config.against is not None)
     if config.output is not None:
         write_output(config.output, evaluations.records())
     metrics = evaluations.metrics()
@@ -137,7 +137,7 @@ def _difference_in_bits(
     text, _ = text_to_score(config, other, pretraining)
     length = config.max_length or other.config.max_length
     held_out = HeldOutSplits(other.learner(), {"validation": text}, length, config.batch_tokens, other.config.seed)
-    second = held_out.score(other.precision).first
+    second = held_out.score(other.precision, by_document=True).first
     for name, evaluation in ((config.checkpoint, first), (checkpoint, second)):
         if not evaluation.details.get(DOCUMENT_LOSSES):
             raise UserError(
