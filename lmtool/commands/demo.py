@@ -32,7 +32,7 @@ def lmtool(*words: str, log: Path | None = None) -> None:
     say(f"\n$ lmtool {' '.join(words)}{f'  > {log}' if log else ''}")
     sys.stdout.flush()
     with log.open("w") if log else nullcontext() as file:
-        done = subprocess.run([sys.executable, "-m", "lmtool", *words], stdout=file, stderr=file)
+        done = subprocess.run([sys.executable, "-P", "-m", "lmtool", *words], stdout=file, stderr=file)
     if done.returncode:
         place = "is above" if log is None else f"is in {log}"
         raise CheckFailed(f"lmtool {words[0]} ended with status {done.returncode}", f"read its output, which {place}")
