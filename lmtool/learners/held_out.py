@@ -110,7 +110,7 @@ class EvaluationSplit:
         examples = self.examples
         if isinstance(examples, SupportsLanes):
             examples = examples.in_lanes(min(MAX_LANES, max(1, tokens // (MIN_SEGMENTS_PER_LANE * max_length))))
-        elif size is not None and (rows := max(size.rows, int(size.tokens * count / tokens))) < count:
+        elif size is not None and (rows := max(size.rows, int(size.tokens * count / max(tokens, 1)))) < count:
             if data.rows:
                 parts = {name: sampled_rows(part, -(-rows * len(part) // count)) for name, part in data.rows.items()}
                 self.data = replace(data, rows=parts)
@@ -219,7 +219,7 @@ class HeldOutSplits:
 
         Args:
             precision: Number format and device.
-            calibrates: Whether the scores select the best checkpoint. If so, they are of the samples, and the first
+            calibrates: Whether the scores select the best checkpoint. If so, only the samples are scored, and the first
                 split also tunes the decision thresholds.
             group: The processes that share the work.
             by_document: Whether to sum the losses of each document, see `Scorer`.

@@ -257,8 +257,8 @@ class RunConfig(CommandConfig):
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: about ten per run")
     evaluate_rows: Annotated[int, Field(ge=1)] | Literal["auto", "all"] = Field(
         "auto",
-        description="rows of a split (of a text: examples) that an evaluation during training reads, a fixed sample; "
-        "auto: at most about a quarter of the time, but 256; all. The scores at the end are of all rows",
+        description="size of the fixed sample of rows (of a text: examples) that evaluations during training read; "
+        "auto: 256, or more if they take at most a quarter of the time; all. The final scores use all rows",
     )
     checkpoint_every: int | None = Field(
         None, ge=1, description="steps between checkpoints; null: one at each evaluation"
