@@ -21,7 +21,7 @@ from lmtool.learners.mixed_sources import examples_of, inspector_of
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
 from lmtool.reporting.text import number, percent
-from lmtool.resolver.commands import FinetuneConfig, InspectKeys, PretrainConfig, words_of_phase
+from lmtool.resolver.commands import FinetuneConfig, InspectKeys, PretrainConfig
 from lmtool.runs.files import overwriting_errors
 from lmtool.session.open_run import require_fit, start_weights, starting_tokenizer
 from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
@@ -29,6 +29,7 @@ from lmtool.session.requests import write_output
 from lmtool.session.screens import warnings_of
 from lmtool.system.files import user_path
 from lmtool.tasks.checking import Shift, shifts
+from lmtool.training.phases import words_of_phase
 from lmtool.training.precision import select_device
 from lmtool.weights.assemble import assemble
 

@@ -53,11 +53,12 @@ from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
 from lmtool.reporting.costs import PhasePlan, RunPlan
 from lmtool.reporting.text import size
-from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig, words_of_phase
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.rules import violations
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.training.budgets import MOST_STEPS, retained_checkpoints, rows_an_interval
 from lmtool.training.configs import AdafactorConfig
+from lmtool.training.phases import words_of_phase
 from lmtool.training.precision import Precision
 
 # Memory of a process besides the model, by whether it uses CUDA: Python, torch, the tokenizer, the loader, and unusable

@@ -25,7 +25,6 @@ from lmtool.learners.configs import ObjectiveConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.reporting.trackers.base import TrackerConfig
 from lmtool.resolver.commands import (
-    EPOCH_KEYS,
     AskConfig,
     CheckConfig,
     EvaluateConfig,
@@ -37,7 +36,6 @@ from lmtool.resolver.commands import (
     TokenizerCommandConfig,
     TransferConfig,
     UseConfig,
-    words_of_phase,
 )
 from lmtool.runs.files import output_errors, overwriting_errors
 from lmtool.system.files import user_path
@@ -45,6 +43,7 @@ from lmtool.tasks import rules as tasks
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig
+from lmtool.training.phases import EPOCH_KEYS, words_of_phase
 from lmtool.tuning import rules as tuning
 
 

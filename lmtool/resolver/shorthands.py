@@ -26,12 +26,12 @@ from lmtool.config.groups import options
 from lmtool.config.messages import as_typed, unknown_choice
 from lmtool.config.registry import Choice, lookup
 from lmtool.errors import ConfigError, UserError
-from lmtool.resolver.commands import nested_keys
 from lmtool.resolver.verbs import TRAINING, VERBS
 from lmtool.runs.finding import read_checkpoint, run_folder
 from lmtool.system.files import RUNS, user_path
 from lmtool.system.terminal import say
 from lmtool.tasks.configs.base import TaskConfig
+from lmtool.training.phases import nested_keys
 from lmtool.weights.folders import hf_folder
 
 Data = JsonObject

@@ -16,11 +16,11 @@ from lmtool.cli import main as cli
 from lmtool.config import compose, overrides
 from lmtool.errors import ConfigError
 from lmtool.reporting.run_files import phase_starts, read_run
-from lmtool.resolver.commands import normalize_phases, words_of_phase
 from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.shorthands import with_sections
 from lmtool.runs.finding import checkpoint_folder
 from lmtool.training import loop
+from lmtool.training.phases import normalize_phases, words_of_phase
 from tests.commands.conftest import TINY, merge_overrides, pretrain, working_in, write_text
 
 PHASES = "phases=[{share: .6}, {max_length: 24, batch_examples: 6, objective.probability: .4, optimizer.lr: .0005}]"
