@@ -36,7 +36,7 @@ demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine h
 	$(BIN)/lmtool demo
 
 course: $(VENV)/test  ## Run docs/course.md, about half an hour on two cores, and write runs/course/index.html.
-	$(BIN)/python scripts/course.py
+	$(BIN)/lmtool course
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
 	$(BIN)/python -m pytest -q -n 2

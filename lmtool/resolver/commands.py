@@ -704,6 +704,15 @@ class DemoConfig(CommandConfig):
     minutes: float = Field(2.25, gt=0, description="maximum minutes of pretraining")
 
 
+class CourseConfig(CommandConfig):
+    """`lmtool course`: the commands of the course, and a page with their results."""
+
+    starts_with_checkpoint: ClassVar[bool] = False
+
+    topics: tuple[str, ...] = Field((), description="topics to run, by id; []: all that have not been run")
+    folder: str = Field("runs/course", description="folder of the runs, their output and the page", min_length=1)
+
+
 class PruneConfig(CommandConfig):
     """`lmtool runs prune`: the optimizer states that finished runs do not need."""
 

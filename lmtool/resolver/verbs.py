@@ -60,6 +60,9 @@ class Verb:
 _TABLE = (
     Verb("demo", "pretrain, finetune and compare on text that every machine has", "lmtool demo", "DemoConfig"),
     Verb(
+        "course", "a curriculum in commands, and its page", "lmtool course topics=[tokenizers,masks]", "CourseConfig"
+    ),
+    Verb(
         "pretrain", "learn a language from text", "lmtool pretrain model=bert_tiny", "PretrainConfig",
         trains=True, sweeps=True,
     ),
@@ -209,7 +212,7 @@ def keys_of(verb: str) -> type[RunKeys] | None:
 
 
 PARTS = {
-    "new here": ("demo",),
+    "new here": ("demo", "course"),
     "train": ("pretrain", "finetune", "resume"),
     "use a run": ("evaluate", "predict", "generate", "embed", "probe", "export"),
     "before a run": (

@@ -210,6 +210,8 @@ def _guess_from_columns(
             )
         labels = labels_by_name if len(labels_by_name) == 1 else labels
         if not labels:
+            if kind is None and text is None:
+                _offer_seq2seq(value, [name for name, values in columns.items() if is_text(values)])
             raise UserError(
                 f"task={value}: none of its columns {', '.join(columns)} holds classes, numbers or tags",
                 "name the label: task=custom task.kind=KIND task.path=FILE task.text=[COLUMN] task.label=COLUMN",
@@ -225,6 +227,19 @@ def _guess_from_columns(
     if len(guesses) > 1:
         _refuse(value, guesses)
     return guesses[0]
+
+
+def _offer_seq2seq(value: str, texts: Sequence[str]) -> None:
+    """Raises UserError if there are two columns of texts, one of which a model may learn to write."""
+    if len(texts) != 2:
+        return
+    source, target = texts
+    forms = [shlex.join(Guess("seq2seq", (first,), last).words(value)) for first, last in (texts, reversed(texts))]
+    hint = f"set {forms[0]}   or {forms[1]}"
+    if any(len(name.split()) >= _MIN_TEXT_WORDS for name in texts):
+        source, target = "the first column", "the second"
+        hint = f"name the columns if its first line is a row: task={quote_value(value)} task.header=[source,target]"
+    raise UserError(f"task={value}: {source} and {target} hold texts, and no column holds labels", hint)
 
 
 def _word_column(columns: Columns) -> tuple[str, ...]:

@@ -109,6 +109,10 @@ def test_task_kind_is_guessed_from_folder_and_conll(tmp_path):
          ["task.label=mood", "task.label=tone"]),
         ({"a": TEXTS, "b": TEXTS, "c": TEXTS, "label": ["x", "y"] * 30}, "which task is meant",
          ["task.text=[a]", "task.text=[b]"]),
+        ({"mr": TEXTS, "ref": TEXTS[::-1]}, "mr and ref hold texts, and no column holds labels",
+         ["task.kind=seq2seq", "'task.text=[mr]' task.label=ref", "'task.text=[ref]' task.label=mr"]),
+        ({"Tom had a cat.": TEXTS, "Tom hatte eine Katze.": TEXTS[::-1]}, "the first column and the second hold texts",
+         ["task.header=[source,target]"]),
     ],
 )  # fmt: skip
 def test_ambiguous_file_is_refused_with_alternatives(columns, message, forms, tmp_path):

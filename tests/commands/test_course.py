@@ -1,4 +1,4 @@
-"""The course script runs a document's commands, resumes, and writes one page. Every command of docs/course.md is
+"""`lmtool course` runs a document's commands, resumes, and writes one page. Every command of docs/course.md is
 composed, and its directives name files that earlier commands write."""
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,13 +13,14 @@ import pytest
 import yaml
 
 from lmtool.cli import main as cli
+from lmtool.commands import course as course_command
+from lmtool.course import document, page
+from lmtool.errors import UserError
 from lmtool.system.files import write_manifest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 DOCUMENT = """# A course
 
-What it is: see [the page](extend.md).
+What it is: see [the page](#second).
 
 ## 1. First {#first}
 
@@ -74,22 +74,12 @@ DRAWN = (
 
 
 @pytest.fixture
-def course(script, monkeypatch, tmp_path):
-    """Runs the script on DOCUMENT in tmp_path; its exit status."""
-    module = script("course")
+def course(monkeypatch, tmp_path):
+    """Runs the command on DOCUMENT in tmp_path; its exit status."""
     (tmp_path / "course.md").write_text(DOCUMENT.replace("echo 'one\ntwo'", "printf 'one\\ntwo\\n'"))
-    monkeypatch.setattr(module, "COURSE", tmp_path / "course.md")
-    monkeypatch.setattr(module, "import_all", lambda: None)  # not needed for --version
-
-    def run(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["course.py", "--folder", str(tmp_path / "out"), *words])
-        try:
-            module.main()
-        except SystemExit as ended:
-            return int(ended.code or 0)
-        return 0
-
-    return run
+    monkeypatch.setattr(course_command, "document", lambda: tmp_path / "course.md")
+    monkeypatch.setattr(course_command, "import_all", lambda: None)  # not needed for --version
+    return lambda *topics: cli.main(["course", f"folder={tmp_path / 'out'}", f"topics=[{','.join(topics)}]"])
 
 
 def result(folder: Path, **values: object) -> None:
@@ -99,11 +89,13 @@ def result(folder: Path, **values: object) -> None:
 
 def test_course_runs_resumes_and_writes_page(course, tmp_path, capsys):
     out = tmp_path / "out"
-    assert course("--only", "third") == 1
-    assert "topic third lacks runs/absent: no topic writes it" in capsys.readouterr().err
-    assert course("--only", "first") == 0
+    assert course("fourth") == 2
+    assert "topics: fourth is not one of first, second, third" in capsys.readouterr().err
+    assert course("third") == 2
+    assert "topic third lacks runs/absent" in capsys.readouterr().err
+    assert course("first") == 0
     assert (out / "logs/first-2.out").read_text() == "one\ntwo\n"
-    assert course("--only", "first,second") == 1  # runs/a has no result yet
+    assert course("first", "second") == 3  # runs/a has no result yet
     error = capsys.readouterr().err
     assert "topic second ended with status 1 at cat runs/a/result.json" in error and "second-1.err" in error
     assert (out / "ran.txt").read_text() == "ran\n"
@@ -116,9 +108,9 @@ def test_course_runs_resumes_and_writes_page(course, tmp_path, capsys):
     layers = [{"accuracy": 0.1, "standard_error": 0.1}, {"accuracy": 0.5, "standard_error": 0.12}]
     (out / "runs/a/probe.json").write_text(json.dumps({"layers": layers}))
     (out / "drawn.html").write_text(DRAWN)
-    assert course("--only", "first,second") == 0
+    assert course("first", "second") == 0
     page = (out / "index.html").read_text()
-    assert '<a href="../../docs/extend.md">the page</a>' in page and "<strong>bold</strong>" in page
+    assert '<a href="#second">the page</a>' in page and "<strong>bold</strong>" in page
     assert "<code>code &lt;b&gt;</code>" in page and '<pre class="printed">two</pre>' in page
     assert "2.000 (n = 1) against 1.100 (n = 2), difference +0.9 ± 0.14" in page and "holds here" in page
     assert "0.450 (n = 1) against 0.500, difference -0.05 ± 0.1" in page and "not clear here" in page
@@ -143,13 +135,12 @@ def test_course_runs_resumes_and_writes_page(course, tmp_path, capsys):
         ([1.0, 1.0], [0.8, 0.8], "not clear here"),  # equal values: the spread is unknown
     ],
 )
-def test_claim_needs_significant_difference(script, tmp_path, lefts, rights, words):
+def test_claim_needs_significant_difference(tmp_path, lefts, rights, words):
     for name, values in (("a", lefts), ("b", rights)):
         for seed, value in enumerate(values):
             result(tmp_path / f"{name}-{seed}", value=value)
-    text = script("course_text")
-    claim = text.Claim("", text.Value("a-*", "value"), ">", text.Value("b-*", "value"))
-    assert script("course_page").judge(claim, tmp_path).words == words
+    claim = document.Claim("", document.Value("a-*", "value"), ">", document.Value("b-*", "value"))
+    assert page.judge(claim, tmp_path).words == words
 
 
 @pytest.mark.parametrize(
@@ -163,39 +154,36 @@ def test_claim_needs_significant_difference(script, tmp_path, lefts, rights, wor
         ("absent\n```", "absent", "this block does not end"),
     ],
 )
-def test_invalid_course_document_is_refused(script, capsys, old, new, said):
+def test_invalid_course_document_is_refused(old, new, said):
     assert old in DOCUMENT
-    with pytest.raises(SystemExit):
-        script("course_text").read_course(DOCUMENT.replace(old, new), "course.md")
-    assert said in capsys.readouterr().err
+    with pytest.raises(UserError, match=re.escape(said)):
+        document.read_course(DOCUMENT.replace(old, new), "course.md")
 
 
-def test_shipped_course_composes_and_names_written_files(script, monkeypatch, tmp_path, capsys):
+def test_shipped_course_composes_and_names_written_files(monkeypatch, tmp_path, capsys):
     """Every command is composed and decoded in the order of the page. Instead of training, a checkpoint with the
     configuration and empty weights is written. Directives name files that an earlier command writes."""
-    text = script("course_text")
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
-    course = text.read_course(page)
+    text = document.document().read_text(encoding="utf-8")
+    course = document.read_course(text)
     assert [topic.number for topic in course.topics] == [*range(1, 17)]
     written: set[str] = set()
     for topic in course.topics:
         for part in topic.parts:
-            for line in part.lines if isinstance(part, text.Commands) else ():
-                written |= text.written_paths(line)
+            for line in part.lines if isinstance(part, document.Commands) else ():
+                written |= document.written_paths(line)
                 if line.startswith("lmtool "):
-                    compose_command(line, page, capsys)
-            named = [part.page] if isinstance(part, text.Show) else []
-            named += [part.left, part.right] if isinstance(part, text.Claim) else []
-            for name in [value.folder if isinstance(value, text.Value) else value for value in named]:
+                    compose_command(line, text, capsys)
+            named = [part.page] if isinstance(part, document.Show) else []
+            named += [part.left, part.right] if isinstance(part, document.Claim) else []
+            for name in [value.folder if isinstance(value, document.Value) else value for value in named]:
                 if not isinstance(name, float):
                     assert any(fnmatch(path, name) or name.startswith(f"{path}/") for path in written), (topic.id, name)
 
 
-def test_compared_models_share_compute_and_positions(script):
+def test_compared_models_share_compute_and_positions():
     """Claims compare pretrained models that were finetuned on the same rows, or probed."""
-    text = script("course_text")
-    course = text.read_course((ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
+    course = document.read_course(document.document().read_text(encoding="utf-8"))
     trained, compared = {}, []
     for line in (line for topic in course.topics for line in topic.commands if line.startswith("lmtool ")):
         keys = dict(word.split("=", 1) for word in shlex.split(line) if "=" in word)
@@ -203,7 +191,7 @@ def test_compared_models_share_compute_and_positions(script):
             trained[str(keys.get("name"))] = keys.get("max_flops"), keys.get("model/positions")
         elif keys.get("target") == "pydocs":
             compared += re.findall(r"runs/(\w+)", keys["checkpoint"])
-    for claim in (part for topic in course.topics for part in topic.parts if isinstance(part, text.Claim)):
+    for claim in (part for topic in course.topics for part in topic.parts if isinstance(part, document.Claim)):
         for value in (claim.left, claim.right) if "families" in str(claim.left) else ():
             compared += [name.replace("-", "_") for name in re.findall(r"\*runs-([\w-]+?)_\*", value.folder)]
     assert sorted(compared) == ["bert", "bert", "bert", "electra", "gpt_rotary", "gpt_rotary"]

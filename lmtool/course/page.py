@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from course_text import Claim, Commands, Course, Part, Prose, Show, Topic, Value
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from lmtool.course.document import Claim, Commands, Course, Part, Prose, Show, Topic, Value
 from lmtool.learners.metrics.intervals import mean_and_error, t_quantile
 from lmtool.reporting.html import escape, escape_lines, write_page
 from lmtool.reporting.scores import CLEAR_ERRORS
@@ -43,18 +43,7 @@ _LINE_WIDTH = 110  # width of a printed line
 _PIECE = re.compile(r"<h[23][^>]*>.*?</h[23]>|<figure>.*?</figure>|<table.*?</table>", re.DOTALL)
 
 
-class _Markdown(MarkdownIt):
-    """CommonMark with tables, HTML as text, and links to pages next to docs/course.md."""
-
-    def __init__(self) -> None:
-        super().__init__("commonmark", {"html": False})
-        self.enable("table")
-
-    def normalizeLink(self, url: str) -> str:  # noqa: N802  the library's name
-        return url if url.startswith(("#", "http")) else f"../../docs/{url}"
-
-
-_MARKDOWN = _Markdown()
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 @dataclass
@@ -210,7 +199,7 @@ class _PageEmbedder:
 
     def _pieces(self, main: str, show: Show) -> Iterator[str]:
         """Yields the selected figures and tables, and each heading before the first of them that it stands above."""
-        count, headings = 0, []
+        count, headings = 0, list[str]()
         for match in _PIECE.finditer(main):
             piece = match[0]
             if piece.startswith("<h"):
@@ -273,8 +262,8 @@ def judge(claim: Claim, folder: Path) -> Verdict:
     try:
         left = _mean(claim.left, folder)
         right = _mean(claim.right, folder) if isinstance(claim.right, Value) else Mean(claim.right, 0.0, 0)
-    except LookupError as error:
-        return Verdict(MISSING, str(error.args[0]))
+    except LookupError as missing:
+        return Verdict(MISSING, str(missing.args[0]))
     difference = left.value - right.value
     measured = f"{left} against {right}, difference {difference:+.3g}"
     if left.error is None or right.error is None:

@@ -1,4 +1,4 @@
-"""Reads docs/course.md, which consists of topics.
+"""The document of the course, docs/course.md, which consists of topics.
 
 A topic is a heading `## 3. Title {#id}`, followed by text, ```bash blocks of commands (the lines of a
 ```bash together block run two at a time, with one thread each), and directives, each an HTML comment on its own line:
@@ -22,8 +22,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
+from pathlib import Path
 
-from common import stop
+from lmtool.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -133,22 +134,31 @@ class Course:
     topics: tuple[Topic, ...]
 
 
+def document() -> Path:
+    """Returns the file of the course: inside the package (wheel) or next to it (checkout)."""
+    package = Path(__file__).resolve().parents[1]
+    packed = package / "course" / "course.md"
+    return packed if packed.is_file() else package.parent / "docs" / "course.md"
+
+
 _HEADING = re.compile(r"## (\d+)\. (.+?) \{#([\w-]+)\}")
 _DIRECTIVE = re.compile(r"<!--\s*(\w+)\s*(.*?)\s*-->")
 
 
 def read_course(text: str, name: str = "docs/course.md") -> Course:
-    """Parses the text of a course. At an invalid line, ends the script with an error that gives its number."""
+    """Parses the text of a course. Raises UserError at an invalid line, with its number."""
     lines = text.splitlines()
     heads = [number for number, line in enumerate(lines) if line.startswith("## ")]
     topics: list[Topic] = []
     for head, end in zip(heads, [*heads[1:], len(lines)], strict=True):
         heading = _HEADING.fullmatch(lines[head].strip())
         if heading is None:
-            stop(f"{name}:{head + 1}: {lines[head]} is not a heading of a topic", "write ## N. Title {#id}")
+            raise UserError(f"{name}:{head + 1}: {lines[head]} is not a heading of a topic", "write ## N. Title {#id}")
         number, title, identity = heading.groups()
         if any(topic.id == identity for topic in topics):
-            stop(f"{name}: two topics have the id {identity}", "use another id in one of them: ## N. Title {#id}")
+            raise UserError(
+                f"{name}: two topics have the id {identity}", "use another id in one of them: ## N. Title {#id}"
+            )
         topics.append(Topic(int(number), title, identity, tuple(_parts(lines, head + 1, end, name))))
     opening = lines[: heads[0]] if heads else lines
     return Course(opening[0].removeprefix("# "), "\n".join(opening[1:]).strip(), tuple(topics))
@@ -162,7 +172,7 @@ def _parts(lines: list[str], index: int, end: int, name: str) -> Iterator[Part]:
         if line.startswith("```"):
             last = next((number for number in range(index + 1, end) if lines[number].startswith("```")), end)
             if last == end:
-                stop(f"{name}:{index + 1}: this block does not end", "end it with ```")
+                raise UserError(f"{name}:{index + 1}: this block does not end", "add a line ``` below it")
         if line.startswith(("<!--", "```bash")):
             if any(prose):
                 yield Prose("\n".join(prose).strip())
@@ -198,7 +208,8 @@ def _directive(line: str, block: Commands | None, position: str) -> Part:
             return Show(page, int(first), int(last or first))
     if verb == "output" and block and (match := re.fullmatch(r"(?:(first|last) (\d+)|until (.+))?", words)):
         which, count, until = match.groups()
-        return Printed(block, **{which: int(count)}) if which else Printed(block, until=until)
+        lines = int(count) if count else None
+        return Printed(block, lines if which == "first" else None, lines if which == "last" else None, until)
     if verb == "claim":
         text, _, comparison = words.rpartition("|")
         match = re.fullmatch(r"(\S+) (\S+) ([<>]) (?:(\S+) (\S+)|(-?[\d.e-]+))", comparison.strip())
@@ -208,7 +219,7 @@ def _directive(line: str, block: Commands | None, position: str) -> Part:
             return Claim(text.strip(), Value(folder, key), sign, right)
     after_no_block = " (output needs a bash block before it)" if verb == "output" and block is None else ""
     known = "show PAGE.html [N-M], output [first N|last N|until TEXT], or claim TEXT | FOLDER KEY > FOLDER KEY"
-    stop(f"{position}: {line} is not a valid directive{after_no_block}", f"use {known}")
+    raise UserError(f"{position}: {line} is not a valid directive{after_no_block}", f"use {known}")
 
 
 def written_paths(command: str) -> set[str]:

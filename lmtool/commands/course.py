@@ -1,10 +1,8 @@
-"""Run the commands of docs/course.md, and write the course as one page.
+"""`lmtool course`: runs the commands of the course, and writes it as one page.
 
-    python scripts/course.py [--only ID[,ID]] [--folder runs/course]
-
-Runs all commands in order, in FOLDER, offline. FOLDER/logs contains their output. FOLDER/topics lists the finished
-commands, after which a stopped script resumes. If a command has changed in the document, it and the later commands of
-its topic run again. FOLDER/index.html shows all results so far. course_text.py describes the format of the document.
+Runs all commands in order, in `folder`, offline. FOLDER/logs contains their output. FOLDER/topics lists the finished
+commands, after which a stopped course resumes. If a command has changed in the document, it and the later commands of
+its topic run again. FOLDER/index.html shows all results so far.
 
 A short command spends most of its time importing torch and packages that use it. A line that is a single lmtool command
 therefore runs in a fork of this process, which has imported them once; bash runs all other lines.
@@ -12,7 +10,6 @@ therefore runs in a fork of this process, which has imported them once; bash run
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -25,85 +22,80 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, name_list, with_this_tree
-from course_page import TimeSpent, stdout_of, write_course
-from course_text import Course, Topic, read_course, written_paths
-
+from lmtool.config.registry import imported
+from lmtool.course.document import Course, Topic, document, read_course, written_paths
+from lmtool.course.page import TimeSpent, stdout_of, write_course
+from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.text import duration
+from lmtool.resolver.commands import CourseConfig
+from lmtool.runs.files import write_errors
+from lmtool.system.files import user_path
+from lmtool.system.terminal import say
 
-COURSE = ROOT / "docs" / "course.md"
 # Defines `lmtool` for bash lines of the document: the lmtool of this interpreter.
-_SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -m lmtool "$@"; }}\n'
+_SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -P -m lmtool "$@"; }}\n'
 # Characters with a meaning in bash unless they are quoted.
 _BASH_CHARACTERS = re.compile(r"[|&;<>$`*?~{}()\\]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
 MAX_PARALLEL = 2  # commands that run at a time in a block marked `together`
 
 
-def main() -> None:
-    course = read_course(COURSE.read_text(encoding="utf-8"))
+def run(config: CourseConfig) -> None:
+    """Runs the unfinished commands of the selected topics and writes the page. Raises UserError for an unknown topic or
+    one that needs another, and CheckFailed if a command fails."""
+    course = read_course(document().read_text(encoding="utf-8"))
     ids = [topic.id for topic in course.topics]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", type=name_list("--only", ids), default=ids, metavar="ID[,ID]", help="only these topics"
-    )
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "course", help="folder for all output")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    error = None
-    for topic in (topic for topic in course.topics if topic.id in options.only):
-        error = missing_input(course, topic, options.folder) or run(topic, options.folder)
-        if error:
-            break
-    spent = {topic.id: time_spent_on(topic, options.folder) for topic in course.topics}
-    page = write_course(course, options.folder, spent)
-    unfinished = [name for name, time_spent in spent.items() if not time_spent.finished]
-    print(f"{page}{': without ' + ', '.join(unfinished) if unfinished else ''}")
-    if error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    for name in config.topics:
+        if name not in ids:
+            raise UserError(f"topics: {name} is not one of {', '.join(ids)}", "use the id of a topic, or omit topics=")
+    folder = user_path(config.folder)
+    with write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for topic in course.topics:
+            if topic.id in (config.topics or ids):
+                require_inputs(course, topic, folder)
+                run_topic(topic, folder)
+    finally:
+        spent = {topic.id: time_spent_on(topic, folder) for topic in course.topics}
+        page = write_course(course, folder, spent)
+        unfinished = [name for name, time_spent in spent.items() if not time_spent.finished]
+        say(f"{page}{': without ' + ', '.join(unfinished) if unfinished else ''}")
 
 
-def missing_input(course: Course, topic: Topic, folder: Path) -> str | None:
-    """Returns an error if the topic reads a file or folder that does not exist; else None."""
+def require_inputs(course: Course, topic: Topic, folder: Path) -> None:
+    """Raises UserError if the topic reads a file or folder that does not exist."""
     for name in sorted(topic.needed):
         if not (folder / name).exists():
             writers = [
                 other.id for other in course.topics if any(name in written_paths(line) for line in other.commands)
             ]
-            remedy = f"use --only {writers[0]},{topic.id}" if writers else "no topic writes it"
-            return f"topic {topic.id} lacks {name}: {remedy}"
-    return None
+            hint = f"set topics=[{writers[0]},{topic.id}]" if writers else "omit the topic: no topic writes it"
+            raise UserError(f"topic {topic.id} lacks {name}", hint)
 
 
-def run(topic: Topic, folder: Path) -> str | None:
-    """Runs the unfinished commands of a topic. Returns an error if a command fails; else None."""
+def run_topic(topic: Topic, folder: Path) -> None:
+    """Runs the unfinished commands of a topic. Raises CheckFailed if a command fails."""
     records = finished_records(topic, folder)
     steps = list(topic.steps(len(records)))
-    print(f"{topic.number}. {topic.title}{'' if steps else ': finished before'}", flush=True)
+    say(f"{topic.number}. {topic.title}{'' if steps else ': finished before'}")
     for lines in steps:
         stdout_files = {line: stdout_of(folder, topic, number) for number, line in enumerate(lines, len(records))}
-        print("\n".join(f"  {line}" for line in lines), end="  ", flush=True)
+        say("\n".join(f"  {line}" for line in lines))
         stdout_of(folder, topic, 0).parent.mkdir(exist_ok=True)
-        results = run_commands(stdout_files, folder)
-        print(
-            duration(sum(result.seconds for result in results)) + (" together" if len(results) > 1 else ""), flush=True
-        )
-        for result, stdout in zip(results, stdout_files.values(), strict=True):
+        for result, stdout in zip(run_commands(stdout_files, folder), stdout_files.values(), strict=True):
             if result.status:
                 log = stdout.with_suffix(".err")
                 errors = " ".join(re.findall(r"^(?:error|hint): .*", log.read_text(errors="replace"), re.MULTILINE))
-                return (
-                    f"topic {topic.id} ended with status {result.status} at {result.command}: {errors or 'see'} {log}"
-                )
+                fault = f"topic {topic.id} ended with status {result.status} at {result.command}"
+                raise CheckFailed(f"{fault}: {errors}" if errors else fault, f"read its output, which is in {log}")
             records.append(asdict(result))
             path = record_path(topic, folder)
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(records, indent=1) + "\n")
     if steps:
         seconds, cpu = (sum(record[key] for record in records) for key in ("seconds", "cpu_seconds"))
-        print(f"  {duration(seconds)}, {duration(cpu)} of CPU", flush=True)
-    return None
+        say(f"  {duration(seconds)}, {duration(cpu)} of CPU")
 
 
 def record_path(topic: Topic, folder: Path) -> Path:
@@ -200,28 +192,18 @@ def _run_in_fork(command: str, folder: Path, stdout: Path, in_fork: bool, thread
         for path, stream in ((Path(os.devnull), 0), (stdout, 1), (stdout.with_suffix(".err"), 2)):
             os.dup2(os.open(path, (os.O_WRONLY if stream else os.O_RDONLY) | os.O_CREAT | os.O_TRUNC, 0o644), stream)
         os.chdir(folder)
-        os.environ |= with_this_tree(dict(os.environ))
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(threads)
         if not in_fork:
             os.execvp("bash", ["bash", "-o", "pipefail", "-c", _SHELL + command])
         import torch
 
-        from lmtool.cli.main import main
-
         if threads is not None:
             torch.set_num_threads(threads)
         sys.stdout, sys.stderr = (os.fdopen(stream, "w", encoding="utf-8", errors="replace") for stream in (1, 2))
         sys.argv = shlex.split(command)
-        status = main()
+        status = imported("lmtool.cli.main:main")()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -1,0 +1,1 @@
+"""The course: its document, and the page of its results."""
