@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from lmtool.reporting.text import cells, clock, duration, is_number, is_numeric, number, plain, wrap
 from lmtool.system.secrets import masked
@@ -131,8 +131,11 @@ class Output:
     """Writes lines to a stream, and the same lines without styles to a log file.
 
     stream: None for standard output. log: receives each plain line; None for no log file. live: whether the stream is
-    a terminal that can show styles and a bar.
+    a terminal that can show styles and a bar. brief: whether outputs with a log file write only warnings to their
+    streams.
     """
+
+    brief: ClassVar[bool] = False
 
     def __init__(self, stream: TextIO | None = None, log: Callable[[str], object] | None = None):
         self.stream = SafeStream(stream if stream is not None else sys.stdout)
@@ -157,6 +160,9 @@ class Output:
         text = safe_line(text)
         if self._bar_is_drawn:
             self._draw(None)
+        if self._is_hidden(text):
+            self._write_log(text)
+            return
         if self.live:
             from rich.text import Text
 
@@ -165,6 +171,9 @@ class Output:
             self.stream.write(text + "\n")
         self.stream.flush()
         self._write_log(text)
+
+    def _is_hidden(self, text: str) -> bool:
+        return Output.brief and self._log is not None and not text.startswith("warning: ")
 
     def log(self, text: str) -> None:
         """Writes one line to the log file only."""
@@ -229,7 +238,9 @@ class Output:
             for index, line in enumerate(wrap(text, width - indent)):
                 shown_label = label if index == 0 else ""
                 padded_label = f" {shown_label}{' ' * (indent - 1 - cells(shown_label))}"
-                if self.live:
+                if self._is_hidden(line):
+                    pass
+                elif self.live:
                     self._styled_row(padded_label, line, highlights or {})
                 else:
                     self.stream.write(f"{padded_label}{line}".rstrip() + "\n")
@@ -240,6 +251,8 @@ class Output:
         self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], best: int | None = None
     ) -> None:
         """Prints a rich table. right: whether each column is right-aligned. best: index of the row to highlight."""
+        if self._is_hidden(""):
+            return
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text

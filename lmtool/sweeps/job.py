@@ -21,6 +21,7 @@ from typing import TypeAlias, TypedDict
 
 from lmtool import errors
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
+from lmtool.reporting.console import Output
 from lmtool.reporting.sweep_files import JOB
 from lmtool.runs import identity
 from lmtool.runs.files import SCORED_ROWS
@@ -34,6 +35,8 @@ from lmtool.system.terminal import say, say_error
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _device_locks: list[int] = []
+_shown_launches: set[str] = set()
+"""The launches of which a job has printed its screens in this process."""
 
 
 def visible_devices() -> list[str]:
@@ -158,7 +161,10 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         **({"slurm": slurm_job} if (slurm_job := _slurm_job()) else {}),
     }
     folders.write_record(folder, JOB, record)
-    say(f"job {job.number}: {' '.join(job.overrides)}")
+    Output.brief = not job.is_separate and job.launch in _shown_launches
+    _shown_launches.add(job.launch)
+    varied = [f"{key}={value}" for key, value in job.varied.items()]
+    say(f"job {job.number}: {' '.join(varied if Output.brief and varied else job.overrides)}")
     if job.is_separate and job.code != identity.fingerprint(job.plugins):
         say("warning: lmtool or a plugin has changed since the sweep was started", sys.stderr)
     try:
@@ -187,6 +193,7 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         record["error"] = f"{type(error).__name__}: {error}"
         say(traceback.format_exc().rstrip(), sys.stderr)
     finally:
+        Output.brief = False
         record["seconds"] = round(time.monotonic() - started, 3)
         folders.write_record(folder, JOB, record)
         if not job.is_separate:  # the parent reports jobs in other processes

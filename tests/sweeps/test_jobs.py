@@ -17,6 +17,7 @@ import yaml
 from lmtool.cli import main as cli
 from lmtool.config import compose
 from lmtool.errors import Diverged, Stopped, UserError
+from lmtool.reporting.console import Output
 from lmtool.sweeps import jobs, table
 from lmtool.sweeps.folders import folder_name
 from lmtool.sweeps.job import perform
@@ -69,6 +70,28 @@ def test_sweep_continues_after_failed_job(run_calls: list[Any], capsys: pytest.C
     assert "the loss is nan at step 3" in shown.out and "hint: lower optimizer.lr" in shown.err
     assert (folder / "sweep.html").is_file() and len((folder / "sweep.csv").read_text().splitlines()) == 7
     assert cli.main(typed[:4] + ["seed=1", "-m"]) == 0 and Path("runs/finetune-sweep-0002").is_dir()
+
+
+def test_only_first_job_prints_its_screens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(verb: str, config: Any) -> dict[str, Any]:
+        with open(f"{config.run_dir}/log.txt", "w") as log:
+            output = Output(log=lambda line: log.write(line + "\n"))
+            output.rows([("plan", f"10 steps of seed {config.seed}")])
+            output.line(f"warning: seed {config.seed} is odd" if config.seed % 2 else "no warning")
+        return {"metric": "accuracy", "value": 0.5}
+
+    monkeypatch.setattr(cli, "run", run)
+    cli.main(["finetune", "model=bert_tiny", "task=sst2", "task.path=rows", "seed=1,2,3", "-m"])
+    printed = capsys.readouterr().out
+    assert "10 steps of seed 1" in printed and "seed 1 is odd" in printed
+    assert "10 steps of seed 2" not in printed and "no warning" not in printed
+    assert "job 1: seed=2\n" in printed and "warning: seed 3 is odd" in printed
+    logs = [path.read_text() for path in sorted(Path("runs").glob("*/*/log.txt"))]
+    assert [f"10 steps of seed {seed}" in log for seed, log in zip((1, 2, 3), logs, strict=True)] == [True] * 3
 
 
 def test_worst_job_status_is_exit_status(run_calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
