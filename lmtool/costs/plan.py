@@ -40,7 +40,7 @@ from lmtool.costs.memory_of_run import (
 )
 from lmtool.costs.rate import PlannedDevice, StepWork, this_machine
 from lmtool.data.phases import PhaseFractions
-from lmtool.distillation.configs.modes import CodistillationConfig
+from lmtool.distillation.configs.modes import CodistillationConfig, StandardConfig
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.rules import reads_lanes
 from lmtool.models.base import Backbone, OneStack, StatefulBackbone
@@ -480,7 +480,7 @@ def _planned_device(config: RunConfig, target: Precision | PlannedDevice) -> Pla
 def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:
     """Plans a single step of a run. metadata: the metadata of the training loader."""
     predicted = metadata.get("predicted_fraction", 0.0)
-    fractions = config.objective.token_fractions if isinstance(config, PretrainConfig) else {}
+    fractions = _token_fractions(config) if isinstance(config, PretrainConfig) else {}
     # In a task without predicted tokens, encoder and decoder read the same text: half of the tokens are the decoder's.
     decoder_fraction, length, teachers = predicted or 0.5, metadata["mean_length"], planned_teachers(config)
     works = list(
@@ -553,6 +553,14 @@ def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
     return Formats(device.precision.name != "fp32", device.cuda, config.gradient_checkpointing)
 
 
+def _token_fractions(config: PretrainConfig) -> dict[str, float]:
+    """The fraction of the tokens that each listed part of a learner processes."""
+    fractions = config.objective.token_fractions
+    if isinstance(config.distill, StandardConfig) and config.distill.every_token:
+        return fractions | {name: 1.0 for name in fractions if name.endswith("masked_lm")}
+    return fractions
+
+
 def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> Forward:
     formats, length = _formats(config, device), metadata["mean_length"]
     predicted = metadata.get("predicted_fraction", 0.0)
@@ -562,9 +570,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
     if isinstance(config, PretrainConfig):
         memory = config.model.max_memory_length * reads_lanes(config.model, config.objective, config.data)
-        head_fractions = [
-            value for name, value in config.objective.token_fractions.items() if name.startswith("heads.")
-        ]
+        head_fractions = [value for name, value in _token_fractions(config).items() if name.startswith("heads.")]
         read_fraction = min(1.0, max(head_fractions, default=1.0))
     else:
         read_fraction, memory = 1.0 if cast(FinetuneConfig, config).task.scores_tokens else 1 / length, 0

@@ -25,6 +25,7 @@ from lmtool.distillation.recording import (
     record,
 )
 from lmtool.errors import UserError
+from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.models.heads.predicted import Predicted, TargetProbabilities
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch, Target
@@ -90,12 +91,16 @@ class OutputTerm(Term):
         super().__init__(config, pair)
         terms, teacher = pair.student.loss_weights.keys(), pair.teacher
         self.parts = frozenset(terms) if teacher is None else teacher.terms_taught & terms
-        self._count_student_targets = pair.student.counts
+        self._count_student_targets, self._every_token = pair.student.counts, pair.every_token
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """Counts all targets equally, without the class weights of the student's own loss."""
         counts = self._count_student_targets(batch)
         counts |= {term: float(count_targets(target, batch)) for term, target in batch.targets.items()}
+        parts: dict[str | None, Batch] = {None: batch}
+        parts |= dict(batch.members) if isinstance(batch, MixedBatch) else {}
+        for term, member in self._every_token.items():
+            counts[term] = float(len(parts[member].inputs.tokens)) if member in parts else 0.0
         return {term: count for term, count in counts.items() if term in self.parts}
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:

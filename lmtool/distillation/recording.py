@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -208,6 +208,10 @@ class Teacher:
         """The student's loss terms that the teacher makes predictions for."""
         return frozenset(self.learner.loss_weights)
 
+    def predict_every_token(self) -> None:
+        """Makes later predictions of masked words cover every token."""
+        self.learner.predict_every_token()
+
     def prepare(self, student: StudentData) -> JsonObject:
         """Prepares the teacher before training. Returns a description of the preparation for the run's first screen."""
         return {}
@@ -233,11 +237,14 @@ class LearnerPair:
         student: The student.
         teacher: The frozen teacher; None if the student learns from itself, or from a model that is trained with it.
         layers: The map from student layers to teacher layers; None if no term compares layers.
+        every_token: The terms whose predictions are compared at every token, not only at the targets; each with the
+            member of a mixture that has it, or None.
     """
 
     student: BaseLearner
     teacher: Teacher | None = None
     layers: LayerMap | None = None
+    every_token: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def frozen_teacher(self) -> Teacher:

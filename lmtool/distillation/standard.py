@@ -114,7 +114,10 @@ class Standard(Distilled):
         self.layers: LayerMap | None = None
         if config.compares_layers:
             self.layers = config.layer_map(student.backbone.config, self.teacher.learner.backbone.config)
-        pair = LearnerPair(student, self.teacher, self.layers)
+        every_token = student.predict_every_token() if config.every_token else {}
+        if every_token:
+            self.teacher.predict_every_token()
+        pair = LearnerPair(student, self.teacher, self.layers, every_token)
         for name, section in config.terms.items():
             self.distill[name] = build(section, pair)
         self.loss_weights = {term: config.gold * weight for term, weight in student.loss_weights.items()}

@@ -54,6 +54,10 @@ class TeacherEnsemble(Teacher):
     def terms_taught(self) -> frozenset[str]:
         return frozenset().union(*(teacher.terms_taught for teacher in self.members))
 
+    def predict_every_token(self) -> None:
+        for teacher in self.members:
+            teacher.predict_every_token()
+
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
         """Returns the averaged predictions. States are not recorded, since each teacher has different states."""
         weighted_by_term: dict[str, list[tuple[float, TargetProbabilities]]] = {}

@@ -228,6 +228,11 @@ class BaseLearner(ModelWithHeads, ABC):
 
     # Distillation.
 
+    def predict_every_token(self) -> dict[str, str | None]:
+        """Makes the observer of later forwards get predictions for every token, not only for the targets, of the terms
+        that can: those of masked words. Returns these terms, each with the member of a mixture that has it, or None."""
+        return {}
+
     def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """Interprets the logits of a head, so that another model can learn from them.
 

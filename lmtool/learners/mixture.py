@@ -113,6 +113,11 @@ class Mixture(BaseLearner):
         for _, member in self.named_members():
             member.on_step(step)
 
+    def predict_every_token(self) -> dict[str, str | None]:
+        return {
+            term_of(name, term): name for name, member in self.named_members() for term in member.predict_every_token()
+        }
+
     def examples(self, data: SplitData, max_length: int) -> MixedExamples:
         """Returns the mixed examples of all members that have data in the split."""
         examples = {

@@ -33,6 +33,7 @@ from lmtool.types import Batch, Packed, Scores, StepOutput
 # Shape letters: T tokens, N examples, M predicted positions, H hidden width, V vocabulary, W width of the token table.
 
 
+_EVERY_TOKEN = "every token"
 # The name of the head that predicts each term over segment pairs.
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
 # The term that each head predicts.
@@ -56,6 +57,7 @@ class MaskedLanguageModel(MaskFiller):
         super().__init__(config, backbone, tokenizer, seed)
         self.add_head(_masked_lm_name(config), masked_lm_head(backbone, config.enhanced_decoder))
         self.loss_weights = {"mlm": 1.0}
+        self._predicts_every_token = False
         if config.pairs != "none":
             self.add_head("pooler", pooler(backbone))
             self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(backbone.hidden_size, 2))
@@ -76,9 +78,19 @@ class MaskedLanguageModel(MaskFiller):
     def counts(self, batch: Batch) -> dict[str, float]:
         return {name: float(len(labels_of(batch, name))) for name in self.loss_weights}
 
+    def predict_every_token(self) -> dict[str, str | None]:
+        self._predicts_every_token = True
+        return {"mlm": None}
+
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden = hidden_at(self._read, batch, self.read_indices(batch.host), self.dropout_rng(batch, step))
-        return StepOutput(self.sums(hidden, batch), self.loss_weights)
+        indices = self.read_indices(batch.host)
+        if self._predicts_every_token:
+            indices[_EVERY_TOKEN] = torch.arange(len(batch.host.inputs.tokens))
+        hidden = hidden_at(self._read, batch, indices, self.dropout_rng(batch, step))
+        sums = self.sums(hidden, batch)
+        if self._predicts_every_token:  # replaces the predictions of the targets, which the loss has reported
+            self.masked_lm.observe_words(hidden[_EVERY_TOKEN], self.table_VW)
+        return StepOutput(sums, self.loss_weights)
 
     def read_indices(self, batch: Batch) -> dict[str, Tensor]:
         """Returns, for each term, the flat indices of the tokens whose hidden states the term reads."""

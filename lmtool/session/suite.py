@@ -88,6 +88,8 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     output.line(f"{root / suite.name}.zip: {', '.join(files) or 'empty, since no task has a test split'}")
     if missing_files:
         output.line(f"the leaderboard also asks for: {', '.join(missing_files)}")
+        if FILES[DIAGNOSTIC, "test"] in missing_files and "mnli" in with_data:
+            output.line(f"the diagnostic set would be read from {suite.path}/diagnostic/diagnostic.tsv")
     summary = {
         "average": average,
         "members": averaged_names,

@@ -272,7 +272,9 @@ def folder_of(member: str, path: Path) -> Path | None:
     simplified = {
         entry: re.sub("[^a-z0-9]", "", entry.name.lower()) for entry in sorted(path.iterdir()) if entry.is_dir()
     }
-    matches = [entry for entry, name in simplified.items() if name == member]
+    # The official download has the diagnostic set as diagnostic/diagnostic.tsv.
+    accepted = (member, "diagnostic") if member == DIAGNOSTIC else (member,)
+    matches = [entry for entry, name in simplified.items() if name in accepted]
     if not matches and member != DIAGNOSTIC:
         matches = [entry for entry, name in simplified.items() if name.startswith(member)]
     if len(matches) > 1:

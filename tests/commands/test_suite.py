@@ -24,7 +24,8 @@ def test_glue_trains_one_run_per_task_with_data(place: Path, capsys: pytest.Capt
         pairs = [[f"a text {n}", f"a thing {n}", ("entailment", "neutral", "contradiction")[n % 3]] for n in range(12)]
         write(Path("data/mnli_small"), ["sentence1", "sentence2", "gold_label"], pairs, split)
     write(Path("data/SST-2"), ["index", "sentence"], [[n, f"a text {n}"] for n in range(3)], "test")
-    write(Path("data/ax"), ["index", "sentence1", "sentence2"], [[n, "a text", "a thing"] for n in range(2)], "test")
+    diagnostic = [[n, "a text", "a thing"] for n in range(2)]
+    write(Path("data/diagnostic"), ["index", "sentence1", "sentence2"], diagnostic, "diagnostic")
     words = ["finetune", "task=glue", "task.path=data", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=1"]
     words += ["cache_dir=cache", "name=all"]
     assert cli.main(words) == 0

@@ -66,6 +66,11 @@ class StandardConfig(DistillConfig):
         description="distillation terms by name, each with a weight (`lmtool list distill/term`); null removes one",
     )
 
+    every_token: bool = Field(
+        False,
+        description="compare predictions of masked words at every token, masked or not, as DistilBERT does; false: at "
+        "the masked tokens. Takes the time of predicting every token",
+    )
     layers: Layers = Field(
         "uniform",
         description="teacher layer for each student layer: uniform, last, pkd_skip, pkd_last, or {1: 4, 2: 8}. In "
@@ -267,6 +272,9 @@ class StandardConfig(DistillConfig):
         if isinstance(self.store, str) and len(self.teachers) > 1:
             message = f"{setting} is one folder, but each of the distill.teachers needs a separate folder"
             return Problem("distill.store", message, "set distill.store=true")
+        if self.store and self.every_token:
+            message = f"{setting} stores the predictions of masked tokens, but distill.every_token=true compares all"
+            return Problem("distill.store", message, "set distill.store=null, or distill.every_token=false")
         return None
 
     @model_validator(mode="after")

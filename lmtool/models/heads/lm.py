@@ -63,6 +63,11 @@ class LMHead(PredictingHead):
         bias_C = None if self.bias is None else self.bias[tokens_C]
         return self.observe(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
 
+    def observe_words(self, hidden_MH: Tensor, table_VH: Tensor) -> None:
+        """Reports the predictions for hidden states to the tap."""
+        if self.tap is not None:
+            self.tap(self, TokenLogits(self.transform(hidden_MH), self.table(table_VH), self.bias))
+
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Returns the sum of cross entropies, computed in chunks of rows."""
         table_VH, hidden_MH = self.table(table_VH), self.transform(hidden_MH)
