@@ -1,24 +1,29 @@
 """`lmtool report RUN [RUN ...]`: rewrites the report of a run, or compares several runs; `lmtool report SWEEP`: prints
-the summary of a finished or running sweep. With `format=latex` or `format=csv`, prints the tables alone."""
+the summary of a finished or running sweep. With `format=latex` or `format=csv`, prints the tables alone; with
+`format=svg` or `format=pdf`, writes the figures alone."""
 
 from __future__ import annotations
 
 from lmtool.errors import UserError
-from lmtool.reporting.comparison import compare, report_comparison, scores_table
-from lmtool.reporting.console import TABLE_FORMATS, Output
-from lmtool.reporting.report import write_report
+from lmtool.reporting.comparison import compare, report_comparison, scores_table, write_comparison_figures
+from lmtool.reporting.console import FIGURE_FORMATS, TABLE_FORMATS, Output
+from lmtool.reporting.report import write_report, write_run_figures
 from lmtool.reporting.sweep_files import is_sweep, read_sweep
 from lmtool.reporting.sweep_groups import blocks_of
-from lmtool.reporting.sweep_report import group_table, report_sweep
+from lmtool.reporting.sweep_report import group_table, report_sweep, write_sweep_figures
 from lmtool.runs.finding import run_folder
 from lmtool.system.terminal import say
 
-_FORMS = "against=JOB or against=KEY=VALUE compares a sweep with a job or a setting; format=latex or csv prints tables"
+_FORMS = (
+    "against=JOB or against=KEY=VALUE compares a sweep with a job or a setting; format=latex or csv prints tables, and "
+    "format=svg or pdf writes figures"
+)
+_FORMATS = (*TABLE_FORMATS, *FIGURE_FORMATS)
 
 
 def main(words: list[str]) -> int:
     """Rewrites a report or prints a comparison. words: run folders, or the folder of a sweep and against=JOB or
-    against=SETTING; and format=latex or csv."""
+    against=SETTING; and format=latex, csv, svg or pdf."""
     names = [word for word in words if "=" not in word]
     overrides = [word.partition("=") for word in words if "=" in word]
     against = [value for key, _, value in overrides if key == "against"]
@@ -26,8 +31,8 @@ def main(words: list[str]) -> int:
     unknown = next((key for key, _, _ in overrides if key not in ("against", "format")), None)
     if unknown is not None:
         raise UserError(f"report: there is no key {unknown}", _FORMS)
-    if len(formats) > 1 or any(value not in TABLE_FORMATS for value in formats):
-        raise UserError(f"report: format={' format='.join(formats)}", f"use one of {', '.join(TABLE_FORMATS)}")
+    if len(formats) > 1 or any(value not in _FORMATS for value in formats):
+        raise UserError(f"report: format={' format='.join(formats)}", f"use one of {', '.join(_FORMATS)}")
     if not names or len(against) > 1:
         raise UserError(f"{' '.join(['report', *words])}: give run folders", "lmtool report runs/NAME")
     folders, output = [run_folder(name) for name in names], Output()
@@ -39,11 +44,22 @@ def main(words: list[str]) -> int:
         )
     if against and not sweeps:
         raise UserError(f"against={against[0]} needs the folder of a sweep", "lmtool report runs/SWEEP against=3")
-    if formats and not sweeps and len(folders) == 1:
+    page = folders[0].parent / "comparison.html"
+    if formats and formats[0] in FIGURE_FORMATS:
+        if sweeps:
+            sweep = read_sweep(sweeps[0])
+            paths = write_sweep_figures(sweep, blocks_of(sweep, *against), formats[0])
+        elif len(folders) == 1:
+            paths = write_run_figures(folders[0], formats[0])
+        else:
+            paths = write_comparison_figures(folders, page, formats[0])
+        for path in paths:
+            output.line(str(path))
+    elif formats and not sweeps and len(folders) == 1:
         raise UserError(
             f"format={formats[0]} prints the table of a sweep or of several runs", f"lmtool report {folders[0]}"
         )
-    if formats:
+    elif formats:
         tables = [group_table(block) for block in blocks_of(read_sweep(sweeps[0]), *against)] if sweeps else []
         for header, rows in tables or [scores_table(compare(folders))]:
             say(TABLE_FORMATS[formats[0]](header, rows))
@@ -52,5 +68,5 @@ def main(words: list[str]) -> int:
     elif len(folders) == 1:
         output.line(str(write_report(folders[0])))
     else:
-        report_comparison(output, folders, folders[0].parent / "comparison.html")
+        report_comparison(output, folders, page)
     return 0

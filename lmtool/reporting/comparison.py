@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import yaml
@@ -15,16 +17,23 @@ from lmtool.config import saved as yaml_files
 from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, resampled_rows
+from lmtool.learners.metrics.intervals import LEVEL
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.evaluations import interval_text, is_significant, print_difference
 from lmtool.reporting.run_files import RunFiles, as_object, first_split, read_run, scored_rows
 from lmtool.reporting.scores import score_of
+from lmtool.reporting.sweep_groups import Difference
 from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shorten, size, title
 from lmtool.runs.files import SCORED_ROWS
 from lmtool.runs.finding import read_manifest, saved_steps
 from lmtool.system.files import Damaged
 from lmtool.system.terminal import counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lmtool.reporting.plots import ScoreRow
 
 # Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
 _TOLERANCE = 1e-4
@@ -276,18 +285,17 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
 
 
 def write_comparison(comparison: RunComparison, path: Path) -> Path:
-    """Writes the page of a comparison and returns its path."""
+    """Writes the page of a comparison and its plots as PNG, and returns the path of the page."""
     from lmtool.reporting import drawing, plots
 
-    runs = comparison.runs
-    curves = [("validation", metric) for metric in comparison.metrics]
-    curves += [("validation", "loss"), ("train", "loss"), ("train", "learning_rate")]
-    figures = [plots.overlay_figure(runs, metric, split) for split, metric in dict.fromkeys(curves)]
+    figures = _figures(comparison)
+    _write_figures(figures, path, "png")
+    score_figure = figures.pop("scores", None)
     return html.write_page(
         path,
         "comparison.html",
-        f"{len(runs)} runs",
-        runs=runs,
+        f"{len(comparison.runs)} runs",
+        runs=comparison.runs,
         scores=scores_table(comparison),
         caveat=comparison.caveat,
         paired=_paired_rows(comparison),
@@ -297,8 +305,61 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
             if isinstance(reason, str)
         ],
         changed=comparison.settings(_PAGE_KEYS),
-        figures=[drawing.svgs(figure) for figure in figures if figure is not None],
+        score_figure=None if score_figure is None else drawing.svgs(score_figure),
+        scores_caption=plots.SCORES_CAPTION,
+        curves=[drawing.svgs(figure) for figure in figures.values()],
     )
+
+
+def write_comparison_figures(run_dirs: Sequence[str | Path], path: Path, file_format: str) -> list[Path]:
+    """Writes the figures of a comparison as SVG or PDF into the folder of its plots, and returns the paths. path: the
+    comparison's page. Raises as `report_comparison`."""
+    return _write_figures(_figures(compare(run_dirs)), path, file_format)
+
+
+def _write_figures(figures: Mapping[str, Figure], path: Path, file_format: str) -> list[Path]:
+    from lmtool.reporting import drawing
+
+    with html.report_write_errors(path.parent):
+        return drawing.write_figures(figures, path.with_name(f"{path.stem}_plots"), file_format)
+
+
+def _figures(comparison: RunComparison) -> dict[str, Figure]:
+    """Returns the scores, unless they cannot be compared, and the curves, by file name."""
+    from lmtool.reporting import plots
+
+    curves = [("validation", metric) for metric in comparison.metrics]
+    curves += [("validation", "loss"), ("train", "loss"), ("train", "learning_rate")]
+    figures = {
+        f"{split}_{metric}": plots.overlay_figure(comparison.runs, metric, split)
+        for split, metric in dict.fromkeys(curves)
+    }
+    if metric := _compared_metric(comparison):
+        rows = list(_score_rows(comparison, metric))
+        figures = {"scores": plots.scores_figure(rows, metric, comparison.names[0]), **figures}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _compared_metric(comparison: RunComparison) -> str | None:
+    """Returns the metric that all runs have and that can be compared; None if there is none."""
+    candidates = comparison.metrics[:1] if comparison.caveat is None else [_BITS]
+    return next((name for name in candidates if all(is_number(_value(run, name)) for run in comparison.runs)), None)
+
+
+def _score_rows(comparison: RunComparison, metric: str) -> Iterator[ScoreRow]:
+    from lmtool.reporting.plots import ScoreRow
+
+    quantile = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    for run, name, paired in zip(comparison.runs, comparison.names, [None, *comparison.paired], strict=True):
+        value = float(cast(float, _value(run, metric)))
+        score = score_of(run.result, run.baseline)
+        error = score.standard_error if score is not None and score.metric == metric else None
+        interval = None if error is None else (value - quantile * error, value + quantile * error)
+        statistics = paired.get(metric) if isinstance(paired, dict) else None
+        difference = None
+        if statistics is not None:
+            difference = Difference(statistics["value"], 1, low=statistics["low"], high=statistics["high"])
+        yield ScoreRow(name, [], value, interval, difference)
 
 
 def _paired_rows(comparison: RunComparison) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The style of every plot, the elements that plots share, and their output as PNG or as SVG for a page.
+"""The style of every plot, the elements that plots share, and their output: PNG, SVG or PDF files, or SVG for a page.
 
 Figures are created without pyplot: no display and no global state. In a page, colors are CSS variables, so that figures
 are readable in light and in dark mode.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lmtool.system.files import replace_bytes
+from lmtool.system.files import real_folder, replace_bytes
 from lmtool.system.terminal import counted
 
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
@@ -49,6 +49,7 @@ STYLE: dict[Any, object] = {
     **{f"{axis}.{name}": value for axis in ("xtick", "ytick") for name, value in _TICKS.items()},
     "svg.fonttype": "none",
     "svg.hashsalt": "lmtool",
+    "pdf.fonttype": 42,  # TrueType: text stays text, which journals ask for
     "path.simplify": True,
     "text.parse_math": False,
 }
@@ -213,15 +214,38 @@ def svgs(figure: Figure) -> tuple[str, str]:
     wide, (width, height) = svg(figure), figure.get_size_inches()
     if width < WIDE:
         return wide, ""
-    figure.set_size_inches(NARROW, min(height, 2.6))
+    figure.set_size_inches(NARROW, min(height, max(2.6, height - 1)))  # tall figures have rows of text
     narrow = svg(figure)
     figure.set_size_inches(width, height)
     return wide, narrow
 
 
+# Without dates and versions, so that the same figure gives the same bytes.
+_METADATA: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
 def write_png(figure: Figure, path: Path) -> None:
     """Writes the figure as a PNG on a white background at 160 dpi."""
-    buffer = io.BytesIO()
+    _write(figure, path, "png")
+
+
+def write_figures(figures: Mapping[str, Figure], folder: Path, file_format: str = "png") -> list[Path]:
+    """Writes each figure on a white background as folder/NAME.FORMAT, and returns the paths; text in SVG and PDF stays
+    text. Creates the folder. Raises OSError if it is a link or cannot be written."""
+    paths = [real_folder(folder) / f"{name}.{file_format}" for name in figures]
+    for figure, path in zip(figures.values(), paths, strict=True):
+        _write(figure, path, file_format)
+    return paths
+
+
+def _write(figure: Figure, path: Path, file_format: str) -> None:
+    buffer, alpha = io.BytesIO(), figure.patch.get_alpha()
+    figure.patch.set_alpha(1)  # a transparent patch would stay transparent in white
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+        figure.savefig(buffer, format=file_format, dpi=160, facecolor="white", metadata=_METADATA[file_format])
+    figure.patch.set_alpha(alpha)
     replace_bytes(path, buffer.getvalue())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.reporting.drawing import BASELINE, INK, STYLE, VALIDATION, blank_figure, single_plot
 from lmtool.reporting.sweep_groups import Block, SeedGroup
-from lmtool.reporting.text import lower_is_better, number, plain, shorten
+from lmtool.reporting.text import number, plain, shorten
 
 # Maps of matrices.
 
@@ -243,41 +242,33 @@ def settings_figure(
     name: str,
     keys: tuple[str, str],
     values: Mapping[str, Sequence[str | None]],
-    scale: tuple[float, float],
+    colors: Mapping[int, str],
 ) -> Figure:
     """Returns a heat map of two keys of a sweep.
 
     Args:
-        block: all compared groups; their metric says whether lower or higher is better.
+        block: all compared groups; the mean of their reference is bold.
         groups: the groups in this map.
         name: title of the map.
         keys: the keys in rows and in columns.
         values: the values of each key.
-        scale: lowest and highest mean of all maps.
+        colors: the color of each group that gets one, by its id.
     """
     row_key, column_key = keys
     figure, axes = single_plot(min(1.4 + 0.95 * len(values[column_key]), 7.2), 0.9 + 0.55 * len(values[row_key]))
     for group in groups:
         column = values[column_key].index(group.settings[column_key])
         row = values[row_key].index(group.settings[row_key])
-        shade = _shade(block, group.mean, *scale)
-        color = _text_color(shade)
-        _cell(axes, column, row, 0.06 + 0.74 * shade)
-        axes.text(column, row - 0.02, number(group.mean), ha="center", va="bottom", color=color)
+        color = colors.get(id(group))
+        _cell(axes, column, row, 0.06 if color is None else 0.45, color or VALIDATION)
+        weight = "bold" if group is block.reference else "normal"
+        axes.text(column, row - 0.02, number(group.mean), ha="center", va="bottom", color=INK, weight=weight)
         error_text = f"n = {group.n}" if group.error is None else f"± {number(group.error)}"
-        axes.text(column, row + 0.06, error_text, ha="center", va="top", color=color, fontsize=7)
+        axes.text(column, row + 0.06, error_text, ha="center", va="top", color=INK, fontsize=7)
     names = {key: [setting_text(value) for value in values[key]] for key in keys}
     _label_cells(axes, names[column_key], names[row_key], plain(column_key, 40), plain(row_key, 40))
     axes.set_title(name)
     return figure
-
-
-def _shade(block: Block, mean: float, low: float, high: float) -> float:
-    """Returns the position of a mean between the worst (0) and the best (1)."""
-    if not math.isfinite(high - low) or high == low:
-        return 0.5
-    position = (mean - low) / (high - low)
-    return 1 - position if lower_is_better(block.metric) else position
 
 
 def setting_text(value: str | None) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullLocator
 
+from lmtool.learners.metrics import mean_and_error
 from lmtool.reporting import drawing, heat_maps
 from lmtool.reporting.drawing import BASELINE, COLORS, INK, QUIET, STYLE, TRAIN, VALIDATION, WIDE, single_plot, tidy
 from lmtool.reporting.run_files import (
@@ -22,9 +24,10 @@ from lmtool.reporting.run_files import (
     comparable_loss,
     loss_terms,
     phase_starts,
+    read_curves,
     series,
 )
-from lmtool.reporting.sweep_groups import Block, SeedGroup, number_of
+from lmtool.reporting.sweep_groups import Block, Difference, SeedGroup, number_of
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
 from lmtool.system.terminal import counted
 
@@ -178,13 +181,7 @@ def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
 @matplotlib.rc_context(STYLE)
 def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure | None:
     """Draws one metric of several runs over steps. A training loss is reduced to the terms of the validation loss."""
-
-    def points(run: RunFiles) -> Series:
-        if (split, metric) == ("train", "loss"):
-            return series(run.train, comparable_loss(run) or metric)
-        return series(run.validation if split == "validation" else run.train, metric)
-
-    lines = [(run.name, points(run)) for run in runs]
+    lines = [(run.name, _points(run, split, metric)) for run in runs]
     if not any(steps for _, (steps, _) in lines):
         return None
     figure, axes = single_plot(7.2, 3.4)
@@ -195,10 +192,9 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
     values: list[float] = []
     for index, (name, (steps, run_values)) in enumerate(lines):
         if steps:
-            line = drawing.smooth(run_values) if (split, metric) == ("train", "loss") else run_values
             as_points = split == "train" and len(steps) < drawing.MIN_LINE_POINTS
             axes.plot(
-                *drawing.thin(steps, line),
+                *drawing.thin(steps, run_values),
                 color=COLORS[index % len(COLORS)],
                 linewidth=0 if as_points else 1.4,
                 marker="o" if as_points or split == "validation" else None,
@@ -206,10 +202,18 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
                 label=f"{plain(name, 40)} ({counted(len(steps), 'logged row')})" if as_points else plain(name, 40),
                 linestyle=("-", "--", ":")[index // len(COLORS) % 3],
             )
-            values += line
+            values += run_values
     drawing.focus(axes, values, cut_high=lower_is_better(metric))
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
     return figure
+
+
+def _points(run: RunFiles, split: str, metric: str) -> Series:
+    """Returns one metric of a run over steps; a training loss smoothed."""
+    if (split, metric) != ("train", "loss"):
+        return series(run.validation if split == "validation" else run.train, metric)
+    steps, values = series(run.train, comparable_loss(run) or metric)
+    return Series(steps, drawing.smooth(values))
 
 
 @matplotlib.rc_context(STYLE)
@@ -266,6 +270,14 @@ def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     return figure
 
 
+OVER_STEPS: Mapping[str, Callable[..., Figure | None]] = {
+    "loss": loss_figure,
+    "terms": terms_figure,
+    "curves": curves_figure,
+}
+"""The figures of a run over steps, by file name; each takes the run and a width."""
+
+
 class _SimilarityByLayer(Protocol):
     """The fields of `looks.SimilarityByLayer` that are drawn."""
 
@@ -302,17 +314,190 @@ def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
     return figure
 
 
-# Settings of a sweep.
+# Settings of a sweep, and the scores of runs.
 
 # Values that span this factor get a logarithmic axis.
 _LOGARITHMIC = 8
-# Blocks that exceed these numbers get no figure.
+# Blocks that exceed these numbers get no figure, or one of fewer settings.
 _MAX_VALUES = 12  # of a key on an axis of a map
 _MAX_MAPS = 6
 _MAX_POINTS = 40  # of a curve
+_MAX_LINES = 8  # the number of colors
+_MAX_ROWS = 30
+_LABEL_CHARACTERS = 48
+_MAX_EXCESS = 4  # of an interval over the range of the scores, as a multiple of this range
+_LINE_STYLES = ("--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)), (0, (3, 3)))
 
 
-def settings_figures(block: Block) -> tuple[list[Figure], str]:
+class ScoreRow(NamedTuple):
+    """A setting or a run in `scores_figure`.
+
+    scores: of its jobs. mean: their mean, or the score of the run. interval: 95% interval of it; None if unknown.
+    difference: from the reference; None for the reference itself and where it is unknown.
+    """
+
+    name: str
+    scores: Sequence[float]
+    mean: float
+    interval: tuple[float, float] | None
+    difference: Difference | None
+
+
+@matplotlib.rc_context(STYLE)
+def scores_figure(rows: Sequence[ScoreRow], metric: str, reference: str) -> Figure:
+    """Draws a row for each setting or run, the first at the top: single scores and the mean with its interval; beside
+    it the difference from the reference with its interval, in color only where it is significant. metric: of the
+    scores. reference: name of the row that the others are compared with."""
+    has_differences = any(row.difference is not None and row.difference.value is not None for row in rows)
+    # Less than WIDE, since a narrow version would have no room beside the names.
+    figure = drawing.blank_figure(WIDE - 0.1, 0.75 + 0.24 * len(rows))
+    columns = figure.subplots(1, 1 + has_differences, sharey=True, squeeze=False)[0]
+    for axes in columns:
+        axes.patch.set_alpha(0)
+        axes.margins(x=0.08)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.grid(axis="y", color=drawing.FAINT, linewidth=0.5)
+        axes.set_axisbelow(True)
+        axes.tick_params(axis="y", length=0)
+        axes.spines.left.set_visible(False)
+    columns[0].set_yticks(range(len(rows)), [plain(row.name, _LABEL_CHARACTERS) for row in rows], color=INK)
+    columns[0].set_ylim(len(rows) - 0.5, -0.5)
+    columns[0].set_title(title(metric))
+    for position, row in enumerate(rows):
+        color = _emphasis(row.difference, metric) or (INK if row.name == reference else QUIET)
+        columns[0].scatter(row.scores, [position] * len(row.scores), s=12, color=TRAIN, linewidths=0, zorder=2)
+        _draw_interval(columns[0], position, row.mean, row.interval, color)
+        difference = row.difference
+        if difference is not None and difference.value is not None:
+            known = None if difference.low is None or difference.high is None else (difference.low, difference.high)
+            _draw_interval(columns[-1], position, difference.value, known, color)
+    _limit(columns[0], [score for row in rows for score in (*row.scores, row.mean)])
+    if has_differences:
+        columns[1].axvline(0, color=QUIET, linewidth=0.8)
+        columns[1].set_title(f"minus {plain(reference, 40)}")
+        values = [row.difference.value for row in rows if row.difference is not None]
+        _limit(columns[1], [0.0, *(value for value in values if value is not None)])
+    return figure
+
+
+SCORES_CAPTION = (
+    "Bars: 95% intervals; one that meets the edge continues beyond it. Black: the reference. Blue: significantly "
+    "better, rust: significantly worse than the reference; gray: no significant difference is known."
+)
+
+
+def _emphasis(difference: Difference | None, metric: str) -> str | None:
+    """Returns the color of a significant difference: of better or of worse; None for any other."""
+    if difference is None or difference.value is None or not difference.significant:
+        return None
+    return VALIDATION if (difference.value < 0) == lower_is_better(metric) else BASELINE
+
+
+def _draw_interval(axes: Axes, row: int, value: float, known: tuple[float, float] | None, color: str) -> None:
+    if known is not None:
+        axes.plot(known, [row, row], color=color, linewidth=1.4, zorder=3)
+    axes.plot([value], [row], color=color, marker="o", markersize=4.5, zorder=4)
+
+
+def _limit(axes: Axes, values: Sequence[float]) -> None:
+    """Cuts the x axis where intervals are much wider than the values are apart, as with two seeds."""
+    low, high = min(values), max(values)
+    left, right = axes.get_xlim()
+    if high > low:
+        room = _MAX_EXCESS * (high - low)
+        axes.set_xlim(max(left, low - room), min(right, high + room))
+
+
+def block_figures(block: Block) -> dict[str, tuple[Figure, str]]:
+    """Returns the figures of a block of a sweep with their captions, by file name: scores over the varying keys, scores
+    with intervals, and curves of the settings over steps."""
+    contrasts = {id(group): difference for group, difference in block.contrasts()}
+    figures: dict[str, tuple[Figure, str]] = {}
+    settings, caption = _settings_figures(block, contrasts)
+    for index, figure in enumerate(settings, 1):
+        name = f"settings_{index}" if len(settings) > 1 else "settings"
+        figures[name] = figure, caption if index == len(settings) else ""
+    scored = [group for group in block.groups if group.n]
+    if len(scored) > 1:
+        rows = [
+            ScoreRow(group.label, [*group.scores.values()], group.mean, group.interval, contrasts.get(id(group)))
+            for group in _first_groups(block, scored, _MAX_ROWS)
+        ]
+        caption = f"Pale dots: single jobs. {SCORES_CAPTION}{_left_out(scored, rows)}"
+        figures["scores"] = scores_figure(rows, block.metric, block.reference.label), caption
+    drawn = _first_groups(block, scored, _MAX_LINES)
+    curves = [
+        (group, [read_curves(job.folder, job.result) for job in group.jobs if job.value is not None]) for group in drawn
+    ]
+    for name, split, metric in (("curves", "validation", block.metric), ("training", "train", "loss")):
+        curves_of_seeds = _seeds_figure(block, contrasts, curves, split, metric)
+        if curves_of_seeds is not None:
+            figures[name] = curves_of_seeds, f"{_SEEDS_CAPTION}{_left_out(scored, drawn)}"
+    return figures
+
+
+_SEEDS_CAPTION = (
+    "Lines: mean over seeds; bands: its standard error. A color marks a setting whose final score differs "
+    "significantly from that of the reference (black); gray: no significant difference is known."
+)
+
+
+def _first_groups(block: Block, scored: Sequence[SeedGroup], count: int) -> list[SeedGroup]:
+    """Returns the best groups, with the reference among them."""
+    if block.reference in scored[:count]:
+        return list(scored[:count])
+    return [*scored[: count - 1], block.reference]
+
+
+def _left_out(scored: Sequence[SeedGroup], drawn: Sequence[object]) -> str:
+    missing = len(scored) - len(drawn)
+    return f" {counted(missing, 'setting')} with lower ranks: in the table only." if missing > 0 else ""
+
+
+@matplotlib.rc_context(STYLE)
+def _seeds_figure(
+    block: Block,
+    contrasts: Mapping[int, Difference],
+    curves: Sequence[tuple[SeedGroup, Sequence[RunFiles]]],
+    split: str,
+    metric: str,
+) -> Figure | None:
+    """Draws the mean curve of each setting with a band; None without at least two points of a curve."""
+    lines = [(group, *_mean_curve([_points(run, split, metric) for run in runs])) for group, runs in curves]
+    lines = [line for line in lines if len(line[1]) > 1]
+    if not lines:
+        return None
+    figure, axes = single_plot(WIDE, 3.0 + 0.2 * len(lines))
+    tidy(axes)
+    axes.set_title(f"{split} {title(metric)}")
+    colors, styles = itertools.cycle(COLORS), itertools.cycle(_LINE_STYLES)
+    values: list[float] = []
+    for group, steps, means, errors in lines:
+        significant = _emphasis(contrasts.get(id(group)), block.metric) is not None
+        is_reference = group is block.reference
+        color = INK if is_reference else next(colors) if significant else QUIET
+        style = "-" if is_reference or significant else next(styles)
+        label = plain(group.label, _LABEL_CHARACTERS)
+        axes.plot(*drawing.thin(steps, means), color=color, linestyle=style, linewidth=1.5, label=label)
+        if any(errors):
+            low, high = np.subtract(means, errors), np.add(means, errors)
+            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+        values += means
+    drawing.focus(axes, values, cut_high=lower_is_better(metric))
+    columns = 2 if max(len(group.label) for group, *_ in lines) <= _LABEL_CHARACTERS // 2 else 1
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8, labelcolor=INK, ncols=columns)
+    return figure
+
+
+def _mean_curve(curves: Sequence[Series]) -> tuple[list[int], list[float], list[float]]:
+    """Returns the steps that all curves have, the mean there, and its standard error (0 for one curve)."""
+    by_step = [dict(zip(*curve, strict=True)) for curve in curves if curve.steps]
+    steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    statistics = [mean_and_error([values[step] for values in by_step]) for step in steps]
+    return steps, [mean for mean, _ in statistics], [error or 0.0 for _, error in statistics]
+
+
+def _settings_figures(block: Block, contrasts: Mapping[int, Difference]) -> tuple[list[Figure], str]:
     """Returns the figures of the varying keys, and their caption; no figures for too few or too many values."""
     scored_groups = [group for group in block.groups if group.n]
     values = {key: _unique_values([group.settings[key] for group in scored_groups]) for key in block.keys}
@@ -327,7 +512,6 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
     *map_keys, row_key, column_key = sorted(keys, key=lambda key: len(values[key]))
     if max(len(values[row_key]), len(values[column_key])) > _MAX_VALUES:
         return [], ""
-    means = [group.mean for group in scored_groups]
     maps: dict[str, list[SeedGroup]] = {}
     for value in values[map_keys[0]] if map_keys else []:
         value_groups = [group for group in scored_groups if group.settings[map_keys[0]] == value]
@@ -335,15 +519,19 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
     maps = maps or {title(block.metric): scored_groups}
     if len(maps) > _MAX_MAPS:
         return [], ""
-    scale = min(means), max(means)
+    emphases = {key: _emphasis(difference, block.metric) for key, difference in contrasts.items()}
+    colors = {key: color for key, color in emphases.items() if color is not None}
     return [
-        heat_maps.settings_figure(block, groups, name, (row_key, column_key), values, scale)
+        heat_maps.settings_figure(block, groups, name, (row_key, column_key), values, colors)
         for name, groups in maps.items()
     ], _MAP_CAPTION
 
 
 _CURVE_CAPTION = "Dots: single jobs. Line: their mean, with its standard error over seeds."
-_MAP_CAPTION = "Mean over seeds; below it the standard error of the mean. The stronger the color, the better."
+_MAP_CAPTION = (
+    "Mean over seeds; below it the standard error of the mean. Bold: the reference. Blue: significantly better, rust: "
+    "significantly worse than the reference; pale: no significant difference is known."
+)
 
 
 def _unique_values(values: Sequence[str | None]) -> list[str | None]:

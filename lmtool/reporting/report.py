@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import command_line
@@ -29,8 +29,9 @@ from lmtool.reporting.run_files import (
 from lmtool.reporting.scores import Score, as_number, score_of, selection_note, stop_reason, test_scores
 from lmtool.reporting.screens import parameter_rows
 from lmtool.reporting.text import count, duration, is_number, number, percent, plain, shorten, size, title
-from lmtool.system.files import real_folder
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 _EXAMPLES_PER_GROUP = 4
 _SAMPLES_PER_GROUP = 6
 _MAX_TOKENS = 300
@@ -466,8 +467,7 @@ def write_report(run_dir: str | Path) -> Path:
     """
     run = read_run(run_dir)
     predictions = summarize(read_predictions(run))
-    with html.report_write_errors(run.run_dir):
-        figures = _draw(run, predictions)
+    figures = _page_figures(run, predictions)
     score = score_of(run.result, run.baseline, predictions.scored_count)
     class_header, classes = _classes(run)
     return html.write_page(
@@ -501,14 +501,34 @@ def write_report(run_dir: str | Path) -> Path:
     )
 
 
-def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, tuple[str, ...]]:
-    """Writes the PNG files, and returns (SVG, caption, SVG for narrow pages) of each figure by name."""
-    # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import drawing, heat_maps, plots
+def write_run_figures(run_dir: str | Path, file_format: str) -> list[Path]:
+    """Writes plots/*.svg or plots/*.pdf of a run folder, and returns the paths. Raises as `write_report`."""
+    from lmtool.reporting import drawing
 
-    over_steps = {"loss": plots.loss_figure, "terms": plots.terms_figure, "curves": plots.curves_figure}
-    figures = {name: draw(run, drawing.WIDE) for name, draw in over_steps.items()}
+    run = read_run(run_dir)
+    figures = _run_figures(run, summarize(read_predictions(run)))
+    with html.report_write_errors(run.run_dir):
+        return drawing.write_figures(figures, run.run_dir / "plots", file_format)
+
+
+def _run_figures(run: RunFiles, predictions: PredictionSummary) -> dict[str, Figure]:
+    # matplotlib takes most of a second to import, so a command that draws nothing does not.
+    from lmtool.reporting import heat_maps, plots
+
+    figures = {name: draw(run) for name, draw in plots.OVER_STEPS.items()}
     figures["agreement"] = heat_maps.agreement_figure(interchange_of(run))
+    if not isinstance(run.result.get("mixture"), dict):  # labels of several tasks do not fit into one plot
+        if predictions.is_regression:
+            figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
+        elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
+            figures["confusion"] = heat_maps.confusion_figure(*heat_maps.most_confused(predictions.pairs))
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _page_figures(run: RunFiles, predictions: PredictionSummary) -> dict[str, tuple[str, ...]]:
+    """Writes the PNG files, and returns (SVG, caption, SVG for narrow pages) of each figure by name."""
+    from lmtool.reporting import drawing, plots
+
     captions = {
         "loss": plots.loss_caption(run),
         "terms": "Each term of the training loss before its weight. Dots: held-out data; dashed: its baseline.",
@@ -516,19 +536,12 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, tuple[str,
         "confusion": _confusion_caption(predictions),
         "scatter": "One dot per held-out example.",
     }
-    mixed = isinstance(run.result.get("mixture"), dict)  # labels of several tasks do not fit into one plot
-    if mixed:
-        figures |= {"scatter": None, "confusion": None}
-    elif predictions.is_regression:
-        figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
-    elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
-        figures["confusion"] = heat_maps.confusion_figure(*heat_maps.most_confused(predictions.pairs))
+    figures = _run_figures(run, predictions)
+    with html.report_write_errors(run.run_dir):
+        drawing.write_figures(figures, run.run_dir / "plots")
     page_figures: dict[str, tuple[str, ...]] = {}
     for name, figure in figures.items():
-        if figure is None:
-            continue
-        drawing.write_png(figure, real_folder(run.run_dir / "plots") / f"{name}.png")
-        narrow_figure = over_steps[name](run, drawing.NARROW) if name in over_steps else None
+        narrow_figure = plots.OVER_STEPS[name](run, drawing.NARROW) if name in plots.OVER_STEPS else None
         narrow_svg = "" if narrow_figure is None else drawing.svg(narrow_figure)
         page_figures[name] = drawing.svg(figure), captions.get(name, ""), narrow_svg
     return page_figures

@@ -132,12 +132,23 @@ def read_run(run_dir: str | Path) -> RunFiles:
         run.samples = samples
     elif samples is not None:
         run.problems.append("samples.json is not a list; its examples are left out.")
-    for row in _metrics(run):
-        (run.validation if row.get("split") == "validation" else run.train).append(row)
+    _add_metrics(run)
     first = min((row["step"] for row in run.train), default=1)
     if first > 1:  # the first step is always logged
         run.problems.append(f"metrics.jsonl has no rows of training before step {first}: curves begin there.")
     return run
+
+
+def read_curves(run_dir: Path, result: JsonObject) -> RunFiles:
+    """Reads metrics.jsonl alone; there are no rows if the folder has none. result: result.json, or {}."""
+    run = RunFiles(run_dir, result=result)
+    _add_metrics(run)
+    return run
+
+
+def _add_metrics(run: RunFiles) -> None:
+    for row in _metrics(run):
+        (run.validation if row.get("split") == "validation" else run.train).append(row)
 
 
 def _read_text(run: RunFiles, name: str, required: bool = True) -> str:

@@ -60,6 +60,14 @@ class SeedGroup:
         return mean_and_error(list(self.scores.values()))[1] if self.scores else None
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the mean over seeds (Student's t); None for fewer than two."""
+        if self.error is None:
+            return None
+        half_width = t_quantile(self.n - 1) * self.error
+        return self.mean - half_width, self.mean + half_width
+
+    @property
     def rows_error(self) -> float | None:
         """The standard error of a job's score over rows, averaged over jobs."""
         errors = [job.standard_error for job in self.jobs if job.value is not None and job.standard_error is not None]

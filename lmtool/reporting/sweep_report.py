@@ -1,12 +1,14 @@
-"""The summary of a sweep, from the files of its folder: a table on the screen, sweep.html and sweep.csv."""
+"""The summary of a sweep, from the files of its folder: a table on the screen, sweep.html, sweep.csv and plots/."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
 from lmtool.config.base import JsonMapping, JsonObject
@@ -19,11 +21,15 @@ from lmtool.reporting.text import duration, lower_is_better, number, plain, titl
 from lmtool.runs.files import SCORED_ROWS, write_delimited
 from lmtool.system.terminal import counted
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # Sentences to quote, and rows that the screen and the page share.
 
 _MAX_NAMES = 3
 _INTERVAL = f"{LEVEL:.0%} interval"
 _SETTING_CHARACTERS = 200
+_NAME_CHARACTERS = 80
 _SAME_IN_EVERY_PAIR = "every pair of seeds differs by the same amount, which gives no interval"
 # Keys that change the prediction targets: losses over different targets are not comparable.
 _TARGET_KEYS = ("tokenizer", "data")
@@ -248,12 +254,14 @@ def end_line(record: JsonMapping, finished: int, total: int | None, seconds_left
     return f"job {record.get('job')} {status}: {' · '.join(parts)}".removesuffix(": ")
 
 
-# sweep.html and sweep.csv in the folder of a sweep.
+# sweep.html, sweep.csv and plots/ in the folder of a sweep.
 
 
 def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]:
-    """Writes both files and returns their paths. Raises UserError if that fails."""
+    """Writes plots/*.png, the page and the table, and returns the paths of both. Raises UserError if that fails."""
     page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
+    figures = _figures(blocks)
+    _write_figures(sweep, figures, "png")
     with html.report_write_errors(sweep.folder):
         write_delimited(table, csv_rows(sweep), ",", named_by_user=False)
     html.write_page(
@@ -262,18 +270,51 @@ def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]
         sweep.name,
         sweep=sweep,
         subtitle=" · ".join(filter(None, (sweep.command, status_line(sweep)))),
-        blocks=[_block_values(block, several=len(blocks) > 1) for block in blocks],
+        blocks=[
+            _block_values(block, block_figures, several=len(blocks) > 1)
+            for block, block_figures in zip(blocks, figures, strict=True)
+        ],
         unscored=unscored_table(sweep),
         jobs=_job_table(sweep),
     )
     return page, table
 
 
-def _block_values(block: Block, several: bool) -> JsonObject:
+_Figures: TypeAlias = "dict[str, tuple[Figure, str]]"  # by file name, with captions
+
+
+def write_sweep_figures(sweep: SweepFiles, blocks: Sequence[Block], file_format: str) -> list[Path]:
+    """Writes plots/*.svg or plots/*.pdf, and returns the paths. Raises UserError if that fails."""
+    return _write_figures(sweep, _figures(blocks), file_format)
+
+
+def _write_figures(sweep: SweepFiles, figures: Sequence[_Figures], file_format: str) -> list[Path]:
+    # Imported late: matplotlib takes most of a second.
+    from lmtool.reporting import drawing
+
+    by_name = {name: figure for drawn in figures for name, (figure, _) in drawn.items()}
+    with html.report_write_errors(sweep.folder):
+        return drawing.write_figures(by_name, sweep.folder / "plots", file_format)
+
+
+def _figures(blocks: Sequence[Block]) -> list[_Figures]:
+    """Returns the figures of each block; their names start with the block's, if there are several."""
+    from lmtool.reporting import plots
+
+    figures = []
+    for block in blocks:
+        words = re.sub(r"[^A-Za-z0-9.+-]+", "-", f"{block.task} {block.metric}")[:_NAME_CHARACTERS]
+        prefix = f"{words}_" if len(blocks) > 1 else ""
+        figures.append({f"{prefix}{name}": drawn for name, drawn in plots.block_figures(block).items()})
+    return figures
+
+
+def _block_values(block: Block, figures: _Figures, several: bool) -> JsonObject:
+    from lmtool.reporting import drawing
+
     errors = "mean and standard error over seeds" if block.best.error is not None else "no error over seeds is known"
     label = " · ".join(part for part in (block.task, title(block.metric), f"n = {block.best.n}", errors) if part)
     groups = group_table(block)
-    figures, caption = _figures(block) if block.keys else ([], "")
     return {
         "mean": block.best.mean,
         "error": block.best.error,
@@ -281,19 +322,10 @@ def _block_values(block: Block, several: bool) -> JsonObject:
         "headline": headline(block),
         "sentences": sentences(block),
         "name": f"{block.task}: {title(block.metric)}" if several else title(block.metric),
-        "figures": figures,
-        "caption": caption,
+        "figures": [(*drawing.svgs(figure), caption) for figure, caption in figures.values()],
         "groups": groups,
         "notes": " ".join(_group_notes(block, groups[0])),
     }
-
-
-def _figures(block: Block) -> tuple[list[tuple[str, str]], str]:
-    # Imported late: matplotlib takes most of a second.
-    from lmtool.reporting import drawing, plots
-
-    figures, caption = plots.settings_figures(block)
-    return list(map(drawing.svgs, figures)), caption
 
 
 def _group_notes(block: Block, header: Sequence[str]) -> Iterator[str]:
@@ -331,7 +363,7 @@ _PRINTED_GROUPS, _PRINTED_UNSCORED = 60, 20
 
 
 def report_sweep(output: Output, folder: str | Path, against: str | None = None) -> SweepFiles:
-    """Prints the summary of a sweep's folder, and writes sweep.html and sweep.csv there.
+    """Prints the summary of a sweep's folder, and writes sweep.html, sweep.csv and plots/ there.
 
     Args:
         output: where to print.

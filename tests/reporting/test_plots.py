@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import image
 
 from lmtool.reporting import drawing, heat_maps, looks, plots
 from lmtool.reporting.run_files import RunFiles
@@ -133,3 +134,20 @@ def test_points_at_axis_ends_are_not_clipped() -> None:
     radius = line.get_markersize() / 2 * figure.dpi / 72
     places = axes.transData.transform(line.get_xydata())[:, 0]
     assert places.min() - radius >= axes.bbox.x0 and places.max() + radius <= axes.bbox.x1
+
+
+@pytest.mark.parametrize("file_format", ["png", "svg", "pdf"])
+def test_files_of_figures_are_reproducible_and_white(tmp_path: Path, file_format: str) -> None:
+    figure = plots.loss_figure(run_of(30))
+    assert figure is not None
+    first, second = (drawing.write_figures({"loss": figure}, tmp_path / name, file_format) for name in "ab")
+    data = first[0].read_bytes()
+    assert first == [tmp_path / "a" / f"loss.{file_format}"] and data == second[0].read_bytes()
+    assert figure.patch.get_alpha() == 0  # transparent in a page
+    if file_format == "png":
+        assert image.imread(first[0])[0, 0].tolist() == [1, 1, 1, 1]
+    elif file_format == "svg":
+        assert b">validation 1.000</text>" in data and b"<dc:date>" not in data and b"#ffffff" in data
+    else:
+        # Fonts as TrueType: text that can be searched and edited.
+        assert b"/FontFile2" in data and b"/Type3" not in data and b"CreationDate" not in data

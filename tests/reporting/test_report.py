@@ -505,6 +505,21 @@ def test_tables_for_other_programs(task_run, capsys: pytest.CaptureFixture[str],
             report.main([*words, *(["format=csv"] if len(words) == 1 else [])])
 
 
+def test_figures_of_runs_for_a_paper(task_run, language_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a run are in its folder, those of a comparison beside the page."""
+    first, second = (task_run(run, value) for run, value in (("one", 0.75), ("two", 0.5)))
+    for folders, plots_folder, name in (
+        ([language_run], language_run / "plots", "loss"),
+        ([first, second], first.parent / "comparison_plots", "scores"),
+    ):
+        assert report.main([*map(str, folders), "format=pdf"]) == 0
+        written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+        assert plots_folder / f"{name}.pdf" in written and set(written) == set(plots_folder.glob("*"))
+    assert report.main([str(first), str(second)]) == 0
+    assert (first.parent / "comparison_plots" / "scores.png").is_file()
+    assert "Bars: 95% intervals" in (first.parent / "comparison.html").read_text()
+
+
 def test_confusion_shows_classes_with_errors(task_run) -> None:
     """Thirty classes: 0 to 27 are right, and half of 28 is taken for 29."""
     gold = [str(number) for number in range(30) for _ in range(4)]

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_rgb
 
 from lmtool.commands import report
 from lmtool.errors import UserError
 from lmtool.learners.metrics import mean_and_error, t_quantile
-from lmtool.reporting import html
+from lmtool.reporting import drawing, html, plots
 from lmtool.reporting.sweep_files import read_sweep
 from lmtool.reporting.sweep_groups import blocks_of, csv_cell, difference
 from lmtool.reporting.sweep_report import group_table, headline, sentences, unscored_table, write_sweep
@@ -339,16 +340,86 @@ def test_page_and_table_escape_hostile_text(
     ("values", "figure"),
     [
         ({"optimizer.lr": ("1e-5", "1e-4", "1e-3"), "seed": (1, 2)}, "Line: their mean"),
-        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "The stronger the color"),
-        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "The stronger the color"),
+        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "Bold: the reference."),
+        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "Bold: the reference."),
         ({"seed": (1, 2)}, ""),
-        ({"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1, 2)}, ""),
+        ({"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1, 2)}, "Pale dots: single jobs."),
     ],
 )
 def test_figure_depends_on_varied_keys(grid: Callable[..., Path], values: Values, figure: str) -> None:
     sweep = read_sweep(grid(values, lambda *setting: len(repr(setting)) / 100 + float(str(setting[-1])) / 1000))
     text = write_sweep(sweep, blocks_of(sweep))[0].read_text()
     assert ("<svg" in text) == bool(figure) and figure in text
+
+
+# Scores of 4 seeds each: b is worse than a on every seed, c on the average of the seeds alone.
+_SEEDS = {"a": (0.70, 0.71, 0.72, 0.73), "b": (0.60, 0.61, 0.62, 0.635), "c": (0.60, 0.74, 0.62, 0.73)}
+
+
+def test_only_significant_differences_are_colored(grid: Callable[..., Path]) -> None:
+    folder = grid({"tuning": "abc", "seed": (1, 2, 3, 4)}, lambda tuning, seed: _SEEDS[tuning][seed - 1])
+    for path in folder.glob("*/job.json"):
+        scored = {"split": "validation", "accuracy": 0.5}
+        rows = [{"step": step, **values} for step in (1, 2) for values in ({"loss": 1.0}, scored)]
+        (path.parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (block,) = blocks_of(read_sweep(folder))
+    figures = plots.block_figures(block)
+    assert list(figures) == ["settings", "scores", "curves", "training"]
+    scores, differences = figures["scores"][0].axes
+    assert [label.get_text() for label in scores.get_yticklabels()] == ["tuning=a", "tuning=c", "tuning=b"]
+    means = [line.get_color() for line in scores.get_lines() if len(line.get_ydata()) == 1]
+    assert means == [drawing.INK, drawing.QUIET, drawing.BASELINE]
+    assert differences.get_title(loc="left") == "minus tuning=a"
+    curves = [line.get_color() for line in figures["curves"][0].axes[0].get_lines()]
+    assert curves == [drawing.INK, drawing.QUIET, drawing.COLORS[0]]
+    # With b as the reference, a is better.
+    (block,) = blocks_of(read_sweep(folder), "tuning=b")
+    lines = plots.block_figures(block)["scores"][0].axes[0].get_lines()
+    assert [line.get_color() for line in lines if len(line.get_ydata()) == 1] == [
+        drawing.VALIDATION, drawing.QUIET, drawing.INK,
+    ]  # fmt: skip
+
+
+def test_map_colors_only_significant_differences(grid: Callable[..., Path]) -> None:
+    """With one seed, no difference is known to be significant, so that no cell has a strong color."""
+    for seeds, strong in (((1,), []), ((1, 2, 3), ["2", "2"])):
+        values = {"tuning": ("full", "lora"), "optimizer.lr": ("1", "2"), "seed": seeds}
+
+        def score(tuning: str, rate: str, seed: int) -> float:
+            return 0.7 + 0.01 * seed - 0.1 * float(rate) * (1 + 0.001 * seed * seed)
+
+        (block,) = blocks_of(read_sweep(grid(values, score, name=f"sweep{len(seeds)}")))
+        (axes,) = plots.block_figures(block)["settings"][0].axes
+        cells = [patch for patch in axes.patches if patch.get_alpha() is not None and patch.get_alpha() > 0.1]
+        columns = [axes.get_xticklabels()[round(patch.get_x() + 0.48)].get_text() for patch in cells]
+        assert columns == strong and all(patch.get_facecolor()[:3] == to_rgb(drawing.BASELINE) for patch in cells)
+
+
+def test_curves_are_means_over_seeds_with_standard_errors(tmp_path: Path) -> None:
+    """The band is the standard error at the steps that all seeds have."""
+    for seed, losses in ((1, (2.0, 1.0, 0.5)), (2, (4.0, 2.0))):
+        folder = job(tmp_path, seed, {"task": "rte", "seed": seed}, value=0.5)
+        rows = [{"step": step, "split": "validation", "accuracy": loss} for step, loss in enumerate(losses, 1)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (block,) = blocks_of(read_sweep(tmp_path))
+    (axes,) = plots.block_figures(block)["curves"][0].axes
+    (line,) = axes.get_lines()
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2], [3.0, 1.5])
+    band = axes.collections[0].get_paths()[0].get_extents()
+    assert (band.y0, band.y1) == pytest.approx((1.0, 4.0))  # 1.5 - 0.5 and 3 + 1
+
+
+@pytest.mark.parametrize("file_format", ["svg", "pdf"])
+def test_figures_of_a_sweep_for_a_paper(
+    grid: Callable[..., Path], capsys: pytest.CaptureFixture[str], file_format: str
+) -> None:
+    folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: {"a": 0.4, "b": 0.3}[tuning])
+    assert report.main([str(folder), f"format={file_format}"]) == 0
+    paths = [folder / "plots" / f"{name}.{file_format}" for name in ("settings", "scores")]
+    assert capsys.readouterr().out.splitlines() == [str(path) for path in paths]
+    assert all(path.is_file() for path in paths)
+    assert not (folder / "sweep.html").exists()
+    assert report.main([str(folder)]) == 0 and (folder / "plots" / "scores.png").is_file()
 
 
 @pytest.mark.slow
