@@ -4,6 +4,8 @@ the summary of a finished or running sweep. With `format=latex` or `format=csv`,
 
 from __future__ import annotations
 
+import shlex
+
 from lmtool.errors import UserError
 from lmtool.reporting.comparison import compare, report_comparison, scores_table, write_comparison_figures
 from lmtool.reporting.console import FIGURE_FORMATS, TABLE_FORMATS, Output
@@ -38,9 +40,10 @@ def main(words: list[str]) -> int:
     folders, output = [run_folder(name) for name in names], Output()
     sweeps = [folder for folder in folders if is_sweep(folder)]
     if sweeps and len(folders) > 1:
+        jobs = [str(job.folder) for job in read_sweep(sweeps[0]).jobs[:2]]
         raise UserError(
             f"{sweeps[0]} is a sweep, and only runs can be compared",
-            f"use its jobs: lmtool report {sweeps[0]}/0 {sweeps[0]}/1",
+            f"use its jobs: {shlex.join(['lmtool', 'report', *jobs])}",
         )
     if against and not sweeps:
         raise UserError(f"against={against[0]} needs the folder of a sweep", "lmtool report runs/SWEEP against=3")

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -24,6 +26,8 @@ from lmtool.reporting.text import lower_is_better, plain
 SEED = "seed"
 # Values drawn by a sampler cover little of the grid that they span. Below this fraction, no cell counts as missing.
 _GRID_SHARE = 0.5
+# Settings that a hint names.
+_MAX_CANDIDATES = 4
 # Relative rounding error of a score.
 _ROUNDING = 1e-9
 
@@ -164,8 +168,8 @@ def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
 
     Args:
         sweep: the jobs.
-        against: the reference group, named by a job in it (number or folder) or by its setting
-            ('optimizer.lr=0.001'); None for the best group of each block.
+        against: the reference group, named by a job in it (number or folder) or by values that no other group has
+            ('optimizer.lr=0.001', 'lr=0.001'); None for the best group of each block.
 
     Raises:
         UserError: `against` does not match exactly one group.
@@ -276,9 +280,15 @@ def _set_reference(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> 
     matched = False
     for block in blocks:
         matching = [group for group in block.groups if _matches(group, settings, against)]
+        if len(matching) > 1:  # a setting that has these keys alone is named completely
+            matching = [group for group in matching if len(_given(group)) == len(settings)] or matching
         if len(matching) > 1:
-            more = ", ".join(key for key in block.keys if key not in settings)
-            raise UserError(f"against={against} matches {len(matching)} settings of the sweep", f"add values of {more}")
+            named = [shlex.join([f"against={group.label}"]) for group in matching]
+            more = f" and {len(named) - _MAX_CANDIDATES} more" if len(named) > _MAX_CANDIDATES else ""
+            raise UserError(
+                f"against={against} matches {len(matching)} settings of the sweep",
+                f"use one of {', '.join(named[:_MAX_CANDIDATES])}{more}",
+            )
         if matching and not matching[0].n:
             raise UserError(f"no job of against={against} has a score", "name another job or setting")
         if matching:
@@ -286,23 +296,33 @@ def _set_reference(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> 
     if not matched:
         raise UserError(
             f"against={against} is neither a job nor a setting of {sweep.folder}",
-            "use the number of a job (against=3) or a setting (against='optimizer.lr=0.001')",
+            "use the number of a job (against=3) or the values of a setting that no other has (against=lr=0.001)",
         )
 
 
 def _settings(against: str) -> dict[str, str]:
-    """Parses 'a=1 b=2' or 'a=1,b=2'; {} if a job is named."""
-    words = against.replace(",", " ").split() if "=" in against else []
+    """Parses 'a=1 b=2' or 'a=1,b=[x,y]'; {} if a job is named."""
+    words = re.split(r"[\s,]+(?=[\w./@+-]+=)", against.strip()) if "=" in against else []
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
 def _matches(group: SeedGroup, settings: Mapping[str, str], against: str) -> bool:
+    """Whether a group has these values, or the named job. A key may be its last part: lr for optimizer.lr."""
     if settings:
         return all(
-            key in group.settings and equal_values(group.settings[key], value) for key, value in settings.items()
+            any(equal_values(group.settings[name], value) for name in _keys_named(key, group.settings))
+            for key, value in settings.items()
         )
     name = against.rstrip("/")
     return any(name in (str(job.number), str(job.folder), job.folder.name) for job in group.jobs)
+
+
+def _keys_named(key: str, keys: Collection[str]) -> list[str]:
+    return [key] if key in keys else [name for name in keys if name.endswith(f".{key}")]
+
+
+def _given(group: SeedGroup) -> list[str]:
+    return [key for key, value in group.settings.items() if value is not None]
 
 
 def equal_values(first: str | None, second: str | None) -> bool:

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -305,8 +306,9 @@ def test_against_accepts_job_or_setting(grid: Callable[..., Path], capsys: pytes
         (["agianst=1"], "there is no key agianst"),
         ([str(folder)], "is a sweep"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message) as refusal:
             report.main([str(folder), *words])
+    assert shlex.split(refusal.value.hint)[-2:] == [str(folder / "0"), str(folder / "1")]
     with pytest.raises(UserError, match="needs the folder of a sweep"):
         report.main([str(folder / "0"), "against=1"])
 
@@ -334,6 +336,33 @@ def test_page_and_table_escape_hostile_text(
     assert rows[0]["a"] == "'=cmd|' /C calc'!A0" and rows[0]["value"] == "0.5" and len(rows) == 2
     cells = [csv_cell(value) for value in ("@x", "-1e-3", "-x", -2.0, None, "+\x1b")]
     assert cells == ["'@x", "-1e-3", "'-x", -2.0, None, "'+\\x1b"]
+
+
+@pytest.mark.parametrize(
+    ("against", "label"),
+    [
+        ("lr=0.0001", "tuning=lora optimizer.lr=1e-4"),  # the only setting with it
+        ("tuning=full", "tuning=full"),  # the only setting with this key alone
+        ("lr=1e-3 tuning=lora", "tuning=lora optimizer.lr=1e-3"),
+        ("tuning=lora,optimizer.lr=1e-3", "tuning=lora optimizer.lr=1e-3"),
+        ("projections=[q_proj,v_proj]", "tuning=full tuning.projections=[q_proj,v_proj]"),
+    ],
+)
+def test_against_needs_only_the_keys_that_name_one_setting(tmp_path: Path, against: str, label: str) -> None:
+    settings = (
+        {"tuning": "full"}, {"tuning": "full", "tuning.projections": "[q_proj,v_proj]"},
+        {"tuning": "lora", "optimizer.lr": "1e-3"}, {"tuning": "lora", "optimizer.lr": "1e-4"},
+    )  # fmt: skip
+    for number, overrides in enumerate(settings):
+        job(tmp_path, number, {"task": "rte", **overrides}, value=0.5)
+    sweep = read_sweep(tmp_path)
+    (block,) = blocks_of(sweep, against)
+    assert block.reference.label == label
+    with pytest.raises(UserError) as refusal:
+        blocks_of(sweep, "tuning=lora")
+    assert refusal.value.hint == (
+        "use one of 'against=tuning=lora optimizer.lr=1e-3', 'against=tuning=lora optimizer.lr=1e-4'"
+    )
 
 
 @pytest.mark.parametrize(
