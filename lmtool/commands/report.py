@@ -1,6 +1,6 @@
 """`lmtool report RUN [RUN ...]`: rewrites the report of a run, or compares several runs; `lmtool report SWEEP`: prints
-the summary of a finished or running sweep. With `format=latex` or `format=csv`, prints the tables alone; with
-`format=svg` or `format=pdf`, writes the figures alone."""
+the summary of a finished or running sweep. With `format=latex` or `format=csv`, prints the tables alone, and
+for one run writes its methods in LaTeX with references; with `format=svg` or `format=pdf`, writes the figures alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shlex
 from lmtool.errors import UserError
 from lmtool.reporting.comparison import compare, report_comparison, scores_table, write_comparison_figures
 from lmtool.reporting.console import FIGURE_FORMATS, TABLE_FORMATS, Output
+from lmtool.reporting.methods import write_methods
 from lmtool.reporting.report import write_report, write_run_figures
 from lmtool.reporting.sweep_files import is_sweep, read_sweep
 from lmtool.reporting.sweep_groups import blocks_of
@@ -57,6 +58,9 @@ def main(words: list[str]) -> int:
         else:
             paths = write_comparison_figures(folders, page, formats[0])
         for path in paths:
+            output.line(str(path))
+    elif formats == ["latex"] and not sweeps and len(folders) == 1:
+        for path in write_methods(folders[0]):
             output.line(str(path))
     elif formats and not sweeps and len(folders) == 1:
         raise UserError(

@@ -85,7 +85,8 @@ class LlamaConfig(TransformerConfig):
 
 @component("model", "llama_encoder", builder="lmtool.models.llama:LlamaEncoder.build")
 class LlamaEncoderConfig(LlamaConfig):
-    """Llama's layers as an encoder: every token attends to the whole text. Defaults: SmolLM2-135M's sizes."""
+    """Llama's layers (Touvron et al. 2023) as an encoder: every token attends to the whole text. Defaults:
+    SmolLM2-135M's sizes."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
     text_format: ClassVar[str] = "roberta"

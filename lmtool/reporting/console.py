@@ -324,13 +324,13 @@ def _wrapped_row(row: Sequence[str], width: int) -> list[list[str]]:
 def latex_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Returns a table in LaTeX, with the rules of the package booktabs; numbers are right-aligned."""
     columns = "".join("r" if is_numeric([row[index] for row in rows]) else "l" for index in range(len(header)))
-    head, *lines = (" & ".join(_latex(cell(value)) for value in row) + r" \\" for row in (header, *rows))
+    head, *lines = (" & ".join(latex_text(cell(value)) for value in row) + r" \\" for row in (header, *rows))
     table = [r"\begin{tabular}{" + columns + "}", r"\toprule", head, r"\midrule", *lines]
     return "\n".join([*table, r"\bottomrule", r"\end{tabular}"])
 
 
-def _latex(text: str) -> str:
-    """Escapes the characters that have a meaning in LaTeX."""
+def latex_text(text: str) -> str:
+    """Returns the text with the characters escaped that have a meaning in LaTeX."""
     named = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     escaped = re.sub(r"[\\{}&%$#_~^]", lambda match: named.get(match[0], "\\" + match[0]), text)
     return escaped.replace("±", r"$\pm$")

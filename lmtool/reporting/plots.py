@@ -369,8 +369,9 @@ def scores_figure(rows: Sequence[ScoreRow], metric: str, reference: str) -> Figu
         _draw_interval(columns[0], position, row.mean, row.interval, color)
         difference = row.difference
         if difference is not None and difference.value is not None:
-            known = None if difference.low is None or difference.high is None else (difference.low, difference.high)
-            _draw_interval(columns[-1], position, difference.value, known, color)
+            low, high = difference.low, difference.high
+            interval = None if low is None or high is None else (low, high)
+            _draw_interval(columns[-1], position, difference.value, interval, color)
     _limit(columns[0], [score for row in rows for score in (*row.scores, row.mean)])
     if has_differences:
         columns[1].axvline(0, color=QUIET, linewidth=0.8)
@@ -393,9 +394,9 @@ def _emphasis(difference: Difference | None, metric: str) -> str | None:
     return VALIDATION if (difference.value < 0) == lower_is_better(metric) else BASELINE
 
 
-def _draw_interval(axes: Axes, row: int, value: float, known: tuple[float, float] | None, color: str) -> None:
-    if known is not None:
-        axes.plot(known, [row, row], color=color, linewidth=1.4, zorder=3)
+def _draw_interval(axes: Axes, row: int, value: float, interval: tuple[float, float] | None, color: str) -> None:
+    if interval is not None:
+        axes.plot(interval, [row, row], color=color, linewidth=1.4, zorder=3)
     axes.plot([value], [row], color=color, marker="o", markersize=4.5, zorder=4)
 
 
@@ -425,14 +426,14 @@ def block_figures(block: Block) -> dict[str, tuple[Figure, str]]:
         ]
         caption = f"Pale dots: single jobs. {SCORES_CAPTION}{_left_out(scored, rows)}"
         figures["scores"] = scores_figure(rows, block.metric, block.reference.label), caption
-    drawn = _first_groups(block, scored, _MAX_LINES)
+    shown = _first_groups(block, scored, _MAX_LINES)
     curves = [
-        (group, [read_curves(job.folder, job.result) for job in group.jobs if job.value is not None]) for group in drawn
+        (group, [read_curves(job.folder, job.result) for job in group.jobs if job.value is not None]) for group in shown
     ]
     for name, split, metric in (("curves", "validation", block.metric), ("training", "train", "loss")):
         curves_of_seeds = _seeds_figure(block, contrasts, curves, split, metric)
         if curves_of_seeds is not None:
-            figures[name] = curves_of_seeds, f"{_SEEDS_CAPTION}{_left_out(scored, drawn)}"
+            figures[name] = curves_of_seeds, f"{_SEEDS_CAPTION}{_left_out(scored, shown)}"
     return figures
 
 
@@ -449,8 +450,8 @@ def _first_groups(block: Block, scored: Sequence[SeedGroup], count: int) -> list
     return [*scored[: count - 1], block.reference]
 
 
-def _left_out(scored: Sequence[SeedGroup], drawn: Sequence[object]) -> str:
-    missing = len(scored) - len(drawn)
+def _left_out(scored: Sequence[SeedGroup], shown: Sequence[object]) -> str:
+    missing = len(scored) - len(shown)
     return f" {counted(missing, 'setting')} with lower ranks: in the table only." if missing > 0 else ""
 
 

@@ -281,7 +281,7 @@ def _set_reference(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> 
     for block in blocks:
         matching = [group for group in block.groups if _matches(group, settings, against)]
         if len(matching) > 1:  # a setting that has these keys alone is named completely
-            matching = [group for group in matching if len(_given(group)) == len(settings)] or matching
+            matching = [group for group in matching if len(_set_keys(group)) == len(settings)] or matching
         if len(matching) > 1:
             named = [shlex.join([f"against={group.label}"]) for group in matching]
             more = f" and {len(named) - _MAX_CANDIDATES} more" if len(named) > _MAX_CANDIDATES else ""
@@ -321,7 +321,7 @@ def _keys_named(key: str, keys: Collection[str]) -> list[str]:
     return [key] if key in keys else [name for name in keys if name.endswith(f".{key}")]
 
 
-def _given(group: SeedGroup) -> list[str]:
+def _set_keys(group: SeedGroup) -> list[str]:
     return [key for key, value in group.settings.items() if value is not None]
 
 

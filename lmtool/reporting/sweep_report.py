@@ -292,7 +292,7 @@ def _write_figures(sweep: SweepFiles, figures: Sequence[_Figures], file_format: 
     # Imported late: matplotlib takes most of a second.
     from lmtool.reporting import drawing
 
-    by_name = {name: figure for drawn in figures for name, (figure, _) in drawn.items()}
+    by_name = {name: figure for block_figures in figures for name, (figure, _) in block_figures.items()}
     with html.report_write_errors(sweep.folder):
         return drawing.write_figures(by_name, sweep.folder / "plots", file_format)
 
@@ -305,7 +305,7 @@ def _figures(blocks: Sequence[Block]) -> list[_Figures]:
     for block in blocks:
         words = re.sub(r"[^A-Za-z0-9.+-]+", "-", f"{block.task} {block.metric}")[:_NAME_CHARACTERS]
         prefix = f"{words}_" if len(blocks) > 1 else ""
-        figures.append({f"{prefix}{name}": drawn for name, drawn in plots.block_figures(block).items()})
+        figures.append({f"{prefix}{name}": values for name, values in plots.block_figures(block).items()})
     return figures
 
 

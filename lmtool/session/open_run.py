@@ -210,7 +210,9 @@ def _open_in_first_rank(
             result = run.result()
             group.first((str(run.path), result))  # sent to the other ranks, which wait for it in open_run
             if result is None:
-                run.write_environment(sys.argv, {"device": str(precision.device), "devices": group.size})
+                device = precision.device
+                name = {"accelerator": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+                run.write_environment(sys.argv, {"device": str(device), "devices": group.size, **name})
             with _trackers(verb, config, run, output) as trackers:
                 yield OpenRun(verb, config, run, output, precision, trackers, started, group)
     except KeyboardInterrupt as interrupt:

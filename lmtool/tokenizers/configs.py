@@ -137,7 +137,8 @@ class ByteBpeConfig(TokenizerConfig):
 
 @component("tokenizer", "bpe", builder="lmtool.tokenizers.trained:train_bpe")
 class BpeConfig(TokenizerConfig):
-    """Byte-pair encoding of lowercased words whose last subword ends with </w> (Radford et al. 2018)."""
+    """Byte-pair encoding of lowercased words whose last subword ends with </w> (Sennrich et al. 2016; Radford et al.
+    2018)."""
 
     name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as in the GPT of 2018.")
     minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
