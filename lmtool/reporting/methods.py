@@ -255,7 +255,7 @@ def methods_text(run: RunFiles) -> str:
         config = as_object(saved.load(run.config))
     except yaml.YAMLError:
         config = {}
-    sentences = [_model(run, config), _learned(run, config), _tuning(config), _distillation(config)]
+    sentences = [_model(run, config), _learned(run, config), _tuning(run, config), _distillation(config)]
     sentences += [_optimizer(run, config), _steps(run, config), _machine(run)]
     return "\n".join(filter(None, sentences))
 
@@ -381,7 +381,7 @@ def _corpus(data: JsonMapping) -> str:
     return _typewriter(data.get("path") or data.get("name"))
 
 
-def _tuning(config: JsonMapping) -> str:
+def _tuning(run: RunFiles, config: JsonMapping) -> str:
     tuning = as_object(config.get("tuning"))
     if not tuning:
         return ""
@@ -389,7 +389,9 @@ def _tuning(config: JsonMapping) -> str:
     for group in ("regularization", "schedule"):
         extras += _chosen(f"tuning/{group}", as_object(tuning.get(group)).get("name"))
     rank = f" of rank {tuning['rank']}" if tuning.get("name") == "lora" and tuning.get("rank") else ""
-    return f"The tuning method was {cited('tuning', tuning.get('name'))}{rank}{_with(extras)}."
+    trained, total = run.result.get("trainable_parameters"), run.result.get("parameters")
+    part = f", which trains {trained:,} parameters" if is_number(trained) and trained != total else ""
+    return f"The tuning method was {cited('tuning', tuning.get('name'))}{rank}{_with(extras)}{part}."
 
 
 def _distillation(config: JsonMapping) -> str:
@@ -420,6 +422,8 @@ def _optimizer(run: RunFiles, config: JsonMapping) -> str:
     elif schedule.get("warmup_fraction"):
         warmup = f" after a warmup over {_percent(schedule['warmup_fraction'])} of the steps"
     extras = [*_presets(run, "schedule"), *_details(config, "schedule")]
+    if is_number(decay := optimizer.get("layer_decay")) and decay != 1:
+        extras.append(_with_citation(f"rates that decay by a factor of {decay} per layer", "clark2020electra"))
     rates = f"{cited('schedule', schedule.get('name'))}{warmup}{_with(extras)}"
     name = cited("optimizer", optimizer.get("name"))
     return f"The optimizer was {name} ({', '.join(values)}); the schedule was {rates}."
@@ -430,15 +434,15 @@ def _steps(run: RunFiles, config: JsonMapping) -> str:
     seed = f"the random seed was {config.get('seed')}"
     if not is_number(result.get("steps")):
         return f"The{seed.removeprefix('the')}."
-    batch = next((f" of {config[key]:,} {words}" for key, words in _BATCHES.items() if is_number(config.get(key))), "")
+    batches = (f" {words.format(config[key])}" for key, words in _BATCHES.items() if is_number(config.get(key)))
     amounts = [f"{result['tokens']:,} tokens"] if is_number(result.get("tokens")) else []
     amounts += [f"{result['epochs']:.3g} epochs"] if is_number(result.get("epochs")) else []
     shares = [_percent(phase.get("share") or 0) for phase in as_objects(result.get("phases"))]
     phases = f" in {len(shares)} phases ({_listed(shares)} of the budget)" if len(shares) > 1 else ""
-    return f"Training took {counted(result['steps'], 'step')}{batch}{phases}: {_listed(amounts)}; {seed}."
+    return f"Training took {counted(result['steps'], 'step')}{next(batches, '')}{phases}: {_listed(amounts)}; {seed}."
 
 
-_BATCHES = {"batch_tokens": "tokens", "batch_examples": "examples"}
+_BATCHES = {"batch_tokens": "of up to {:,} tokens", "batch_examples": "of {:,} examples"}
 
 
 def _machine(run: RunFiles) -> str:

@@ -115,7 +115,7 @@ _CONFIG: dict[str, object] = {
     "task": {"name": "sst2", "loss": {"label_smoothing": 0.1, "focal_gamma": 0.0}, "demonstrations": 0},
     "tuning": {"name": "lora", "rank": 8, "dora": True, "schedule": {"name": "none"}},
     "distill": {"name": "standard", "teacher": "runs/my_teacher", "terms": {"soft": {"weight": 0.5}}},
-    "optimizer": {"name": "adamw", "lr": 3e-5, "betas": [0.9, 0.999], "weight_decay": 0.01},
+    "optimizer": {"name": "adamw", "lr": 3e-5, "betas": [0.9, 0.999], "weight_decay": 0.01, "layer_decay": 0.8},
     "schedule": {"name": "cosine", "warmup_steps": None, "warmup_fraction": 0.1},
 }  # fmt: skip
 
@@ -124,7 +124,8 @@ def test_methods_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     run = write_run(
         tmp_path / "run",
         _CONFIG,
-        result={"steps": 100, "tokens": 123456, "epochs": 2.0, "seconds": 90.0, "devices": 2, "parameters": 1000},
+        result={"steps": 100, "tokens": 123456, "epochs": 2.0, "seconds": 90.0, "devices": 2, "parameters": 1000}
+        | {"trainable_parameters": 20},
         facts={
             "model": {"layers": 2, "vocabulary": 30522, "precision": "bf16", "started_from": "hf://google/electra_x"},
             "data": {"train_rows": 67349},
@@ -141,12 +142,13 @@ def test_methods_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "The task was SST-2~\\cite{socher2013sst,wang2019glue} (67,349 training examples) with label "
         "smoothing~\\cite{szegedy2016rethinking}.",
         "WordPiece~\\cite{devlin2019bert} (30,522 entries), up to 64 per sequence.",
-        "LoRA~\\cite{hu2022lora} of rank 8 with weight decomposition (DoRA)~\\cite{liu2024dora}.",
+        "LoRA~\\cite{hu2022lora} of rank 8 with weight decomposition (DoRA)~\\cite{liu2024dora}, which trains 20 "
+        "parameters.",
         "knowledge distillation~\\cite{hinton2015distilling} from \\texttt{runs/my\\_teacher} with soft "
         "targets~\\cite{hinton2015distilling} (weight 0.5).",
         "AdamW~\\cite{loshchilov2019decoupled} (peak learning rate $3 \\times 10^{-5}$, $\\beta_1=0.9$, "
         "$\\beta_2=0.999$, weight decay 0.01); the schedule was cosine decay~\\cite{loshchilov2017sgdr} after a warmup "
-        "over 10\\% of the steps.",
+        "over 10\\% of the steps with rates that decay by a factor of 0.8 per layer~\\cite{clark2020electra}.",
         "Training took 100 steps of 32 examples: 123,456 tokens and 2 epochs; the random seed was 3.",
         "It took 1 min 30 s and ran on 2 devices: NVIDIA H100 in bf16, with lmtool 0.1.0, PyTorch "
         "2.9~\\cite{paszke2019pytorch} and Python 3.11.",
