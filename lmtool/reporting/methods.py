@@ -18,6 +18,8 @@ from lmtool.config.base import JsonMapping
 from lmtool.reporting import html
 from lmtool.reporting.console import latex_text
 from lmtool.reporting.run_files import RunFiles, as_object, as_objects, read_run
+from lmtool.reporting.sweep_files import is_sweep, read_sweep
+from lmtool.reporting.sweep_groups import SEED
 from lmtool.reporting.text import duration, exponent, is_number, percent, title
 from lmtool.system.files import replace_bytes
 from lmtool.system.secrets import masked
@@ -431,7 +433,8 @@ def _optimizer(run: RunFiles, config: JsonMapping) -> str:
 
 def _steps(run: RunFiles, config: JsonMapping) -> str:
     result = run.result
-    seed = f"the random seed was {config.get('seed')}"
+    seeds = _seeds(run) or [str(config.get("seed"))]
+    seed = f"the random seed{'s were' if len(seeds) > 1 else ' was'} {_listed(seeds)}"
     if not is_number(result.get("steps")):
         return f"The{seed.removeprefix('the')}."
     batches = (f" {words.format(config[key])}" for key, words in _BATCHES.items() if is_number(config.get(key)))
@@ -440,6 +443,16 @@ def _steps(run: RunFiles, config: JsonMapping) -> str:
     shares = [_percent(phase.get("share") or 0) for phase in as_objects(result.get("phases"))]
     phases = f" in {len(shares)} phases ({_listed(shares)} of the budget)" if len(shares) > 1 else ""
     return f"Training took {counted(result['steps'], 'step')}{next(batches, '')}{phases}: {_listed(amounts)}; {seed}."
+
+
+def _seeds(run: RunFiles) -> list[str]:
+    """Returns the seeds of all jobs with the setting of this one, if the run is a job of a sweep."""
+    folder = run.run_dir.resolve()
+    if not is_sweep(folder.parent):
+        return []
+    jobs = read_sweep(folder.parent).jobs
+    settings = {job.folder.resolve(): {**job.overrides, SEED: ""} for job in jobs}
+    return list(dict.fromkeys(job.seed for job in jobs if settings[job.folder.resolve()] == settings.get(folder)))
 
 
 _BATCHES = {"batch_tokens": "of up to {:,} tokens", "batch_examples": "of {:,} examples"}

@@ -179,6 +179,14 @@ def test_methods_of_pretraining_name_members_and_texts(tmp_path: Path) -> None:
     assert "The random seed was 3." in text and "tuning method" not in text and "distillation" not in text
 
 
+def test_methods_of_a_job_name_the_seeds_of_its_setting(tmp_path: Path) -> None:
+    for number, (rate, seed) in enumerate(((1, 7), (2, 7), (1, 8))):
+        overrides = [f"optimizer.lr={rate}", f"seed={seed}"]
+        run = write_run(tmp_path / f"{number}_x", _CONFIG, job={"job": number, "overrides": overrides})
+    for name, seeds in ((run.name, "seeds were 7 and 8."), ("1_x", "seed was 7.")):
+        assert f"The random {seeds}" in methods.write_methods(tmp_path / name)[0].read_text()
+
+
 def test_methods_of_damaged_runs(tmp_path: Path) -> None:
     """Missing and damaged files leave gaps, not errors."""
     for number, config in enumerate(("[", "- a", "model: 3", "distill: {name: standard, terms: [1], teachers: x}")):
