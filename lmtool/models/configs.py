@@ -78,6 +78,8 @@ class ModelConfig(Component):
     """Name of the special tokens for text classification; None for `text_format`."""
     summary: ClassVar[Summary] = "pooled_first"
     """How a text is pooled for classification."""
+    finetuning_lm_weight: ClassVar[float] = 0.0
+    """The weight that task.auxiliary_lm=null stands for: of a language modeling loss, as the paper finetuned."""
     contextual: ClassVar[bool] = True
     """Whether the hidden state of a token depends on other tokens."""
     transformers_form: ClassVar[FormFields | None] = None
@@ -346,6 +348,7 @@ class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
     hf_model_type: ClassVar[str | None] = "openai-gpt"
+    finetuning_lm_weight: ClassVar[float] = 0.5
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     sequence_format: ClassVar[str | None] = "gpt1"

@@ -289,9 +289,14 @@ class FinetuneConfig(RunConfig):
     def filled(cls, data: JsonObject) -> JsonObject:
         """Resolves a null max_length: the default of the task's kind, but at most the positions of the model."""
         data = super().filled(data)
+        task, model = data.get("task"), data.get("model")
+        if isinstance(task, dict) and "auxiliary_lm" in task and task["auxiliary_lm"] is None:
+            entry = lookup("model", str(model.get("name"))) if isinstance(model, dict) else None
+            family: Any = ModelConfig if entry is None else entry.config
+            if task.get("head") not in ("text_to_text", "prompt") and task.get("domain") is None:
+                data = {**data, "task": {**task, "auxiliary_lm": family.finetuning_lm_weight}}
         if data.get("max_length", 0) is not None:
             return data
-        task, model = data.get("task"), data.get("model")
         entry = lookup("task", str(task.get("kind"))) if isinstance(task, dict) else None
         kind: Any = entry.config if entry is not None else TaskConfig
         length = kind.default_length(task if isinstance(task, dict) else {})

@@ -56,11 +56,10 @@ class SequenceConfig(TaskConfig):
         "pooler, or a new one with tanh; only the family's own number can be exported",
     )
 
-    auxiliary_lm: float = Field(
-        0.0,
-        ge=0,
-        description="weight of a language modeling loss on the text, for decoders (published: 0.5); 0: none. Radford "
-        "et al. 2018, section 3.2",
+    auxiliary_lm: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="weight of a language modeling loss on the text, for decoders; 0: none; null: 0.5 for gpt1, else "
+        "none. Radford et al. 2018, section 3.2; not by default with task.domain or a head that writes text",
     )
 
     truncation: Truncation = Field(
@@ -92,7 +91,7 @@ class SequenceConfig(TaskConfig):
 
     @property
     def language_model_weight(self) -> float:
-        return self.auxiliary_lm
+        return self.auxiliary_lm or 0.0
 
     @property
     def windowed(self) -> str:
