@@ -26,7 +26,7 @@ RUN_ALL = """
 import contextlib, io, json, shlex, sys
 from lmtool.cli.main import main
 from lmtool.reporting import report
-report.write_report = lambda run: run / "report.html"  # no plots: they take longer than the runs
+report.write_report = lambda run, **state: run / "report.html"  # no plots: they take longer than the runs
 sys.modules.get("lmtool.session.screens", report).write_report = report.write_report
 answers = []
 for line in json.loads(sys.argv[1]):

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from lmtool.reporting import hover
 from lmtool.system.files import real_folder, replace_bytes
 from lmtool.system.terminal import counted
 
@@ -104,7 +105,7 @@ def tidy(axes: Axes, unit: str = "step") -> None:
 
 def draw_baseline(axes: Axes, value: float) -> None:
     """Draws a dashed horizontal line at the value of a baseline."""
-    axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
+    axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)), label="baseline")
 
 
 def mark_steps(axes: Axes, steps: Sequence[int], name: str = "") -> None:
@@ -144,8 +145,8 @@ def plot_smoothed_steps(axes: Axes, steps: list[int], values: list[float], width
     if len(steps) < MIN_LINE_POINTS:
         plot_logged_steps(axes, steps, values, TRAIN, width)
         return
-    axes.plot(*thin(steps, values), color=TRAIN, linewidth=0.7, alpha=0.55)
-    axes.plot(*thin(steps, smooth(values)), color=TRAIN, linewidth=width)
+    axes.plot(*thin(steps, values), color=TRAIN, linewidth=0.7, alpha=0.55, label="training")
+    axes.plot(*thin(steps, smooth(values)), color=TRAIN, linewidth=width, label="running mean")
 
 
 def label_ends(axes: Axes, x: float, labels: Iterable[tuple[float, str, str]], gap: float) -> None:
@@ -206,7 +207,8 @@ def svg(figure: Figure) -> str:
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     width, height = (72 * inches for inches in figure.get_size_inches())
     opening_tag = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" style="max-width: {_SCALE * width:.0f}px">'
-    return opening_tag + text[text.index(">") + 1 :]
+    drawing = text[text.index(">") + 1 :].replace("</svg>", "")
+    return f"{opening_tag}{drawing}{hover.strips(figure)}</svg>"
 
 
 def svgs(figure: Figure) -> tuple[str, str]:

@@ -1,11 +1,15 @@
-"""Self-contained pages from the Jinja templates in `templates/`: one style sheet, no scripts, no external resources.
+"""Self-contained pages from the Jinja templates in `templates/`: one style sheet, at most one script, no external
+resources. A page is readable without its script.
 
 Templates escape every value as `escape` does, since texts of users are hostile. Only `Markup` is inserted unchanged:
-the output of macros and filters, and the SVG of a figure.
+the output of macros and filters, the SVG of a figure, and the script. A browser runs no other script, because the page
+allows only the hash of its own.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,8 +73,14 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {"cut": escape, "lines": escape_lines, "number": number, "percent": percent, "words": title}
-    functions = {"cell": _cell, "column_classes": _column_classes, "counted": counted, "format_value": format_value}
-    environment.globals |= functions
+    environment.globals |= {
+        "cell": _cell,
+        "cell_class": _cell_class,
+        "column_classes": _column_classes,
+        "content_policy": _content_policy,
+        "counted": counted,
+        "format_value": format_value,
+    }
     return environment
 
 
@@ -112,8 +122,26 @@ def report_write_errors(folder: Path) -> Iterator[None]:
         raise UserError(cannot_write(Path(error.filename or folder), error).message, hint) from error
 
 
-def _column_classes(rows: Sequence[Sequence[object]]) -> list[Markup]:
-    return [Markup(' class="number"' if is_numeric(column) else "") for column in zip(*rows, strict=True)]
+def _content_policy(script: str) -> Markup:
+    """Returns a policy under which a browser loads nothing and runs this script only."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    scripts = f"script-src 'sha256-{digest}'; " if script else ""
+    return Markup(f"default-src 'none'; {scripts}style-src 'unsafe-inline'; img-src data:")
+
+
+def _column_classes(rows: Sequence[Sequence[object]]) -> list[str]:
+    return ["number" if is_numeric(column) else "" for column in zip(*rows, strict=True)]
+
+
+# Longer words may be broken between any two letters, so that they do not widen their column.
+_WORD_CHARACTERS = 24
+
+
+def _cell_class(column_class: str, text: str) -> Markup:
+    """Returns the class attribute of a cell. text: the content of the cell."""
+    has_long_word = any(len(word) > _WORD_CHARACTERS for word in text.split())
+    names = " ".join(filter(None, (column_class, "long" if has_long_word else "")))
+    return Markup(f' class="{names}"' if names else "")
 
 
 def _cell(name: str, value: object) -> Markup:

@@ -59,7 +59,7 @@ def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
         drawing.draw_baseline(axes, value)
         values.append(float(value))
     if validation.steps:
-        axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
+        axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5, label="validation")
     drawing.focus(axes, values, cut_high=True)
     drawing.mark_steps(axes, phase_starts(run), "phase")
     _label_curves(axes, train, validation, baseline, narrow=width < WIDE)
@@ -261,7 +261,7 @@ def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
         drawing.plot_smoothed_steps(axes, steps, values, width=1.6)
         validation = series(run.validation, f"{name}_loss")
         if validation.steps:
-            axes.plot(*validation, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
+            axes.plot(*validation, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5, label="validation")
         baseline = series(run.validation, f"{name}_baseline").values[-1:]
         for value in baseline:
             drawing.draw_baseline(axes, value)

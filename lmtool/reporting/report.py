@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import shlex
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from lmtool.config.registry import command_line
 from lmtool.reporting import html
 from lmtool.reporting.html import Word
 from lmtool.reporting.run_files import (
+    MISSING_RESULT,
     UNDISTILLED,
     RunFiles,
     as_object,
@@ -29,14 +32,20 @@ from lmtool.reporting.run_files import (
 from lmtool.reporting.scores import Score, as_number, score_of, selection_note, stop_reason, test_scores
 from lmtool.reporting.screens import parameter_rows
 from lmtool.reporting.text import count, duration, is_number, number, percent, plain, shorten, size, title
+from lmtool.runs.identity import budgets
+from lmtool.runs.locks import is_held
+from lmtool.system.terminal import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 _EXAMPLES_PER_GROUP = 4
 _SAMPLES_PER_GROUP = 6
+_LEADING_EXAMPLES = 2
+_TABLE_ROWS = 200  # of right, and of wrong predictions
 _MAX_TOKENS = 300
 _MAX_CONFUSED_PAIRS = 20
 _KNOWN_KEYS = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
+_ROW_KEYS = ("step", "split", "tokens", "best", "phase")  # of a validation row, beside its metrics
 _CELL_KEYS = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
 _MODEL_COLUMNS = {
     "standard_error": "±", "parameters": "parameters", "weight_bytes": "bytes", "tokens_per_second": "tokens/s",
@@ -56,7 +65,8 @@ class PredictionSummary:
     """Counts and sampled rows from one pass over the predictions of a task.
 
     split_counts: number of predictions by split. pairs: counts of (gold, predicted) labels. gold, predicted: the values
-    of a regression. right, wrong, surprising: the rows to show.
+    of a regression. right, wrong, surprising: the rows to show as examples. table: the rows of the table, at most
+    _TABLE_ROWS right and as many wrong ones.
     """
 
     split_counts: Counter[str] = field(default_factory=Counter)
@@ -66,6 +76,7 @@ class PredictionSummary:
     right: list[JsonObject] = field(default_factory=list)
     wrong: list[JsonObject] = field(default_factory=list)
     surprising: list[JsonObject] = field(default_factory=list)
+    table: list[JsonObject] = field(default_factory=list)
 
     @property
     def scored_count(self) -> int | None:
@@ -103,16 +114,17 @@ class PredictionSummary:
 
 
 class _TopRows:
-    """The _EXAMPLES_PER_GROUP rows with the largest keys, in constant memory."""
+    """The rows with the largest keys, in constant memory. capacity: number of rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = _EXAMPLES_PER_GROUP) -> None:
+        self.capacity = capacity
         self.heap: list[tuple[float, int, JsonObject]] = []
         self.offered = 0
 
     def offer(self, key: float, row: JsonObject) -> None:
         self.offered += 1  # makes entries with equal keys different, so that rows are never compared
         entry = (key, -self.offered, row)
-        if len(self.heap) < _EXAMPLES_PER_GROUP:
+        if len(self.heap) < self.capacity:
             heapq.heappush(self.heap, entry)
         else:
             heapq.heappushpop(self.heap, entry)
@@ -125,9 +137,12 @@ def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
     """Summarizes predictions.jsonl in one pass; the selection of examples depends only on their ids."""
     summary = PredictionSummary()
     right, wrong, surprising = (_TopRows() for _ in range(3))
+    table = {True: _TopRows(_TABLE_ROWS), False: _TopRows(_TABLE_ROWS)}
     for index, row in enumerate(rows):
         summary.split_counts[str(row.get("split", ""))] += 1
         gold, predicted = as_number(row["gold"]), as_number(row["prediction"])
+        random_key = zlib.crc32(str(row.get("id", index)).encode())
+        table[_is_right(row)].offer(random_key, row)
         if gold is not None and predicted is not None and not isinstance(row["gold"], str):
             summary.gold.append(gold)
             summary.predicted.append(predicted)
@@ -135,7 +150,6 @@ def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
             surprising.offer(abs(gold - predicted), row)
             continue
         summary.pairs.update((plain(label), plain(guess)) for label, guess in _label_pairs(row))
-        random_key = zlib.crc32(str(row.get("id", index)).encode())
         score = as_number(row.get("score"))
         if _is_right(row):
             right.offer(random_key, row)
@@ -145,9 +159,15 @@ def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
                 surprising.offer(score, row)
     summary.surprising = surprising.rows()
     summary.right = right.rows()
+    summary.table = [row for rows in (table[False], table[True]) for row in sorted(rows.rows(), key=_confidence)]
     surprising_ids = {id(row) for row in summary.surprising}
     summary.wrong = [row for row in wrong.rows() if id(row) not in surprising_ids]
     return summary
+
+
+def _confidence(row: JsonMapping) -> float:
+    """Returns a key that sorts the predictions from the most to the least confident one."""
+    return -(as_number(row.get("score")) or 0.0)
 
 
 def _label_pairs(row: JsonMapping) -> Iterable[tuple[object, object]]:
@@ -376,6 +396,62 @@ def prediction_groups(summary: PredictionSummary) -> list[ExampleGroup]:
     return [ExampleGroup(name, list(map(predicted_example, rows))) for name, rows in groups.items() if rows]
 
 
+class PredictionRow(NamedTuple):
+    """A row of the table of predictions. texts, words: as in `Example`. gold, predicted: labels, texts or numbers.
+    confidence: the score of the prediction."""
+
+    texts: Sequence[str]
+    words: Sequence[Word]
+    gold: str
+    predicted: str
+    confidence: str
+    result: str
+
+
+def prediction_rows(summary: PredictionSummary) -> list[PredictionRow]:
+    """Returns the rows of the table of predictions: the wrong ones first, the most confident first."""
+    return list(map(_prediction_row, summary.table))
+
+
+def _prediction_row(row: JsonMapping) -> PredictionRow:
+    example, score = predicted_example(row), as_number(row.get("score"))
+    gold, predicted = row["gold"], row["prediction"]
+    result = example.kind
+    if example.words:  # the words have their labels
+        wrong = sum(word.kind == "wrong" for word in example.words)
+        gold = predicted = ""
+        result = f"{counted(wrong, 'word')} wrong" if wrong else "right"
+    elif not example.kind:
+        result = f"off by {number(abs(float(gold) - float(predicted)))}"
+    elif isinstance(gold, list):
+        gold = " or ".join(dict.fromkeys(map(str, gold))) or "no answer"
+    texts = [number(value) if is_number(value) else plain(value, 200) for value in (gold, predicted)]
+    is_probability = score is not None and 0 <= score <= 1 and example.kind
+    confidence = percent(score) if score is not None and is_probability else ""
+    return PredictionRow(example.texts, example.words, texts[0], texts[1], confidence, result)
+
+
+def _predictions_note(summary: PredictionSummary) -> str:
+    rows = sum(summary.split_counts.values())
+    if rows <= len(summary.table):
+        return f"All {counted(rows, 'prediction')}, wrong ones first."
+    wrong = sum(not _is_right(row) for row in summary.table)
+    shown = f"{wrong} wrong and {len(summary.table) - wrong} right ones, selected at random"
+    return f"{shown} from {counted(rows, 'prediction')}; predictions.jsonl has all."
+
+
+def leading_examples(groups: Sequence[ExampleGroup]) -> tuple[list[ExampleGroup], list[ExampleGroup]]:
+    """Splits groups into two leading examples, if possible of different groups, and the rest."""
+    with_examples = [group for group in groups if group.examples]
+    per_group = _LEADING_EXAMPLES if len(with_examples) == 1 else 1
+    leading = with_examples[:_LEADING_EXAMPLES]
+    rest = [group._replace(examples=group.examples[per_group:]) if group in leading else group for group in groups]
+    return (
+        [group._replace(examples=group.examples[:per_group], neighbors=()) for group in leading],
+        [group for group in rest if group.examples or group.neighbors],
+    )
+
+
 def sample_groups(samples: Sequence[object]) -> list[ExampleGroup]:
     """Returns the samples of samples.json: masked, generated and labeled texts; unknown entries are skipped."""
 
@@ -459,16 +535,31 @@ def _fraction_text(fraction: JsonMapping) -> str:
     return f"{percent(fraction['value'])} of {count(fraction['n'])} targets"
 
 
-def write_report(run_dir: str | Path) -> Path:
+def write_report(run_dir: str | Path, trains: bool | None = None, reason: str = "") -> Path:
     """Writes report.html and plots/*.png of a run folder and returns the path of the report.
 
-    The section of a missing or damaged file is left out, with a note on the page. Raises UserError if the folder is not
-    a run or cannot be written.
+    The section of a missing or damaged file is left out, with a note on the page.
+
+    Args:
+        run_dir: the run folder.
+        trains: for a run without a result, whether it is still training, which the page says, and no PNG is written;
+            None if only the run's lock says so.
+        reason: why it stopped; may be empty.
+
+    Raises:
+        UserError: the folder is not a run or cannot be written.
     """
     run = read_run(run_dir)
+    note = ""
+    if not os.path.lexists(run.run_dir / "result.json"):
+        held = is_held(run.run_dir / "LOCK") if trains is None else trains
+        note = _unfinished_note(run, held, reason)
+        run.problems.remove(MISSING_RESULT)
+        run.result = _result_so_far(run)
     predictions = summarize(read_predictions(run))
-    figures = _page_figures(run, predictions)
+    figures = _page_figures(run, predictions, writes_png=not trains)
     score = score_of(run.result, run.baseline, predictions.scored_count)
+    leading, more = leading_examples([*sample_groups(run.samples), *prediction_groups(predictions)])
     class_header, classes = _classes(run)
     return html.write_page(
         run.run_dir / "report.html",
@@ -477,8 +568,9 @@ def write_report(run_dir: str | Path) -> Path:
         run=run,
         subtitle=_subtitle(run.result),
         status=run.result.get("status"),
+        note=note,
         score=score,
-        score_label=_score_label(score, as_object(run.result.get("metrics"))) if score else "",
+        score_label=_score_label(score, run.result) if score else "",
         selection_note=selection_note(run.result),
         tests=test_scores(run.result) if score else (),
         key_numbers=list(_key_numbers(run.result)),
@@ -489,7 +581,10 @@ def write_report(run_dir: str | Path) -> Path:
         mixture=_mixture(run),
         classes=(class_header, classes),
         confused=predictions.confused_pairs(),
-        groups=[*sample_groups(run.samples), *prediction_groups(predictions)],
+        predictions=prediction_rows(predictions),
+        predictions_note=_predictions_note(predictions),
+        leading_examples=leading,
+        more_examples=more,
         scores={key: number(value) for key, value in as_object(run.result.get("metrics")).items() if is_number(value)},
         trainable=_trainable(run),
         rates=_learning_rates(run),
@@ -497,8 +592,41 @@ def write_report(run_dir: str | Path) -> Path:
         forgetting=_forgetting(run),
         commands=repeat_commands(run),
         environment=_environment_text(run.environment),
-        result=json.dumps(run.result, indent=2) if run.result else "",
+        result="" if note or not run.result else json.dumps(run.result, indent=2),
     )
+
+
+def _unfinished_note(run: RunFiles, trains: bool, reason: str) -> str:
+    """Returns the state of a run without a result: whether it is training, its step, and how it continues."""
+    step = max((row["step"] for row in (*run.train, *run.validation)), default=0)
+    limits = " or ".join(f"{key}={value:g}" for key, value in budgets(run.keys).items() if is_number(value))
+    place = f"step {count(step)}" + (f" of a run that ends at {limits}" if limits else "")
+    written = f"This page was written at {time.strftime('%Y-%m-%d %H:%M')}"
+    if trains:
+        return f"Training, at {place}. {written}; {command_line('report', str(run.run_dir))} writes it again."
+    cause = f": {plain(reason, 300)}" if reason else ""
+    resume = command_line("resume", str(run.run_dir), modules=run.plugins)
+    return f"Stopped after {place}{cause}. {written}; {resume} continues the run."
+
+
+def _result_so_far(run: RunFiles) -> JsonObject:
+    """Returns the keys of result.json that the rows of an unfinished run give: those of its best evaluation."""
+    keys, last = run.keys, run.train[-1] if run.train else {}
+    named = {key: as_object(keys.get(key)).get("name") for key in ("model", "task", "objective")}
+    best = [row for row in run.validation if row.get("best") is True] or run.validation
+    metrics = {name: value for name, value in best[-1].items() if name not in _ROW_KEYS} if best else {}
+    metric = run.baseline.get("metric")
+    return {
+        "command": keys.get("command"),
+        "seed": keys.get("seed"),
+        **named,
+        "steps": last.get("step"),
+        **{name: last.get(name) for name in ("tokens", "tokens_per_second")},
+        "metric": metric,
+        "value": metrics.get(metric),
+        "metrics": metrics,
+        **({"validation_step": best[-1]["step"]} if best else {}),
+    }
 
 
 def write_run_figures(run_dir: str | Path, file_format: str) -> list[Path]:
@@ -525,8 +653,8 @@ def _run_figures(run: RunFiles, predictions: PredictionSummary) -> dict[str, Fig
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def _page_figures(run: RunFiles, predictions: PredictionSummary) -> dict[str, tuple[str, ...]]:
-    """Writes the PNG files, and returns (SVG, caption, SVG for narrow pages) of each figure by name."""
+def _page_figures(run: RunFiles, predictions: PredictionSummary, writes_png: bool) -> dict[str, tuple[str, ...]]:
+    """Writes the PNG files if asked to, and returns (SVG, caption, SVG for narrow pages) of each figure by name."""
     from lmtool.reporting import drawing, plots
 
     captions = {
@@ -537,8 +665,9 @@ def _page_figures(run: RunFiles, predictions: PredictionSummary) -> dict[str, tu
         "scatter": "One dot per held-out example.",
     }
     figures = _run_figures(run, predictions)
-    with html.report_write_errors(run.run_dir):
-        drawing.write_figures(figures, run.run_dir / "plots")
+    if writes_png:
+        with html.report_write_errors(run.run_dir):
+            drawing.write_figures(figures, run.run_dir / "plots")
     page_figures: dict[str, tuple[str, ...]] = {}
     for name, figure in figures.items():
         narrow_figure = plots.OVER_STEPS[name](run, drawing.NARROW) if name in plots.OVER_STEPS else None
@@ -566,8 +695,10 @@ def _subtitle(result: JsonMapping) -> str:
     return " · ".join(plain(part, 80) for part in parts if part)
 
 
-def _score_label(score: Score, metrics: JsonMapping) -> str:
-    label = title(score.metric)
+def _score_label(score: Score, result: JsonMapping) -> str:
+    label, metrics = title(score.metric), as_object(result.get("metrics"))
+    if "validation_step" in result:
+        return f"{label} so far, at step {result['validation_step']}"
     if isinstance(metrics.get("perplexity"), (int, float)):
         return f"validation {label} · perplexity {number(float(metrics['perplexity']))}"
     return "validation loss" if score.metric == "loss" else label

@@ -20,6 +20,8 @@ from lmtool.runs.files import SCORED_ROWS, bounded_lines, rows_digest
 from lmtool.runs.finding import no_run
 from lmtool.system.terminal import counted
 
+MISSING_RESULT = "result.json is missing."
+"""The problem of a run without a result."""
 MAX_FILE_BYTES = 100_000_000
 """Maximum size in bytes of a file that is read at once."""
 
@@ -88,12 +90,16 @@ class RunFiles:
         return cast(Baseline, self.section("baseline"))
 
     @property
+    def keys(self) -> JsonObject:
+        """The keys of config.yaml, or {}."""
+        with suppress(yaml.YAMLError):
+            return as_object(saved.load(self.config))
+        return {}
+
+    @property
     def plugins(self) -> tuple[str, ...]:
         """The plugins that the run was started with."""
-        config = None
-        with suppress(yaml.YAMLError):
-            config = saved.load(self.config)
-        plugins = as_object(config).get("plugins")
+        plugins = self.keys.get("plugins")
         return tuple(map(str, plugins)) if isinstance(plugins, list) else ()
 
     def section(self, name: str) -> JsonObject:

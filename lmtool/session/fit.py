@@ -89,14 +89,17 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
             metadata[section] |= entries
     metadata["data"] |= {**train_metadata(session.loader), **held_out.metadata()}
     screens.show_start(session, metadata, plan, baseline)
-    with screens.listener(opened, learner.metric.name, baseline) as listener:
+    with (
+        screens.LiveReport(opened) as live_report,
+        screens.listener(opened, learner.metric.name, baseline) as listener,
+    ):
         training = train(
             session.trained_module,
             session.loader,
             lambda step: held_out.score(opened.precision, calibrates=True, group=opened.group).metrics(),
             opened.folder,
             settings,
-            listeners=[listener, opened.trackers],
+            listeners=[listener, opened.trackers, live_report],
             extensions=companions,
             group=opened.group,
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import trainable_by_role
+from lmtool.errors import Stopped
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.stack import attention_path
 from lmtool.reporting.costs import RunPlan
@@ -280,6 +282,55 @@ def warnings_of(metadata: JsonMapping) -> Iterator[str]:
 def listener(run: OpenRun, metric: str, baseline: Baseline) -> ProgressDisplay:
     """Returns the display of training progress: a bar on a terminal, otherwise lines."""
     return ProgressDisplay(run.output, metric, run.config.log_every, baseline)
+
+
+# Maximum fraction of the time that the reports during training take, and the assumed seconds of the first one.
+_REPORT_TIME_FRACTION, _FIRST_REPORT_SECONDS = 0.02, 1.0
+
+
+class LiveReport:
+    """Writes report.html at evaluations, for a look at a run that trains, and once more if training is stopped. An
+    evaluation that would spend more than 2% of the time on reports writes none. No error of a report fails the run."""
+
+    def __init__(self, run: OpenRun, clock: Callable[[], float] = time.monotonic):
+        self.run, self._clock = run, clock
+        self._last_end, self._seconds, self._has_rows = clock(), _FIRST_REPORT_SECONDS, False
+
+    def __enter__(self) -> LiveReport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and self._has_rows:
+            self._write(trains=False, reason=str(error))
+
+    def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None: ...
+
+    def on_step(self, row: JsonMapping) -> None:
+        self._has_rows = True
+
+    def on_evaluation(self, row: JsonMapping) -> None:
+        self._has_rows = True
+        if self._clock() - self._last_end >= self._seconds / _REPORT_TIME_FRACTION:
+            self._write(trains=True)
+
+    def on_checkpoint(self, step: int, path: str) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def _write(self, trains: bool, reason: str = "") -> None:
+        if not self.run.folder.writes:
+            return
+        start = self._clock()
+        try:
+            write_report(self.run.folder.path, trains=trains, reason=reason)
+        except Stopped:
+            raise
+        except Exception as error:
+            self.run.folder.log(f"report.html was not written: {type(error).__name__}: {error}")
+        self._last_end = self._clock()
+        self._seconds = self._last_end - start
 
 
 def model_metadata(

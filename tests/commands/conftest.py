@@ -61,7 +61,7 @@ def follow_card(folder: str) -> None:
 
 def skip_reports(patch: pytest.MonkeyPatch) -> None:
     """Runs write no report.html: plots take longer than the rest of a tiny run."""
-    patch.setattr("lmtool.session.screens.write_report", lambda run: run / "report.html")
+    patch.setattr("lmtool.session.screens.write_report", lambda run, **state: run / "report.html")
 
 
 @pytest.fixture

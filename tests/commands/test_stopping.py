@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from lmtool.distillation.store.outputs import TermWriter
 from lmtool.reporting.run_files import read_run
 from lmtool.runs import locks
 from lmtool.runs.run_folder import RunFolder
-from lmtool.session import open_run
+from lmtool.session import open_run, screens
 from lmtool.session.companions import PredictionsFile
 from lmtool.system.signals import pop_late_signals
 from tests.commands.conftest import TINY, finetune, pretrain
@@ -214,6 +215,39 @@ def _truncate(path: Path) -> None:
 
 
 ROWS = ["max_steps=6", "log_every=1", "evaluate_every=2", "checkpoint_every=2"]
+
+
+def test_stopped_run_has_a_report(
+    reports: None, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send_signals(monkeypatch, screens.LiveReport, "on_evaluation", signal.SIGTERM)
+    run = pretrain("a", "max_steps=6", "evaluate_every=3", status=143)
+    page = (run / "report.html").read_text()
+    assert "Stopped after step 3 of a run that ends at max_steps=6: stopped by SIGTERM" in page
+    pretrain("a", "max_steps=6", "evaluate_every=3")
+    assert "Stopped after" not in (run / "report.html").read_text()
+
+
+def test_reports_of_a_training_run_take_little_time_and_never_fail_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, times, lines = [0.0], list[float](), list[str]()
+
+    def write(run: Path, **state: Any) -> Path:
+        times.append(now[0])
+        now[0] += 10
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(screens, "write_report", write)
+    folder = SimpleNamespace(writes=True, path=Path("run"), log=lines.append)
+    live_report = screens.LiveReport(SimpleNamespace(folder=folder), clock=lambda: now[0])  # type: ignore[arg-type]
+    for _ in range(110):
+        now[0] += 10
+        live_report.on_evaluation({})
+    assert times == [50, 560, 1070], "at most 2% of the time after the first report"
+    assert lines == ["report.html was not written: OSError: the disk is full"] * 3
+    folder.writes = False  # another process of the run writes the report
+    now[0] += 1000
+    live_report.on_evaluation({})
+    assert len(times) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import json
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,21 +31,27 @@ from lmtool.reporting.html import render
 from lmtool.reporting.report import predicted_example, sample_groups, summarize, write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from lmtool.reporting.text import percent
+from lmtool.runs.locks import Owner
 from tests.breadth import slow_but
 from tests.reporting.conftest import write_rows
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
-LOADING = {"script", "iframe", "object", "embed", "link", "img", "base", "form", "video", "audio"}
+LOADING = {"iframe", "object", "embed", "link", "img", "base", "form", "video", "audio"}
 
 
 class Page(HTMLParser):
-    """Check that tags nest and nothing is loaded; collect ids and text."""
+    """Check that tags nest, nothing is loaded and nothing but the page's script is run; collect ids, text, cells of
+    table rows, titles of drawings, and the folded text."""
 
     def __init__(self, text: str):
         super().__init__()
         self.open: list[str] = []
         self.ids: list[str] = []
-        self.text = ""
+        self.text, self.folded = "", ""
+        self.rows: list[list[str]] = []
+        self.titles: list[str] = []
+        self.scripts: list[str] = []
+        self.policy = ""
         self.feed(text)
         self.close()
         assert self.open == []
@@ -54,6 +63,14 @@ class Page(HTMLParser):
             assert name not in ("href", "xlink:href") or value.startswith("#"), value
             if name == "id":
                 self.ids.append(value)
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = dict(attrs)["content"]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "title":
+            self.titles.append("")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -67,8 +84,15 @@ class Page(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data):
-        if self.open[-1:] != ["style"]:
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        elif self.open[-1:] == ["title"]:
+            self.titles[-1] += data
+        elif self.open[-1:] != ["style"]:
             self.text += data
+            self.folded += data if "details" in self.open else ""
+            if "tr" in self.open and self.rows[-1]:
+                self.rows[-1][-1] += data
 
 
 def read_page(path: Path) -> Page:
@@ -78,8 +102,10 @@ def read_page(path: Path) -> Page:
     assert not re.search(r"https?://|//[a-z]|@import|url\((?!#)", text)
     # A browser would interpret control characters in the data.
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", text)
-    assert "<script" not in text
     page = Page(text)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
+    assert re.findall("sha256-([^']+)", page.policy) == hashes and len(hashes) <= 1, "the page runs only its own script"
+    assert page.policy.startswith("default-src 'none'; ")
     assert len(page.ids) == len(set(page.ids))
     return page
 
@@ -113,6 +139,55 @@ def test_task_report_shows_surprising_predictions(task_run):
     assert "text 36" in surprising  # the most confident error
     assert "gold: negative" in surprising
     assert (folder / "plots" / "confusion.png").is_file()
+
+
+def test_predictions_are_a_table_with_wrong_ones_first(task_run) -> None:
+    page = read_page(write_report(task_run()))
+    head = page.rows.index(["text", "gold", "predicted", "confidence", "result"])
+    rows = page.rows[head + 1 : head + 41]
+    assert [row[-1] for row in rows] == ["wrong"] * 10 + ["right"] * 30
+    assert [row[1:4] for row in rows[:2]] == [["negative", "positive", "86%"], ["negative", "positive", "82%"]]
+    assert rows[0][0].strip() == "text 36" and "All 40 predictions" in page.text
+
+
+def test_table_of_many_predictions_is_a_sample(task_run) -> None:
+    folder = task_run()
+    rows = [{"id": n, "sentence": f"text {n}", "gold": n % 3 > 0, "prediction": True, "score": 0.5} for n in range(900)]
+    rows = [{**row, "gold": str(row["gold"]), "prediction": str(row["prediction"])} for row in rows]
+    write_rows(folder / "predictions.jsonl", rows)
+    page = read_page(write_report(folder))
+    results = [row[-1] for row in page.rows if row[0].startswith("text ")]
+    assert results == ["wrong"] * 200 + ["right"] * 200
+    assert "200 wrong and 200 right ones, selected at random from 900 predictions" in page.text
+
+
+def test_two_examples_are_open_and_the_others_folded(task_run) -> None:
+    page = read_page(write_report(task_run()))
+    examples = page.text[page.text.index("Examples") : page.text.index("More examples")]
+    names, folded_names = (re.findall(r"text \d+", text) for text in (examples, page.folded))
+    assert len(names) == 2 and "Right" in examples and "Wrong" in examples
+    assert len(folded_names) >= 8 and not set(names) & set(folded_names) and "Surprising" in page.folded
+
+
+def test_points_of_curves_have_their_numbers(task_run) -> None:
+    titles = read_page(write_report(task_run())).titles
+    assert "step 100\ntraining 5.756\nrunning mean 5.777\nvalidation 5.856" in titles
+    assert any(title.startswith("step 100\nvalidation accuracy 0.712\nbaseline 0.500") for title in titles)
+
+
+def test_report_of_unfinished_run_says_whether_it_trains(task_run) -> None:
+    folder = task_run(max_steps=400, command="finetune")
+    (folder / "result.json").unlink()
+    page = read_page(write_report(folder, trains=True))
+    assert "Training, at step 300 of a run that ends at max_steps=400." in page.text
+    assert not (folder / "plots").exists(), "a run that trains should not spend time on PNG files"
+    page = read_page(write_report(folder, trains=False, reason="stopped by <SIGTERM>"))
+    assert "Stopped after step 300 of a run that ends at max_steps=400: stopped by <SIGTERM>." in page.text
+    assert f"lmtool resume {shlex.quote(str(folder))} continues the run" in page.text and "is missing" not in page.text
+    assert "accuracy so far, at step 300" in page.text and "0.749" in page.text and (folder / "plots").is_dir()
+    assert "Stopped after step 300" in read_page(write_report(folder)).text
+    (folder / "LOCK").write_text(json.dumps(asdict(Owner.me())))
+    assert "Training, at step 300" in read_page(write_report(folder)).text
 
 
 def test_regression_report_shows_closest_and_furthest(task_run):
