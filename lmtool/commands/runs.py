@@ -1,13 +1,17 @@
-"""`lmtool runs [FOLDER]`: a table of all runs and sweeps in a folder. `lmtool runs prune`: frees space in it."""
+"""`lmtool runs [FOLDER]`: a table of all runs and sweeps in a folder, also as a page. `lmtool runs prune`: frees space
+in it."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import yaml
 
@@ -15,6 +19,7 @@ from lmtool.config import saved
 from lmtool.config.base import JsonMapping
 from lmtool.config.registry import command_line
 from lmtool.errors import UserError
+from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
@@ -31,7 +36,7 @@ _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", 
 
 
 def main(words: list[str]) -> int:
-    """Prints the table of runs. words: the folder to list, at most one; runs/ without one."""
+    """Prints the table of runs, and writes it as a page. words: the folder to list, at most one; runs/ without one."""
     if len(words) > 1 or any("=" in word for word in words):
         raise UserError(f"{' '.join(['runs', *words])}: takes at most one folder", "lmtool runs FOLDER")
     root = user_path(words[0] if words else "runs")
@@ -50,7 +55,7 @@ def main(words: list[str]) -> int:
             run.name,
             _ago(run.last_write, now),
             run.description,
-            run.score,
+            f"{title(run.metric)} {run.score}".strip(),
             run.baseline,
             run.state,
             None if run.seconds is None else duration(run.seconds),
@@ -61,7 +66,47 @@ def main(words: list[str]) -> int:
     print_table(Output(), _HEADER, rows)
     total = size(sum(run.size for run in runs))
     say(f"{counted(len(runs), 'run')} in {root}, {total}; lmtool report {root}/NAME shows one")
+    say(_write_page(root, runs, now))
     return 0
+
+
+def _write_page(root: Path, runs: Sequence[RunLine], now: float) -> str:
+    """Writes index.html to a folder of runs, unless lmtool wrote no run there, or another program wrote an index.html.
+    Returns where the page is, or why it was not written."""
+    path = root / "index.html"
+    if not any(run.is_own for run in runs):
+        return f"{path} was not written: no config.yaml in the folder is of lmtool"
+    if os.path.lexists(path) and not _is_own_page(path):
+        return f"{path} was not written: the file there is not of lmtool"
+    values = [
+        {
+            "line": run,
+            "path": "" if run.is_sweep else shlex.quote(str(root / run.name)),
+            "page": quote(f"{run.name}/{run.page}") if run.page else "",
+            "written": _ago(run.last_write, now),
+            "took": "" if run.seconds is None else duration(run.seconds),
+            "size": size(run.size),
+        }
+        for run in reversed(runs)
+    ]
+    summary = f"{counted(len(runs), 'run')}, {size(sum(run.size for run in runs))}"
+    folder = {"folder": str(root), "quoted_folder": shlex.quote(str(root))}
+    try:
+        html.write_page(path, "runs.html", f"Runs in {root}", runs=values, summary=summary, **folder)
+    except UserError as error:
+        return f"{path} was not written: {error.message}"
+    return f"page: {path}"
+
+
+def _is_own_page(path: Path) -> bool:
+    """Whether lmtool wrote a page. A link is not followed."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return html.GENERATOR.encode() in file.read(1000)
+    except OSError:
+        return False
 
 
 def prune(config: PruneConfig) -> None:
@@ -93,16 +138,23 @@ def prune(config: PruneConfig) -> None:
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run or a sweep. last_write: last modification of a file, in seconds since 1970. size: in bytes."""
+    """A run or a sweep. last_write: last modification of a file, in seconds since 1970. score: the value and its
+    standard error as text. size: in bytes. page: the name of its page; "" without one. is_own: whether lmtool wrote
+    it."""
 
     name: str
     last_write: float
     description: str
+    metric: str
+    value: float | None
     score: str
     baseline: float | None
     state: str
     seconds: float | None
     size: int
+    page: str
+    is_own: bool
+    is_sweep: bool = False
 
 
 def _ago(timestamp: float, now: float) -> str:
@@ -116,6 +168,9 @@ def _ago(timestamp: float, now: float) -> str:
 def _run_line(folder: Path) -> RunLine | None:
     if not (folder / "config.yaml").is_file():
         return None
+    config: object = None
+    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+        config = saved.load((folder / "config.yaml").read_text(encoding="utf-8"))
     files = RunFiles(folder)
     files.result = read_object(files, "result.json", required=False)
     files.metadata = read_object(files, "facts.json", required=False)
@@ -125,12 +180,16 @@ def _run_line(folder: Path) -> RunLine | None:
     return RunLine(
         folder.name,
         timestamp,
-        _description(folder),
-        "" if score is None else score.text,
+        _description(config),
+        "" if score is None else score.metric,
+        None if score is None else score.value,
+        "" if score is None else score.text.removeprefix(title(score.metric)).strip(),
         None if score is None else score.baseline,
         _state(folder, files.result),
         float(seconds) if is_number(seconds) else None,
         size_bytes,
+        _page(folder, "report.html"),
+        isinstance(config, dict) and {"version", "command"} <= config.keys(),
     )
 
 
@@ -142,7 +201,27 @@ def _sweep_line(folder: Path) -> RunLine:
     seconds = [job.seconds for job in sweep.jobs if job.seconds is not None]
     timestamp, size_bytes = _written_and_size(folder)
     description = f"sweep of {sweep.command}".removesuffix(" of ")
-    return RunLine(folder.name, timestamp, description, "", None, state, sum(seconds) if seconds else None, size_bytes)
+    return RunLine(
+        folder.name,
+        timestamp,
+        description,
+        metric="",
+        value=None,
+        score="",
+        baseline=None,
+        state=state,
+        seconds=sum(seconds) if seconds else None,
+        size=size_bytes,
+        page=_page(folder, "sweep.html"),
+        is_own=True,
+        is_sweep=True,
+    )
+
+
+def _page(folder: Path, name: str) -> str:
+    """Returns the name of a page that a folder has, otherwise ""."""
+    path = folder / name
+    return name if path.is_file() and not path.is_symlink() else ""
 
 
 def _state(folder: Path, result: JsonMapping) -> str:
@@ -153,11 +232,8 @@ def _state(folder: Path, result: JsonMapping) -> str:
     return title(str(status)) if status else f"stopped {last_step_text(folder)}".rstrip()
 
 
-def _description(folder: Path) -> str:
+def _description(config: object) -> str:
     """Returns the command, model, task and tuning: `finetune bert on sst2, lora`."""
-    config: object = None
-    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
-        config = saved.load((folder / "config.yaml").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         return "config.yaml cannot be read"
 

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from lmtool.errors import UserError, cannot_write
-from lmtool.reporting.text import format_value, is_numeric, number, percent, plain, title
+from lmtool.reporting.text import format_value, is_number, is_numeric, number, percent, plain, title
 from lmtool.system.files import replace_bytes
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import counted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+GENERATOR = '<meta name="generator" content="lmtool">'
+"""The mark of a page that lmtool wrote, in its head."""
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -80,6 +82,8 @@ def _environment() -> Environment:
         "content_policy": _content_policy,
         "counted": counted,
         "format_value": format_value,
+        "sort_value": _sort_value,
+        "generator": Markup(GENERATOR),
     }
     return environment
 
@@ -142,6 +146,12 @@ def _cell_class(column_class: str, text: str) -> Markup:
     has_long_word = any(len(word) > _WORD_CHARACTERS for word in text.split())
     names = " ".join(filter(None, (column_class, "long" if has_long_word else "")))
     return Markup(f' class="{names}"' if names else "")
+
+
+def _sort_value(value: object, text: str) -> Markup:
+    """Returns the attribute by which tables.js sorts a cell, "" if its text is enough. text: the text of the cell."""
+    is_plain = text.replace(",", "").replace(".", "", 1).isdecimal()
+    return Markup(f' data-sort="{value}"' if is_number(value) and not is_plain else "")
 
 
 def _cell(name: str, value: object) -> Markup:

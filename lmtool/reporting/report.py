@@ -615,7 +615,7 @@ def _result_so_far(run: RunFiles) -> JsonObject:
     named = {key: as_object(keys.get(key)).get("name") for key in ("model", "task", "objective")}
     best = [row for row in run.validation if row.get("best") is True] or run.validation
     metrics = {name: value for name, value in best[-1].items() if name not in _ROW_KEYS} if best else {}
-    metric = run.baseline.get("metric")
+    metric = str(run.baseline.get("metric"))
     return {
         "command": keys.get("command"),
         "seed": keys.get("seed"),

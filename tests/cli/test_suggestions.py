@@ -14,6 +14,7 @@ from lmtool.cli import main as cli
 from lmtool.config import messages
 from lmtool.resolver import verbs
 from lmtool.resolver.shorthands import CommandLine, expand_arguments
+from tests.reporting.test_report import read_page
 
 # Command lines, exit status, and text that the hint (or the output, for exit status 0) must contain.
 ANSWERS = [
@@ -199,3 +200,40 @@ def test_runs_command_lists_runs_and_sweeps(folder_with_runs: Path, capsys: pyte
     assert "pretrain gpt on clm stopped at step 7" in lines["second"] and "latest" not in lines
     assert "sweep 1 of 2 done, 1 failed" in lines["grid"]
     assert any(line.startswith("3 runs in runs, ") for line in lines)
+
+
+def test_runs_command_writes_a_page_of_runs(folder_with_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = folder_with_runs / "runs"
+    for name, loss in (("a b", 3.5), ("first", 4.5)):
+        (runs / name).mkdir(exist_ok=True)
+        (runs / name / "config.yaml").write_text("version: 1\ncommand: pretrain\nmodel: {name: <gpt>}\n")
+        (runs / name / "result.json").write_text(json.dumps({"status": "done", "metric": "loss", "value": loss}))
+    (runs / "a b" / "report.html").write_text("")
+    (runs / "first" / "report.html").symlink_to(runs / "a b" / "report.html")
+    (runs / "grid" / "0").mkdir(parents=True)
+    (runs / "grid" / "0" / "job.json").write_text("{}")
+    (runs / "latest").symlink_to("first")
+    assert cli.main(["runs"]) == 0
+    assert "page: runs/index.html" in capsys.readouterr().out
+    text, page = (runs / "index.html").read_text(), read_page(runs / "index.html")
+    rows = {row[0]: row for row in page.rows}
+    assert rows.keys() == {"run", "a b", "first", "grid"}
+    assert rows["a b"][2:5] == ["pretrain <gpt>", "loss", "3.500"]
+    assert re.findall('href="([^"]+)"', text) == ["a%20b/report.html"], "links are not followed"
+    assert sorted(re.findall('data-path="([^"]+)"', text)) == ["&#x27;runs/a b&#x27;", "runs/first"]
+    (runs / "index.html").write_text("of the user")
+    assert cli.main(["runs"]) == 0 and (runs / "index.html").read_text() == "of the user"
+    assert "runs/index.html was not written" in capsys.readouterr().out
+    (runs / "index.html").unlink()
+    (runs / "index.html").symlink_to(folder_with_runs / "other.html")
+    assert cli.main(["runs"]) == 0 and not (folder_with_runs / "other.html").exists()
+
+
+def test_runs_command_writes_no_page_among_other_programs_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "config.yaml").write_text("lr: 1\n")
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert "no config.yaml in the folder is of lmtool" in capsys.readouterr().out
+    assert not (tmp_path / "index.html").exists()

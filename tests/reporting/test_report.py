@@ -60,7 +60,7 @@ class Page(HTMLParser):
         assert tag not in LOADING, tag
         for name, value in attrs:
             assert not name.startswith("on") and name != "src", (tag, name)
-            assert name not in ("href", "xlink:href") or value.startswith("#"), value
+            assert name not in ("href", "xlink:href") or re.match(r"#|[\w%-]+(/[\w%-]+)*\.html$", value), value
             if name == "id":
                 self.ids.append(value)
         if ("http-equiv", "Content-Security-Policy") in attrs:
@@ -91,7 +91,7 @@ class Page(HTMLParser):
         elif self.open[-1:] != ["style"]:
             self.text += data
             self.folded += data if "details" in self.open else ""
-            if "tr" in self.open and self.rows[-1]:
+            if {"td", "th"} & set(self.open):
                 self.rows[-1][-1] += data
 
 

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -473,3 +474,15 @@ def test_page_shows_baseline_and_links_reports_of_jobs(grid: Callable[..., Path]
     page, _ = write_sweep(sweep, blocks_of(sweep))
     text = page.read_text()
     assert '<a href="2/report.html">2</a>' in text and 'href="1/report.html"' not in text
+
+
+def test_cells_name_their_columns_for_narrow_pages(grid: Callable[..., Path]) -> None:
+    """On a narrow page the head of the table is far from most cells, and a wide table would hide the interval."""
+    folder = grid({"tuning": "ab", "seed": (1, 2, 3)}, lambda tuning, seed: {"a": 0.4, "b": 0.3}[tuning] + seed**2 / 50)
+    sweep = read_sweep(folder)
+    page, _ = write_sweep(sweep, blocks_of(sweep))
+    text = page.read_text()
+    header, rows = group_table(blocks_of(sweep)[0])
+    settings = re.search("<table.*?</table>", text, re.DOTALL)
+    assert settings is not None
+    assert re.findall('data-name="([^"]+)"', settings[0]) == header * len(rows) and "95% interval" in header
