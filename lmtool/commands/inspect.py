@@ -20,7 +20,7 @@ from lmtool.learners.inspection import FAMILYWISE_ERROR_RATE, Inspector, Running
 from lmtool.learners.mixed_sources import examples_of, inspector_of
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
-from lmtool.reporting.text import number, percent
+from lmtool.reporting.text import number, percent, tenths
 from lmtool.resolver.commands import FinetuneConfig, InspectKeys, PretrainConfig
 from lmtool.runs.files import overwriting_errors
 from lmtool.session.open_run import require_fit, start_weights, starting_tokenizer
@@ -166,7 +166,7 @@ def _row(statistic: Statistic, tested: int) -> list[str]:
     """Returns the name, measured and expected value, interval and number of samples; fractions as percentages."""
     named_fraction = "share" in statistic.name or "fraction" in statistic.name
     is_fraction = statistic.count > 0 and (statistic.is_fraction or named_fraction)
-    format_value = _percent if is_fraction else _mean
+    format_value = tenths if is_fraction else _mean
     expected = interval = ""
     if statistic.expected_value is not None:
         expected = format_value(statistic.expected_value) if statistic.count else f"{statistic.expected_value:,.0f}"
@@ -179,10 +179,6 @@ def _row(statistic: Statistic, tested: int) -> list[str]:
 
 def _mean(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 10_000 else number(value)
-
-
-def _percent(fraction: float) -> str:
-    return "< 0.1%" if 0 < fraction < 0.0005 else f"{fraction:.1%}"
 
 
 def _print_shifts(output: Output, data_shifts: Sequence[Shift], heading: str) -> None:

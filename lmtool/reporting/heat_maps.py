@@ -1,4 +1,4 @@
-"""Heat maps of attention, position scores, pairs of sentences, confusion, agreement of models, settings of a sweep."""
+"""Heat maps of position scores, pairs of sentences, confusion, agreement of models, settings of a sweep."""
 
 from __future__ import annotations
 
@@ -25,39 +25,6 @@ from lmtool.reporting.text import number, plain, shorten
 # From transparent to a color of the page, so that it is readable in light and in dark mode.
 _PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), to_rgba(VALIDATION)])
 _MAPS_PER_ROW = 4
-_TOKEN_CHARACTERS = 10
-
-
-@matplotlib.rc_context(STYLE)
-def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
-    """Draws attention maps of the heads of a layer. weights_ALL: (A, L, L) for A heads and L tokens."""
-    heads = len(weights_ALL)
-    columns = min(_MAPS_PER_ROW, heads)
-    rows = -(-heads // columns)
-    names = [plain(piece, _TOKEN_CHARACTERS) for piece in tokens]
-    figure = blank_figure(7.2, 0.4 + rows * (7.2 / columns + 0.3))
-    for head, weights_LL in enumerate(weights_ALL, 1):
-        axes = figure.add_subplot(rows, columns, head)
-        _square_map(axes, weights_LL, vmin=0, vmax=1)
-        axes.set_title(f"{layer}.{head}", fontsize=8.5)
-        _label_tokens(axes, names, columns, head % columns == 1 or columns == 1)
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
-    """Returns maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays
-    blank."""
-    count = len(terms)
-    names = [plain(piece, _TOKEN_CHARACTERS) for piece in tokens]
-    figure = blank_figure(7.2, 7.2 / max(count, 2) + 0.4)
-    for column, (name, scores_LL) in enumerate(terms.items(), 1):
-        axes = figure.add_subplot(1, count, column)
-        mesh = _square_map(axes, scores_LL, rasterized=True)
-        axes.set_title(name, fontsize=8.5)
-        _label_tokens(axes, names, max(count, 2), column == 1)
-        _add_color_bar(figure, axes, mesh, location="top", shrink=0.9)
-    return figure
 
 
 @matplotlib.rc_context(STYLE)
@@ -87,15 +54,6 @@ def _square_map(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
     axes.invert_yaxis()
     axes.set_aspect("equal")
     return mesh
-
-
-def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
-    """Labels the axes with tokens: the x axis, and the y axis of the leftmost of `columns` plots."""
-    size = min(7.0, 200 / max(len(names), 1) / columns)
-    positions = [index + 0.5 for index in range(len(names))]
-    axes.set_xticks(positions, names, rotation=90, fontsize=size)
-    axes.set_yticks(positions, names if at_left else [""] * len(names), fontsize=size)
-    axes.tick_params(length=0)
 
 
 def _add_color_bar(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import re
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from markupsafe import Markup
+
 from lmtool.config.base import JsonObject
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.text import number, percent, plain
+from lmtool.reporting.text import number, percent, plain, tenths
 from lmtool.system.terminal import counted
 
 if TYPE_CHECKING:
@@ -208,8 +213,8 @@ def _head_table(heads: Sequence[_Head]) -> tuple[list[str], list[list[str]]]:
     patterns = list(heads[0].fractions)
     rows = []
     for head in heads:
-        fractions = [percent(head.fractions[name]) for name in patterns]
-        rows.append([f"{head.layer}.{head.number}", head.pattern, *fractions, percent(head.entropy)])
+        fractions = [tenths(head.fractions[name]) for name in patterns]
+        rows.append([f"{head.layer}.{head.number}", head.pattern, *fractions, tenths(head.entropy)])
     return ["layer.head", "pattern", *patterns, "entropy"], rows
 
 
@@ -236,20 +241,57 @@ def print_heads(
 
 
 def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[str], attention: _Attention) -> None:
-    """Writes the page: maps of all heads, the terms of the scores of each layer's first head if there are several, and
-    a table of the heads. Raises UserError if writing fails."""
-    from lmtool.reporting import drawing, heat_maps
-
-    maps = [
-        drawing.svg(heat_maps.heads_figure(layer, weights_ALL, tokens))
-        for layer, weights_ALL in enumerate(attention.weights, 1)
-    ]
+    """Writes the page: a tile per head, one per term of the scores of each layer's first head if there are several,
+    and a table of the heads. Raises UserError if writing fails."""
+    layers: dict[int, list[Tile]] = {}
+    for head in heads:
+        weights_LL = attention.weights[head.layer - 1, head.number - 1]
+        tile = Tile(f"{head.layer}.{head.number}", head.pattern, _png(weights_LL**0.5))
+        layers.setdefault(head.layer, []).append(tile)
     terms = [
-        drawing.svg(heat_maps.terms_figure(layer_terms, tokens))
-        for layer in range(len(attention.weights))
-        if (layer_terms := {term: maps_WALL[layer, 0] for term, maps_WALL in attention.terms.items()})
+        _term_tile(f"{layer}.1 {term}", maps_WALL[layer - 1, 0])
+        for layer in layers
+        for term, maps_WALL in attention.terms.items()
     ]
-    text, patterns = " ".join(tokens), _head_table(heads)
-    html.write_page(
-        path, "attention.html", f"attention of {name}", name=name, text=text, maps=maps, terms=terms, patterns=patterns
-    )
+    values = {"tokens": tokens, "layers": list(layers.values()), "terms": terms, "patterns": _head_table(heads)}
+    html.write_page(path, "attention.html", f"attention of {name}", name=name, **values)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A small map of one head, as an image of one pixel per pair of tokens.
+
+    image: its address. The opacity of a pixel, between 0 and 1, is the square root of an attention weight; or, if `low`
+    and `high` are given, it rises from 1/255 at a score of `low` to 1 at `high`, and is 0 where attention is masked.
+    """
+
+    name: str
+    note: str
+    image: Markup
+    low: float | None = None
+    high: float | None = None
+
+
+def _term_tile(name: str, scores_LL: np.ndarray) -> Tile:
+    import numpy as np
+
+    low, high = float(np.nanmin(scores_LL)), float(np.nanmax(scores_LL))
+    opacity_LL = np.nan_to_num((1 + 254 * (scores_LL - low) / ((high - low) or 1)) / 255)
+    return Tile(name, f"{number(low)} to {number(high)}", _png(opacity_LL), low, high)
+
+
+def _png(opacity_LL: np.ndarray) -> Markup:
+    """Returns a black PNG image, eight bits of gray and eight of opacity per pixel, as a data address."""
+    import numpy as np
+
+    height, width = opacity_LL.shape
+    pixels = np.zeros((height, 1 + 2 * width), np.uint8)  # each row: its filter (0: none), then gray and opacity
+    pixels[:, 2::2] = np.rint(255 * opacity_LL)
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        checksum = zlib.crc32(name + content)
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 4, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(pixels.tobytes(), 9)) + chunk(b"IEND", b"")
+    return Markup("data:image/png;base64,") + base64.b64encode(b"\x89PNG\r\n\x1a\n" + content).decode()

@@ -31,7 +31,7 @@ from lmtool.reporting.run_files import (
 )
 from lmtool.reporting.scores import Score, as_number, score_of, selection_note, stop_reason, test_scores
 from lmtool.reporting.screens import parameter_rows
-from lmtool.reporting.text import count, duration, is_number, number, percent, plain, shorten, size, title
+from lmtool.reporting.text import count, duration, is_number, number, percent, plain, shorten, size, tenths, title
 from lmtool.runs.identity import budgets
 from lmtool.runs.locks import is_held
 from lmtool.system.terminal import counted
@@ -107,7 +107,7 @@ class PredictionSummary:
             golds[gold] += rows
         wrong = Counter({pair: rows for pair, rows in self.pairs.items() if pair[0] != pair[1]})
         table: list[list[object]] = [
-            [gold, predicted, rows, percent(rows / golds[gold])]
+            [gold, predicted, rows, tenths(rows / golds[gold])]
             for (gold, predicted), rows in wrong.most_common(_MAX_CONFUSED_PAIRS)
         ]
         return ["gold", "predicted", "rows", "of the gold label"], table
@@ -295,7 +295,7 @@ def masked_example(sample: JsonMapping) -> Example:
 
 def _guesses_row(target: JsonMapping) -> tuple[Word, str]:
     guesses = (
-        f"{plain(_without_mark(str(piece)), 40)} {percent(float(probability))}"
+        f"{plain(_without_mark(str(piece)), 40)} {tenths(float(probability))}"
         for piece, probability, *_ in target["guesses"][:5]
     )
     truth = str(target.get("truth"))
@@ -427,7 +427,7 @@ def _prediction_row(row: JsonMapping) -> PredictionRow:
         gold = " or ".join(dict.fromkeys(map(str, gold))) or "no answer"
     texts = [number(value) if is_number(value) else plain(value, 200) for value in (gold, predicted)]
     is_probability = score is not None and 0 <= score <= 1 and example.kind
-    confidence = percent(score) if score is not None and is_probability else ""
+    confidence = tenths(score) if score is not None and is_probability else ""
     return PredictionRow(example.texts, example.words, texts[0], texts[1], confidence, result)
 
 

@@ -171,6 +171,11 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.3g}%"
 
 
+def tenths(fraction: float) -> str:
+    """Formats a fraction with one decimal, for columns: 0.65 as '65.0%', 0.0002 as '< 0.1%'."""
+    return "< 0.1%" if 0 < fraction < 0.0005 else f"{fraction:.1%}"
+
+
 def format_value(key: str, value: object) -> str:
     """Formats a value by the suffix of its key (`_bytes`, `bytes_per_second`, `seconds`, `_fraction`, ...); also lists
     and mappings of values."""

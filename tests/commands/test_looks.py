@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from lmtool.cli import main as cli
 from tests.commands.conftest import pretrain
@@ -21,13 +26,28 @@ def test_inspect_tokenizer_compares_tokenizers(place: Path, capsys: pytest.Captu
     assert "kinds" in capsys.readouterr().err
 
 
+def check_tiles(page: str, names: list[str]) -> None:
+    """The opacities of a tile are the square roots of weights, which sum to 1 in each row, or scores on a scale."""
+    tokens = page.count("<span>")
+    images = re.findall('src="data:image/png;base64,([^"]+)"', page)
+    for name, image in zip(names, images, strict=True):
+        opacity = np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("RGBA"))[:, :, 3] / 255
+        assert opacity.shape == (tokens, tokens)
+        if " " not in name:
+            assert (opacity**2).sum(1) == pytest.approx(1, abs=0.05)
+        else:
+            assert opacity.min() == pytest.approx(1 / 255) and opacity.max() == 1
+
+
 def test_inspect_attention_positions_and_word_write_pages(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("run", "objective.pairs=none", "max_steps=1", "model/positions=t5")
     capsys.readouterr()
     assert cli.main(["inspect", "attention", "runs/run", "The cat saw the dog."]) == 0
     out, page = capsys.readouterr().out, Path("attention.html").read_text()
-    assert "layer.head" in out and "1.1 " in out and page.count("<svg") == 2
-    assert ">content</text>" in page and ">places</text>" in page
+    assert "layer.head" in out and "1.1 " in out
+    tiles = re.findall('class="tile" data-name="([^"]+)"', page)
+    assert tiles == ["1.1", "1.2", "1.1 content", "1.1 places"] and len(page) < 40_000
+    check_tiles(page, tiles)
     assert cli.main(["inspect", "attention", "runs/run", f"text={'cat ' * 80}"]) == 2
     assert "use a shorter text" in capsys.readouterr().err
     learned = ["inspect", "positions", "kinds=[alibi,shaw,none]", "length=8", "checkpoint=[runs/run]"]

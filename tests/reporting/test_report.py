@@ -146,7 +146,7 @@ def test_predictions_are_a_table_with_wrong_ones_first(task_run) -> None:
     head = page.rows.index(["text", "gold", "predicted", "confidence", "result"])
     rows = page.rows[head + 1 : head + 41]
     assert [row[-1] for row in rows] == ["wrong"] * 10 + ["right"] * 30
-    assert [row[1:4] for row in rows[:2]] == [["negative", "positive", "86%"], ["negative", "positive", "82%"]]
+    assert [row[1:4] for row in rows[:2]] == [["negative", "positive", "86.0%"], ["negative", "positive", "82.0%"]]
     assert rows[0][0].strip() == "text 36" and "All 40 predictions" in page.text
 
 
