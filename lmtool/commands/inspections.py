@@ -22,7 +22,7 @@ from lmtool.learners.representations.vectors import HiddenStates, compare_word
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.configs import PositionsConfig
-from lmtool.nn.positions import Learned, Position, PositionSizes
+from lmtool.nn.positions import Learned, Position, PositionSizes, Rotary
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import (
     PositionMaps,
@@ -175,7 +175,26 @@ def _maps_of_kinds(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
         position: Position = build(section, sizes)
         scores = position_scores(position, config.length, config.hidden_size, config.num_heads)
         if scores is not None:
-            yield PositionMaps(kind, scores)
+            yield PositionMaps(kind, scores, _position_note(section, position, config, "the random initial ones"))
+
+
+def _position_note(
+    section: PositionsConfig, position: Position, sizes: InspectPositionsConfig | TransformerConfig, weights: str
+) -> str:
+    """Returns sentences about a kind of positions, its score, and its weights. weights: what they are."""
+    score = (
+        "the score of a query and a key that are all ones"
+        if position.scores
+        else "the mean cosine of the rotations"
+        if isinstance(position, Rotary)
+        else "the cosine of two position vectors"
+    )
+    kind = type(section).model_fields["name"].description
+    learned = next(position.parameters(), None) is not None
+    return (
+        f"{kind} Drawn: {score}; hidden_size={sizes.hidden_size}, num_heads={sizes.num_heads}. "
+        f"{f'Its weights are {weights}.' if learned else 'Nothing is learned.'}"
+    )
 
 
 def _maps_of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
@@ -189,12 +208,13 @@ def _maps_of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMap
         scores: np.ndarray | None = None
         if isinstance(position, Position) and isinstance(model, TransformerConfig):
             scores = position_scores(position.cpu(), length, model.hidden_size, model.num_heads)
+            note = _position_note(model.positions, position, model, "trained")
         if scores is None:
             raise UserError(
                 f"checkpoint={checkpoint}: the positions of model={model.name} cannot be drawn",
                 "use a checkpoint with learned, sinusoidal, rotary, t5, alibi or shaw positions",
             )
-        yield PositionMaps(checkpoint, scores)
+        yield PositionMaps(checkpoint, scores, note)
 
 
 # --- lmtool inspect word --------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ _VARIABLES = {
     VALIDATION: "var(--blue)",
     BASELINE: "var(--rust)",
     TRAIN: "var(--pale)",
+    "#ffffff": "var(--paper)",
 }
 _TICKS = {"color": QUIET, "major.size": 3, "labelcolor": QUIET}
 STYLE: dict[Any, object] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,22 +18,35 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.reporting.drawing import BASELINE, INK, STYLE, VALIDATION, blank_figure, single_plot
+from lmtool.reporting.drawing import (
+    BASELINE,
+    COLORS,
+    INK,
+    STYLE,
+    VALIDATION,
+    WIDE,
+    blank_figure,
+    label_ends,
+    single_plot,
+    tidy,
+)
 from lmtool.reporting.sweep_groups import Block, SeedGroup
 from lmtool.reporting.text import number, plain, shorten
 
 # Maps of matrices.
 
+_MAX_SENTENCES_WITH_NUMBERS = 6
+
 # From transparent to a color of the page, so that it is readable in light and in dark mode.
 _PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), to_rgba(VALIDATION)])
-_MAPS_PER_ROW = 4
 
 
 @matplotlib.rc_context(STYLE)
-def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
-    """Returns maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
+def position_maps_figure(scores_ALL: np.ndarray, per_row: int = 4) -> Figure:
+    """Returns maps of position scores, each with its own color scale. scores_ALL: (A, L, L). per_row: maximum number of
+    maps in a row."""
     heads = len(scores_ALL)
-    columns = min(_MAPS_PER_ROW, heads)
+    columns = min(per_row, heads)
     rows = -(-heads // columns)
     figure = blank_figure(1.8 * columns + 0.4, 0.2 + rows * 2.0)
     for head, scores_LL in enumerate(scores_ALL, 1):
@@ -45,6 +60,27 @@ def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
         if heads > 1:
             axes.set_title(f"head {head}", fontsize=8.5)
         _add_color_bar(figure, axes, mesh)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def distances_figure(scores_ALL: np.ndarray) -> Figure | None:
+    """Draws position scores over the distance, a line per head, all on one scale; None if scores do not depend on the
+    distance alone. scores_ALL: (A, L, L)."""
+    if not np.allclose(scores_ALL[:, 1:, 1:], scores_ALL[:, :-1, :-1], atol=1e-5):
+        return None
+    length = scores_ALL.shape[-1]
+    distances = list(range(1 - length, length))
+    figure, axes = single_plot(WIDE, 2.4)
+    tidy(axes, "key position minus query position")
+    axes.set_title("score over the distance")
+    ends = []
+    for head, (scores_LL, color) in enumerate(zip(scores_ALL, itertools.cycle(COLORS), strict=False), 1):
+        scores = [*scores_LL[:0:-1, 0].tolist(), *scores_LL[0].tolist()]
+        name = f"head {head}" if len(scores_ALL) > 1 else ""
+        axes.plot(distances, scores, color=color, linewidth=1.4, label=name or "score")
+        ends.append((scores[-1], name, color))
+    label_ends(axes, axes.get_xlim()[1], ends, 0.11)
     return figure
 
 
@@ -78,6 +114,11 @@ def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
     for column, layer_index in enumerate(layer_indices, 1):
         axes = figure.add_subplot(1, len(layer_indices), column)
         mesh = _square_map(axes, pairs_WSS[layer_index], vmin=low, vmax=1)
+        for row, column_in_map in np.ndindex(sentences, sentences) if sentences <= _MAX_SENTENCES_WITH_NUMBERS else ():
+            cosine = float(pairs_WSS[layer_index, row, column_in_map])
+            text_color = _text_color((cosine - low) / (1 - low or 1))
+            place = column_in_map + 0.5, row + 0.5
+            axes.text(*place, f"{cosine:.2f}", ha="center", va="center", color=text_color, fontsize=7)
         positions = [index + 0.5 for index in range(sentences)]
         axes.set_xticks(positions, names)
         axes.set_yticks(positions, names)

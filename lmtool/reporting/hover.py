@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from lmtool.reporting.text import number, plain
 
-_MAX_STRIPS = 150
+_MAX_STRIPS = 75
 """Maximum number of strips of a plot, and of points that they name."""
 
 

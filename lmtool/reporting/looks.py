@@ -6,10 +6,11 @@ import base64
 import re
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from markupsafe import Markup
 
@@ -17,7 +18,7 @@ from lmtool.config.base import JsonObject
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import number, percent, plain, tenths
-from lmtool.system.terminal import counted
+from lmtool.system.terminal import counted, visible_space
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,15 +89,108 @@ def _round_trip(text: str, tokenization: Tokenization) -> str:
 def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenization]) -> None:
     """Writes the page. Raises UserError if that fails."""
     rows = [(tokenization, _summary(tokenization), _round_trip(text, tokenization)) for tokenization in tokenizations]
-    html.write_page(path, "tokenizers.html", "tokenizers", text=text, rows=rows, legend=_LEGEND)
+    placed = [(tokenization.name, _place(text, tokenization)) for tokenization in tokenizations]
+    lines = []
+    for start, end in _lines(text, [span for _, spans in placed for span in spans]):
+        rows_of_line = [
+            (name, [_cut(span, start, end) for span in spans if span.start < end and span.end > start])
+            for name, spans in placed
+        ]
+        letters = [visible_space(letter) if letter.isspace() else letter for letter in text[start:end]]
+        lines.append((letters, rows_of_line))
+    html.write_page(path, "tokenizers.html", "tokenizers", text=text, rows=rows, lines=lines, legend=_LEGEND)
+
+
+# Maximum number of letters in a line of the grid, and of lines.
+_LINE_LETTERS, _MAX_LINES = 48, 100
+
+
+class _Span(NamedTuple):
+    """A piece and its place in the text: from letter `start` up to letter `end`."""
+
+    start: int
+    end: int
+    piece: str
+    letters: str
+    unknown: bool
+
+
+def _place(text: str, tokenization: Tokenization) -> list[_Span]:
+    """Returns the pieces with their places in the text. Pieces without letters of the text, such as unknown ones, share
+    the letters between their neighbors; a piece without any letter is left out."""
+    lower = "".join(letter.lower() if len(letter.lower()) == 1 else letter for letter in text)
+    spans: list[_Span] = []
+    waiting: list[tuple[str, bool]] = []
+    position = 0
+
+    def give_to_waiting(end: int) -> None:
+        words = [match.span() for match in re.finditer(r"\S+", text[position:end])]
+        if len(words) != len(waiting):
+            length = end - position
+            edges = [length * index // len(waiting) for index in range(len(waiting) + 1)] if waiting else []
+            words = list(pairwise(edges))
+        for (piece, unknown), (start, stop) in zip(waiting, words, strict=True):
+            if stop > start:
+                letters = _letters(piece) if not unknown else piece if 0.6 * len(piece) < stop - start else "?"
+                spans.append(_Span(position + start, position + stop, piece, letters, unknown))
+        waiting.clear()
+
+    for index, piece in enumerate(tokenization.pieces):
+        letters = _letters(piece)
+        start = lower.find(letters.lower(), position) if letters else -1
+        if not letters and position < len(text) and text[position].isspace() and not waiting:
+            start, letters = position, text[position]
+        between = text[position:start].strip() if start >= 0 else ""
+        if index in tokenization.unknown or start < 0 or (between and not waiting):
+            waiting.append((piece, index in tokenization.unknown))
+            continue
+        if waiting:
+            give_to_waiting(start)
+        end = start + len(letters)
+        spans.append(_Span(start, end, piece, text[start:end].strip() or piece, False))
+        position = end
+    if waiting:
+        give_to_waiting(len(text))
+    return spans
+
+
+def _letters(piece: str) -> str:
+    """Returns the letters of a piece without marks of spaces and of the insides and ends of words."""
+    if len(piece) > 2 and piece.startswith("##"):
+        piece = piece[2:]
+    return re.sub(r"</w>$|[␣⏎⇥␍]", "", piece)
+
+
+def _lines(text: str, spans: Sequence[_Span]) -> Iterator[tuple[int, int]]:
+    """Yields the start and the end of each line of the grid, which ends between two pieces of all vocabularies if it
+    can, preferably at a space."""
+    inside = {letter for span in spans for letter in range(span.start + 1, span.end)}
+    start = 0
+    for _ in range(_MAX_LINES):
+        if start >= len(text):
+            return
+        end = min(start + _LINE_LETTERS, len(text))
+        if end < len(text):
+            candidates = [place for place in range(end, start, -1) if place not in inside]
+            end = next((place for place in candidates if text[place - 1].isspace()), next(iter(candidates), end))
+        yield start, end
+        start = end
+
+
+def _cut(span: _Span, start: int, end: int) -> _Span:
+    """Returns the part of a span between two letters of the text, with columns of a grid that begins at `start`."""
+    first, last = max(span.start, start), min(span.end, end)
+    return span._replace(start=first - start + 1, end=last - start + 1)
 
 
 @dataclass(frozen=True)
 class PositionMaps:
-    """Position scores of one kind. scores: (1, L, L), or (A, L, L) if heads differ."""
+    """Position scores of one kind. scores: (1, L, L), or (A, L, L) if heads differ. note: sentences about the kind, the
+    score and the weights."""
 
     name: str
     scores: np.ndarray
+    note: str
 
 
 def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
@@ -108,8 +202,8 @@ def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
 
 
 _MAPS_LEGEND = (
-    "Rows: query positions. Columns: key positions. Color: the score. All words are the same, so scores differ by "
-    "position only."
+    "Rows: query positions. Columns: key positions. Color: the score, on the map's own scale. All words are the same, "
+    "so scores differ by position only. Scores that depend on the distance alone are also drawn over the distance."
 )
 
 
@@ -131,8 +225,17 @@ def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
     """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps
 
-    figures = [(each.name, drawing.svg(heat_maps.position_maps_figure(each.scores))) for each in maps]
-    html.write_page(path, "positions.html", "positions", figures=figures, legend=_MAPS_LEGEND)
+    kinds = [
+        {
+            "name": each.name,
+            "note": each.note,
+            "maps": drawing.svg(heat_maps.position_maps_figure(each.scores)),
+            "narrow": drawing.svg(heat_maps.position_maps_figure(each.scores, per_row=2)),
+            "lines": drawing.svgs(figure) if (figure := heat_maps.distances_figure(each.scores)) else ("", ""),
+        }
+        for each in maps
+    ]
+    html.write_page(path, "positions.html", "positions", kinds=kinds, legend=_MAPS_LEGEND)
 
 
 @dataclass(frozen=True)
@@ -177,7 +280,7 @@ def write_similarities(
         word,
         word=word,
         sentences=sentences,
-        curves=drawing.svg(plots.similarity_figure(similarities)),
+        curves=drawing.svgs(plots.similarity_figure(similarities)),
         squares=[
             (similar.name, drawing.svg(heat_maps.pairs_figure(similar.pairs, similar.layers)))
             for similar in similarities
@@ -249,9 +352,9 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[
         tile = Tile(f"{head.layer}.{head.number}", head.pattern, _png(weights_LL**0.5))
         layers.setdefault(head.layer, []).append(tile)
     terms = [
-        _term_tile(f"{layer}.1 {term}", maps_WALL[layer - 1, 0])
+        [_term_tile(f"{layer}.1 {term}", maps_WALL[layer - 1, 0]) for term, maps_WALL in attention.terms.items()]
         for layer in layers
-        for term, maps_WALL in attention.terms.items()
+        if attention.terms
     ]
     values = {"tokens": tokens, "layers": list(layers.values()), "terms": terms, "patterns": _head_table(heads)}
     html.write_page(path, "attention.html", f"attention of {name}", name=name, **values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import matplotlib
 import numpy as np
@@ -295,14 +295,18 @@ class _SimilarityByLayer(Protocol):
 def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
     """Draws mean cosines by layer: of the same word in different sentences (lines), and of different words (dots)."""
     figure, axes = single_plot(7.2, 3.2)
-    tidy(axes, "layer")
+    tidy(axes, "layer (0: embedding)")
+    axes.set_ylabel("mean cosine")
     ends: dict[int, list[tuple[float, str, str]]] = {}
     for similar, color in zip(similarities, itertools.cycle(COLORS), strict=False):
-        axes.plot(similar.layers, similar.same, color=color, linewidth=1.8, marker="o", markersize=3.5)
-        axes.plot(similar.layers, similar.other_words, color=color, linewidth=0, marker=".", markersize=4, alpha=0.5)
         name = plain(Path(similar.name).name or similar.name, 24)
+        line: dict[str, Any] = {"color": color, "linewidth": 1.8, "marker": "o", "markersize": 3.5}
+        axes.plot(similar.layers, similar.same, label=f"{name}, same word", **line)
+        dots: dict[str, Any] = {"color": color, "linewidth": 0, "marker": ".", "markersize": 4, "alpha": 0.5}
+        axes.plot(similar.layers, similar.other_words, label=f"{name}, different words", **dots)
         if len(similar.layers) > 1:
-            ends.setdefault(similar.layers[-1], []).append((similar.same[-1], name, color))
+            labels = [(similar.same[-1], name, color), (similar.other_words[-1], f"{name}, different words", color)]
+            ends.setdefault(similar.layers[-1], []).extend(labels)
         else:  # a label at the right could cover another line
             axes.annotate(
                 name, (similar.layers[0], similar.same[0]), (-2, -11), textcoords="offset points", color=color
@@ -310,7 +314,7 @@ def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
     axes.set_ylim(None, 1.03)
     for layer, labels in ends.items():
         drawing.label_ends(axes, layer, labels, 0.075)
-    axes.set_title("mean cosine of two vectors")
+    axes.set_title("similarity of two vectors")
     return figure
 
 

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from lmtool.cli import main as cli
+from lmtool.reporting import looks
 from tests.commands.conftest import pretrain
 
 
@@ -21,7 +22,13 @@ def test_inspect_tokenizer_compares_tokenizers(place: Path, capsys: pytest.Captu
     out, page = capsys.readouterr().out, Path("tokenizers.html").read_text()
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith((" wordpiece", " character"))}
     assert "[UNK]" in rows["wordpiece"] and "t h e ␣ " in rows["character"], out
-    assert "&lt;b&gt;" in page and "<b>" not in page and 'class="wrong"' in page
+    assert "<b>" not in page and 'class="wrong"' in page
+    first_line = page[page.index('<div class="pieces">') :]
+    letters = re.findall("<span>(.+?)</span>", first_line[: first_line.index("wordpiece")])
+    pieces = re.findall('grid-column: (\\d+) / (\\d+)" title="([^"]+)"', first_line.partition("character</span>")[2])
+    assert len(letters) > 3 and all(int(end) == int(start) + 1 for start, end, _ in pieces)
+    below = [letters[int(start) - 1] for start, _, piece in pieces if piece in "thezbra"]
+    assert below == [*"theebrab"], "every piece stands below its letter, and z is unknown"
     assert cli.main([*words, "kinds=[wordpice]"]) == 2
     assert "kinds" in capsys.readouterr().err
 
@@ -54,15 +61,47 @@ def test_inspect_attention_positions_and_word_write_pages(place: Path, capsys: p
     assert cli.main(learned) == 0
     out, page = capsys.readouterr().out, Path("positions.html").read_text()
     assert all(name in out for name in ("alibi: 4 maps, scores ", "shaw: 1 map", "runs/run"))
-    assert page.count("<svg") == 3
+    sections = dict(re.findall("<h2>(.*?)</h2>(.*?)</section>", page, re.DOTALL))
+    notes = {name: section for name, section in sections.items() if "<svg" in section}
+    assert notes.keys() == {"alibi", "shaw", "runs/run"}
+    assert "Nothing is learned." in notes["alibi"] and "hidden_size=64, num_heads=4" in notes["alibi"]
+    assert "Its weights are the random initial ones." in notes["shaw"] and "hidden_size=32" in notes["runs/run"]
+    assert "Its weights are trained." in notes["runs/run"]
+    steepest = re.findall("key position minus query position -4\nhead 1 (.*)\nhead 2 (.*)\n", notes["alibi"])
+    assert steepest == [("-1.000", "-0.250")] * 2, "the heads share the axis of a plot, so that slopes can be compared"
     assert cli.main(["inspect", "positions", "kinds=[rotry]"]) == 2
     assert "did you mean rotary?" in capsys.readouterr().err
     word = ["inspect", "word", "word=cat", "checkpoint=runs/run", "text=The cat saw the dog. | A dog saw the cat."]
     assert cli.main(word) == 0
     out, page = capsys.readouterr().out, Path("word.html").read_text()
-    assert "cat in 2 sentences" in out and "0 (embedding)" in out and page.count("<svg") == 2
+    assert "cat in 2 sentences" in out and "0 (embedding)" in out and "<h1>cat in 2 sentences</h1>" in page
+    assert all(f">{name}</text>" in page for name in ("mean cosine", "run, different words", "layer (0: embedding)"))
     assert cli.main([*word[:2], "word=cow", *word[3:]]) == 2
     assert "no 'cow' in 'The cat saw the dog.'" in capsys.readouterr().err
     assert cli.main([*word[:4], "text=The cat."]) == 2
     assert cli.main(["inspect", "attenton", "runs/run"]) == 2
     assert "lmtool inspect attention" in capsys.readouterr().err
+
+
+def place(text: str, *pieces: str, unknown: tuple[int, ...] = ()) -> list[tuple[str, str]]:
+    spans = looks._place(text, looks.Tokenization("x", 9, pieces, unknown, text))
+    return [(span.piece, text[span.start : span.end]) for span in spans]
+
+
+def test_pieces_stand_below_their_letters() -> None:
+    assert place("Unhappy", "un", "##happy") == [("un", "Un"), ("##happy", "happy")]
+    assert place("a  b", "a", "␣", "␣b") == [("a", "a"), ("␣", " "), ("␣b", "b")]
+    assert place("of the x", "of</w>", "<unk>", "x</w>", unknown=(1,)) == [
+        ("of</w>", "of"), ("<unk>", "the"), ("x</w>", "x")
+    ]  # fmt: skip
+    assert place("naïve", "n", "##ai", "##ve") == [("n", "n"), ("##ai", "aï"), ("##ve", "ve")]
+    assert place("ab cd", "[UNK]", "[UNK]", unknown=(0, 1)) == [("[UNK]", "ab"), ("[UNK]", "cd")]
+    assert place("", "[UNK]", unknown=(0,)) == [] and place("a", "b", "b", "b") == [("b", "a")]
+
+
+def test_lines_of_pieces_end_between_pieces() -> None:
+    text = "word " * 30
+    spans = [looks._Span(start, start + 4, "word", "word", False) for start in range(0, len(text), 5)]
+    lines = list(looks._lines(text, spans))
+    assert [start for start, _ in lines] == [0, 45, 90, 135] and lines[-1][1] == len(text)
+    assert list(looks._lines("x" * 60, [])) == [(0, 48), (48, 60)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def test_line_labels_do_not_overlap() -> None:
     figure = plots.similarity_figure(read)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-    assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
+    assert len(boxes) == 4
+    assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.parametrize("layers", [1, 3])
