@@ -432,6 +432,8 @@ def test_comparison_page_shows_scores_and_differing_keys(task_run, tmp_path):
     assert "optimizer.lr" in differs and "seed" not in differs
     with pytest.raises(UserError, match="two runs"):
         compare(runs[:1])
+    names = re.findall('data-name="([^"]+)"', (tmp_path / "out" / "comparison.html").read_text())
+    assert {"run", "accuracy", "key"} <= set(names), "a cell names its column for narrow pages"
 
 
 def test_absent_key_differs_from_null():
@@ -450,7 +452,7 @@ def test_samples_show_words_without_space_marks() -> None:
     place = {"position": 2, "truth": "▁sat", "guesses": [["▁ran", 0.5], ["sat", 0.25]]}
     page = render_samples([{"pieces": ["▁The", "▁cat", "▁sat", "ting", ".", "<sep>"], "masked": [place]}])
     assert 'The cat <mark class="wrong">ran <s>sat</s></mark>ting. <span class="quiet">&lt;sep&gt;</span>' in page
-    assert "ran 50% · sat 25%" in page and "▁" not in page
+    assert "ran 50.0% · sat 25.0%" in page and "▁" not in page
     page = render_samples(
         [{"text": "cat", "neighbours": [["dog", 0.5], ["▁cow", 0.25]]}, {"text": "x", "neighbours": 3}]
     )
@@ -602,7 +604,7 @@ def test_confusion_shows_classes_with_errors(task_run) -> None:
     run = write_predictions(task_run("many"), predictions, gold, {"accuracy": 0.98}, classes={})
     summary = summarize(read_predictions(read_run(run)))
     header, rows = summary.confused_pairs()
-    assert header[:3] == ["gold", "predicted", "rows"] and rows == [["28", "29", 2, "50%"]]
+    assert header[:3] == ["gold", "predicted", "rows"] and rows == [["28", "29", 2, "50.0%"]]
     labels, counts = heat_maps.most_confused(summary.pairs)
     assert len(labels) == 20 and {"28", "29"} <= set(labels) and counts[labels.index("28")][-1] == 0
     hidden, hidden_counts = heat_maps.most_confused({("a", "b"): 1, **{(f"c{n}", "a"): 5 for n in range(30)}})
