@@ -22,7 +22,7 @@ from lmtool.reporting import hover
 from lmtool.system.files import real_folder, replace_bytes
 from lmtool.system.terminal import counted
 
-INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
+INK, QUIET, FAINT, PAPER = "#2b2b2b", "#767676", "#c9c9c9", "#fffffc"
 TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
 COLORS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
 # Colors that become CSS variables in the page; the others are readable in both modes.
@@ -33,7 +33,7 @@ _VARIABLES = {
     VALIDATION: "var(--blue)",
     BASELINE: "var(--rust)",
     TRAIN: "var(--pale)",
-    "#ffffff": "var(--paper)",
+    PAPER: "var(--paper)",
 }
 _TICKS = {"color": QUIET, "major.size": 3, "labelcolor": QUIET}
 STYLE: dict[Any, object] = {

@@ -21,6 +21,7 @@ from lmtool.reporting.drawing import (
     BASELINE,
     COLORS,
     INK,
+    PAPER,
     STYLE,
     VALIDATION,
     WIDE,
@@ -115,7 +116,7 @@ def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
         mesh = _square_map(axes, pairs_WSS[layer_index], vmin=low, vmax=1)
         for row, column_in_map in np.ndindex(sentences, sentences) if sentences <= _MAX_SENTENCES_WITH_NUMBERS else ():
             cosine = float(pairs_WSS[layer_index, row, column_in_map])
-            text_color = _text_color((cosine - low) / (1 - low or 1))
+            text_color = PAPER if cosine - low > 0.6 * (1 - low) else INK
             place = column_in_map + 0.5, row + 0.5
             axes.text(*place, f"{cosine:.2f}", ha="center", va="center", color=text_color, fontsize=7)
         positions = [index + 0.5 for index in range(sentences)]
