@@ -5,14 +5,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from lmtool.config.base import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
-from lmtool.reporting.evaluations import EVALUATION, print_difference, print_evaluation, write_evaluation
+from lmtool.reporting.evaluations import (
+    EVALUATION,
+    print_difference,
+    print_evaluation,
+    print_minimal_pairs,
+    write_evaluation,
+)
 from lmtool.resolver.commands import EvaluateConfig, FinetuneConfig, PretrainConfig
-from lmtool.runs.files import SCORED_ROWS
+from lmtool.runs.files import SCORED_ROWS, replace_text, to_json
 from lmtool.runs.identity import require_own_folder
 from lmtool.session.evaluation import (
     MaskedPromptTask,
@@ -26,7 +34,9 @@ from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
 from lmtool.system.files import require_no_link, user_path
 from lmtool.tasks.analysis import analysis, difference, with_early_exit
+from lmtool.tasks.configs.minimal_pairs import MinimalPairsConfig
 from lmtool.tasks.kinds.learner import TaskEvaluation
+from lmtool.tasks.minimal_pairs import PairScores, log_probabilities, read_pairs
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 
 
@@ -39,6 +49,8 @@ def run(config: EvaluateConfig) -> JsonObject:
         require_own_folder(folder, (EVALUATION,), "report", "report")
         require_no_link(folder / "plots")
     trained, output = load_trained(config), Output()
+    if isinstance(config.task, MinimalPairsConfig):
+        return _score_pairs(config, config.task, trained, output)
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
         require_unset(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
     prompt_task = masked_prompt_task(config, trained)
@@ -137,3 +149,39 @@ def _score_prompts(config: EvaluateConfig, prompts: MaskedPromptTask) -> TaskSco
     held_out = HeldOutSplits(learner, data, prompts.max_length, config.batch_tokens, prompts.seed)
     title = f"{prompts.task.config.name} from prompts alone"
     return TaskScores(title, held_out.score(prompts.precision), held_out.baseline(data["train"]), learner.metric.name)
+
+
+def _score_pairs(config: EvaluateConfig, task: MinimalPairsConfig, trained: Trained, output: Output) -> JsonObject:
+    """Scores a pretrained checkpoint on minimal pairs."""
+    scored = f"{config.checkpoint} is scored on minimal pairs"
+    require_unset(config, ("exit", "exit_entropy", "shots", "stride", "max_length", "memory_length"), scored)
+    pairs = read_pairs(task)
+
+    def score(checkpoint: Trained, name: str) -> tuple[PairScores, np.ndarray]:
+        if not isinstance(checkpoint.config, PretrainConfig):
+            raise UserError(
+                f"{name} was trained for a task, so it gives sentences no probability",
+                "use a checkpoint of lmtool pretrain, or published weights with a head for words",
+            )
+        values_N2 = log_probabilities(checkpoint.learner(), pairs, task, config.batch_tokens)
+        return PairScores.of(pairs, values_N2), values_N2
+
+    scores, values_N2 = score(trained, config.checkpoint)
+    details = scores.details()
+    print_minimal_pairs(output, f"{config.checkpoint} · {task.name}", details)
+    if config.against is not None:
+        other, _ = score(read_trained(config.against, config.offline, trained.precision), config.against)
+        difference_of_means = scores.interval(list(scores.accuracies), other)
+        details["difference"] = {"against": config.against, **difference_of_means}
+        differences = {"accuracy": difference_of_means}
+        print_difference(
+            output, config.checkpoint, config.against, {"accuracy": scores.accuracy}, differences, "paradigms"
+        )
+    if config.output is not None:
+        write_output(config.output, pairs.records(values_N2))
+    if config.report is not None:
+        folder = user_path(config.report)
+        write_output(str(folder / "predictions.jsonl"), pairs.records(values_N2), key="report")
+        replace_text(folder / EVALUATION, to_json({"checkpoint": config.checkpoint, "task": task.name, **details}))
+        output.line(f"{EVALUATION} and predictions.jsonl: {folder}")
+    return {"accuracy": scores.accuracy, **scores.accuracies}

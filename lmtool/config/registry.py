@@ -73,6 +73,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "schedule": {"lmtool.training.configs": "constant cosine inverse_sqrt linear polynomial wsd"},
     "task": {
         "lmtool.tasks.configs.classification": "classification multiple_choice",
+        "lmtool.tasks.configs.minimal_pairs": "minimal_pairs",
         "lmtool.tasks.configs.mixture": "glue mixture",
         "lmtool.tasks.configs.sequence": "multi_label regression",
         "lmtool.tasks.configs.texts": "extractive_qa seq2seq span_classification token_classification",

@@ -82,6 +82,32 @@ def _join(value: object) -> object:
     return "(empty)" if text == "" else text
 
 
+def print_minimal_pairs(output: Output, title: str, details: JsonMapping) -> None:
+    """Prints the accuracies of a model on minimal pairs. details: the result of `PairScores.details`."""
+    paradigms, phenomena, accuracy = details["paradigms"], details["phenomena"], details["accuracy"]
+    rows: list[list[object]] = [
+        [name, entry["pairs"], f"{entry['value']:.4f}", entry["ties"] or ""] for name, entry in paradigms.items()
+    ]
+    print_table(output, ["paradigm", "pairs", "accuracy", "ties"], rows, heading=title)
+    if len(phenomena) > 1:
+        output.line()
+        rows = [
+            [name, entry["paradigms"], f"{entry['value']:.4f}", _interval_if_known(entry)]
+            for name, entry in phenomena.items()
+        ]
+        print_table(output, ["phenomenon", "paradigms", "accuracy", "95% interval"], rows)
+    limits = _interval_if_known(accuracy)
+    interval = f" (95% interval over paradigms {limits})" if limits else ""
+    output.line(
+        f"accuracy {accuracy['value']:.4f}{interval}, mean of {counted(len(paradigms), 'paradigm')} with "
+        f"{counted(details['pairs'], 'pair')}; chance is 0.5; {counted(details['ties'], 'tie')}, counted as wrong"
+    )
+
+
+def _interval_if_known(score: JsonMapping) -> str:
+    return interval_text(score) if math.isfinite(score["low"]) else ""
+
+
 def print_difference(
     output: Output,
     first: str,
