@@ -1,0 +1,158 @@
+"""Minimal pairs: log-probabilities beside plain loops over transformers, accuracies, and invalid tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from lmtool.cli import main as cli
+from lmtool.tasks.minimal_pairs import Pairs, PairScores
+from tests.weights.published_folders import make
+
+PAIRS = [
+    ("The dog sleeps by the sea.", "The dog sleep by the sea."),
+    ("She sells shells.", "Sells she shells unbelievably."),
+    ("What a lovely film!", "What lovely a film!"),
+    ("A fox jumps.", "A fox jumps."),
+]
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pairs of two paradigms, in a file each."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    for name, rows in (("agreement", PAIRS[:2]), ("order", PAIRS[2:])):
+        lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in rows]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def differences(folder: Path, *words: str) -> list[float]:
+    """The log-probability of the good sentence minus that of the bad one, as lmtool writes them."""
+    Path("scores.jsonl").unlink(missing_ok=True)
+    task = ["task=minimal_pairs", "task.path=pairs", "output=scores.jsonl", "device=cpu", "offline=true"]
+    assert cli.main(["evaluate", f"checkpoint={folder}", *task, *words]) == 0
+    rows = [json.loads(line) for line in Path("scores.jsonl").read_text().splitlines()]
+    assert [(row["good"], row["bad"]) for row in rows] == PAIRS
+    return [row["log_probability_good"] - row["log_probability_bad"] for row in rows]
+
+
+def expected(score) -> list[float]:
+    return [score(good) - score(bad) for good, bad in PAIRS]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("masking", ["token", "word"])
+def test_pseudo_log_likelihood_equals_transformers(family: str, masking: str, pairs: Path) -> None:
+    model = make(family, Path("model")).eval()
+    tokenizer = AutoTokenizer.from_pretrained("model")
+
+    @torch.no_grad()
+    def score(sentence: str) -> float:
+        encoded = tokenizer(sentence, return_tensors="pt")
+        ids, words = encoded["input_ids"][0], encoded.word_ids()
+        inner = range(1, len(ids) - 1)
+        total = 0.0
+        for place in inner:
+            masked = ids.clone()
+            masked[place] = tokenizer.mask_token_id
+            for later in inner:
+                if masking == "word" and later > place and words[later] == words[place]:
+                    masked[later] = tokenizer.mask_token_id
+            output = model(**{**encoded, "input_ids": masked[None]})
+            logits = output.prediction_logits if family == "bert" else output.logits
+            total += logits[0, place].log_softmax(-1)[ids[place]].item()
+        return total
+
+    assert np.allclose(differences(Path("model"), f"task.masking={masking}"), expected(score), atol=1e-5)
+
+
+@pytest.mark.parametrize("first_token", ["scored", "skipped"])
+def test_decoder_log_probability_equals_transformers(first_token: str, pairs: Path) -> None:
+    model = make("gpt", Path("model")).eval()
+    tokenizer = AutoTokenizer.from_pretrained("model")
+
+    @torch.no_grad()
+    def score(sentence: str) -> float:
+        ids = tokenizer(sentence)["input_ids"]
+        start = [tokenizer.eos_token_id] if first_token == "scored" else []
+        tokens = torch.tensor([*start, *ids])
+        logs = model(tokens[None]).logits[0].log_softmax(-1)
+        return logs[:-1].gather(1, tokens[1:, None]).sum().item()
+
+    assert np.allclose(differences(Path("model"), f"task.first_token={first_token}"), expected(score), atol=1e-5)
+
+
+def test_encoder_decoder_fills_a_gap_with_the_sentence(pairs: Path) -> None:
+    model = make("t5", Path("model")).eval()
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    gap = tokenizer.convert_tokens_to_ids("<extra_id_0>")
+
+    @torch.no_grad()
+    def score(sentence: str) -> float:
+        ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]
+        read = torch.tensor([[gap, tokenizer.eos_token_id]])
+        start = model.config.decoder_start_token_id
+        logs = (
+            model(input_ids=read, decoder_input_ids=torch.tensor([[start, gap, *ids[:-1]]])).logits[0].log_softmax(-1)
+        )
+        return logs[1:].gather(1, torch.tensor(ids)[:, None]).sum().item()
+
+    assert np.allclose(differences(Path("model")), expected(score), atol=1e-5)
+
+
+def test_accuracy_is_mean_of_paradigms_and_ties_are_wrong() -> None:
+    pairs = Pairs(list("abcdef"), list("ghijkl"), ["p", "p", "p", "p", "q", "q"], {"p": "one", "q": "one"}, [])
+    values_N2 = np.array([[1, 0], [1, 0], [0, 1], [1, 1], [2, 0], [3, 0]], dtype=float)
+    scores = PairScores.of(pairs, values_N2)
+    assert scores.accuracies == {"p": 0.5, "q": 1.0} and scores.accuracy == 0.75
+    assert scores.ties == {"p": 1, "q": 0} and scores.by_phenomenon() == {"one": ["p", "q"]}
+    details = scores.details()
+    assert details["pairs"] == 6 and details["accuracy"]["low"] == 0.5 and details["accuracy"]["high"] == 1.0
+    flat = PairScores.of(pairs, np.zeros((6, 2)))
+    assert flat.accuracy == 0.0 and scores.interval(["p", "q"], flat)["value"] == 0.75
+    assert np.isnan(scores.interval(["p"])["low"])
+
+
+def test_screen_and_report_name_paradigms_and_ties(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("gpt", Path("model"))
+    task = ["task=minimal_pairs", "task.path=pairs", "device=cpu", "offline=true"]
+    assert cli.main(["evaluate", "model", "model", *task, "report=out"]) == 0
+    shown = capsys.readouterr().out
+    assert "agreement" in shown and "mean of 2 paradigms with 4 pairs; chance is 0.5; 1 tie, counted as wrong" in shown
+    assert "model minus model, the same paradigms resampled for both" in shown
+    details = json.loads(Path("out/evaluation.json").read_text())
+    assert details["ties"] == 1 and details["difference"]["value"] == 0.0
+    assert len(Path("out/predictions.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "message"),
+    [
+        (['{"sentence_good": "A", "bad": "B"}'], [], "no column sentence_bad"),
+        (['{"sentence_good": "A", "sentence_bad": " "}'], [], "pairs.jsonl:1: the column sentence_bad has no sentence"),
+        (['{"sentence_good": "A", "sentence_bad": 3}'], [], "pairs.jsonl:1: the column sentence_bad has no sentence"),
+        (['{"sentence_good": "%s", "sentence_bad": "A"}' % ("word " * 90)], [], "pairs.jsonl:1: the sentence has"),
+        (['{"sentence_good": "A", "sentence_bad": "B"}'], ["shots=2"], "shots=2 does not apply"),
+    ],
+)  # fmt: skip
+def test_invalid_pairs_are_refused(
+    lines: list[str], words: list[str], message: str, pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make("gpt", Path("model"))
+    Path("pairs.jsonl").write_text("\n".join(lines) + "\n")
+    task = ["task=minimal_pairs", "task.path=pairs.jsonl", "device=cpu", "offline=true"]
+    assert cli.main(["evaluate", "checkpoint=model", *task, *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_minimal_pairs_are_not_learned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["finetune", "task=blimp", "task.path=.", "checkpoint=none", "model=bert_tiny"]) == 2
+    assert "minimal pairs are scored, not learned" in capsys.readouterr().err
