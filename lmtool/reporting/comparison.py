@@ -27,6 +27,7 @@ from lmtool.reporting.sweep_groups import Difference
 from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shorten, size, title
 from lmtool.runs.files import SCORED_ROWS
 from lmtool.runs.finding import read_manifest, saved_steps
+from lmtool.runs.identity import NEUTRAL_KEYS
 from lmtool.system.files import Damaged
 from lmtool.system.terminal import counted
 
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 _TOLERANCE = 1e-4
 _CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 # Keys without an effect on the result: what a run is called, and what is kept and written.
-_NEUTRAL_KEYS = (
-    "name", "run_dir", "cache_dir", "offline", "log_every", "checkpoint_every", "keep", "keep_every", "keep_optimizer",
-)  # fmt: skip
-_NEUTRAL_SECTIONS = ("logger.",)
 _BITS = "bits_per_byte"
 
 
@@ -150,8 +147,7 @@ def changed_keys(configurations: Sequence[Mapping[str, object]]) -> list[str]:
     return [
         key
         for key in keys
-        if key not in _NEUTRAL_KEYS
-        and not key.startswith(_NEUTRAL_SECTIONS)
+        if key.split(".")[0] not in NEUTRAL_KEYS
         and len({repr(configuration.get(key, unset)) for configuration in configurations}) > 1
     ]
 

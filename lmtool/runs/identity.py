@@ -18,15 +18,18 @@ from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json, write_errors
 from lmtool.system.files import draft_path, real_folder, remove, sha256, user_path
 
-# Keys that may differ on resume: names, devices, folders and speed. Everything else affects the result, including
-# evaluate_every and patience, which decide when a run ends and which weights are best.
-FREE_KEYS = frozenset(
+# Keys that change neither the result nor its cost: names, folders, and what is logged and kept.
+NEUTRAL_KEYS = frozenset(
     {
-        "name", "run_dir", "device", "devices", "parallel", "precision", "micro_batch_tokens", "gradient_checkpointing",
-        "compile", "log_every", "checkpoint_every", "keep", "keep_every", "keep_optimizer", "cache_dir", "offline",
-        "logger",
+        "name", "run_dir", "log_every", "checkpoint_every", "keep", "keep_every", "keep_optimizer", "cache_dir",
+        "offline", "logger",
     }
 )  # fmt: skip
+# Keys that may differ on resume: also those of devices and speed. Everything else affects the result, including
+# evaluate_every and patience, which decide when a run ends and which weights are best.
+FREE_KEYS = NEUTRAL_KEYS | {
+    "device", "devices", "parallel", "precision", "micro_batch_tokens", "gradient_checkpointing", "compile",
+}  # fmt: skip
 SUBMITTED = "submitted.json"
 """The file that describes a sweep's job, in the job's folder."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
