@@ -33,7 +33,7 @@ from lmtool.system.files import user_path
 from lmtool.system.terminal import say
 
 # Defines `lmtool` for bash lines of the document: the lmtool of this interpreter.
-_SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -P -m lmtool "$@"; }}\n'
+_SHELL = f'lmtool() {{ {shlex.join([sys.executable, "-P", "-m", "lmtool"])} "$@"; }}\n'
 # Characters with a meaning in bash unless they are quoted.
 _BASH_CHARACTERS = re.compile(r"[|&;<>$`*?~{}()\\]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")

@@ -98,6 +98,8 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
             verb = verb if group != "sweep" else command_of(name)
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
+            if group == "task" and name in ("blimp", "minimal_pairs"):
+                continue  # scored without training: tests/tasks/test_minimal_pairs.py
             if (verb, group, name) == ("pretrain", "distill", "self"):
                 continue  # early exits need a task
             partners = PARTNERS.get(group, {}) if verb == "pretrain" else {}

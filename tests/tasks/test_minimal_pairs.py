@@ -123,7 +123,7 @@ def test_accuracy_is_mean_of_paradigms_and_ties_are_wrong() -> None:
 
 def test_screen_and_report_name_paradigms_and_ties(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make("gpt", Path("model"))
-    task = ["task=minimal_pairs", "task.path=pairs", "device=cpu", "offline=true"]
+    task = ["task=blimp", "task.path=pairs", "device=cpu", "offline=true"]
     assert cli.main(["evaluate", "model", "model", *task, "report=out"]) == 0
     shown = capsys.readouterr().out
     assert "agreement" in shown and "mean of 2 paradigms with 4 pairs; chance is 0.5; 1 tie, counted as wrong" in shown
