@@ -66,11 +66,11 @@ def main(words: list[str]) -> int:
     print_table(Output(), _HEADER, rows)
     total = size(sum(run.size for run in runs))
     say(f"{counted(len(runs), 'run')} in {root}, {total}; lmtool report {root}/NAME shows one")
-    say(_write_page(root, runs, now))
+    say(_write_page(root, runs))
     return 0
 
 
-def _write_page(root: Path, runs: Sequence[RunLine], now: float) -> str:
+def _write_page(root: Path, runs: Sequence[RunLine]) -> str:
     """Writes index.html to a folder of runs, unless lmtool wrote no run there, or another program wrote an index.html.
     Returns where the page is, or why it was not written."""
     path = root / "index.html"
@@ -83,7 +83,7 @@ def _write_page(root: Path, runs: Sequence[RunLine], now: float) -> str:
             "line": run,
             "path": "" if run.is_sweep else shlex.quote(str(root / run.name)),
             "page": quote(f"{run.name}/{run.page}") if run.page else "",
-            "written": _ago(run.last_write, now),
+            "written": _time(run.last_write),
             "took": "" if run.seconds is None else duration(run.seconds),
             "size": size(run.size),
         }
@@ -162,6 +162,10 @@ def _ago(timestamp: float, now: float) -> str:
     past = now - timestamp
     if 0 <= past < 86_400:
         return f"{duration(past)} ago"
+    return _time(timestamp)
+
+
+def _time(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(timestamp))
 
 
