@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmtool.config.base import JsonObject
+from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
@@ -31,13 +32,16 @@ from lmtool.session.evaluation import (
 )
 from lmtool.session.labeled import data_to_score
 from lmtool.session.requests import check_output, write_output
+from lmtool.session.session import tokenized_split
 from lmtool.session.trained import Trained, load_trained, read_trained
 from lmtool.system.files import require_no_link, user_path
 from lmtool.tasks.analysis import analysis, difference, with_early_exit
 from lmtool.tasks.configs.minimal_pairs import MinimalPairsConfig
 from lmtool.tasks.kinds.learner import TaskEvaluation
-from lmtool.tasks.minimal_pairs import PairScores, log_probabilities, read_pairs
+from lmtool.tasks.minimal_pairs import Pairs, PairScores, log_probabilities, read_pairs
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
+from lmtool.tasks.ngrams import NgramModel
+from lmtool.weights.folders import hf_folder
 
 
 def run(config: EvaluateConfig) -> JsonObject:
@@ -169,6 +173,12 @@ def _score_pairs(config: EvaluateConfig, task: MinimalPairsConfig, trained: Trai
     scores, values_N2 = score(trained, config.checkpoint)
     details = scores.details()
     print_minimal_pairs(output, f"{config.checkpoint} · {task.name}", details)
+    if task.ngrams is not None:
+        baseline = PairScores.of(pairs, _ngram_log_probabilities(config, task.ngrams, trained, pairs, output))
+        details["ngrams"] = baseline.details()
+        output.line(
+            f"baseline: a {task.ngrams}-gram model of the same training text has accuracy {baseline.accuracy:.4f}"
+        )
     if config.against is not None:
         other, _ = score(read_trained(config.against, config.offline, trained.precision), config.against)
         difference_of_means = scores.interval(list(scores.accuracies), other)
@@ -185,3 +195,23 @@ def _score_pairs(config: EvaluateConfig, task: MinimalPairsConfig, trained: Trai
         replace_text(folder / EVALUATION, to_json({"checkpoint": config.checkpoint, "task": task.name, **details}))
         output.line(f"{EVALUATION} and predictions.jsonl: {folder}")
     return {"accuracy": scores.accuracy, **scores.accuracies}
+
+
+def _ngram_log_probabilities(
+    config: EvaluateConfig, order: int, trained: Trained, pairs: Pairs, output: Output
+) -> np.ndarray:
+    """Returns (N, 2): the log-probabilities of pairs by an n-gram model of the run's training text."""
+    pretraining = trained.config
+    assert isinstance(pretraining, PretrainConfig)
+    if hf_folder(config.checkpoint, config.offline) is not None or not pretraining.objective.reads_text:
+        raise UserError(
+            f"task.ngrams={order}: the training text of {config.checkpoint} is not known",
+            "omit task.ngrams=, or use a run of lmtool pretrain on one text",
+        )
+    source = open_source(pretraining.data, config.cache_dir, offline=config.offline)
+    train = tokenized_split(pretraining.data, source, "train", trained.tokenizer, config.cache_dir, output.stage, {})
+    stores = [part.text for part in train.members.values()] if train.members else [train.text]
+    texts = [store.document(number) for store in stores for number in range(len(store))]
+    model = NgramModel(texts, order, trained.tokenizer.vocab_size)
+    sides = [[trained.tokenizer.encode(sentence) for sentence in side] for side in (pairs.good, pairs.bad)]
+    return np.stack([model.log_probabilities(sentences) for sentences in sides], axis=1)

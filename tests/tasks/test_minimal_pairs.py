@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from lmtool.cli import main as cli
 from lmtool.tasks.minimal_pairs import Pairs, PairScores
+from tests.commands.conftest import TINY
 from tests.weights.published_folders import make
 
 PAIRS = [
@@ -133,6 +134,20 @@ def test_screen_and_report_name_paradigms_and_ties(pairs: Path, capsys: pytest.C
     assert len(Path("out/predictions.jsonl").read_text().splitlines()) == 4
 
 
+def test_ngram_baseline_learns_from_the_training_text_of_the_run(
+    pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("\n\n".join(["The dog sleeps by the sea.", "She sells shells."] * 30))
+    text = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_epochs=null"]
+    assert cli.main(["pretrain", "model=gpt_tiny", *TINY, *text, "max_steps=1", "name=g"]) == 0
+    capsys.readouterr()
+    task = ["task=minimal_pairs", "task.path=pairs", "task.ngrams=3", "cache_dir=cache", "device=cpu"]
+    assert cli.main(["evaluate", "checkpoint=runs/g", *task, "report=out"]) == 0
+    assert "a 3-gram model of the same training text has accuracy 0.5000" in capsys.readouterr().out
+    accuracies = json.loads(Path("out/evaluation.json").read_text())["ngrams"]["paradigms"]
+    assert accuracies["agreement"]["value"] == 1.0  # the text has its good sentences
+
+
 @pytest.mark.parametrize(
     ("lines", "words", "message"),
     [
@@ -141,6 +156,7 @@ def test_screen_and_report_name_paradigms_and_ties(pairs: Path, capsys: pytest.C
         (['{"sentence_good": "A", "sentence_bad": 3}'], [], "pairs.jsonl:1: the column sentence_bad has no sentence"),
         (['{"sentence_good": "%s", "sentence_bad": "A"}' % ("word " * 90)], [], "pairs.jsonl:1: the sentence has"),
         (['{"sentence_good": "A", "sentence_bad": "B"}'], ["shots=2"], "shots=2 does not apply"),
+        (['{"sentence_good": "A", "sentence_bad": "B"}'], ["task.ngrams=3"], "the training text of model is not known"),
     ],
 )  # fmt: skip
 def test_invalid_pairs_are_refused(

@@ -42,6 +42,13 @@ class MinimalPairsConfig(TaskConfig):
         description="masked language models; token: mask one token at a time (Salazar et al. 2020); word: also the "
         "later tokens of its word (Kauf and Ivanova 2023), which does not favour words of many tokens",
     )
+    ngrams: int | None = Field(
+        None,
+        ge=1,
+        le=8,
+        description="order of an n-gram model of the run's training text, the baseline; null: none. Witten-Bell "
+        "smoothing, over the tokens of the run's tokenizer",
+    )
     metrics: Metrics[Literal["accuracy"]] = ("accuracy",)
     metric: BestMetric[Literal["accuracy"]] = "accuracy"
 
