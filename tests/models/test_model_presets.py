@@ -41,6 +41,7 @@ PARAMETERS = {
     "gpt_medium": 354_823_168,
     "gpt_large": 774_030_080,
     "gpt_xl": 1_557_611_200,
+    "gpt3": 174_604_259_328,
     "modernbert": 149_014_272,
     "modernbert_large": 394_781_696,
     "ettin_17m": 16_797_440,
