@@ -37,7 +37,11 @@ class Mixed(Protocol):
 
     def member_configs(self) -> tuple[Member, ...]: ...
 
-    def fractions(self) -> tuple[float, ...]: ...
+    @property
+    def annealed(self) -> bool:
+        """Whether the fractions differ between epochs."""
+
+    def fractions(self, epoch: int = 0) -> tuple[float, ...]: ...
 
 
 _DDP = "or parallel=ddp, where each process holds all weights"
@@ -319,8 +323,12 @@ class MixtureConfig(ObjectiveConfig):
         weights = tuple(by_title[member.title] for member in members) if by_title else None
         return self.replace_members(tuple(members)).model_copy(update={"weights": weights})
 
-    def fractions(self) -> tuple[float, ...]:
-        """Returns the weights of the members, scaled so that their sum is 1."""
+    @property
+    def annealed(self) -> bool:
+        return False
+
+    def fractions(self, epoch: int = 0) -> tuple[float, ...]:
+        """Returns the weights of the members, scaled so that their sum is 1, in every epoch."""
         weights = (1.0,) * len(self.members) if self.weights is None else self.weights
         return tuple(weight / sum(weights) for weight in weights)
 

@@ -8,8 +8,8 @@ Shape letters: N examples of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -32,10 +32,11 @@ class MixedBatch(Batch):
 
     The inherited fields are the concatenation of the members' batches, for counting tokens and for matching results to
     examples. No model reads these fields. members: the name and the batch of each member that has examples in this
-    batch.
+    batch. fractions: the fractions of the epoch's examples by member; empty: those of the learner.
     """
 
     members: tuple[tuple[str, Batch], ...] = ()
+    fractions: Mapping[str, float] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Self:
         moved = tuple((name, batch.to(device)) for name, batch in self.members)
@@ -96,6 +97,7 @@ class MixedExamples:
         takes_all: Whether an epoch has all examples of every member, as in evaluation, instead of the fractions.
         repeats: Whether an epoch has as many examples as all members together, so that a member with a large fraction
             repeats examples. Otherwise, an epoch ends before a member would repeat an example.
+        annealed: The fractions as a function of the epoch, whose first value is `fractions`; None if they are constant.
     """
 
     renumbers_repeats: ClassVar[bool] = False
@@ -111,10 +113,15 @@ class MixedExamples:
         seed: int,
         takes_all: bool = False,
         repeats: bool = False,
+        annealed: Callable[[int], Sequence[float]] | None = None,
     ):
         self.members, self.fractions, self.seed = members, tuple(fractions), seed
-        self.takes_all, self.repeats = takes_all, repeats
+        self.takes_all, self.repeats, self.annealed = takes_all, repeats, annealed
         self._plans: dict[int, Plan] = {}
+
+    def fractions_in(self, epoch: int) -> tuple[float, ...]:
+        """Returns the fraction of an epoch's examples that belong to each member."""
+        return self.fractions if self.annealed is None else tuple(self.annealed(epoch))
 
     def plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
@@ -125,7 +132,7 @@ class MixedExamples:
             # The previous plan stays in memory, because a prefetching loader reads from two epochs at their boundary.
             previous = dict([*self._plans.items()][-1:])
             self._plans = previous | {
-                epoch: cached_plan(mixed_plan, shared_plan, plans, self._counts(plans), self.seed, epoch)
+                epoch: cached_plan(mixed_plan, shared_plan, plans, self._counts(plans, epoch), self.seed, epoch)
             }
         return self._plans[epoch]
 
@@ -142,7 +149,10 @@ class MixedExamples:
                 mixture_size, index_in_mixture = self.nesting
                 numbers = numbers * mixture_size + index_in_mixture
                 member_batches.append((name, member.batch(plan.rows[selected], numbers, epoch)))
-        return self.combine(member_batches)
+        combined = self.combine(member_batches)
+        if self.annealed is None or not isinstance(combined, MixedBatch):
+            return combined
+        return replace(combined, fractions=dict(zip(self.members, self.fractions_in(epoch), strict=True)))
 
     def combine(self, member_batches: Sequence[tuple[str, Batch]]) -> Batch:
         """Combines the batches of members, given with the members' names, into one batch."""
@@ -152,17 +162,17 @@ class MixedExamples:
         """Returns the same mixture with all examples of every member."""
         return MixedExamples(self.members, self.fractions, self.seed, takes_all=True)
 
-    def _counts(self, plans: Sequence[Plan]) -> list[int]:
+    def _counts(self, plans: Sequence[Plan], epoch: int) -> list[int]:
+        fractions = self.fractions_in(epoch)
         sizes = [len(plan) for plan in plans]
         if self.takes_all:
             return sizes
         if self.repeats:
-            return [max(1, round(sum(sizes) * fraction)) for fraction in self.fractions]
+            return [max(1, round(sum(sizes) * fraction)) for fraction in fractions]
         # The epoch ends when the first member has no more examples.
-        epoch_size = min(size / fraction for size, fraction in zip(sizes, self.fractions, strict=True))
+        epoch_size = min(size / fraction for size, fraction in zip(sizes, fractions, strict=True))
         return [
-            min(max(1, round(epoch_size * fraction)), size)
-            for size, fraction in zip(sizes, self.fractions, strict=True)
+            min(max(1, round(epoch_size * fraction)), size) for size, fraction in zip(sizes, fractions, strict=True)
         ]
 
     def member_counts(self, rows: np.ndarray) -> dict[str, int]:

@@ -42,6 +42,14 @@ def has_data(member: BaseLearner, data: SplitData) -> bool:
     return not member.config.reads_labeled_rows or member.config.name in data.rows
 
 
+def _loss_weights(fractions: Mapping[str, float], members: Mapping[str, BaseLearner]) -> dict[str, float]:
+    return {
+        term_of(name, term): fractions[name] * weight
+        for name, member in members.items()
+        for term, weight in member.loss_weights.items()
+    }
+
+
 class Mixture(BaseLearner):
     """A learner that combines several learners, its members.
 
@@ -60,11 +68,7 @@ class Mixture(BaseLearner):
         super().__init__(cast(Config, config), backbone, tokenizer, seed)
         learners = {member.title: member.learner(backbone, tokenizer, seed) for member in config.member_configs()}
         self.fractions = dict(zip(learners, config.fractions(), strict=True))
-        self.loss_weights = {
-            term_of(name, term): self.fractions[name] * weight
-            for name, member in learners.items()
-            for term, weight in member.loss_weights.items()
-        }
+        self.loss_weights = _loss_weights(self.fractions, learners)
         for name, member in learners.items():
             self._share_heads(member, learners)
             if member.objective is not None:
@@ -128,9 +132,19 @@ class Mixture(BaseLearner):
         for number, member_examples in enumerate(examples.values()):
             if isinstance(member_examples, MixedSources):
                 member_examples.nesting = len(examples), number
-        fractions = [self.fractions[name] for name in examples]
+        config, places = cast(Mixed, self.config), [[*self.fractions].index(name) for name in examples]
+
+        def annealed(epoch: int) -> list[float]:
+            fractions = config.fractions(epoch)
+            return [fractions[place] for place in places]
+
         return MixedExamples(
-            examples, fractions, self.seed, takes_all=data.split != "train", repeats=self.config.repeats
+            examples,
+            annealed(0),
+            self.seed,
+            takes_all=data.split != "train",
+            repeats=self.config.repeats,
+            annealed=annealed if config.annealed and data.split == "train" else None,
         )
 
     def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
@@ -167,7 +181,10 @@ class Mixture(BaseLearner):
             for name, member, member_batch in self.members_in(batch)
             for term, total in member(member_batch, step).sums.items()
         }
-        return StepOutput(sums, self.loss_weights)
+        fractions = batch.fractions if isinstance(batch, MixedBatch) else {}
+        return StepOutput(
+            sums, _loss_weights(fractions, dict(self.named_members())) if fractions else self.loss_weights
+        )
 
     def score(self, batch: Batch) -> dict[str, Scores]:
         # Documents are counted over the batches of all members.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -287,7 +288,8 @@ class FinetuneConfig(RunConfig):
 
     @classmethod
     def filled(cls, data: JsonObject) -> JsonObject:
-        """Resolves a null max_length: the default of the task's kind, but at most the positions of the model."""
+        """Resolves null values of the task, and a null max_length: the default of the task's kind, but at most the
+        positions of the model."""
         data = super().filled(data)
         task, model = data.get("task"), data.get("model")
         if isinstance(task, dict) and "auxiliary_lm" in task and task["auxiliary_lm"] is None:
@@ -295,6 +297,10 @@ class FinetuneConfig(RunConfig):
             family: Any = ModelConfig if entry is None else entry.config
             if task.get("head") not in ("text_to_text", "prompt") and task.get("domain") is None:
                 data = {**data, "task": {**task, "auxiliary_lm": family.finetuning_lm_weight}}
+        epochs, task = data.get("max_epochs"), data.get("task")
+        anneals = isinstance(task, dict) and task.get("sampling") == "annealed" and not task.get("annealing_epochs")
+        if anneals and isinstance(epochs, int | float):
+            data = {**data, "task": {**task, "annealing_epochs": math.ceil(epochs)}}
         if data.get("max_length", 0) is not None:
             return data
         entry = lookup("task", str(task.get("kind"))) if isinstance(task, dict) else None

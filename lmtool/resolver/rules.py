@@ -330,6 +330,7 @@ RULES = (
     Rule(FinetuneConfig, "task", tasks.require_task_data),
     Rule(FinetuneConfig, "task cache_dir offline", tasks.require_available_task_data, running=True),
     Rule(FinetuneConfig, "task model max_length", tasks.require_length_for_source),
+    Rule(FinetuneConfig, "task distill", tasks.refuse_annealing_with_distillation),
     # How pretrained weights are tuned
     Rule(FinetuneConfig, "tuning", tuning.refuse_conflicts),
     Rule(FinetuneConfig, "tuning model task", tuning.require_tunable_model),

@@ -131,15 +131,17 @@ class MixtureFractions(Companion):
         if len(examples) < len(session.phases) or len({tuple(mixed.members) for mixed in examples}) > 1:
             return {}  # no mixture, or phases with different members
         last = examples[-1]
-        counts = dict.fromkeys(last.members, 0)
-        for rows in session.loader.rows_read(training.steps):
-            for name, count in last.member_counts(rows).items():
+        counts, planned = dict.fromkeys(last.members, 0), dict.fromkeys(last.members, 0.0)
+        for epoch, rows in enumerate(session.loader.rows_read(training.steps)):
+            fractions = last.fractions_in(epoch)
+            for (name, count), fraction in zip(last.member_counts(rows).items(), fractions, strict=True):
                 counts[name] += count
+                planned[name] += fraction * len(rows)
         total = sum(counts.values())
         return {
             "mixture": {
-                name: {"examples": count, "share": count / total, "planned": planned}
-                for (name, count), planned in zip(counts.items(), last.fractions, strict=True)
+                name: {"examples": count, "share": count / total, "planned": planned[name] / total}
+                for name, count in counts.items()
             }
         }
 

@@ -89,8 +89,11 @@ def test_mixture_trains_scores_and_predicts_three_kinds(place: Path, capsys: pyt
     )
 
 
-def test_task_mixture_resumes_bit_for_bit(place: Path) -> None:
-    more = ["max_steps=6", "checkpoint_every=2", "evaluate_every=2", "task.sampling=temperature"]
+@pytest.mark.parametrize(
+    "sampling", [["task.sampling=temperature"], ["task.sampling=annealed", "max_epochs=3", "batch_examples=60"]]
+)
+def test_task_mixture_resumes_bit_for_bit(place: Path, sampling: list[str]) -> None:
+    more = ["max_steps=6", "checkpoint_every=2", "evaluate_every=2", *sampling]
     run = mixture("run", *more)
     last = run / "checkpoints/step_00000006/model.safetensors"
     whole, result = last.read_bytes(), json.loads((run / "result.json").read_text())
@@ -101,6 +104,14 @@ def test_task_mixture_resumes_bit_for_bit(place: Path) -> None:
     assert last.read_bytes() == whole
     again = json.loads((run / "result.json").read_text())
     assert again["mixture"] == result["mixture"] and again["metrics"] == result["metrics"]
+
+
+def test_annealed_sampling_needs_epochs_and_constant_losses(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mixture("run", "task.sampling=annealed", "max_steps=6", status=2)
+    shown = capsys.readouterr().err
+    assert "max_epochs is not set" in shown and "set max_epochs=25, or task.annealing_epochs=25" in shown
+    mixture("run", "task.sampling=annealed", "max_epochs=2", "distill=self", status=2)
+    assert "set task.sampling=temperature, or distill=none" in capsys.readouterr().err
 
 
 def test_text_to_text_mixture_has_one_language_model(place: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from task_fixtures import backbone, singles, table, tokenizer
 
 from lmtool.config.registry import Choice
-from lmtool.data.examples import Rows
+from lmtool.data.examples import Rows, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
@@ -37,6 +37,38 @@ def test_sampling_fractions_match_definitions(sampling, more, expected) -> None:
     assert fractions == pytest.approx(np.array(expected) / np.sum(expected))
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 25])
+def test_annealed_fractions_match_their_definition_in_every_epoch(epochs) -> None:
+    """Stickland and Murray 2019: N^alpha, alpha = 1 - 0.8 (e - 1) / (E - 1); alpha stays 0.2 after the last epoch."""
+    config = Choice("task", key="kind").validate(section("annealed", annealing_epochs=epochs))
+    for e in range(1, epochs + 1):
+        alpha = 1.0 if epochs == 1 else 1 - 0.8 * (e - 1) / (epochs - 1)
+        weights = [size**alpha for size in SIZES]
+        assert config.fractions(e - 1) == pytest.approx([weight / sum(weights) for weight in weights])
+    weights = [size**0.2 for size in SIZES]
+    assert config.fractions(epochs + 3) == pytest.approx([weight / sum(weights) for weight in weights])
+
+
+def test_epochs_of_annealed_sampling_have_their_own_counts_and_loss_weights() -> None:
+    config = Choice("task", key="kind").validate(section("annealed", annealing_epochs=3))
+    learner = config.learner(backbone(), tokenizer(), 0)
+    rows = {name: rows_of(size) for name, size in zip(("one", "two", "three"), SIZES, strict=True)}
+    examples = learner.examples(SplitData("train", rows=rows), 32)
+    seen = []
+    for epoch in (2, 0, 1):
+        plan, shares = examples.plan(epoch), config.fractions(epoch)
+        counts = [*examples.member_counts(plan.rows).values()]
+        assert counts == [round(sum(SIZES) * share) for share in shares]
+        few = np.array([0, len(plan) // 2, len(plan) - 1])
+        output = learner(examples.batch(plan.rows[few], few, epoch), 1)
+        assert output.loss_weights == pytest.approx(dict(zip(rows, shares, strict=True)))
+        seen.append(counts)
+    assert seen[1][2] > seen[2][2] > seen[0][2], "the largest member is seen less from epoch to epoch"
+    held_out = learner.examples(SplitData("dev", rows=rows), 32)
+    few = np.arange(3)
+    assert learner(held_out.batch(held_out.plan(2).rows[few], few, 2), 1).loss_weights == learner.loss_weights
+
+
 @pytest.mark.parametrize("sampling", ["uniform", "temperature", "proportional"])
 def test_sampled_rows_match_fractions(sampling) -> None:
     """Counts within an epoch pass a chi-square test at p = 0.001; counts of whole epochs are exact."""
@@ -61,10 +93,13 @@ def test_sampled_rows_match_fractions(sampling) -> None:
     assert len(first) == len(rows) and len(second) == 30
 
 
-def texts_of(tokens, size):
+def rows_of(size):
     texts = [f"a film {number}" for number in range(size)]
-    rows = Rows(list(range(size)), {"text": texts}, np.zeros(size), [("x", 1)] * size)
-    return SequenceExamples(rows, InputFormat(tokens, "bert", 32), "one", "train")
+    return Rows(list(range(size)), {"text": texts}, np.zeros(size), [("x", 1)] * size)
+
+
+def texts_of(tokens, size):
+    return SequenceExamples(rows_of(size), InputFormat(tokens, "bert", 32), "one", "train")
 
 
 def test_extra_dev_splits_have_only_their_members(tmp_path) -> None:

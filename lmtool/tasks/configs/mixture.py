@@ -84,13 +84,18 @@ class MixtureTaskConfig(TaskConfig):
         description="names of tasks, or sections: [sst2, {kind: classification, name: mine, path: FOLDER}]; "
         "task.with.NAME.KEY=VALUE sets a key of one task. Each name occurs once",
     )
-    sampling: Literal["proportional", "uniform", "temperature", "capped"] = Field(
+    sampling: Literal["proportional", "uniform", "temperature", "capped", "annealed"] = Field(
         "proportional",
         description="weights for members of n rows: proportional (n), uniform, temperature (n^(1/temperature)), "
-        "capped (the smaller of n and cap). Raffel et al. 2020, section 3.5.2; the members' losses have equal weights",
+        "capped (the smaller of n and cap), annealed (n^alpha, alpha from 1 in the first epoch to 0.2 in the last). "
+        "Raffel et al. 2020, section 3.5.2; annealed: Stickland and Murray 2019. Losses of members have equal "
+        "weights",
     )
     temperature: float = Field(2.0, ge=1, description="for sampling=temperature; 1: proportional")
     cap: int = Field(2**19, ge=1, description="for sampling=capped, in rows (2^19)")
+    annealing_epochs: int | None = Field(
+        None, ge=1, description="for sampling=annealed: epochs until alpha is 0.2; null: max_epochs"
+    )
     head: Literal["text_to_text"] | None = Field(
         None, description="text_to_text: generate the labels of all members (T5); null: each member's own"
     )
@@ -146,9 +151,13 @@ class MixtureTaskConfig(TaskConfig):
         rows = tuple(train_rows[member.name] for member in members) if train_rows else None
         return self.replace_members(tuple(members)).model_copy(update={"rows": rows})
 
-    def fractions(self) -> tuple[float, ...]:
-        """Returns sampling rates of the members, which sum to 1. Raises ValueError if the rows have not been
-        counted."""
+    @property
+    def annealed(self) -> bool:
+        return self.sampling == "annealed"
+
+    def fractions(self, epoch: int = 0) -> tuple[float, ...]:
+        """Returns sampling rates of the members in an epoch, which sum to 1. Raises ValueError if the rows have not
+        been counted."""
         if self.rows is None:
             raise ValueError(
                 "the training rows are not counted yet: build the mixture from the config of its loaded data"
@@ -158,6 +167,7 @@ class MixtureTaskConfig(TaskConfig):
             "uniform": lambda count: 1.0,
             "temperature": lambda count: count ** (1 / self.temperature),
             "capped": lambda count: float(min(count, self.cap)),
+            "annealed": lambda count: count ** (1 - 0.8 * min(epoch / max((self.annealing_epochs or 1) - 1, 1), 1)),
         }[self.sampling]
         sizes = [weight_of(count) for count in self.rows]
         return tuple(size / sum(sizes) for size in sizes)
@@ -188,6 +198,9 @@ class MixtureTaskConfig(TaskConfig):
                 )
                 yield Problem("task.head", message, f"remove {member.name} from task.members, or omit task.head=")
         yield from self._metric_problems()
+        if self.annealed and self.annealing_epochs is None:
+            message = "task.sampling=annealed changes the weights from epoch to epoch, but max_epochs is not set"
+            yield Problem("task.annealing_epochs", message, "set max_epochs=25, or task.annealing_epochs=25")
 
     def _metric_problems(self) -> Iterator[Problem]:
         from lmtool.learners.metrics import smaller_is_better  # imports numpy, which no other configuration needs
