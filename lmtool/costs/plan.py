@@ -442,7 +442,7 @@ def plan_in_phases(
         tuple(phase["share"] for phase in config.phases),
         tuple(single.tokens_per_step for single in singles),
         tuple(single.flops_per_step for single in singles),
-        tuple(phase.optimizer.lr / config.optimizer.lr for phase in config.phase_configs),
+        tuple(phase.scaled_optimizer.lr / config.scaled_optimizer.lr for phase in config.phase_configs),
     )
 
     def plan_mean_step(budget: str) -> RunPlan:
@@ -603,9 +603,10 @@ def _extend_plan(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
     retained = retained_checkpoints(config, steps)
     set_budgets = budgets(config.model_dump(include=set(BUDGETS)))
+    batch = config.batch_examples, config.batch_tokens
     return replace(
         single, steps=steps, checkpoints=retained, log_bytes=logs, evaluations=evaluations, budgets=set_budgets,
-        warnings=tuple(config.schedule.remarks(steps)),
+        warnings=tuple(config.schedule.remarks(steps)), notes=(*single.notes, *config.optimizer.remarks(*batch)),
     )  # fmt: skip
 
 
@@ -669,7 +670,7 @@ def _overrides_changing_run(config: RunConfig) -> Iterator[Iterable[Override]]:
         for number in _DEVICES
         if number > devices_of(config)
     ]
-    values |= {"optimizer": AdafactorConfig(lr=config.optimizer.lr)}
+    values |= {"optimizer": AdafactorConfig(lr=config.scaled_optimizer.lr)}
     yield [(f"optimizer=adafactor {text}", values, ", another optimizer with its own learning rates")]
 
 

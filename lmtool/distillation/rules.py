@@ -16,7 +16,7 @@ from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.system.files import user_path
 from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.configs.mixture import GlueConfig
+from lmtool.tasks.configs.mixture import GlueConfig, MixtureTaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
 Saved = Mapping[str, JsonObject]
@@ -38,6 +38,15 @@ def refuse_fsdp(distill: DistillConfig, parallel: str) -> Iterator[Problem]:
     """The mode works with sharded weights, if parallel=fsdp shards them."""
     if parallel == "fsdp":
         yield from islice(distill.conflicts_with_fsdp(), 1)
+
+
+def refuse_annealed_sampling(distill: DistillConfig, task: TaskConfig) -> Iterator[Problem]:
+    """The weights of the losses of distillation are those of the first epoch."""
+    if isinstance(task, MixtureTaskConfig) and task.annealed and distill.name != "none":
+        message = (
+            f"task.sampling=annealed changes the losses' weights in each epoch, those of distill={distill.name} stay"
+        )
+        yield Problem("task.sampling", message, "set task.sampling=temperature, or distill=none")
 
 
 def refuse_phases(distill: DistillConfig, phases: Sequence[JsonObject]) -> Iterator[Problem]:

@@ -210,6 +210,8 @@ _DETAILS: tuple[tuple[str, object, str, str], ...] = (
     ("tuning.deep", True, "prompts in every layer", "liu2022ptuning"),
     ("distill.targets", "teacher", "targets that the teacher generates", "kim2016sequence"),
     ("distill.targets", "both", "targets that the teacher generates", "kim2016sequence"),
+    ("optimizer.batch_scaling.rule", "linear", "scaled in proportion to the batch", "goyal2017accurate"),
+    ("optimizer.batch_scaling.rule", "sqrt", "scaled with the square root of the batch", "hoffer2017train"),
     ("schedule.decay_shape", "sqrt", "a $1-\\sqrt{}$ shape of the decay", "hagele2024scaling"),
 )
 # Choices that the saved configuration does not name, as typed: a size or a variant with a source of its own.
@@ -412,7 +414,10 @@ def _distillation(config: JsonMapping) -> str:
 
 def _optimizer(run: RunFiles, config: JsonMapping) -> str:
     optimizer, schedule = as_object(config.get("optimizer")), as_object(config.get("schedule"))
-    values = [f"peak learning rate {_number(optimizer.get('lr'))}"]
+    scaling, rate = as_object(optimizer.get("batch_scaling")), _number(optimizer.get("lr"))
+    units = [unit for unit in ("examples", "tokens") if is_number(scaling.get(unit))]
+    references = [f"for {scaling[unit]:,} {unit}, {_details(config, 'optimizer')[0]}" for unit in units]
+    values = [" ".join([f"peak learning rate {rate}", *references])]
     betas = optimizer.get("betas")
     if isinstance(betas, list):
         values += [f"$\\beta_{index}={beta}$" for index, beta in enumerate(betas, 1)]

@@ -190,6 +190,11 @@ class RunConfig(CommandConfig):
     def exits(self) -> tuple[int, ...]:
         return self.distill.exit_layers(self.model)
 
+    @property
+    def scaled_optimizer(self) -> OptimizerConfig:
+        """The optimizer with the learning rate for the run's batch."""
+        return self.optimizer.scaled(self.batch_examples, self.batch_tokens)
+
 
 class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""
@@ -298,8 +303,7 @@ class FinetuneConfig(RunConfig):
             if task.get("head") not in ("text_to_text", "prompt") and task.get("domain") is None:
                 data = {**data, "task": {**task, "auxiliary_lm": family.finetuning_lm_weight}}
         epochs, task = data.get("max_epochs"), data.get("task")
-        anneals = isinstance(task, dict) and task.get("sampling") == "annealed" and not task.get("annealing_epochs")
-        if anneals and isinstance(epochs, int | float):
+        if isinstance(task, dict) and isinstance(epochs, int | float) and _lacks_annealing_epochs(task):
             data = {**data, "task": {**task, "annealing_epochs": math.ceil(epochs)}}
         if data.get("max_length", 0) is not None:
             return data
@@ -318,6 +322,10 @@ class FinetuneConfig(RunConfig):
     @property
     def tuning_config(self) -> TuningConfig:
         return self.tuning
+
+
+def _lacks_annealing_epochs(task: JsonObject) -> bool:
+    return task.get("sampling") == "annealed" and task.get("annealing_epochs") is None
 
 
 def _positions_taken(data: JsonObject) -> int:

@@ -118,6 +118,22 @@ def require_separate_layers_for_decay(optimizer: OptimizerConfig, model: ModelCo
         )
 
 
+def require_unit_of_reference(
+    optimizer: OptimizerConfig, batch_examples: int | None, batch_tokens: int | None
+) -> Iterator[Problem]:
+    scaling = optimizer.batch_scaling
+    if scaling is None or (batch_examples is None) == (batch_tokens is None):
+        return
+    unit, other = ("examples", "tokens") if batch_tokens is None else ("tokens", "examples")
+    if getattr(scaling, unit) is None:
+        reference, batch = getattr(scaling, other), batch_tokens or batch_examples
+        yield Problem(
+            "optimizer.batch_scaling",
+            f"optimizer.batch_scaling has its reference in {other} ({reference}), but batch_{unit}={batch} in {unit}",
+            f'set "optimizer.batch_scaling={{rule: {scaling.rule}, {unit}: N}}", or batch_{other}=N batch_{unit}=null',
+        )
+
+
 def require_budget(*budgets: float | None) -> Iterator[Problem]:
     if all(budget is None for budget in budgets):
         names = "max_steps, max_epochs, max_tokens, max_minutes or max_flops"
@@ -330,7 +346,6 @@ RULES = (
     Rule(FinetuneConfig, "task", tasks.require_task_data),
     Rule(FinetuneConfig, "task cache_dir offline", tasks.require_available_task_data, running=True),
     Rule(FinetuneConfig, "task model max_length", tasks.require_length_for_source),
-    Rule(FinetuneConfig, "task distill", tasks.refuse_annealing_with_distillation),
     # How pretrained weights are tuned
     Rule(FinetuneConfig, "tuning", tuning.refuse_conflicts),
     Rule(FinetuneConfig, "tuning model task", tuning.require_tunable_model),
@@ -347,6 +362,7 @@ RULES = (
     Rule(FinetuneConfig, "distill task model", distillation.require_fitting_task),
     Rule(PretrainConfig, "distill model objective", distillation.refuse_generated_inputs),
     Rule(FinetuneConfig, "distill model task", distillation.refuse_generated_inputs),
+    Rule(FinetuneConfig, "distill task", distillation.refuse_annealed_sampling),
     Rule(RunConfig, "distill patience", distillation.require_trained_heads_for_patience),
     Rule(RunConfig, "distill", distillation.require_teachers, running=True),
     Rule(RunConfig, "distill", distillation.require_label_file, running=True),
@@ -372,6 +388,7 @@ RULES = (
     Rule(PretrainConfig, "model max_length", require_positions_for_memory),
     Rule(RunConfig, "optimizer model", require_separate_layers_for_decay),
     Rule(RunConfig, "batch_examples batch_tokens", require_one_batch_size),
+    Rule(RunConfig, "optimizer batch_examples batch_tokens", require_unit_of_reference),
     Rule(RunConfig, "batch_tokens micro_batch_tokens max_length", require_batches_of_one_sequence),
     Rule(RunConfig, "max_steps max_epochs max_tokens max_minutes max_flops", require_budget),
     Rule(PretrainConfig, "phases max_epochs max_steps", refuse_epochs_of_unequal_phases),

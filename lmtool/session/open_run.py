@@ -87,7 +87,8 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
         old_factor, new_factor = schedule(step, old_horizon), schedule(step, new_horizon)
         if old_factor != new_factor:
             changes = [f"{key} {old_config[key]:g} -> {value or math.inf:g}" for key, value in new_budgets.items()]
-            old_rate, new_rate = old_factor * config.optimizer.lr, new_factor * config.optimizer.lr
+            peak = config.scaled_optimizer.lr
+            old_rate, new_rate = old_factor * peak, new_factor * peak
             raise UserError(
                 f"{folder} cannot be extended ({', '.join(changes)}): schedule={config.schedule.name} depends on the "
                 f"end of the run. The learning rate of step {step} was {old_rate:.3g}; with the new budget it would "

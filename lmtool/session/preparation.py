@@ -240,7 +240,7 @@ class FinetunePreparation:
         """Returns metadata of the data for the first screen, with warnings about the settings."""
         head_notes = [head.note for head in self.heads.values() if head.note]
         unknown_fraction = self._unknown_fraction(tokenizer)
-        warnings = self.config.tuning.warnings(self.config.optimizer, self.config.model)
+        warnings = self.config.tuning.warnings(self.config.scaled_optimizer, self.config.model)
         metadata: JsonObject = self.task.metadata
         sections = (member.model_dump(mode="json") for member in self.config.task.member_configs())
         caveats = filter(None, (head_caveat(self.config.model, section) for section in sections))

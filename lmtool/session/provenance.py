@@ -237,7 +237,7 @@ def _learning_rate_warning(trunk: Trunk, run: OpenRun) -> str | None:
         return None
     horizon = read_state(trunk.point).get("total_steps") or math.inf
     trunk_rate, branch_rate = (
-        build(schedule)(trunk.step + 1, steps) * config.optimizer.lr
+        build(schedule)(trunk.step + 1, steps) * config.scaled_optimizer.lr
         for schedule, steps in (
             (cast(ScheduleConfig, Choice("schedule").validate(trunk_config["schedule"])), horizon),
             (config.schedule, float(config.max_steps or math.inf)),

@@ -171,7 +171,7 @@ def show_start(session: Session, metadata: Mapping[str, JsonMapping], plan: RunP
     machine = machine_metadata(config, learner, opened.precision, compilation, opened.group)
     copied = data.get("distillation", {}).get("started from")
     model = model_metadata(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
-    learning_rates = rates(learner, config.optimizer, plan.steps)
+    learning_rates = rates(learner, config.scaled_optimizer, plan.steps)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Without a tuning method all parameters are trained, so there is nothing to list.
     trainable = {} if learner.tuning is None else trainable_by_role(learner)

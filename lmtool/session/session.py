@@ -282,5 +282,5 @@ class Session:
             baseline_loss=baseline_loss,
             compiles=self.compilation.on,
             selects_best=config.distill.teaches_heads,  # the score of untrained heads says nothing
-            **{name: getattr(config, name) for name in common_fields},
+            **{name: getattr(config, name) for name in common_fields} | {"optimizer": config.scaled_optimizer},
         )

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from lmtool.config.groups import data_sets, purpose, yaml_file
 from lmtool.config.messages import one_of
 from lmtool.data.configs import DataConfig, missing_hub_data
-from lmtool.distillation.configs.base import DistillConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.configs.mixture import MixtureTaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
+from lmtool.tasks.configs.mixture import TaskObjectiveConfig, TaskTextConfig, tasks_of
 
 
 def require_task_data(task: TaskConfig) -> Iterator[Problem]:
@@ -49,15 +48,6 @@ def require_available_task_data(task: TaskConfig, cache_dir: str, offline: bool)
                 f"set {key}=FOLDER (train and dev files, .tsv .csv or .jsonl); task=pydocs needs no download; "
                 f"with a network, `lmtool fetch finetune task={task.name}` downloads all that a run needs",
             )
-
-
-def refuse_annealing_with_distillation(task: TaskConfig, distill: DistillConfig) -> Iterator[Problem]:
-    """The weights of the losses of distillation are those of the first epoch."""
-    if isinstance(task, MixtureTaskConfig) and task.annealed and distill.name != "none":
-        message = (
-            f"task.sampling=annealed changes the losses' weights in each epoch, those of distill={distill.name} stay"
-        )
-        yield Problem("task.sampling", message, "set task.sampling=temperature, or distill=none")
 
 
 def require_objective_task_data(objective: ObjectiveConfig) -> Iterator[Problem]:

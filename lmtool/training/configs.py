@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.registry import component
@@ -29,11 +29,38 @@ _WEIGHT_DECAY = "decoupled weight decay, scaled by the learning rate"
 _FINAL_FRACTION = "final learning rate as a fraction of the peak rate"
 
 
+class BatchScaling(Config):
+    """How the learning rate follows the batch, from the batch that `optimizer.lr` is for: in proportion (Goyal et al.
+    2017), or with the square root (Krizhevsky 2014; Hoffer et al. 2017; You et al. 2020 for LAMB)."""
+
+    rule: Literal["linear", "sqrt"] = Field(description="linear: in proportion; sqrt: with the square root")
+    examples: int | None = Field(None, ge=1, description="the batch of optimizer.lr, for batch_examples=")
+    tokens: int | None = Field(None, ge=1, description="the same in tokens, for batch_tokens=")
+
+    def factor(self, batch_examples: int | None, batch_tokens: int | None) -> float:
+        """Returns the factor of the learning rate for a batch. Raises ValueError if its unit is not the reference's."""
+        batch, reference = (batch_tokens, self.tokens) if self.examples is None else (batch_examples, self.examples)
+        if batch is None or reference is None:
+            raise ValueError("the batch and the reference have different units")
+        return math.sqrt(batch / reference) if self.rule == "sqrt" else batch / reference
+
+    @model_validator(mode="after")
+    def _has_one_reference(self) -> BatchScaling:
+        if (self.examples is None) == (self.tokens is None):
+            raise ValueError("write {rule: " + self.rule + ", examples: 256}, or tokens: instead of examples:")
+        return self
+
+
 class OptimizerConfig(Config):
     """Base class of optimizers."""
 
     name: str = Field(description="The optimizer.")
     lr: float = Field(1e-4, gt=0, le=_MAX_LR, description="peak learning rate")
+    batch_scaling: BatchScaling | None = Field(
+        None,
+        description="how the learning rate follows the batch: {rule: linear, examples: 256}; null: not at all. rule: "
+        "linear (Goyal et al. 2017) or sqrt (LAMB: You et al. 2020); examples or tokens: the batch that lr is for",
+    )
     clip_norm: float | None = Field(1.0, gt=0, description="maximum global gradient norm; null: no clipping")
     layer_decay: float = Field(
         1.0,
@@ -46,6 +73,23 @@ class OptimizerConfig(Config):
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
         """Returns the number of values stored for a parameter between steps: two running means of its shape."""
         return 2 * prod(shape)
+
+    def scaled(self, batch_examples: int | None, batch_tokens: int | None) -> OptimizerConfig:
+        """Returns the same optimizer with the learning rate for a batch, which no longer follows it."""
+        if self.batch_scaling is None:
+            return self
+        rate = self.lr * self.batch_scaling.factor(batch_examples, batch_tokens)
+        return self.model_copy(update={"lr": rate, "batch_scaling": None})
+
+    def remarks(self, batch_examples: int | None, batch_tokens: int | None) -> Iterator[str]:
+        """The learning rate for a batch, if it follows the batch."""
+        if self.batch_scaling is not None:
+            rule, batch = self.batch_scaling, self.batch_scaling.examples or self.batch_scaling.tokens
+            unit = "examples" if rule.tokens is None else "tokens"
+            yield (
+                f"learning rate {self.scaled(batch_examples, batch_tokens).lr:.3g}: optimizer.lr={self.lr:g} is for "
+                f"{batch:,} {unit} (optimizer.batch_scaling, {rule.rule})"
+            )
 
 
 @component("optimizer", "adamw", builder="lmtool.training.update_rules:build_adamw")

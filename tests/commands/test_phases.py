@@ -72,6 +72,24 @@ def test_each_phase_uses_and_reports_its_settings(whole: Path) -> None:
     assert metadata["validation"]["predicted_fraction"] == metadata["phase 2"]["predicted_fraction"] == 0.4
 
 
+def test_rate_follows_batch_of_each_phase(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["optimizer.lr=.001", "optimizer.batch_scaling={rule: linear, examples: 8}", "schedule=constant"]
+    phases = "phases=[{share: .5, batch_examples: 4}, {batch_examples: 16}]"
+    run = pretrain(
+        "scaled", *RUN, *words, phases, "max_steps=4", "batch_examples=4", "batch_tokens=null", "log_every=1"
+    )
+    assert "learning rate 0.0005: optimizer.lr=0.001 is for 8 examples" in capsys.readouterr().out
+    train = [row["learning_rate"] for row in rows(run) if row["split"] == "train"]
+    assert train == pytest.approx([0.0005, 0.0005, 0.002, 0.002])
+    pretrain("refused", *RUN, *words, "batch_examples=null", "batch_tokens=256", status=2)
+    shown = capsys.readouterr().err
+    assert "reference in examples (8), but batch_tokens=256 in tokens" in shown and "tokens: N}" in shown
+    words[1] = "optimizer.batch_scaling={rule: linear, tokens: 8}"
+    pretrain("refused", *RUN, *words, "batch_examples=4", "batch_tokens=null", status=2)
+    shown = capsys.readouterr().err
+    assert "reference in tokens (8), but batch_examples=4 in examples" in shown and "examples: N}" in shown
+
+
 def test_report_marks_phase_boundaries(whole: Path) -> None:
     run = read_run(whole)
     assert phase_starts(run) == phase_starts(replace(run, result={})) == [BOUNDARY + 1]

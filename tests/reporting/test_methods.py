@@ -120,6 +120,14 @@ _CONFIG: dict[str, object] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("rule", "key"), [("linear", "goyal2017accurate"), ("sqrt", "hoffer2017train")])
+def test_methods_say_how_the_rate_follows_the_batch(tmp_path: Path, rule: str, key: str) -> None:
+    optimizer = {"name": "lamb", "lr": 0.002, "batch_scaling": {"rule": rule, "examples": 4096, "tokens": None}}
+    run = write_run(tmp_path / "run", {**_CONFIG, "optimizer": optimizer})
+    text = methods.write_methods(run)[0].read_text()
+    assert "for 4,096 examples, scaled" in text and f"\\cite{{{key}}}" in text
+
+
 def test_methods_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(
         tmp_path / "run",

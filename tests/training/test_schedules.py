@@ -14,9 +14,11 @@ from lmtool.config import groups
 from lmtool.config.registry import build
 from lmtool.training.configs import (
     AdamWConfig,
+    BatchScaling,
     ConstantConfig,
     CosineConfig,
     InverseSqrtConfig,
+    LambConfig,
     LinearConfig,
     PolynomialConfig,
     ScheduleConfig,
@@ -127,6 +129,28 @@ def test_factors_are_between_zero_and_one(name: str) -> None:
 def test_invalid_optimizer_values_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         AdamWConfig(**change)
+
+
+def test_rates_of_batches_match_published_tables() -> None:
+    """LAMB (You et al. 2020, table in the appendix): 5 / (2^3 x 10^3) for 512 examples, 5 / (2^2.5 x 10^3) for 1024, up
+    to 5 / 10^3 for 32768. Goyal et al. 2017, section 5.1: 0.1 for 256 examples, 3.2 for 8192."""
+    lamb = LambConfig(batch_scaling=BatchScaling(rule="sqrt", examples=512))
+    for doublings in range(7):
+        expected = 5 / (2 ** (3 - doublings / 2) * 1e3)
+        assert lamb.scaled(512 * 2**doublings, None).lr == pytest.approx(expected)
+    goyal = AdamWConfig(lr=0.1, batch_scaling=BatchScaling(rule="linear", examples=256))
+    assert goyal.scaled(8192, None).lr == pytest.approx(3.2) and goyal.scaled(64, None).lr == pytest.approx(0.025)
+    tokens = AdamWConfig(lr=0.1, batch_scaling=BatchScaling(rule="linear", tokens=1000))
+    assert tokens.scaled(None, 500).lr == pytest.approx(0.05)
+    assert AdamWConfig(lr=0.1).scaled(7, None).lr == 0.1
+    with pytest.raises(ValueError, match="different units"):
+        tokens.scaled(64, None)
+
+
+@pytest.mark.parametrize("reference", [{}, {"examples": 256, "tokens": 2048}])
+def test_reference_batch_has_one_unit(reference: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match="examples: 256"):
+        BatchScaling(rule="linear", **reference)
 
 
 def test_slanted_triangular_preset_matches_paper() -> None:
