@@ -153,7 +153,7 @@ def read(path: Path) -> JsonObject:
             data = read_yaml(path, hint)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}", hint) from error
-    return require_version(data, path)
+    return with_earlier_model(require_version(data, path))
 
 
 def require_version(data: object, path: Path) -> JsonObject:
@@ -172,9 +172,27 @@ def require_version(data: object, path: Path) -> JsonObject:
 # Keys whose default differs from what lmtool did before they existed.
 _EARLIER_RUN: JsonObject = {"evaluate_rows": "all", "keep_optimizer": "all"}
 _EARLIER = {"pretrain": _EARLIER_RUN, "finetune": _EARLIER_RUN}
+# The same for models, by name: what models trained by an earlier lmtool compute.
+_EARLIER_MODELS: dict[object, JsonObject] = {"rnn_attention": {"reset": "after"}}
+
+
+def with_earlier_model(data: JsonObject) -> JsonObject:
+    """Returns a saved configuration whose models compute what they did when it was saved: keys that are newer than it
+    have the values that stand for that."""
+    if "version" not in data:
+        return data
+    distill = data.get("distill")
+    if isinstance(distill, dict) and "model" in distill:  # the second model of a run
+        data = {**data, "distill": {**distill, "model": _as_earlier(distill["model"])}}
+    return {**data, "model": _as_earlier(data["model"])} if "model" in data else data
+
+
+def _as_earlier(model: Any) -> Any:
+    return {**_EARLIER_MODELS.get(model.get("name"), {}), **model} if isinstance(model, dict) else model
 
 
 def body(data: JsonObject) -> JsonObject:
     """Returns saved data without `version` and `command`: the input of the decoder."""
     earlier = _EARLIER.get(str(data.get("command")), {}) if "version" in data else {}
+    data = with_earlier_model(data)
     return {**earlier, **{key: value for key, value in data.items() if key not in ("version", "command")}}

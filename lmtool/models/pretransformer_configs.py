@@ -69,6 +69,11 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     hidden_size: Width = Field(1000, description="hidden units per recurrent layer and direction")
     attention_size: Width = Field(1000, description="hidden width of the additive attention")
     output_size: Width = Field(500, description="input width of the output layer, after maxout over pairs")
+    reset: Literal["before", "after"] = Field(
+        "before",
+        description="before: the reset gate multiplies the state, as published; after: the state's product, as in "
+        "torch.nn.GRU",
+    )
     max_positions: Positions = Field(8192, description="maximum sequence length in tokens; no weight depends on it")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after the embedding and each layer")
     initializer_std: float = Field(

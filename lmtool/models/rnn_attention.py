@@ -41,7 +41,7 @@ from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, generator_for, initialize_each, normal, orthogonal_blocks, zero
 from lmtool.nn.layout import First
 from lmtool.nn.positions import Position
-from lmtool.nn.recurrent import BidirectionalGru, Lockstep, StateCache, steps_of
+from lmtool.nn.recurrent import BidirectionalGru, Lockstep, Reset, StateCache, next_gru_state, steps_of
 from lmtool.nn.stack import Stack
 from lmtool.types import send
 
@@ -99,15 +99,24 @@ class AttendingGru(nn.Module):
     """A GRU layer that reads, at each step, a token and the attention's context vector for the previous state. The
     output is a maxout layer over state, token and context (Goodfellow et al. 2013), with dropout.
 
-    The gates are those of torch.nn.GRU, in its order: reset, update, new. The reset gate is applied after the
-    projection of the state (the paper applies it before). The first state is computed from the encoder's backward state
-    at the first token, which is the second half of the encoder's output for this token.
+    The gates are those of torch.nn.GRU, in its order: reset, update (which keeps the state; in the paper, 1 - update
+    does), new. reset: where the reset gate is applied; in the paper, before the product with the state. The first state
+    is computed from the encoder's backward state at the first token, which is the second half of the encoder's output
+    for this token.
     """
 
     def __init__(
-        self, input_size: int, state_size: int, value_size: int, attention_size: int, output_size: int, dropout: float
+        self,
+        input_size: int,
+        state_size: int,
+        value_size: int,
+        attention_size: int,
+        output_size: int,
+        dropout: float,
+        reset: Reset,
     ):
         super().__init__()
+        self.reset = reset
         self.cross_attn = AdditiveAttention(state_size, value_size, attention_size)
         self.first_state = nn.Linear(value_size // 2, state_size)
         self.token_gates = nn.Linear(input_size, 3 * state_size)
@@ -138,7 +147,8 @@ class AttendingGru(nn.Module):
         for gates_RG in self.token_gates(x_TE).index_select(0, steps.tokens_T).split(steps.sizes):
             state_RC = state_NC[: len(gates_RG)]
             context_RV = self.cross_attn(state_RC, memory)
-            state_NC = self._next_states(gates_RG + self.context_gates(context_RV), state_RC)
+            read_RG, map_of_state = gates_RG + self.context_gates(context_RV), self.state_gates
+            state_NC = next_gru_state(read_RG, state_RC, map_of_state.weight, map_of_state.bias, self.reset)
             states.append(state_NC)
             contexts.append(context_RV)
         if cached is not None:
@@ -155,14 +165,6 @@ class AttendingGru(nn.Module):
         first_N = send(starts_N, encoded.hidden_SH.device).index_select(0, order_N)
         backward_NV = encoded.hidden_SH.index_select(0, first_N).chunk(2, -1)[1]
         return self.first_state(backward_NV).tanh()
-
-    def _next_states(self, read_RG: Tensor, state_RC: Tensor) -> Tensor:
-        """Returns (R, C): the next states. read_RG: the products of the gates with token and context."""
-        (reset, update, new), (old_reset, old_update, old_new) = (
-            gates.chunk(3, -1) for gates in (read_RG, self.state_gates(state_RC))
-        )
-        new_RC = (new + (reset + old_reset).sigmoid() * old_new).tanh()
-        return torch.lerp(new_RC, state_RC.to(new_RC.dtype), (update + old_update).sigmoid())
 
     def _final_states(self, states: list[Tensor], initial_NC: Tensor, steps: Lockstep) -> Tensor:
         """Returns (N, C): the state after each document, in the order of the batch."""
@@ -192,12 +194,13 @@ class RnnAttention(EncoderDecoder):
     def __init__(self, config: RnnAttentionConfig):
         width, encoder_width = config.embedding_size, 2 * config.hidden_size
         encoder = [
-            BidirectionalGru(encoder_width if number else width, config.hidden_size, config.dropout)
+            BidirectionalGru(encoder_width if number else width, config.hidden_size, config.dropout, config.reset)
             for number in range(config.num_layers)
         ]
         decoder = AttendingGru(
-            width, config.hidden_size, encoder_width, config.attention_size, config.output_size, config.dropout
-        )
+            width, config.hidden_size, encoder_width, config.attention_size, config.output_size, config.dropout,
+            config.reset,
+        )  # fmt: skip
         super().__init__(
             config,
             Embeddings(config.vocab_size, width, Position(), config.dropout),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -330,14 +330,40 @@ class RecurrentLayer(nn.Module):
         return self.dropout(only(output_TP, context.read_M), context.read_rng)
 
 
-class BidirectionalGru(nn.Module):
-    """torch.nn.GRU in both directions as a layer of a stack, followed by dropout. It computes in the type of its
-    weights, because autocast would always use fp16 for cuDNN, which needs a gradient scaler."""
+Reset = Literal["before", "after"]
+"""Where a GRU applies the reset gate: before the product with the state (Cho et al. 2014) or after it (torch.nn.GRU)."""
 
-    def __init__(self, input_size: int, state_size: int, dropout: float):
+
+def next_gru_state(read_RG: Tensor, state_RC: Tensor, weight_GC: Tensor, bias_G: Tensor, reset: Reset) -> Tensor:
+    """Returns (R, C): the states after a step. Gates are those of torch.nn.GRU, in its order: reset, update, new.
+
+    read_RG: the products of the gates with what the step reads. weight_GC, bias_G: the map of the state.
+    """
+    width = 2 * state_RC.shape[1]
+    if reset == "after":
+        old_RG = F.linear(state_RC, weight_GC, bias_G)
+        open_R2C = (read_RG[:, :width] + old_RG[:, :width]).sigmoid()
+        reset_RC, update_RC = open_R2C.chunk(2, -1)
+        new_RC = (read_RG[:, width:] + reset_RC * old_RG[:, width:]).tanh()
+    else:
+        open_R2C = (read_RG[:, :width] + F.linear(state_RC, weight_GC[:width], bias_G[:width])).sigmoid()
+        reset_RC, update_RC = open_R2C.chunk(2, -1)
+        new_RC = (read_RG[:, width:] + F.linear(reset_RC * state_RC, weight_GC[width:], bias_G[width:])).tanh()
+    return torch.lerp(new_RC, state_RC.to(new_RC.dtype), update_RC)
+
+
+class BidirectionalGru(nn.Module):
+    """A GRU in both directions as a layer of a stack, followed by dropout. reset=after is torch.nn.GRU, which has no
+    other form; its weights, with their names, are those of both forms.
+
+    It computes in the type of its weights, because autocast would always use fp16 for cuDNN, which needs a gradient
+    scaler.
+    """
+
+    def __init__(self, input_size: int, state_size: int, dropout: float, reset: Reset = "before"):
         super().__init__()
         self.cell = nn.GRU(input_size, state_size, bidirectional=True)
-        self.dropout = Dropout(dropout)
+        self.dropout, self.reset = Dropout(dropout), reset
 
     def saved_activations(self, keys: float, read: float) -> tuple[float, float]:
         """Returns the inputs and, for each direction, gates, their parts and states."""
@@ -345,12 +371,29 @@ class BidirectionalGru(nn.Module):
 
     def forward(self, x_TI: Tensor, context: Context) -> Tensor:
         """Maps (T, I) to (T, 2C), or (M, 2C) of the selected tokens: states left to right, then right to left."""
-        steps = steps_of(context.packed.segments)
-        if len(x_TI):
-            wide_TI = x_TI.to(next(self.cell.parameters()).dtype)
-            with torch.autocast(x_TI.device.type, enabled=False):
-                sequence = PackedSequence(wide_TI.index_select(0, steps.tokens_T), torch.tensor(steps.sizes))
-                states_TP = self.cell(sequence)[0].data.index_select(0, steps.position_T)
-        else:
+        if not len(x_TI):
             states_TP = x_TI.new_zeros(0, 2 * self.cell.hidden_size)
+        else:
+            wide_TI, read = x_TI.to(next(self.cell.parameters()).dtype), context.packed.segments
+            with torch.autocast(x_TI.device.type, enabled=False):
+                if self.reset == "after":
+                    states_TP = self._states_of_torch(wide_TI, steps_of(read))
+                else:
+                    sides = (steps_of(read), "l0"), (steps_of(read, reverse=True), "l0_reverse")
+                    states_TP = torch.cat([self._states(wide_TI, steps, side) for steps, side in sides], -1)
         return self.dropout(only(states_TP, context.read_M), context.read_rng)
+
+    def _states_of_torch(self, x_TI: Tensor, steps: Lockstep) -> Tensor:
+        sequence = PackedSequence(x_TI.index_select(0, steps.tokens_T), torch.tensor(steps.sizes))
+        states_TP: Tensor = self.cell(sequence)[0].data
+        return states_TP.index_select(0, steps.position_T)
+
+    def _states(self, x_TI: Tensor, steps: Lockstep, side: str) -> Tensor:
+        weight_ih, weight_hh, bias_ih, bias_hh = (
+            getattr(self.cell, f"{name}_{side}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        state_RC, states = x_TI.new_zeros(len(steps.order_N), self.cell.hidden_size), []
+        for read_RG in F.linear(x_TI, weight_ih, bias_ih).index_select(0, steps.tokens_T).split(steps.sizes):
+            state_RC = next_gru_state(read_RG, state_RC[: len(read_RG)], weight_hh, bias_hh, "before")
+            states.append(state_RC)
+        return torch.cat(states).index_select(0, steps.position_T)

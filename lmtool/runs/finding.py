@@ -326,8 +326,9 @@ def read_state(folder: str | Path) -> JsonObject:
 
 
 def read_config(folder: str | Path) -> JsonObject:
-    """Reads config.json: the resolved configuration, to be decoded by the same strict decoder as any other."""
-    return read_json(Path(folder), CONFIG)
+    """Reads config.json: the resolved configuration, to be decoded by the same strict decoder as any other. Models have
+    all keys on which their outputs depend (`saved.with_earlier_model`)."""
+    return saved.with_earlier_model(read_json(Path(folder), CONFIG))
 
 
 def read_checkpoint(path: str) -> JsonObject:

@@ -1,5 +1,5 @@
 """The recurrent encoder-decoder with attention against its equations, text by text and token by token, in float64 at
-odd sizes; torch.nn.GRUCell is the reference of both cells."""
+odd sizes. The reference of both cells is a GRU as published, or torch.nn.GRUCell."""
 
 from __future__ import annotations
 
@@ -15,19 +15,29 @@ from lmtool.types import Packed
 
 INPUTS, OUTPUTS = (5, 1, 12, 3, 7), (4, 6, 0, 9, 7)
 M, C, A, OUT, V = 7, 11, 9, 5, 61
-CONFIG = RnnAttentionConfig(
-    vocab_size=V, embedding_size=M, hidden_size=C, attention_size=A, output_size=OUT, num_layers=1, max_positions=40
-)
+SIZES = {"vocab_size": V, "embedding_size": M, "hidden_size": C, "attention_size": A, "output_size": OUT}
+
+
+class PublishedCell(nn.GRUCell):
+    """Appendix A.1.1: the state is multiplied by the reset gate r before U. `kept` is 1 - z."""
+
+    def forward(self, x, state):
+        (of_r, of_kept, of_new), (u_r, u_kept, u_new) = self.weight_ih.split(C), self.weight_hh.split(C)
+        (b_r, b_kept, b_new), (c_r, c_kept, c_new) = self.bias_ih.split(C), self.bias_hh.split(C)
+        r = torch.sigmoid(of_r @ x + b_r + u_r @ state + c_r)
+        kept = torch.sigmoid(of_kept @ x + b_kept + u_kept @ state + c_kept)
+        new = torch.tanh(of_new @ x + b_new + u_new @ (r * state) + c_new)
+        return kept * state + (1 - kept) * new
 
 
 class Plain(nn.Module):
     """The equations of Bahdanau et al. 2015, section 3 and appendix A."""
 
-    def __init__(self):
+    def __init__(self, cell):
         super().__init__()
         self.embed, self.table = nn.Embedding(V, M), nn.Linear(OUT, V, bias=False)
-        self.forward_cell, self.backward_cell = nn.GRUCell(M, C), nn.GRUCell(M, C)
-        self.cell, self.first = nn.GRUCell(M + 2 * C, C), nn.Linear(C, C)
+        self.forward_cell, self.backward_cell = cell(M, C), cell(M, C)
+        self.cell, self.first = cell(M + 2 * C, C), nn.Linear(C, C)
         self.of_state, self.of_input = nn.Linear(C, A, bias=False), nn.Linear(2 * C, A)
         self.score, self.output = nn.Linear(A, 1, bias=False), nn.Linear(C + M + 2 * C, 2 * OUT)
 
@@ -84,10 +94,11 @@ def copied(plain, ours, head):
     return pairs
 
 
-@pytest.fixture
-def pair():
+@pytest.fixture(params=["before", "after"])
+def pair(request):
     torch.manual_seed(0)
-    plain, ours = Plain().double(), build(CONFIG, 0).double()
+    plain = Plain(PublishedCell if request.param == "before" else nn.GRUCell).double()
+    ours = build(RnnAttentionConfig(**SIZES, max_positions=40, reset=request.param), 0).double()
     head = lm_head(ours).double()
     return plain, ours, head, copied(plain, ours, head)
 

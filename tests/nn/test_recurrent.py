@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lmtool.nn.context import Context
 from lmtool.nn.layout import Full, Layout
 from lmtool.nn.positions import Position
-from lmtool.nn.recurrent import BidirectionalGru, Lockstep, LstmCell, State
+from lmtool.nn.recurrent import BidirectionalGru, Lockstep, LstmCell, Reset, State
 from lmtool.types import Packed, Segments
 
 LENGTHS = (3, 1, 6, 0, 4)
@@ -132,9 +132,10 @@ def test_projection_clip_without_projection_is_refused():
         LstmCell(3, 5, projection_clip=3.0)
 
 
-def test_gru_computes_in_the_dtype_of_the_weights() -> None:
+@pytest.mark.parametrize("reset", ["before", "after"])
+def test_gru_computes_in_the_dtype_of_the_weights(reset: Reset) -> None:
     """Autocast does not change it; cuDNN would otherwise run in fp16."""
-    layer, read = BidirectionalGru(6, 5, 0.0), []
+    layer, read = BidirectionalGru(6, 5, 0.0, reset), []
     layer.cell.register_forward_pre_hook(
         lambda cell, inputs: read.append((inputs[0].data.dtype, torch.is_autocast_enabled("cpu")))
     )
@@ -144,4 +145,5 @@ def test_gru_computes_in_the_dtype_of_the_weights() -> None:
     plain = layer(x_TI, context)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(layer(x_TI, context), plain)
-    assert read == [(torch.float32, False)] * 2
+        assert layer(x_TI, context).dtype == torch.float32
+    assert read == ([] if reset == "before" else [(torch.float32, False)] * 3)
