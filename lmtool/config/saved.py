@@ -173,7 +173,10 @@ def require_version(data: object, path: Path) -> JsonObject:
 _EARLIER_RUN: JsonObject = {"evaluate_rows": "all", "keep_optimizer": "all"}
 _EARLIER = {"pretrain": _EARLIER_RUN, "finetune": _EARLIER_RUN}
 # The same for models, by name: what models trained by an earlier lmtool compute.
-_EARLIER_MODELS: dict[object, JsonObject] = {"rnn_attention": {"reset": "after"}}
+_EARLIER_MODELS: dict[object, JsonObject] = {
+    "rnn_attention": {"reset": "after"},
+    "bigbird": {"random_plan": "transformers"},
+}
 
 
 def with_earlier_model(data: JsonObject) -> JsonObject:

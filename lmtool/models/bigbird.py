@@ -21,8 +21,10 @@ The blocks (columns) that each block (row) attends to, in a text of 14 blocks wi
     last     # # # # # # # # # # # # # #    global: all blocks attend to the first and last block
 
 Each head of each layer has its own random blocks. Texts of at most 2 random_blocks + 5 blocks (704 tokens as published)
-use full attention. In training, transformers samples the same blocks, except at 1,024, 3,072 and 4,096 tokens. In
-evaluation, transformers replaces each random block by the first block, so results for longer texts differ.
+use full attention. The random blocks are any blocks of the text that the row does not see anyway. transformers, and
+with it published weights (`random_plan=transformers`), chooses among the first 2 random_blocks + 5 blocks of a text of
+any length: in training, except at 1,024, 3,072 and 4,096 tokens, those chosen here. In evaluation, transformers
+replaces each random block by the first block, so results for longer texts differ.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Bigbird(BertLike):
     def blocks(self) -> BlockPattern:
         """The pattern of the first layer. The seed of each further layer is larger by 1."""
         config = self.config
-        return BlockPattern(config.block_size, config.random_blocks, config.num_heads, config.pattern_seed)
+        return BlockPattern(
+            config.block_size, config.random_blocks, config.num_heads, config.pattern_seed, config.random_plan
+        )
 
     def mask(self, number: int, packed: Packed) -> Mask:
         blocks = self.blocks
@@ -135,5 +139,5 @@ HF_FORMAT = HFFormat(
         "add_cross_attention": (False,),
         "position_embedding_type": ("absolute",),
     },
-    lmtool_constants={"pattern_seed": 0},
+    lmtool_constants={"pattern_seed": 0, "random_plan": "transformers"},
 )

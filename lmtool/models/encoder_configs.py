@@ -168,6 +168,11 @@ class BigbirdConfig(SegmentedConfig):
         description="random blocks per block, besides the first, the last and the neighboring ones. Texts of at most "
         "2 * random_blocks + 5 blocks have dense attention",
     )
+    random_plan: Literal["uniform", "transformers"] = Field(
+        "uniform",
+        description="uniform: random blocks are any that a block does not see anyway; transformers: the first ones. "
+        "transformers chooses among the first 2 * random_blocks + 5 blocks of a text of any length",
+    )
     pattern_seed: int = Field(
         0, ge=0, le=1_000_000, description="seed of the first layer's random blocks; each further layer adds one"
     )

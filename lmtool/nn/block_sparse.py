@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,27 +26,31 @@ from lmtool.nn.layout import Layout, MaskedRows, TileIndex
 from lmtool.nn.tiled import attend_rows, gather, scatter, widen
 from lmtool.types import Segments, send
 
+RandomPlan = Literal["uniform", "transformers"]
+
 
 @dataclass(frozen=True)
 class BlockPattern:
     """size: tokens per block. random: the number of random blocks that an inner block attends to. heads: the number of
-    heads, each of which has its own random blocks. seed: the layer's seed."""
+    heads, each of which has its own random blocks. seed: the layer's seed. plan: which blocks may be random ones.
+    uniform: all blocks of the text that are not visible anyway, as published. transformers: the first ones, up to
+    `most_dense`, as in transformers for texts of most lengths."""
 
     size: int
     random: int
     heads: int
     seed: int
+    plan: RandomPlan = "uniform"
 
     @property
-    def candidates(self) -> int:
-        """Number of leading blocks from which random ones are chosen. A text with at most this many blocks is dense:
-        every token attends to every other."""
+    def most_dense(self) -> int:
+        """Number of blocks up to which a text is dense: every token attends to every other."""
         return 2 * self.random + 5
 
     @property
     def longest_dense(self) -> int:
         """Length in tokens of the longest dense text."""
-        return self.candidates * self.size
+        return self.most_dense * self.size
 
     def blocks(self, length: int) -> int:
         """Returns the number of blocks of a text of this length, the last one padded."""
@@ -62,9 +66,12 @@ class BlockPattern:
         return self.size * (2 * blocks + 2 * (inner - 1) + (blocks - 4) * inner) / blocks
 
     def random_blocks(self, blocks: int) -> np.ndarray:
-        """Returns (N, A, X): the random blocks of each block, -1 for the first and the last one."""
+        """Returns (N, A, X): the random blocks of each block in a text of this many blocks, more than `most_dense`; -1
+        for the first and the last one."""
+        if self.plan == "uniform":
+            return _uniform_table(self, blocks)
         # Table sizes are powers of two, so that texts of similar length share one.
-        table_NAX = _table(self, 1 << max(5, (blocks - 1).bit_length()))[:blocks].copy()
+        table_NAX = _transformers_table(self, 1 << max(5, (blocks - 1).bit_length()))[:blocks].copy()
         table_NAX[-1] = -1
         return table_NAX
 
@@ -73,7 +80,7 @@ class BlockPattern:
         numbers = np.arange(blocks)
         connected_ANN = np.broadcast_to(np.abs(numbers[:, None] - numbers) <= 1, (self.heads, blocks, blocks)).copy()
         connected_ANN[:, [0, -1]] = connected_ANN[:, :, [0, -1]] = True
-        if blocks <= self.candidates:
+        if blocks <= self.most_dense:
             connected_ANN[:] = True
         else:
             random_NAX = self.random_blocks(blocks)[1:-1]
@@ -83,7 +90,7 @@ class BlockPattern:
     def diagram(self, length: int) -> list[tuple[str, str]]:
         """Returns titled lines for a text of this length: one per block, with a sign for each block it attends to."""
         blocks = self.blocks(length)
-        if blocks <= self.candidates:
+        if blocks <= self.most_dense:
             return [("blocks", f"{blocks} of {self.size} tokens, dense")]
         signs = np.where(self.connections(blocks)[0], "+", ".")
         signs[[0, -1]] = signs[:, [0, -1]] = "#"
@@ -94,10 +101,32 @@ class BlockPattern:
 
 
 @lru_cache(maxsize=128)
-def _table(pattern: BlockPattern, blocks: int) -> np.ndarray:
-    """Returns (N, A, X), as in `random_blocks`. Uses numpy's legacy generator, whose numbers never change: one
-    permutation per block and head, of which the first allowed entries are used."""
-    generator, among = np.random.RandomState(pattern.seed), pattern.candidates
+def _uniform_table(pattern: BlockPattern, blocks: int) -> np.ndarray:
+    """Returns (N, A, X), as in `random_blocks`. Each set of X of the M allowed blocks is equally probable (Floyd's
+    sampling: Bentley and Floyd 1987). Uses numpy's legacy generator, whose numbers never change."""
+    generator = np.random.RandomState([pattern.seed, blocks])
+    numbers = np.arange(1, blocks - 1)
+    # Of the blocks from 1 to N-2, the window of a block is not allowed; at the ends it has one block less.
+    first_N = np.maximum(numbers - 1, 1)
+    window_N = np.minimum(numbers + 1, blocks - 2) - first_N + 1
+    table_NAX = np.full((blocks, pattern.heads, pattern.random), -1)
+    chosen_NAX = table_NAX[1:-1]
+    for count in range(pattern.random):
+        last_N1 = (blocks - 2 - window_N - pattern.random + count)[:, None]
+        drawn_NA = (generator.random_sample(chosen_NAX.shape[:2]) * (last_N1 + 1)).astype(np.int64)
+        again_NA = (chosen_NAX[..., :count] == drawn_NA[..., None]).any(-1)
+        chosen_NAX[..., count] = np.where(again_NA, last_N1, drawn_NA)
+    chosen_NAX += 1
+    chosen_NAX += window_N[:, None, None] * (chosen_NAX >= first_N[:, None, None])
+    table_NAX.flags.writeable = False  # it is cached
+    return table_NAX
+
+
+@lru_cache(maxsize=128)
+def _transformers_table(pattern: BlockPattern, blocks: int) -> np.ndarray:
+    """Returns (N, A, X), as in `random_blocks`. Uses numpy's legacy generator, like transformers: one permutation per
+    block and head, of which the first allowed entries are used."""
+    generator, among = np.random.RandomState(pattern.seed), pattern.most_dense
     table_NAX = np.full((blocks, pattern.heads, pattern.random), -1)
     for block in range(1, blocks):
         visible_blocks = {0, among - 1, block - 1, block, block + 1}
@@ -276,13 +305,13 @@ def _tiles(mask: Blocks, blocks_D: np.ndarray) -> Iterator[_Rows]:
     first_D, pattern = np.cumsum(blocks_D) - blocks_D, mask.pattern
     for blocks in sorted(set(blocks_D.tolist()) - {0}):
         first_R1 = first_D[blocks_D == blocks][:, None]
-        queries = np.arange(blocks) if blocks <= pattern.candidates else np.array([0, blocks - 1])
+        queries = np.arange(blocks) if blocks <= pattern.most_dense else np.array([0, blocks - 1])
         none = np.empty((len(first_R1), pattern.heads, 0), np.int64)
         yield _Rows(first_R1 + queries, first_R1 + np.arange(blocks), none)
-    long_D = np.flatnonzero(blocks_D > pattern.candidates)
+    long_D = np.flatnonzero(blocks_D > pattern.most_dense)
     if not len(long_D):
         return
-    random_NAX = pattern.random_blocks(int(blocks_D.max()))
+    random_DNAX = [pattern.random_blocks(blocks) for blocks in blocks_D[long_D].tolist()]
     # Each block and its neighbors; a neighbor of the second and of the last-but-one block is global, so they have one
     # block less.
     edges = [np.array([[1, 2], [blocks - 2, blocks - 3]]) for blocks in blocks_D[long_D]]
@@ -291,5 +320,7 @@ def _tiles(mask: Blocks, blocks_D: np.ndarray) -> Iterator[_Rows]:
         window_RW, counts = np.concatenate(windows), [len(window) for window in windows]
         first_R1, last_R1 = (np.repeat(values[long_D], counts)[:, None] for values in (first_D, blocks_D - 1))
         seen_RN = np.concatenate([np.zeros_like(last_R1), last_R1, window_RW], 1)
-        random_RAN = random_NAX[window_RW[:, 0]]
+        random_RAN = np.concatenate(
+            [random_NAX[window[:, 0]] for random_NAX, window in zip(random_DNAX, windows, strict=True)]
+        )
         yield _Rows(first_R1 + window_RW[:, :1], first_R1 + seen_RN, first_R1[:, None] + random_RAN)

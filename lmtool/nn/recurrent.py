@@ -331,7 +331,7 @@ class RecurrentLayer(nn.Module):
 
 
 Reset = Literal["before", "after"]
-"""Where a GRU applies the reset gate: before the product with the state (Cho et al. 2014) or after it (torch.nn.GRU)."""
+"""Where a GRU applies its reset gate: before the product with the state (Cho et al. 2014) or after it (torch)."""
 
 
 def next_gru_state(read_RG: Tensor, state_RC: Tensor, weight_GC: Tensor, bias_G: Tensor, reset: Reset) -> Tensor:

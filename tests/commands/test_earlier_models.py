@@ -14,7 +14,11 @@ from lmtool.cli import main as cli
 from lmtool.system.files import MANIFEST, Manifest, write_manifest
 from tests.commands.conftest import pretrain
 
-MODELS = {"rnn_attention": ("reset", "after", "before")}
+MODELS = {
+    "rnn_attention": ("reset", "after", "before"),
+    "bigbird": ("random_plan", "transformers", "uniform"),
+}
+BLOCKS = ["model.block_size=2", "model.random_blocks=1"]  # short texts have random blocks, too
 
 
 def without_key(run: Path, key: str) -> None:
@@ -34,7 +38,10 @@ def without_key(run: Path, key: str) -> None:
 @pytest.mark.parametrize("family", MODELS)
 def test_earlier_run_keeps_its_form(place: Path, family: str, capsys: pytest.CaptureFixture[str]) -> None:
     key, earlier, published = MODELS[family]
-    run = pretrain("run", f"model.{key}={earlier}", "max_steps=4", "checkpoint_every=2", model=f"{family}_tiny")
+    blocks = BLOCKS if family == "bigbird" else []
+    run = pretrain(
+        "run", f"model.{key}={earlier}", "max_steps=4", "checkpoint_every=2", *blocks, model=f"{family}_tiny"
+    )
     last = run / "checkpoints/step_00000004"
     weights, result = (last / "model.safetensors").read_bytes(), json.loads((run / "result.json").read_text())
     without_key(run, key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,7 +43,7 @@ def test_pattern_matches_transformers(random, heads, blocks, seed):
     np.random.seed(seed)
     plan = theirs._get_rand_attn_plan(blocks * size, size, random)
     drawn = theirs._bigbird_block_rand_mask_with_head(blocks * size, blocks * size, size, size, heads, *plan)
-    ours = BlockPattern(size, random, heads, seed)
+    ours = BlockPattern(size, random, heads, seed, "transformers")
     assert np.array_equal(ours.random_blocks(blocks)[1:-1], np.stack(drawn, 1))
     # Numbers of keys of global, edge and inner blocks, without duplicates.
     seen = ours.connections(blocks).sum(-1)
@@ -50,18 +52,54 @@ def test_pattern_matches_transformers(random, heads, blocks, seed):
     assert ours.connections(2 * random + 5).all() and not ours.connections(2 * random + 6).all()
 
 
-def test_pattern_depends_on_the_seed_only():
-    pattern = BlockPattern(4, 2, 3, 7)
+def test_pattern_of_transformers_depends_on_the_seed_only():
+    pattern = BlockPattern(4, 2, 3, 7, "transformers")
     assert np.array_equal(pattern.random_blocks(70)[:29], pattern.random_blocks(30)[:29])
-    assert not np.array_equal(pattern.random_blocks(30), BlockPattern(4, 2, 3, 8).random_blocks(30))
+    assert not np.array_equal(pattern.random_blocks(30), replace(pattern, seed=8).random_blocks(30))
     # Frozen values: a run that is resumed later or elsewhere has the same pattern.
     assert pattern.random_blocks(12)[5].tolist() == [[2, 1], [1, 3], [2, 1]]
 
 
+@pytest.mark.parametrize("random,blocks", [(1, 8), (1, 40), (2, 10), (3, 12), (3, 13), (3, 70)])
+def test_uniform_blocks_are_new_and_cover_the_whole_text(random, blocks):
+    """Every block that a row does not see anyway is equally probable: chi-square tests over all rows at 4 sigma."""
+    heads, seeds = 64, 40
+    drawn = np.concatenate([BlockPattern(4, random, heads, seed).random_blocks(blocks) for seed in range(seeds)], 1)
+    assert (drawn[[0, -1]] == -1).all()
+    statistic, freedom = 0.0, 0
+    for row in range(1, blocks - 1):
+        allowed = [block for block in range(blocks) if block not in {0, row - 1, row, row + 1, blocks - 1}]
+        assert set(drawn[row].ravel().tolist()) == set(allowed), "the whole text is covered, and nothing else"
+        assert all(len(set(own)) == random for own in drawn[row].tolist()), "a block is drawn once"
+        counts, wanted = np.bincount(drawn[row].ravel())[allowed], heads * seeds * random / len(allowed)
+        # Blocks are drawn without replacement, so their counts vary less than those of independent draws.
+        variance = wanted * (len(allowed) - random) / (len(allowed) - 1)
+        statistic, freedom = statistic + ((counts - wanted) ** 2).sum() / variance, freedom + len(allowed) - 1
+    assert abs(statistic - freedom) < 4 * np.sqrt(2 * freedom)
+
+
+def test_uniform_blocks_are_equally_probable_sets():
+    drawn = np.concatenate([BlockPattern(4, 3, 50, seed).random_blocks(12) for seed in range(60)], 1)
+    _, counts = np.unique(np.sort(drawn[5]), axis=0, return_counts=True)
+    wanted = 50 * 60 / 35  # sets of 3 of the 7 blocks 1, 2, 3, 7, 8, 9 and 10
+    assert len(counts) == 35 and ((counts - wanted) ** 2 / wanted).sum() < 34 + 4 * np.sqrt(2 * 34)
+
+
+def test_uniform_pattern_depends_on_seed_and_length():
+    pattern = BlockPattern(4, 2, 3, 7)
+    assert not np.array_equal(pattern.random_blocks(30), replace(pattern, seed=8).random_blocks(30))
+    assert not np.array_equal(pattern.random_blocks(31)[:29], pattern.random_blocks(30)[:29])
+    assert pattern.random_blocks(12)[5].tolist() == [[3, 1], [3, 9], [3, 10]]
+    seen = pattern.connections(30).sum(-1)
+    assert (seen[:, [0, -1]] == 30).all() and (seen[:, [1, -2]] == 6).all() and (seen[:, 2:-2] == 7).all()
+    assert pattern.connections(9).all() and not pattern.connections(10).all()
+
+
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("random", [1, 3])
-def test_blocks_match_dense_attention_with_the_same_mask(random, ahead):
-    layout = layout_of(BlockPattern(4, random, 3, 7), ahead)
+@pytest.mark.parametrize("plan", ["uniform", "transformers"])
+def test_blocks_match_dense_attention_with_the_same_mask(plan, random, ahead):
+    layout = layout_of(BlockPattern(4, random, 3, 7, plan), ahead)
     inputs = states(layout, 3)
     given, wanted = attend(*inputs, layout), reference_attention(*inputs, layout)
     torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)

@@ -71,7 +71,7 @@ def write_folder(model: str, tokenizer: Tokenizer, split: bool, folder: Path) ->
     """The folder of a model without weights; None if the tokenizer lacks a special token of the model."""
     entry = lookup("model", model)
     assert entry is not None
-    config = entry.config()
+    config = entry.config(**({"random_plan": "transformers"} if model == "bigbird" else {}))
     if isinstance(config, EncoderDecoderConfig) and config.start_role not in tokenizer.roles:
         return None
     content = builder_module(entry).HF_FORMAT.to_hf_config(config)
