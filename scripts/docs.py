@@ -21,7 +21,9 @@ from lmtool.config import groups, messages
 from lmtool.resolver.verbs import COMMANDS, VERBS
 
 SOURCE, SITE = ROOT / "build" / "docs_source", ROOT / "build" / "docs"
-GUIDE = ("recipes", "questions", "speed", "course", "extend", "scale", "architecture", "contributing")
+GUIDE = (
+    "recipes", "questions", "speed", "course", "course_answers", "extend", "scale", "architecture", "contributing",
+)  # fmt: skip
 
 
 def toctree(caption: str, pages: list[str]) -> str:
