@@ -344,15 +344,15 @@ def print_heads(
 
 
 def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[str], attention: _Attention) -> None:
-    """Writes the page: a tile per head, one per term of the scores of each layer's first head if there are several,
-    and a table of the heads. Raises UserError if writing fails."""
-    layers: dict[int, list[Tile]] = {}
+    """Writes the page: a thumbnail of each head, one of each term of the scores of each layer's first head if there
+    are several, and a table of the heads. Raises UserError if writing fails."""
+    layers: dict[int, list[Thumbnail]] = {}
     for head in heads:
         weights_LL = attention.weights[head.layer - 1, head.number - 1]
-        tile = Tile(f"{head.layer}.{head.number}", head.pattern, _png(weights_LL**0.5))
-        layers.setdefault(head.layer, []).append(tile)
+        thumbnail = Thumbnail(f"{head.layer}.{head.number}", head.pattern, _png(weights_LL**0.5))
+        layers.setdefault(head.layer, []).append(thumbnail)
     terms = [
-        [_term_tile(f"{layer}.1 {term}", maps_WALL[layer - 1, 0]) for term, maps_WALL in attention.terms.items()]
+        [_term_thumbnail(f"{layer}.1 {term}", maps_WALL[layer - 1, 0]) for term, maps_WALL in attention.terms.items()]
         for layer in layers
         if attention.terms
     ]
@@ -361,7 +361,7 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[
 
 
 @dataclass(frozen=True)
-class Tile:
+class Thumbnail:
     """A small map of one head, as an image of one pixel per pair of tokens.
 
     image: its address. The opacity of a pixel, between 0 and 1, is the square root of an attention weight; or, if `low`
@@ -375,12 +375,12 @@ class Tile:
     high: float | None = None
 
 
-def _term_tile(name: str, scores_LL: np.ndarray) -> Tile:
+def _term_thumbnail(name: str, scores_LL: np.ndarray) -> Thumbnail:
     import numpy as np
 
     low, high = float(np.nanmin(scores_LL)), float(np.nanmax(scores_LL))
     opacity_LL = np.nan_to_num((1 + 254 * (scores_LL - low) / ((high - low) or 1)) / 255)
-    return Tile(name, f"{number(low)} to {number(high)}", _png(opacity_LL), low, high)
+    return Thumbnail(name, f"{number(low)} to {number(high)}", _png(opacity_LL), low, high)
 
 
 def _png(opacity_LL: np.ndarray) -> Markup:
