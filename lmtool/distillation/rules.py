@@ -17,6 +17,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.system.files import user_path
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig, MixtureTaskConfig
+from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
 Saved = Mapping[str, JsonObject]
@@ -38,6 +39,14 @@ def refuse_fsdp(distill: DistillConfig, parallel: str) -> Iterator[Problem]:
     """The mode works with sharded weights, if parallel=fsdp shards them."""
     if parallel == "fsdp":
         yield from islice(distill.conflicts_with_fsdp(), 1)
+
+
+def refuse_both_orders(distill: DistillConfig, task: TaskConfig, model: ModelConfig) -> Iterator[Problem]:
+    """A model that reads both orders of a pair has one output for two texts, which no other model has."""
+    for member in task.member_configs() if distill.name != "none" else ():
+        if isinstance(member, WindowedConfig) and member.reads_both_orders(model):
+            message = f"distill={distill.name}: model={model.name} reads both orders of the texts of {member.name}"
+            yield Problem("task.symmetric", message, "set task.symmetric=false, or distill=none")
 
 
 def refuse_annealed_sampling(distill: DistillConfig, task: TaskConfig) -> Iterator[Problem]:

@@ -363,6 +363,7 @@ RULES = (
     Rule(PretrainConfig, "distill model objective", distillation.refuse_generated_inputs),
     Rule(FinetuneConfig, "distill model task", distillation.refuse_generated_inputs),
     Rule(FinetuneConfig, "distill task", distillation.refuse_annealed_sampling),
+    Rule(FinetuneConfig, "distill task model", distillation.refuse_both_orders),
     Rule(RunConfig, "distill patience", distillation.require_trained_heads_for_patience),
     Rule(RunConfig, "distill", distillation.require_teachers, running=True),
     Rule(RunConfig, "distill", distillation.require_label_file, running=True),

@@ -84,6 +84,8 @@ class CheckpointModel(ModelWithHeads):
         head = self.heads[head_name] if has_heads else None
         new_tokens = head.tokens if isinstance(head, SequenceHead) else None
         self.first_token = None if new_tokens is None else backbone.embed.extend(new_tokens)
+        reads_pair = len((task or {}).get("text", ())) == 2 and self.sequence_form.text_format == "gpt1"
+        self.reads_both_orders = reads_pair and bool((task or {}).get("symmetric"))
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair_head = pairs[0] if pairs else None
 
@@ -115,6 +117,11 @@ class CheckpointModel(ModelWithHeads):
         detection."""
         if self.task is not None and self.scores_tokens:
             return self.heads[self.task](self.heads["pooler"](hidden_TH) if self.applies_pooler else hidden_TH)
+        if self.task is not None and self.reads_both_orders:
+            raise UserError(
+                f"the head {self.task} reads both orders of two texts, but this input has one",
+                "use lmtool predict, or predict(texts, pairs) of the loaded model",
+            )
         if self.task is not None:
             return self._text_logits(self.task, hidden_TH, packed, self.sequence_form.pooling)
         for name in ("masked_lm", "lm"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -24,12 +26,14 @@ from task_fixtures import (
 
 from lmtool.config.registry import build
 from lmtool.data.loader import PackedLoader
+from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.models.configs import BertConfig, Gpt1Config, GptConfig
 from lmtool.models.heads.base import loss_sum
 from lmtool.tasks import loading
 from lmtool.tasks.loading import load_task
 from lmtool.tuning.configs.methods import FullConfig, HeadConfig
+from lmtool.types import Packed
 from lmtool.weights.saved_model import CheckpointModel
 
 KINDS = ("classification", "multi_label", "regression")
@@ -200,6 +204,61 @@ def test_gpt1_head_adds_special_tokens(name, tokenizers, tmp_path):
     theirs = data_of(name, tmp_path, head="transformers").config.learner(learner.backbone, words, 0)
     assert theirs.heads[name].tokens is None
     assert batch_of(examples_of(theirs, data.train, 48), [0]).inputs.tokens.tolist() == sum(texts, [])
+
+
+@pytest.mark.parametrize("name", ["mrpc", "stsb"])
+def test_gpt1_adds_the_representations_of_both_orders(name, tokenizers, tmp_path):
+    """Radford et al. 2018, section 3.3: [START] a [DELIM] b [EXTRACT] and [START] b [DELIM] a [EXTRACT] are read
+    separately, and the states of their last tokens are added before the linear layer."""
+    data, words = data_of(name, tmp_path, auxiliary_lm=0.5), tokenizers["gpt"]
+    learner = data.config.learner(build(Gpt1Config(**SIZES, dropout=0.0), 0), words, 0).eval()
+    rows, head = data.train, learner.heads[name]
+    batch = batch_of(examples_of(learner, rows, 48), [2, 0, 1])
+    wanted, labels, predicting = [], [], 0
+    for row in (2, 0, 1):
+        first, second = (words.encode(column[row]).tolist() for column in rows.columns.values())
+        states = []
+        for one, other in ((first, second), (second, first)):
+            tokens = torch.tensor([300, *one, 301, *other, 302])
+            states.append(learner.backbone(Packed(tokens, (len(tokens),)))[-1])
+            predicting += len(tokens) - 3
+        wanted.append(head.output(states[0] + states[1]))
+        labels.append(np.asarray(rows.labels)[row])
+    outputs = learner.outputs(batch, 0)
+    torch.testing.assert_close(outputs, torch.stack(wanted))
+    labels = torch.tensor(np.array(labels))
+    loss = F.mse_loss if name == "stsb" else F.cross_entropy
+    expected = loss(
+        outputs[:, 0] if name == "stsb" else outputs,
+        labels.to(outputs.dtype if name == "stsb" else torch.int64),
+        reduction="sum",
+    )
+    assert learner(batch, 1).sums[name].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert learner.counts(batch) == {name: 3.0, "lm": predicting}
+    # Swapped texts have the same prediction, and each row has one.
+    scored = evaluation(learner, rows, max_length=48)
+    swapped = evaluation(learner, swapped_texts(rows), max_length=48)
+    assert [one.value for one in scored.predictions] == pytest.approx([one.value for one in swapped.predictions])
+    assert len(scored.predictions) == len(scored.losses) == len(rows)
+    assert [scored.predictions[row].value for row in (2, 0, 1)] == pytest.approx(
+        [part.value for part in learner.parts(outputs, batch)]
+    )
+    assert len(learner.samples(batch, 3)) == 3
+    assert step(learner.train(), [batch])
+    one_order = task_config(name, symmetric=False).learner(learner.backbone, words, 0)
+    assert len(batch_of(examples_of(one_order, rows, 48), [0]).inputs.lengths) == 1
+    with_bert = task_config(name).learner(backbone("bert"), tokenizers["bert"], 0)
+    assert with_bert.orders == 1
+    # The loaded model has no logits for one order.
+    tensors = learner.eval().state_dict()
+    loaded = CheckpointModel(build(learner.backbone.config, 0), tensors, data.config.model_dump())
+    with pytest.raises(UserError, match="reads both orders"):
+        loaded.logits(learner.backbone(batch.inputs), batch.inputs)
+
+
+def swapped_texts(rows):
+    (first, firsts), (second, seconds) = rows.columns.items()
+    return replace(rows, columns={first: seconds, second: firsts})
 
 
 def test_head_tuning_trains_special_tokens(tokenizers, tmp_path):

@@ -41,7 +41,14 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         "prompt": "the task as a prompt, for task.head=prompt and for `lmtool evaluate shots=`",
     }
 
-    head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "label_words", "demonstrations", "demonstration_rows")
+    head_fields: ClassVar[tuple[str, ...]] = (
+        *FORM,
+        "symmetric",
+        "prompt",
+        "label_words",
+        "demonstrations",
+        "demonstration_rows",
+    )
     has_classes: ClassVar[bool] = True
     fills_prompts: ClassVar[bool] = True
     labels_as_text: ClassVar[bool] = True
@@ -129,8 +136,10 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return "plain" if model.architecture == "decoder" else model.text_format
 
     def with_head(self, form: JsonMapping) -> ClassificationConfig:
+        form = {"symmetric": False, **form}
         if form.get("head") != PROMPT:
-            return self.model_copy(update={name: form[name] for name in (*FORM, "label_words") if name in form})
+            fields = (*FORM, "symmetric", "label_words")
+            return self.model_copy(update={name: form[name] for name in fields if name in form})
         values = {**self.model_dump(), **form}
         return type(self).model_validate_json(json.dumps(values))
 

@@ -190,6 +190,8 @@ class SequenceConfig(TaskConfig):
 class WindowedConfig(SequenceConfig):
     """The base of kinds whose long texts may be read in windows."""
 
+    head_fields: ClassVar[tuple[str, ...]] = (*FORM, "symmetric")
+
     windows: Literal["none", "mean", "max"] = Field(
         "none",
         description="long texts; none: cut; mean, max: combine the probabilities (values) over windows. Each window "
@@ -197,6 +199,11 @@ class WindowedConfig(SequenceConfig):
         "text is split",
     )
     stride: int = Field(0, ge=0, description="tokens shared by adjacent windows")
+    symmetric: bool = Field(
+        False,
+        description="whether the order of a pair's texts means nothing; gpt1 then reads both orders. It adds their "
+        "representations before the output layer (Radford et al. 2018, section 3.3; head=paper)",
+    )
     domain: Annotated[DomainConfig | None, Choice("task/domain", optional=True)] = Field(
         None, description="dann or coral, with task.domain.target=FOLDER: unlabeled texts from another domain"
     )
@@ -212,6 +219,20 @@ class WindowedConfig(SequenceConfig):
     @property
     def domain_adaptation(self) -> str | None:
         return None if self.domain is None else self.domain.name
+
+    def with_head(self, form: JsonMapping) -> TaskConfig:
+        return super().with_head({"symmetric": False, **form})  # a head of an earlier lmtool read one order
+
+    def reads_both_orders(self, model: ModelConfig) -> bool:
+        pairs = self.symmetric and len(self.text) == 2 and not self.writes_text
+        return pairs and self.text_format(model) == "gpt1"
+
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, section)
+        if self.reads_both_orders(model) and (self.windows != "none" or self.domain is not None):
+            other = f"windows={self.windows}" if self.domain is None else f"domain={self.domain.name}"
+            message = f"{section}.{other}: model={model.name} reads the texts of {self.name} in both orders, as a whole"
+            yield Problem("task.symmetric", message, f"set {section}.symmetric=false, or omit {section}.{other}")
 
 
 class ClassLossConfig(Config):

@@ -119,7 +119,8 @@ class TaskScorer(Scorer):
         if not bool(torch.isfinite(head_outputs).all()):
             return TaskOutputs(None)
         scores = None if self.rows.labels is None else learner.scores(head_outputs, batch).cpu()
-        return TaskOutputs(learner.parts(head_outputs, batch), scores)
+        parts = learner.parts(head_outputs, batch)
+        return TaskOutputs([part for part in parts for _ in range(learner.orders)], scores)
 
     def take(self, batch: Batch, outputs: Any) -> None:
         self.add_outputs(batch, outputs)
@@ -195,6 +196,8 @@ class TaskLearner(BaseLearner):
     """
 
     scorer_class: Callable[..., TaskScorer] = TaskScorer
+    orders: int = 1
+    """The number of orders in which the texts of a row are read for one output."""
     inspector_class: type[TaskInspector] = TaskInspector
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
@@ -279,7 +282,7 @@ class TaskLearner(BaseLearner):
     def documents(self, batch: Batch) -> Tensor:
         """Returns (M,): the index of each target's document. By default, each document has one target."""
         labels_N = self.labels(batch)
-        return torch.arange(len(labels_N), device=labels_N.device)
+        return torch.arange(len(labels_N), device=labels_N.device) * self.orders
 
     def target_count(self, batch: Batch) -> float:
         """Returns the number of targets, or the sum of their weights."""
@@ -346,11 +349,11 @@ class TaskLearner(BaseLearner):
         documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
         samples = []
         for number in range(min(n, len(documents))):
-            prediction = self.with_thresholds([self.kind.join([parts[number]])])[0]
+            prediction = self.with_thresholds([self.kind.join([parts[number // self.orders]])])[0]
             samples.append(
                 {
                     "text": self.tokenizer.decode(documents[number]),
-                    "gold": self.kind.shown(labels[number].tolist()),
+                    "gold": self.kind.shown(labels[number // self.orders].tolist()),
                     "prediction": self.kind.shown(prediction.value),
                     "score": prediction.score,
                 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.learners.inspection import Inspector
 from lmtool.models.base import Backbone
 from lmtool.models.heads.predicted import Classes, Predicted
@@ -25,9 +25,9 @@ from lmtool.tasks.kinds.labels import Origin, class_numbers
 from lmtool.tasks.kinds.learner import TaskInspector
 from lmtool.tasks.kinds.predictions import Label, Prediction
 from lmtool.tasks.kinds.sequence import SequenceLearner
-from lmtool.tasks.kinds.texts import SequenceExamples, TaskExamples
+from lmtool.tasks.kinds.texts import GroupedExamples, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, Target
+from lmtool.types import Batch, Scores
 
 
 class MultipleChoice(OneClassKind, TextKind):
@@ -95,35 +95,11 @@ class MultipleChoice(OneClassKind, TextKind):
         return f"{record['prediction']} {record['score']:.2f}  {context} | {record[record['prediction']]}"
 
 
-class ChoiceExamples(TaskExamples):
-    """Examples of a row with all of its choices, which are always in the same batch."""
-
-    def __init__(self, rows: Rows, pairs: SequenceExamples, choices: int):
-        super().__init__(rows, pairs.term, pairs.split)
-        self.pairs, self.choices = pairs, choices
-        flat = pairs.plan(0)
-        self._plan = Plan(flat.rows.reshape(-1, choices), flat.lengths.reshape(-1, choices).sum(axis=1))
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        """Returns the batch of some rows. rows: (G, K) records of the plan, one for each choice."""
-        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
-        flat = self.pairs.batch(rows.reshape(-1), np.arange(rows.size), epoch)
-        row_G = torch.from_numpy(rows["row"][:, 0] // self.choices)
-        targets = {}
-        if self.rows.labels is not None:
-            targets[self.term] = Target(torch.from_numpy(np.asarray(self.rows.labels))[row_G])
-        return replace(
-            flat,
-            targets=targets,
-            examples=numbers.repeat_interleave(self.choices),
-            parts=torch.arange(self.choices, dtype=torch.int32).repeat(len(rows)),
-            rows=row_G.repeat_interleave(self.choices),
-            groups=torch.arange(len(rows)).repeat_interleave(self.choices),
-        )
+class ChoiceExamples(GroupedExamples):
+    """Examples of a row with all of its choices."""
 
     def metadata(self) -> JsonObject:
-        """Lengths are those of a row with all of its choices. `truncated` counts pairs of text and choice."""
-        return {**self.pairs.metadata(), **self._plan.metadata(), "choices": self.choices}
+        return {**super().metadata(), "choices": self.size}
 
 
 class ChoiceInspector(TaskInspector):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +37,7 @@ from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tasks.kinds.base import TaskKind, TextKind
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Label, Prediction
-from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
+from lmtool.tasks.kinds.texts import GroupedExamples, InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, StepOutput, send
 
@@ -208,6 +209,8 @@ class SequenceLearner(TaskLearner):
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int, outputs: int):
         super().__init__(kind, backbone, tokenizer, seed)
         self.form = form = self.config.form(backbone.config)
+        if isinstance(self.config, WindowedConfig) and self.config.reads_both_orders(backbone.config):
+            self.orders = 2
         if form.pooled:
             self.add_head("pooler", pooler(backbone))
         if self.config.auxiliary_lm:
@@ -237,6 +240,8 @@ class SequenceLearner(TaskLearner):
     def examples(self, data: SplitData, max_length: int) -> Examples:
         """Returns the examples of a split. With domain adaptation, training rows are paired with texts of the other
         domain."""
+        if self.orders == 2:
+            return self._both_orders(self.rows(data), data.split, max_length)
         examples = self.sequence_examples(self.rows(data), data.split, max_length)
         target = data.rows.get(unlabeled_name(self.term))
         if self.adaptation is None or target is None or data.split != "train":
@@ -251,7 +256,22 @@ class SequenceLearner(TaskLearner):
         )
         return SequenceExamples(rows, input_format, self.term, split)
 
+    def _both_orders(self, rows: Rows, split: str, max_length: int) -> GroupedExamples:
+        """Examples of pairs, each followed by the same pair in the other order."""
+        doubled = rows.take(np.repeat(np.arange(len(rows)), 2))
+        (first, firsts), (second, seconds) = rows.columns.items()
+        columns = {
+            name: [text for pair in zip(texts, others, strict=True) for text in pair]
+            for name, texts, others in ((first, firsts, seconds), (second, seconds, firsts))
+        }
+        pairs = self.sequence_examples(replace(doubled, columns=columns), split, max_length)
+        return GroupedExamples(rows, pairs, 2)
+
+    def part_counts(self, rows: Rows, examples: Examples) -> np.ndarray:
+        return np.full(len(rows), 2) if self.orders == 2 else super().part_counts(rows, examples)
+
     def inspector(self, examples: Any, max_length: int) -> Inspector:
+        examples = examples.pairs if self.orders == 2 else examples
         return super().inspector(examples.source if isinstance(examples, PairedExamples) else examples, max_length)
 
     def labels(self, batch: Batch) -> Tensor:
@@ -311,11 +331,14 @@ class SequenceLearner(TaskLearner):
         return has_next_T.nonzero()[:, 0]
 
     def _pooled(self, summary_NH: Tensor) -> Tensor:
+        if self.orders == 2:
+            return summary_NH.unflatten(0, (-1, 2)).sum(1)
         return self.heads["pooler"](summary_NH) if self.form.pooled else summary_NH
 
     def _head_outputs(self, features_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
         return self.heads[self.term](
-            features_NH, None if rng is None else self.head_rng(rng, batch, self._summary_indices(batch))
+            features_NH,
+            None if rng is None else self.head_rng(rng, batch, self._summary_indices(batch)[:: self.orders]),
         )
 
     def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:

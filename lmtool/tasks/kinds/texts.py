@@ -6,7 +6,7 @@ Shape letters: E rows or texts, W windows, N rows of a batch, T tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -215,6 +215,39 @@ class TaskExamples:
     def metadata(self) -> JsonObject:
         """Returns the split, and counts of examples and tokens."""
         return {"split": self.split, **self._plan.metadata()}
+
+
+class GroupedExamples(TaskExamples):
+    """Examples of rows that are several texts each, which are always in the same batch: choices, or both orders of a
+    pair. pairs: the examples of all texts, those of a row adjacent. size: the number of texts of a row."""
+
+    def __init__(self, rows: Rows, pairs: SequenceExamples, size: int):
+        super().__init__(rows, pairs.term, pairs.split)
+        self.pairs, self.size = pairs, size
+        flat = pairs.plan(0)
+        self._plan = Plan(flat.rows.reshape(-1, size), flat.lengths.reshape(-1, size).sum(axis=1))
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        """Returns the batch of some rows. rows: (G, K) records of the plan, one for each text."""
+        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
+        flat = self.pairs.batch(rows.reshape(-1), np.arange(rows.size), epoch)
+        row_G = torch.from_numpy(rows["row"][:, 0] // self.size)
+        targets = {}
+        if self.rows.labels is not None:
+            labels = torch.from_numpy(np.asarray(self.rows.labels))[row_G]
+            targets[self.term] = Target(labels if labels.dtype == torch.int64 else labels.float())
+        return replace(
+            flat,
+            targets=targets,
+            examples=numbers.repeat_interleave(self.size),
+            parts=torch.arange(self.size, dtype=torch.int32).repeat(len(rows)),
+            rows=row_G.repeat_interleave(self.size),
+            groups=torch.arange(len(rows)).repeat_interleave(self.size),
+        )
+
+    def metadata(self) -> JsonObject:
+        """Lengths are those of a row with all of its texts. `truncated` counts texts."""
+        return {**self.pairs.metadata(), **self._plan.metadata()}
 
 
 class SequenceExamples(TaskExamples):
