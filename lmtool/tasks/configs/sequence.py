@@ -230,9 +230,10 @@ class WindowedConfig(SequenceConfig):
     def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
         yield from super().conflicts_with_model(model, section)
         if self.reads_both_orders(model) and (self.windows != "none" or self.domain is not None):
-            other = f"windows={self.windows}" if self.domain is None else f"domain={self.domain.name}"
-            message = f"{section}.{other}: model={model.name} reads the texts of {self.name} in both orders, as a whole"
-            yield Problem("task.symmetric", message, f"set {section}.symmetric=false, or omit {section}.{other}")
+            windows, domain = f"{section}.windows={self.windows}", f"{section}.domain={self.domain_adaptation}"
+            other = windows if self.domain is None else domain
+            message = f"{other}: model={model.name} reads the texts of {self.name} in both orders, as a whole"
+            yield Problem("task.symmetric", message, f"set {section}.symmetric=false, or omit {other}")
 
 
 class ClassLossConfig(Config):
