@@ -98,6 +98,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "task": {
         "ax": ("AX", _GLUE),
         "banking77": ("BANKING77", "casanueva2020banking"),
+        "blimp": ("BLiMP", "warstadt2020blimp"),
         "bc5cdr": ("BC5CDR", "li2016cdr", "crichton2017multitask"),
         "boolq": ("BoolQ", "clark2019boolq", _SUPERGLUE),
         "cb": ("CB", "demarneffe2019commitmentbank", _SUPERGLUE),

@@ -26,7 +26,7 @@ _WITHOUT = {
     "tuning/regularization": {"none"},
     "tuning/schedule": {"none"},
     # The kinds of tasks, data of the user, of this machine or of a web site.
-    "task": {
+    "task": {"minimal_pairs", 
         "chunking", "classification", "custom", "extractive_qa", "multi_label", "multiple_choice", "ner", "pos",
         "pydocs", "regression", "seq2seq", "span_classification", "tatoeba", "token_classification",
     },

@@ -13,7 +13,8 @@ from lmtool.models.configs import ModelConfig
 from lmtool.resolver.shorthands import with_published_weights, with_sections
 from lmtool.tasks.configs.base import TaskConfig
 
-TASKS = [name for name in groups.options("task") if name not in ("mixture", "custom")]
+# Minimal pairs are scored without training.
+TASKS = [name for name in groups.options("task") if name not in ("mixture", "custom", "blimp", "minimal_pairs")]
 DEFAULTS = {"hf://google-bert/bert-base-uncased": "bert", "hf://google-t5/t5-base": "t5"}
 
 
