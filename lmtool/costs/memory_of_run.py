@@ -23,6 +23,9 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
+from lmtool.nn.attention import MultiHead
+from lmtool.nn.embeddings import StackInput
+from lmtool.nn.feedforward import FeedForward
 from lmtool.reporting.text import size
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.system.ranks import rank_info
@@ -119,6 +122,20 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
         part: sum(tensor.numel() for tensor in tensors.values())
         for part, tensors in group_by_part(dict(learner.named_parameters())).items()
     }
+
+
+def parameters_by_block(backbone: nn.Module) -> dict[str, int]:
+    """Counts the parameters of a backbone's blocks: "embeddings", "attention", "feed-forward", and "other", such as
+    norms. Shared parameters count once, for the first of these; blocks without parameters are left out."""
+    kinds = {"embeddings": StackInput, "attention": MultiHead, "feed-forward": FeedForward, "other": nn.Module}
+    counts, counted = dict.fromkeys(kinds, 0), set[int]()
+    for kind, block in kinds.items():
+        for module in backbone.modules():
+            for parameter in module.parameters() if isinstance(module, block) else ():
+                if id(parameter) not in counted:
+                    counted.add(id(parameter))
+                    counts[kind] += parameter.numel()
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:

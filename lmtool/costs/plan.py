@@ -32,6 +32,7 @@ from lmtool.costs.attention import VALUE_BYTES, Formats
 from lmtool.costs.memory_of_run import (
     TrainingConfig,
     configuration_of_peers,
+    parameters_by_block,
     parameters_by_part,
     planned_learner,
     planned_teachers,
@@ -107,6 +108,7 @@ class Sizes:
         copied_bytes: The bytes of the copies of weights that a forward pass makes.
         saved_parameters: The parameters in a checkpoint; None means all.
         carried_values: The values of the state that is carried from batch to batch.
+        blocks: The parameters of the backbone's blocks, by kind.
     """
 
     parameters: Mapping[str, int]
@@ -118,6 +120,7 @@ class Sizes:
     copied_bytes: int = 0
     saved_parameters: int | None = None
     carried_values: int = 0
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -207,6 +210,7 @@ class StepCosts:
         saved = sizes.total if sizes.saved_parameters is None else sizes.saved_parameters
         return RunPlan(
             parameters=dict(sizes.parameters),
+            blocks=dict(sizes.blocks),
             trainable_parameters=sizes.trainable_parameters,
             flops_per_token=sum(work.flops for work in self.works),
             tokens_per_step=self.tokens,
@@ -535,6 +539,7 @@ def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[BaseLearn
         copied_bytes=copied_bytes(learner, _formats(config, device)),
         saved_parameters=saved_values(config, learner),
         carried_values=_carried_values(config, learner),
+        blocks=parameters_by_block(learner.backbone),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lmtool.config.base import JsonObject
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.text import count, duration, flops, percent, size
+from lmtool.reporting.text import count, duration, flops, percent, size, tenths
 from lmtool.system.terminal import counted, plural
 
 # Time of scoring a token relative to training on it: a forward pass is a third, and losses are stored per target (0.5
@@ -42,13 +42,13 @@ class RunPlan:
     """The cost of a run. FLOPs count training (forward and backward); memory and time are estimates. For a run in
     phases, numbers per step are means, and the memory is the maximum over phases.
 
-    memory_bytes: per device, by part. capacity_bytes: memory of a device; None if unknown. store_bytes: size of the
-    token store; None without one. shared_bytes: size of the plan of an epoch, on each machine. step_seconds: lower and
-    upper estimate; None if unknown. time_source: source of that estimate. evaluations: number of evaluations.
-    evaluation_tokens, final_tokens: the tokens of each, and of the scores at the end; 0 if unknown. budgets: the
-    budgets by key. ends_by: the key of the budget that ends the run. epochs: passes over the training data; None if
-    unknown. epoch_text: explains an epoch. advice: overrides that make the run fit, with the memory each needs.
-    warnings: settings without effect.
+    blocks: parameters of the backbone by kind of block. memory_bytes: per device, by part. capacity_bytes: memory of a
+    device; None if unknown. store_bytes: size of the token store; None without one. shared_bytes: size of the plan of
+    an epoch, on each machine. step_seconds: lower and upper estimate; None if unknown. time_source: source of that
+    estimate. evaluations: number of evaluations. evaluation_tokens, final_tokens: the tokens of each, and of the scores
+    at the end; 0 if unknown. budgets: the budgets by key. ends_by: the key of the budget that ends the run. epochs:
+    passes over the training data; None if unknown. epoch_text: explains an epoch. advice: overrides that make the run
+    fit, with the memory each needs. warnings: settings without effect.
     """
 
     parameters: dict[str, int]
@@ -77,6 +77,7 @@ class RunPlan:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     phases: tuple[PhasePlan, ...] = ()
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total_parameters(self) -> int:
@@ -153,8 +154,11 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     # Exact, for comparison with published counts.
     parts = " · ".join(f"{part} {number:,}" for part, number in plan.parameters.items())
     per_device = f", {count(round(plan.tokens_per_step / plan.devices))} per device" if plan.devices > 1 else ""
+    backbone = sum(plan.blocks.values())
+    shares = " · ".join(f"{kind} {tenths(number / backbone)}" for kind, number in plan.blocks.items())
     rows = [
         ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} trainable): {parts}"),
+        *([("backbone", shares)] if plan.blocks else []),
         ("steps", f"{plan.steps_text} of {count(round(plan.tokens_per_step))} tokens{per_device}"),
         *((f"phase {number}", phase.text) for number, phase in enumerate(plan.phases, 1)),
         *([("ends", plan.ends_text)] if plan.ends_by else []),

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmtool.config.registry import build
 from lmtool.costs.activations import backbones_of, copied_bytes, lengthening, saved_activations
 from lmtool.costs.attention import Formats
+from lmtool.costs.memory_of_run import parameters_by_block
 from lmtool.costs.plan import works_of
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.configs import MixtureConfig
@@ -327,3 +328,18 @@ def test_recomputed_layers_save_only_their_input() -> None:
     kept, again = (saved_activations(learner, Formats(recomputes=recomputes), 24) for recomputes in (False, True))
     assert again.working == pytest.approx(kept.activations / 3, rel=0.1)
     assert again.activations == pytest.approx(3 * 4 * 64, rel=0.3)
+
+
+def test_parameters_are_counted_by_kind_of_block() -> None:
+    width, inner, layers, rows, positions = 32, 64, 2, 100, 16
+    sizes = {"vocab_size": rows, "num_layers": layers, "hidden_size": width, "num_heads": 2, "feedforward_size": inner}
+    backbone = build(BertConfig(**sizes, max_positions=positions), 0)
+    counts = parameters_by_block(backbone)
+    norm = 2 * width
+    assert counts == {
+        "embeddings": (rows + positions + 2) * width + norm,
+        "attention": layers * 4 * (width * width + width),
+        "feed-forward": layers * (2 * width * inner + inner + width),
+        "other": layers * 2 * norm,
+    }
+    assert sum(counts.values()) == sum(parameter.numel() for parameter in backbone.parameters())
