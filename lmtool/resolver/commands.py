@@ -300,8 +300,8 @@ class FinetuneConfig(RunConfig):
         if isinstance(task, dict) and "auxiliary_lm" in task and task["auxiliary_lm"] is None:
             entry = lookup("model", str(model.get("name"))) if isinstance(model, dict) else None
             family: Any = ModelConfig if entry is None else entry.config
-            if task.get("head") not in ("text_to_text", "prompt") and task.get("domain") is None:
-                data = {**data, "task": {**task, "auxiliary_lm": family.finetuning_lm_weight}}
+            by_text = task.get("head") in ("text_to_text", "prompt") or task.get("domain") is not None
+            data = {**data, "task": {**task, "auxiliary_lm": 0.0 if by_text else family.finetuning_lm_weight}}
         epochs, task = data.get("max_epochs"), data.get("task")
         if isinstance(task, dict) and isinstance(epochs, int | float) and _lacks_annealing_epochs(task):
             data = {**data, "task": {**task, "annealing_epochs": math.ceil(epochs)}}

@@ -7,6 +7,7 @@ The runs are subfolders of one folder, named after their tasks. Repeating the co
 from __future__ import annotations
 
 import io
+import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -66,8 +67,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
         if late := pop_late_signals():  # the interrupt came when the previous task was already finishing
             raise Interrupted(late[0])
         require_no_link(root / name)
-        overrides = {"task": task, "name": None, "run_dir": str(root / name)}
-        results[name] = finetune(config.model_copy(update=overrides))
+        results[name] = finetune(_config_of(config, task, root / name))
     scores = {name: score_of(name, result["metrics"]) for name, result in results.items()}
     average = glue_average(scores)
     rows = [
@@ -100,6 +100,13 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     if is_first_rank:
         replace_bytes(root / f"{suite.name}.json", to_json(summary).encode())
     return {"metric": "average", "value": average, **summary}
+
+
+def _config_of(config: FinetuneConfig, task: TaskConfig, folder: Path) -> FinetuneConfig:
+    """Returns the configuration of a task's run, with the values that depend on the task and the model."""
+    copied = config.model_copy(update={"task": task, "name": None, "run_dir": str(folder)})
+    data = FinetuneConfig.filled(json.loads(copied.model_dump_json()))
+    return FinetuneConfig.model_validate_json(json.dumps(data))
 
 
 def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:

@@ -48,7 +48,7 @@ def test_every_pair_trains_or_is_refused_with_hint(family: str, matrix: ModuleTy
 
 
 def test_matrix_has_every_method_and_task_kind(matrix: ModuleType) -> None:
-    """Except those built from others: fused adapters, task mixtures, and suites."""
+    """Except those built from others (fused adapters, task mixtures, suites), and minimal pairs, which are scored."""
     methods = {word.partition("=")[2] for words in matrix.METHODS.values() for word in words if word[:7] == "tuning="}
     assert {*shipped("tuning")} - {"adapter_fusion"} == methods | {"full"}
-    assert {*shipped("task")} - {"mixture", "glue"} == {*matrix.KINDS}
+    assert {*shipped("task")} - {"mixture", "glue", "minimal_pairs"} == {*matrix.KINDS}

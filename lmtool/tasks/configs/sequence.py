@@ -177,7 +177,8 @@ class SequenceConfig(TaskConfig):
     ) -> Iterator[Problem]:
         """scope: to which heads the fields apply. contrast: how this head differs."""
         for field in fields:
-            value, default = self, type(self).model_validate({})
+            # The weight 0.0 says the same as null to a head without this loss.
+            value, default = self, type(self).model_validate({"auxiliary_lm": 0.0 if self.auxiliary_lm == 0 else None})
             for name in field.split("."):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
