@@ -75,9 +75,9 @@ def _write_page(root: Path, runs: Sequence[RunLine]) -> str:
     Returns where the page is, or why it was not written."""
     path = root / "index.html"
     if not any(run.is_own for run in runs):
-        return f"{path} was not written: no config.yaml in the folder is of lmtool"
+        return f"{path} was not written: lmtool wrote no config.yaml in the folder"
     if os.path.lexists(path) and not _is_own_page(path):
-        return f"{path} was not written: the file there is not of lmtool"
+        return f"{path} was not written: lmtool did not write the file that is there"
     values = [
         {
             "line": run,

@@ -347,7 +347,7 @@ def csv_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 TABLE_FORMATS = {"latex": latex_table, "csv": csv_table}
 """Tables for other programs, by format."""
 FIGURE_FORMATS = ("svg", "pdf")
-"""Formats of figures for a paper, beside PNG."""
+"""The formats of figures for a paper; runs and sweeps also have them as PNG."""
 
 
 def print_table(

@@ -349,9 +349,9 @@ class ScoreRow(NamedTuple):
 
 @matplotlib.rc_context(STYLE)
 def scores_figure(rows: Sequence[ScoreRow], metric: str, reference: str) -> Figure:
-    """Draws a row for each setting or run, the first at the top: single scores and the mean with its interval; beside
-    it the difference from the reference with its interval, in color only where it is significant. metric: of the
-    scores. reference: name of the row that the others are compared with."""
+    """Draws one row for each setting or run, the first at the top. The left plot has the single scores and their mean
+    with its interval. The right one has the difference from the reference with its interval, in color if it is
+    significant. metric: the metric of the scores. reference: the name of the row that the others are compared with."""
     has_differences = any(row.difference is not None and row.difference.value is not None for row in rows)
     # Less than WIDE, since a narrow version would have no room beside the names.
     figure = drawing.blank_figure(WIDE - 0.1, 0.75 + 0.24 * len(rows))

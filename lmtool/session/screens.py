@@ -327,6 +327,7 @@ class LiveReport:
             write_report(self.run.folder.path, trains=trains, reason=reason)
         except Stopped:
             raise
+        # No defect of a page may stop the training; the page is written again at the end, where a fault is raised.
         except Exception as error:
             self.run.folder.log(f"report.html was not written: {type(error).__name__}: {error}")
         self._last_end = self._clock()

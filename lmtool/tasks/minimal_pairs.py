@@ -113,6 +113,12 @@ def log_probabilities(learner: BaseLearner, pairs: Pairs, config: MinimalPairsCo
     the tokens that both begin with. Raises UserError if the model does not predict words or a sentence is too long, and
     NotFinite."""
     longest = learner.backbone.longest_text
+    if learner.config.makes_inputs:
+        raise UserError(
+            f"task={config.name}: objective={learner.config.name} trains a model on the words of a generator, and only "
+            "the generator was trained to give words a probability at a mask",
+            "use a model that was trained with objective=mlm, or a decoder",
+        )
     if isinstance(learner, MaskFiller):
         copies = _masked_copies(learner, [*pairs.good, *pairs.bad], pairs.origin * 2, config.masking == "word", longest)
         sums = _pseudo_log_likelihoods(learner, copies, 2 * len(pairs), batch_tokens)

@@ -235,5 +235,5 @@ def test_runs_command_writes_no_page_among_other_programs_runs(
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "config.yaml").write_text("lr: 1\n")
     assert cli.main(["runs", str(tmp_path)]) == 0
-    assert "no config.yaml in the folder is of lmtool" in capsys.readouterr().out
+    assert "lmtool wrote no config.yaml in the folder" in capsys.readouterr().out
     assert not (tmp_path / "index.html").exists()

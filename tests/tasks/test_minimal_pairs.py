@@ -148,6 +148,14 @@ def test_ngram_baseline_learns_from_the_training_text_of_the_run(
     assert accuracies["agreement"]["value"] == 1.0  # the text has its good sentences
 
 
+def test_discriminator_of_electra_is_refused(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text("\n\n".join(["The dog sleeps by the sea.", "She sells shells."] * 30))
+    text = ["data=text", "data.path=text.txt", "cache_dir=cache", "tokenizer.vocab_size=50", "max_epochs=null"]
+    assert cli.main(["pretrain", "model=electra_tiny", *TINY, *text, "max_steps=1", "name=e"]) == 0
+    assert cli.main(["evaluate", "runs/e", "task=minimal_pairs", "task.path=pairs", "device=cpu"]) == 2
+    assert "objective=rtd trains a model on the words of a generator" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("lines", "words", "message"),
     [
@@ -157,6 +165,7 @@ def test_ngram_baseline_learns_from_the_training_text_of_the_run(
         (['{"sentence_good": "%s", "sentence_bad": "A"}' % ("word " * 90)], [], "pairs.jsonl:1: the sentence has"),
         (['{"sentence_good": "A", "sentence_bad": "B"}'], ["shots=2"], "shots=2 does not apply"),
         (['{"sentence_good": "A", "sentence_bad": "B"}'], ["task.ngrams=3"], "the training text of model is not known"),
+        (['{"sentence_good": "A", "sentence_bad": "B"}'], ["task.train_examples=9"], "task.train_examples: given 9"),
     ],
 )  # fmt: skip
 def test_invalid_pairs_are_refused(

@@ -31,6 +31,8 @@ class MinimalPairsConfig(TaskConfig):
     name: TaskName = "minimal_pairs"
     hub: None = Field(None, description="none: pairs are read from files")
     embedded: None = Field(None, description="none: pairs are read from files")
+    train_examples: None = Field(None, description="none: all pairs are scored")
+    dropout: None = Field(None, description="none: nothing is trained")
     path: str | None = Field(None, description="a folder with a file for each paradigm (.jsonl .csv .tsv), or one file")
     first_token: Literal["scored", "skipped"] = Field(
         "scored",
