@@ -27,8 +27,9 @@ from lmtool.reporting.comparison import (
     write_comparison,
 )
 from lmtool.reporting.console import Output
+from lmtool.reporting.examples import predicted_example, sample_groups, summarize
 from lmtool.reporting.html import render
-from lmtool.reporting.report import predicted_example, sample_groups, summarize, write_report
+from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from lmtool.reporting.text import percent
 from lmtool.runs.locks import Owner
