@@ -21,7 +21,7 @@ from lmtool.reporting.evaluations import (
     write_evaluation,
 )
 from lmtool.resolver.commands import EvaluateConfig, FinetuneConfig, PretrainConfig
-from lmtool.runs.files import SCORED_ROWS, replace_text, to_json
+from lmtool.runs.files import SCORED_ROWS, replace_text, rows_digest, to_json
 from lmtool.runs.identity import require_own_folder
 from lmtool.session.evaluation import (
     MaskedPromptTask,
@@ -159,6 +159,8 @@ def _score_pairs(config: EvaluateConfig, task: MinimalPairsConfig, trained: Trai
     """Scores a pretrained checkpoint on minimal pairs."""
     scored = f"{config.checkpoint} is scored on minimal pairs"
     require_unset(config, ("exit", "exit_entropy", "shots", "stride", "max_length", "memory_length"), scored)
+    if not isinstance(trained.config, PretrainConfig) or config.data != trained.config.data:  # data=auto: the run's
+        require_unset(config, ("data",), scored, "set task.path= to a file or a folder of pairs")
     pairs = read_pairs(task)
 
     def score(checkpoint: Trained, name: str) -> tuple[PairScores, np.ndarray]:
@@ -173,6 +175,8 @@ def _score_pairs(config: EvaluateConfig, task: MinimalPairsConfig, trained: Trai
     scores, values_N2 = score(trained, config.checkpoint)
     details = scores.details()
     print_minimal_pairs(output, f"{config.checkpoint} · {task.name}", details)
+    if note := pairs.note():
+        output.line(note)
     if task.ngrams is not None:
         baseline = PairScores.of(pairs, _ngram_log_probabilities(config, task.ngrams, trained, pairs, output))
         details["ngrams"] = baseline.details()
@@ -194,7 +198,7 @@ def _score_pairs(config: EvaluateConfig, task: MinimalPairsConfig, trained: Trai
         write_output(str(folder / "predictions.jsonl"), pairs.records(values_N2), key="report")
         replace_text(folder / EVALUATION, to_json({"checkpoint": config.checkpoint, "task": task.name, **details}))
         output.line(f"{EVALUATION} and predictions.jsonl: {folder}")
-    return {"accuracy": scores.accuracy, **scores.accuracies}
+    return {"accuracy": scores.accuracy, **scores.accuracies, SCORED_ROWS: rows_digest(pairs.scored_rows())}
 
 
 def _ngram_log_probabilities(

@@ -54,6 +54,20 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.good)
 
+    def note(self) -> str | None:
+        """Describes the pairs of two equal sentences, which no model tells apart; None if there are none."""
+        equal = [place for good, bad, place in zip(self.good, self.bad, self.origin, strict=True) if good == bad]
+        return (
+            f"pairs of two equal sentences, always wrong: {len(equal)}, the first in {location(equal[0])}"
+            if equal
+            else None
+        )
+
+    def scored_rows(self) -> Iterator[list[object]]:
+        """Yields for each pair the list of its texts and its paradigm."""
+        for good, bad, paradigm in zip(self.good, self.bad, self.paradigms, strict=True):
+            yield [[good, bad], paradigm]
+
     def records(self, log_probabilities_N2: np.ndarray) -> Iterator[JsonObject]:
         """Yields each pair with its log-probabilities."""
         columns = zip(self.paradigms, self.good, self.bad, log_probabilities_N2.tolist(), strict=True)

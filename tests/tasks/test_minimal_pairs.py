@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from lmtool.cli import main as cli
@@ -128,6 +129,7 @@ def test_screen_and_report_name_paradigms_and_ties(pairs: Path, capsys: pytest.C
     assert cli.main(["evaluate", "model", "model", *task, "report=out"]) == 0
     shown = capsys.readouterr().out
     assert "agreement" in shown and "mean of 2 paradigms with 4 pairs; chance is 0.5; 1 tie, counted as wrong" in shown
+    assert "pairs of two equal sentences, always wrong: 1, the first in pairs/order.jsonl:2" in shown
     assert "model minus model, the same paradigms resampled for both" in shown
     details = json.loads(Path("out/evaluation.json").read_text())
     assert details["ties"] == 1 and details["difference"]["value"] == 0.0
@@ -163,6 +165,7 @@ def test_discriminator_of_electra_is_refused(pairs: Path, capsys: pytest.Capture
         (['{"sentence_good": "A", "sentence_bad": " "}'], [], "pairs.jsonl:1: the column sentence_bad has no sentence"),
         (['{"sentence_good": "A", "sentence_bad": 3}'], [], "pairs.jsonl:1: the column sentence_bad has no sentence"),
         (['{"sentence_good": "%s", "sentence_bad": "A"}' % ("word " * 90)], [], "pairs.jsonl:1: the sentence has"),
+        (['{"sentence_good": "A", "sentence_bad": "B"}'], ["data=text", "data.path=pairs.jsonl"], "does not apply"),
         (['{"sentence_good": "A", "sentence_bad": "B"}'], ["shots=2"], "shots=2 does not apply"),
         (['{"sentence_good": "A", "sentence_bad": "B"}'], ["task.ngrams=3"], "the training text of model is not known"),
         (['{"sentence_good": "A", "sentence_bad": "B"}'], ["task.train_examples=9"], "task.train_examples: given 9"),
@@ -176,6 +179,21 @@ def test_invalid_pairs_are_refused(
     task = ["task=minimal_pairs", "task.path=pairs.jsonl", "device=cpu", "offline=true"]
     assert cli.main(["evaluate", "checkpoint=model", *task, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("family", "weight"), [("bert", "embeddings.LayerNorm"), ("gpt", "ln_f")])
+def test_model_with_infinite_weights_is_not_scored(
+    family: str, weight: str, pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(family, Path("model"))
+    tensors = load_file("model/model.safetensors")
+    for name in tensors:
+        if weight in name:
+            tensors[name][:] = float("inf")
+    save_file(tensors, "model/model.safetensors", {"format": "pt"})
+    task = ["task=minimal_pairs", "task.path=pairs", "device=cpu", "offline=true", "report=out"]
+    assert cli.main(["evaluate", "checkpoint=model", *task]) == 4
+    assert "not finite" in capsys.readouterr().err and not Path("out/evaluation.json").exists()
 
 
 def test_minimal_pairs_are_not_learned(capsys: pytest.CaptureFixture[str]) -> None:
