@@ -220,6 +220,12 @@ class PretrainConfig(RunConfig):
     objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(
         description="training objective; auto: the one that the model was published with"
     )
+    minimal_pairs: str | None = Field(
+        None,
+        description="a folder or a file of minimal pairs, of which about 500 are scored at every evaluation; null: "
+        "none. Columns as in task=blimp",
+        min_length=1,
+    )
     phases: tuple[JsonObject, ...] = Field(
         (),
         description="phases of training: [{share: 0.9, max_length: 128}, {max_length: 512, batch_tokens: 8192}]. Each "

@@ -25,10 +25,11 @@ NEUTRAL_KEYS = frozenset(
         "offline", "logger",
     }
 )  # fmt: skip
-# Keys that may differ on resume: also those of devices and speed. Everything else affects the result, including
-# evaluate_every and patience, which decide when a run ends and which weights are best.
+# Keys that may differ on resume: also those of devices and speed, and a score that selects nothing. Everything else
+# affects the result, including evaluate_every and patience, which decide when a run ends and which weights are best.
 FREE_KEYS = NEUTRAL_KEYS | {
     "device", "devices", "parallel", "precision", "micro_batch_tokens", "gradient_checkpointing", "compile",
+    "minimal_pairs",
 }  # fmt: skip
 SUBMITTED = "submitted.json"
 """The file that describes a sweep's job, in the job's folder."""

@@ -19,7 +19,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
-from lmtool.resolver.commands import FinetuneConfig
+from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.runs.files import SCORED_ROWS, to_json
 from lmtool.runs.finding import DATA, MODEL
 from lmtool.session.forgetting import compare_with_start, score_start
@@ -34,9 +34,13 @@ from lmtool.session.provenance import (
 from lmtool.session.session import Session, phase_rows
 from lmtool.system.files import write_bytes
 from lmtool.system.secrets import masked
+from lmtool.system.terminal import counted
+from lmtool.tasks.configs.minimal_pairs import MinimalPairsConfig
+from lmtool.tasks.minimal_pairs import PairScores, log_probabilities, read_pairs
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.base import BASE, Base
 
+SAMPLED_PAIRS = 500  # minimal pairs at each evaluation: a standard error of at most 0.022
 SAMPLES = 6
 """Number of generated examples in samples.json, for a learner that does not predict rows."""
 
@@ -56,6 +60,10 @@ class Companion:
     def before(self, session: Session) -> Mapping[str, JsonMapping]:
         """Called before training. Returns metadata for the first screen and facts.json, by section ("data", "model" or
         "run"). Raises UserError if a resumed run differs from its checkpoint."""
+        return {}
+
+    def scores(self) -> Mapping[str, float]:
+        """Called at each evaluation. Returns scores besides those of the held-out splits, by name."""
         return {}
 
     def on_update(self, step: int) -> None:
@@ -185,6 +193,25 @@ class PredictionsFile(Companion):
         return rows if classes is None else {**rows, "classes": classes}
 
 
+class MinimalPairs(Companion):
+    """Scores a sample of minimal pairs at each evaluation."""
+
+    def __init__(self, path: str, session: Session):
+        self.config = MinimalPairsConfig(path=path)
+        self.pairs = read_pairs(self.config, "minimal_pairs").sample(SAMPLED_PAIRS)
+        self.learner, self.tokens = session.learner, evaluation_tokens(session.config)
+
+    def before(self, session: Session) -> Mapping[str, JsonMapping]:
+        first = self.pairs.take([0])
+        log_probabilities(self.learner.eval(), first, self.config, self.tokens)  # raises what would fail later
+        paradigms = counted(len(set(self.pairs.paradigms)), "paradigm")
+        return {"data": {"minimal_pairs": f"{counted(len(self.pairs), 'pair')} of {paradigms}"}}
+
+    def scores(self) -> Mapping[str, float]:
+        values_N2 = log_probabilities(self.learner, self.pairs, self.config, self.tokens)
+        return {"minimal_pairs": PairScores.of(self.pairs, values_N2).accuracy}
+
+
 class LabeledTests(Companion):
     """Scores the best checkpoint once on the labeled test splits, which are never used to select a checkpoint."""
 
@@ -251,10 +278,12 @@ class Distillation(Companion):
 def companions_of(session: Session) -> Sequence[Companion]:
     """Returns the companions of a run, in the order in which their hooks are called."""
     forgetting = isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None
+    pairs = session.config.minimal_pairs if isinstance(session.config, PretrainConfig) else None
     return (
         DataProvenance(session),
         *([] if session.base is None else [TunedBase(session.base)]),
         *(Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionsFile()),
+        *([] if pairs is None else [MinimalPairs(pairs, session)]),
         *([LabeledTests()] if session.tests else []),
         *([Forgetting()] if forgetting else []),
         *([] if session.distilled is None else [Distillation(session.distilled)]),

@@ -89,6 +89,13 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
             metadata[section] |= entries
     metadata["data"] |= {**train_metadata(session.loader), **held_out.metadata()}
     screens.show_start(session, metadata, plan, baseline)
+
+    def evaluate(step: int) -> JsonObject:
+        metrics = dict(held_out.score(opened.precision, calibrates=True, group=opened.group).metrics())
+        for companion in companions:
+            metrics |= companion.scores()
+        return metrics
+
     with (
         screens.LiveReport(opened) as live_report,
         screens.listener(opened, learner.metric.name, baseline) as listener,
@@ -96,7 +103,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
         training = train(
             session.trained_module,
             session.loader,
-            lambda step: held_out.score(opened.precision, calibrates=True, group=opened.group).metrics(),
+            evaluate,
             opened.folder,
             settings,
             listeners=[listener, opened.trackers, live_report],

@@ -13,6 +13,7 @@ from lmtool.config.base import JsonObject
 from lmtool.config.registry import command_line
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import SplitData
+from lmtool.data.files import find
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
 from lmtool.learners.base import BaseLearner, Responder
@@ -34,6 +35,8 @@ from lmtool.session.session import PhaseData, Session, build_phases, tokenized_m
 from lmtool.session.teacher_texts import with_teacher_texts
 from lmtool.session.teachers import build_distilled
 from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.minimal_pairs import MinimalPairsConfig
+from lmtool.tasks.files import suffixes
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -59,6 +62,8 @@ class PretrainPreparation:
 
     def __init__(self, config: PretrainConfig):
         self.started = time.monotonic()
+        if config.minimal_pairs is not None:
+            find("minimal_pairs", config.minimal_pairs, suffixes(MinimalPairsConfig()))
         objective, self.tasks = read_tasks(config.objective, config.seed, config.cache_dir, config.offline)
         self.config = config.model_copy(update={"objective": objective})
         self.stem = f"{objective.name}-{config.model.name}"

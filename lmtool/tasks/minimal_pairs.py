@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import NoReturn
 
 import numpy as np
@@ -54,6 +55,21 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.good)
 
+    def take(self, rows: Sequence[int]) -> Pairs:
+        """Returns the pairs with these numbers."""
+        good, bad, paradigms = ([values[row] for row in rows] for values in (self.good, self.bad, self.paradigms))
+        return Pairs(good, bad, paradigms, self.phenomena, [self.origin[row] for row in rows])
+
+    def sample(self, count: int) -> Pairs:
+        """Returns about `count` pairs, equally many of each paradigm: those whose texts have the smallest hashes."""
+        by_paradigm: dict[str, list[int]] = {}
+        for row in sorted(
+            range(len(self)), key=lambda row: sha256(f"{self.good[row]}\n{self.bad[row]}".encode()).digest()
+        ):
+            by_paradigm.setdefault(self.paradigms[row], []).append(row)
+        size = max(1, count // len(by_paradigm))
+        return self.take(sorted(row for rows in by_paradigm.values() for row in rows[:size]))
+
     def note(self) -> str | None:
         """Describes the pairs of two equal sentences, which no model tells apart; None if there are none."""
         equal = [place for good, bad, place in zip(self.good, self.bad, self.origin, strict=True) if good == bad]
@@ -82,8 +98,9 @@ class Pairs:
             }
 
 
-def read_pairs(config: MinimalPairsConfig) -> Pairs:
-    """Reads the pairs of task.path. Raises UserError if there are none, or for a row without two sentences."""
+def read_pairs(config: MinimalPairsConfig, key: str = "task.path") -> Pairs:
+    """Reads the pairs of config.path. key: the key that errors name. Raises UserError if there are none, or for a row
+    without two sentences."""
     if config.path is None:
         raise UserError(
             f"task={config.name} has no data by default",
@@ -91,7 +108,7 @@ def read_pairs(config: MinimalPairsConfig) -> Pairs:
         )
     path = user_path(config.path)
     if not path.exists():
-        raise UserError(f"task.path={config.path} does not exist", "set task.path= to a folder or a file of pairs")
+        raise UserError(f"{key}={config.path} does not exist", f"set {key}= to a folder or a file of pairs")
     files = [path]
     if path.is_dir():
         files = [file for file in sorted(path.iterdir()) if file.is_file() and suffix_of(file) in suffixes(config)]
@@ -116,7 +133,7 @@ def read_pairs(config: MinimalPairsConfig) -> Pairs:
         pairs.origin.extend(table.origin)
     if not len(pairs):
         raise UserError(
-            f"task.path={config.path} has no pairs", f"name files of these types: {', '.join(suffixes(config))}"
+            f"{key}={config.path} has no pairs", f"name files of these types: {', '.join(suffixes(config))}"
         )
     return pairs
 

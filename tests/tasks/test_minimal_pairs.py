@@ -199,3 +199,53 @@ def test_model_with_infinite_weights_is_not_scored(
 def test_minimal_pairs_are_not_learned(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["finetune", "task=blimp", "task.path=.", "checkpoint=none", "model=bert_tiny"]) == 2
     assert "minimal pairs are scored, not learned" in capsys.readouterr().err
+
+
+def test_pretraining_scores_a_sample_of_pairs_at_each_evaluation(
+    pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("\n\n".join(["The dog sleeps by the sea.", "She sells shells."] * 30))
+    text = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_epochs=null"]
+    run = ["pretrain", "model=gpt_tiny", *TINY, *text, "max_steps=2", "evaluate_every=1"]
+    assert cli.main([*run, "minimal_pairs=pairs", "name=scored"]) == 0
+    assert "4 pairs of 2 paradigms" in capsys.readouterr().out
+    rows = [json.loads(line) for line in Path("runs/scored/metrics.jsonl").read_text().splitlines()]
+    scores = [row["minimal_pairs"] for row in rows if row["split"] == "validation"]
+    task = ["task=minimal_pairs", "task.path=pairs", "device=cpu", "report=out"]
+    assert cli.main(["evaluate", "checkpoint=runs/scored", *task]) == 0
+    accuracy = json.loads(Path("out/evaluation.json").read_text())["accuracy"]["value"]
+    assert len(scores) == 2 and scores[-1] == accuracy
+    assert cli.main([*run, "name=plain"]) == 0
+    weights = [Path(f"runs/{name}/checkpoints/step_00000002/model.safetensors") for name in ("scored", "plain")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    capsys.readouterr()
+    assert cli.main([*run, "minimal_pairs=missing", "name=refused"]) == 2
+    assert "minimal_pairs=missing" in capsys.readouterr().err and not Path("runs/refused").exists()
+    assert (
+        cli.main(
+            [
+                "pretrain",
+                "model=electra_tiny",
+                *TINY,
+                *text,
+                "max_steps=1",
+                "tokenizer.vocab_size=50",
+                "minimal_pairs=pairs",
+            ]
+        )
+        == 2
+    )
+    assert "objective=rtd trains a model on the words of a generator" in capsys.readouterr().err
+
+
+def test_sample_has_equally_many_pairs_of_each_paradigm() -> None:
+    good = [f"good {number}" for number in range(30)]
+    bad = [f"bad {number}" for number in range(30)]
+    pairs = Pairs(good, bad, ["p"] * 20 + ["q"] * 10, {}, [("file", row) for row in range(30)])
+    sample = pairs.sample(8)
+    assert [sample.paradigms.count(name) for name in "pq"] == [4, 4]
+    assert all(
+        text.removeprefix("good") == other.removeprefix("bad")
+        for text, other in zip(sample.good, sample.bad, strict=True)
+    )
+    assert sample.good != good[:4] + good[20:24] and len(pairs.sample(100)) == 30
