@@ -37,6 +37,9 @@ from lmtool.training.progress import TrainingSettings
 from lmtool.weights.assemble import LoadReport, assemble
 from lmtool.weights.base import Base
 
+SLOW_FLOPS = 2e10
+"""FLOPs per second of a slow machine, two busy CPU cores in fp32: the size of the evaluations of a run in minutes."""
+
 
 def tokenized_split(
     config: DataConfig,
@@ -243,15 +246,20 @@ class Session:
     def _evaluation_size(self) -> EvaluationSize | None:
         """The size of an evaluation during training. By default it reads at most as many tokens as are trained on in a
         tenth of the run, which takes about a third of the time of training. It does not depend on measured times, so
-        that a resumed run has the same."""
+        that a resumed run has the same; a tenth of a run in minutes is that of a slow machine."""
         config = self.config
         if config.evaluate_rows == "all":
             return None
         if config.evaluate_rows != "auto":
             return EvaluationSize(config.evaluate_rows)
-        steps = self.plan.steps if config.max_minutes is None else self.loader.steps_in_epoch(0)
-        interval = config.evaluate_every or max(1, steps // 10)
-        return EvaluationSize(MIN_EVALUATION_ROWS, interval * self.plan.tokens_per_step)
+        plan = self.plan
+        if config.max_minutes is None or config.evaluate_every is not None:
+            interval = config.evaluate_every or max(1, plan.steps // 10)
+            return EvaluationSize(MIN_EVALUATION_ROWS, interval * plan.tokens_per_step)
+        tokens = 6 * config.max_minutes * SLOW_FLOPS / plan.flops_per_token
+        if config.max_steps is not None:
+            tokens = min(tokens, config.max_steps / 10 * plan.tokens_per_step)
+        return EvaluationSize(MIN_EVALUATION_ROWS, tokens)
 
     @property
     def student_data(self) -> StudentData:

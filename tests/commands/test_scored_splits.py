@@ -65,6 +65,16 @@ def test_evaluations_during_pretraining_read_a_sample_of_the_examples(place: Pat
     assert len(counts) == 1 and 0 < max(counts) < complete
 
 
+def test_evaluations_of_a_run_in_minutes_do_not_grow_with_the_text(place: Path) -> None:
+    Path("train.txt").write_text("\n".join(f"the dog number {number} sleeps" for number in range(20_000)))
+    Path("held_out.txt").write_text("\n".join(f"the cat number {number} sleeps" for number in range(2_000)))
+    text = ("data.path=train.txt", "data.validation=held_out.txt", "data.document=line")
+    run = pretrain("short", *text, "max_steps=null", "max_minutes=0.001", model="gpt_tiny")
+    counts = {row["clm_count"] for row in evaluations(run)}
+    complete = json.loads((run / "result.json").read_text())["metrics"]["clm_count"]
+    assert len(counts) == 1 and max(counts) < complete / 2
+
+
 def test_sample_depends_on_texts_only() -> None:
     rows = Rows.of_texts(text=[f"text {number}" for number in range(1000)])
     small = sampled_rows(rows, 256)
