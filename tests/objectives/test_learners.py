@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import objective_fixtures
@@ -368,6 +369,8 @@ def test_nsp_warns_about_documents_of_one_sentence(lone):
     (warning,) = metadata["warnings"]
     assert metadata["random_next_fraction"] > 0.65
     assert "95% of the train documents have a single sentence" in warning and "data.document=file" in warning
+    held_out = replace(split(store(tokens, documents)), split="validation")
+    assert "warnings" not in learner.examples(held_out, 32).metadata()  # said once, of the training text
 
 
 @torch.no_grad()

@@ -294,7 +294,7 @@ class MaskedPairs(MaskedExamples):
             return {**metadata, "swapped_fraction": fraction}
         has_single = self._has_single_sentence
         metadata |= {"random_next_fraction": fraction, "documents_of_one_sentence": int(has_single.sum())}
-        if fraction > _MOSTLY_RANDOM and self.config.pairs == "nsp":
+        if fraction > _MOSTLY_RANDOM and self.config.pairs == "nsp" and self.split == "train":
             metadata["warnings"] = [
                 f"{fraction:.0%} of the second segments are random, where next-sentence prediction intends half: "
                 f"{has_single.mean():.0%} of the {self.split} documents have a single sentence, which has no next one; "
