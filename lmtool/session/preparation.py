@@ -206,7 +206,10 @@ class FinetunePreparation:
         the model and the weights do not fit each other."""
         config, task = self.config, self.task
         contents = contents_of(task.members)
-        require_same_data(run, contents)
+        held_out = [
+            str(member.metadata["held out"]) for member in task.members.values() if "held out" in member.metadata
+        ]
+        require_same_data(run, contents, [f"now held out: {rows}" for rows in held_out])
         tokenizer = saved_tokenizer(run) or self.trained_tokenizer(run.output.stage)
         require_fit(config, tokenizer)
         start = start_weights(config, self.heads, run.checkpoint)

@@ -127,8 +127,9 @@ def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None =
     return contents
 
 
-def require_same_data(run: OpenRun, contents: Contents) -> None:
-    """Raises UserError if a resumed run's data have changed since its checkpoint was saved."""
+def require_same_data(run: OpenRun, contents: Contents, notes: Sequence[str] = ()) -> None:
+    """Raises UserError if a resumed run's data have changed since its checkpoint was saved. notes: how the data are
+    read now, for the message."""
     checkpoint = run.checkpoint
     if checkpoint is None or DATA not in read_manifest(checkpoint).files:
         return
@@ -144,7 +145,7 @@ def require_same_data(run: OpenRun, contents: Contents) -> None:
     if changes:
         folder = run.folder.path
         raise UserError(
-            f"the data of {folder} changed after {checkpoint.name}: {'; '.join(changes)}",
+            f"the data of {folder} changed after {checkpoint.name}: {'; '.join([*changes, *notes])}",
             f"restore the data; or start another run from these weights: the same command with name=NEW "
             f"checkpoint={folder}",
         )

@@ -84,6 +84,11 @@ def swap_labels() -> None:
             "task=sst2: train rows 96 -> 97, other train texts",
         ),
         ("rows", replace_text("rows/dev.tsv", "\t0\n", "\t1\n"), "task=sst2: other dev labels"),
+        (
+            "rows",
+            lambda: Path("rows/dev.tsv").unlink(),
+            "now held out: 10 of 96 training rows, as there is no development split",
+        ),
         ("both", replace_text("text.txt", "cat", "dog"), "data=text: other text"),
         ("both", swap_labels, "task=mood: other train labels"),
     ],

@@ -378,7 +378,9 @@ def _link_scenes() -> Iterator[Scene]:
         for name, hard, to_folder in [*to_files, *((name, False, True) for name in folders)]:
             path = f"{folder}/{name}"
             about = f"a {'hard ' if hard else ''}link at {path}, {arguments[0]}"
-            yield Scene(about, arguments, _link(path, hard, to_folder), (name,), EITHER)
+            # A folder that the command line names is refused as a whole, with its first entry.
+            named = name.partition("/")[0] if folder == "out" else name
+            yield Scene(about, arguments, _link(path, hard, to_folder), (named,), EITHER)
 
 
 LINKS = list(_link_scenes())

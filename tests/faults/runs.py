@@ -231,7 +231,8 @@ def _resume_with_changed_data(stage: Path, workdir: Path, rng: random.Random) ->
             require_success(answer)
             require_same_result(workdir / "runs" / run, stage / "done" / run)
             return Verdict(Outcome.RECOVERED, shape)
-        names = [path.name] if name == "deleted" else ["text", "data", "task", path.name]
+        split = {"train.tsv": "no train split", "dev.tsv": "no development split"}.get(path.name, path.name)
+        names = [path.name, split] if name == "deleted" else ["text", "data", "task", path.name]
         require_refusal(answer, *names, accepted=f"resumed: {answer.output[-200:]}")
     return refused_or_done(answer, shape)
 
