@@ -66,7 +66,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "model/positions": {"lmtool.nn.configs": "alibi learned none rotary shaw sinusoidal t5"},
     "objective": {
         "lmtool.learners.configs": "mixture",
-        "lmtool.objectives.configs": "bilm clm denoising mlm plm prefix_lm rtd skip_gram span span_corruption",
+        "lmtool.objectives.configs": "bilm clm denoising mlm mntp plm prefix_lm rtd skip_gram span span_corruption",
         "lmtool.tasks.configs.mixture": "task",
     },
     "optimizer": {"lmtool.training.configs": "adafactor adam adamw lamb muon stable_adamw"},

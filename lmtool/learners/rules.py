@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import get_args
 
 from lmtool.data.configs import FORMATS, DataConfig
 from lmtool.errors import Problem
@@ -82,9 +83,20 @@ def require_tokens_of_objective(
         missing = missing_token(member.roles, roles)
         if missing is not None and next(member.conflicts_with_model(model, "objective"), None) is None:
             message = f"tokenizer={tokenizer.name} has no {missing}, which objective={member.name} needs"
-            problem = Problem("objective", message, "set objective=auto tokenizer=auto")
+            kind = _special_tokens_with((*format_roles(model), *member.roles), tokenizer)
+            hint = "set objective=auto tokenizer=auto" if kind is None else f"set tokenizer.special_tokens={kind}"
+            problem = Problem("objective", message, hint)
             yield problem if member is objective else _in_mixture(objective, problem)
             return
+
+
+def _special_tokens_with(roles: Iterable[str | tuple[str, ...]], tokenizer: TokenizerConfig) -> str | None:
+    """Returns the value of tokenizer.special_tokens whose tokens have these roles, or None."""
+    field = type(tokenizer).model_fields.get("special_tokens")
+    kinds = () if field is None else get_args(field.annotation)
+    by_kind = {kind: tokenizer.model_copy(update={"special_tokens": kind}).roles or () for kind in kinds}
+    needed = tuple(roles)
+    return next((kind for kind, known in by_kind.items() if missing_token(needed, known) is None), None)
 
 
 def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> Iterator[Problem]:

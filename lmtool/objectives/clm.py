@@ -51,6 +51,16 @@ def unigram(train: SplitData, tokenizer: Tokenizer) -> ConstantPredictor:
     return ConstantPredictor.of_counts("unigram", counts, tokenizer.special_ids)
 
 
+def next_token_unigram(train: SplitData, tokenizer: Tokenizer, documents: int) -> ConstantPredictor:
+    """Returns the predictor of the unigram distribution of the training text, in which the end-of-text token after each
+    document and unknown tokens count as tokens; other special tokens are never predicted. documents: their number."""
+    counts = token_counts(train.text.tokens, tokenizer.vocab_size)
+    end = tokenizer.role("eos")
+    counts[end] += documents
+    never = tokenizer.special_ids - {end, tokenizer.roles.get("unk")}
+    return ConstantPredictor.of_counts("unigram", counts, never)
+
+
 class LanguageModelLearner(BaseLearner):
     """The base class of language models with a single term, predicted by a language-model head over the token table.
     term: the name of the term."""
@@ -116,13 +126,9 @@ class CausalLanguageModel(LanguageModelLearner):
         return super().inspector(examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
-        """Returns the unigram predictor of the training text. The end-of-text token after each document and unknown
-        tokens count as tokens; other special tokens are never predicted."""
-        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
-        end = self.tokenizer.role("eos")
-        counts[end] += len(examples.stream.offsets) - 1  # one for each document
-        never = self.tokenizer.special_ids - {end, self.tokenizer.roles.get("unk")}
-        return {self.term: ConstantPredictor.of_counts("unigram", counts, never)}
+        """Returns the unigram predictor of the training text and of the end-of-text token after each document."""
+        documents = len(examples.stream.offsets) - 1
+        return {self.term: next_token_unigram(train, self.tokenizer, documents)}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))

@@ -11,20 +11,12 @@ from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 
 
-class MaskingConfig(ObjectiveConfig):
+class ReplacementConfig(ObjectiveConfig):
     """The base class for objectives that mask tokens: how many tokens are masked, what replaces them, and how often the
     masks change."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
-    phase_fields: ClassVar[tuple[str, ...]] = (
-        "probability",
-        "mask",
-        "random",
-        "masking",
-        "duplicates",
-        "short_window_probability",
-    )
+    phase_fields: ClassVar[tuple[str, ...]] = ("probability", "mask", "random", "masking", "duplicates")
 
     probability: float = Field(0.15, gt=0, lt=1, description="fraction of the non-special tokens that are predicted")
     mask: float = Field(0.8, ge=0, le=1, description="fraction of the predicted tokens that are replaced by [MASK]")
@@ -39,6 +31,40 @@ class MaskingConfig(ObjectiveConfig):
         "dynamic", description="dynamic: new masks every epoch; static: `duplicates` sets of masks, used in turn"
     )
     duplicates: int = Field(10, ge=1, description="number of mask sets under masking=static (BERT's dupe_factor)")
+
+    @property
+    def predicted_fraction(self) -> float:
+        return self.probability
+
+    def sampling_epoch(self, epoch: int) -> int:
+        """Returns the epoch whose random numbers an epoch uses. With masking=static, epochs repeat after
+        `duplicates`."""
+        return epoch % self.duplicates if self.masking == "static" else epoch
+
+    @model_validator(mode="after")
+    def _require_replacement_fractions(self) -> ReplacementConfig:
+        if self.mask + self.random > 1 + 1e-9:
+            raise ValueError(f"mask={self.mask} and random={self.random} sum to more than 1")
+        return self
+
+
+class TokenMaskingConfig(ReplacementConfig):
+    """The base class for objectives that mask single tokens or words, each independently of the others."""
+
+    phase_fields: ClassVar[tuple[str, ...]] = (*ReplacementConfig.phase_fields, "select", "whole_word")
+
+    select: Literal["exact", "bernoulli"] = Field(
+        "exact", description="exact: round(probability x tokens) per example, at least one; bernoulli: independently"
+    )
+    whole_word: bool = Field(False, description="mask all subwords of a word together")
+
+
+class MaskingConfig(ReplacementConfig):
+    """The base class for objectives that mask texts of an encoder, which reads them as examples of its text format."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
+    phase_fields: ClassVar[tuple[str, ...]] = (*ReplacementConfig.phase_fields, "short_window_probability")
+
     short_window_probability: float = Field(
         0.0,
         ge=0,
@@ -53,40 +79,14 @@ class MaskingConfig(ObjectiveConfig):
     )
 
     @property
-    def predicted_fraction(self) -> float:
-        return self.probability
-
-    @property
     def token_fractions(self) -> dict[str, float]:
         return {"heads.enhanced_masked_lm" if self.enhanced_decoder else "heads.masked_lm": self.probability}
-
-    def sampling_epoch(self, epoch: int) -> int:
-        """Returns the epoch whose random numbers an epoch uses. With masking=static, epochs repeat after
-        `duplicates`."""
-        return epoch % self.duplicates if self.masking == "static" else epoch
-
-    @model_validator(mode="after")
-    def _require_replacement_fractions(self) -> MaskingConfig:
-        if self.mask + self.random > 1 + 1e-9:
-            raise ValueError(f"mask={self.mask} and random={self.random} sum to more than 1")
-        return self
 
     @model_validator(mode="after")
     def _require_masks_for_decoder(self) -> MaskingConfig:
         if self.enhanced_decoder and self.pairs_of_segments is not None:
             raise ValueError("enhanced_decoder=true cannot be combined with a second loss: set pairs=none")
         return self
-
-
-class TokenMaskingConfig(MaskingConfig):
-    """The base class for objectives that mask single tokens or words, each independently of the others."""
-
-    phase_fields: ClassVar[tuple[str, ...]] = (*MaskingConfig.phase_fields, "select", "whole_word")
-
-    select: Literal["exact", "bernoulli"] = Field(
-        "exact", description="exact: round(probability x tokens) per example, at least one; bernoulli: independently"
-    )
-    whole_word: bool = Field(False, description="mask all subwords of a word together")
 
 
 class PairsConfig(MaskingConfig):
@@ -118,7 +118,7 @@ class PairsConfig(MaskingConfig):
 class MlmConfig(TokenMaskingConfig, PairsConfig):
     """Masked language modeling (Devlin et al. 2019), with or without a loss over segment pairs."""
 
-    phase_fields: ClassVar[tuple[str, ...]] = (*TokenMaskingConfig.phase_fields, *PairsConfig.phase_fields[-2:])
+    phase_fields: ClassVar[tuple[str, ...]] = (*PairsConfig.phase_fields, *TokenMaskingConfig.phase_fields[-2:])
 
     name: Literal["mlm"] = Field("mlm", description="Masked language modeling.")
 
@@ -185,7 +185,7 @@ RtdVariant = Literal["electra", "electra_15", "replace_mlm", "all_tokens_mlm"]
 
 
 @component("objective", "rtd", builder="lmtool.objectives.rtd:build")
-class RtdConfig(TokenMaskingConfig):
+class RtdConfig(TokenMaskingConfig, MaskingConfig):
     """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, and the model detects which
     tokens differ from the original text."""
 
@@ -194,6 +194,8 @@ class RtdConfig(TokenMaskingConfig):
         "probability": "fraction of the non-special tokens that are masked; 0.25 for large (table 6)",
         "short_window_probability": "published code: 0.05, never below 5 tokens (build_pretraining_dataset.py)",
     }
+
+    phase_fields: ClassVar[tuple[str, ...]] = (*MaskingConfig.phase_fields, *TokenMaskingConfig.phase_fields[-2:])
 
     name: Literal["rtd"] = Field("rtd", description="Replaced-token detection.")
     mask: float = Field(
@@ -315,6 +317,31 @@ class PrefixLmConfig(NextTokenConfig):
     def predicted_fraction(self) -> float:
         """One half, because the position of the split is uniformly distributed."""
         return 0.5
+
+
+@component("objective", "mntp", builder="lmtool.objectives.mntp:MaskedNextTokens")
+class MntpConfig(TokenMaskingConfig, NextTokenConfig):
+    """Masked next-token prediction (BehnamGhader et al. 2024): a decoder reads a text with masks in both directions,
+    and predicts each masked token from the position before it. A part of the texts is read causally, without masks
+    (GPT-BERT, Charpentier and Samuel 2024), with the same head."""
+
+    example_model: ClassVar[str] = "gpt"
+    architectures: ClassVar[tuple[str, ...]] = ("decoder",)
+    prefixes: ClassVar[bool] = True
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "mask")
+
+    name: Literal["mntp"] = Field("mntp", description="Masked next-token prediction.")
+    causal: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="fraction of the texts read causally, without masks, and its weight in the loss; GPT-BERT: 0.5. "
+        "Chosen anew for each text and epoch, and the mean loss of masked texts has the remaining weight",
+    )
+
+    @property
+    def predicted_fraction(self) -> float:
+        return self.causal + (1 - self.causal) * self.probability
 
 
 @component("objective", "span_corruption", builder="lmtool.objectives.sequence_to_sequence:SpanCorruption")

@@ -31,9 +31,15 @@ AnyExamples = TypeVar("AnyExamples", bound=MaskedExamples)
 
 class MaskFiller(BaseLearner):
     """The base class of learners with masked examples, which respond to a text by filling its masks. masks: the class
-    that masks the examples."""
+    that masks the examples. tokens_before: the number of tokens that `logits_at` puts before each text."""
 
     masks: ClassVar[type[TokenMasks]] = TokenMasks
+    tokens_before: ClassVar[int] = 0
+
+    @property
+    def longest_filled(self) -> int:
+        """The maximum length in tokens of a text with masks."""
+        return self.backbone.longest_text - self.tokens_before
 
     def masked_examples(self, kind: type[AnyExamples], data: SplitData, max_length: int) -> AnyExamples:
         """Returns the examples of a split, masked by the class `masks`.
@@ -131,9 +137,9 @@ class MaskResponder(Responder):
                     f"write {mask_text} where a word is missing",
                 )
             tokens, columns = format_.join(np.concatenate([parts[0], *(np.append(mask, part) for part in parts[1:])]))
-            if len(tokens) > backbone.longest_text:
+            if len(tokens) > self.learner.longest_filled:
                 raise UserError(
-                    f"{file}:{line}: the text has {len(tokens)} tokens, the model reads {backbone.longest_text}",
+                    f"{file}:{line}: the text has {len(tokens)} tokens, the model reads {self.learner.longest_filled}",
                     "shorten the text",
                 )
             packed = Packed(

@@ -1,9 +1,10 @@
 """Minimal pairs: log-probabilities of two sentences by a language model, and accuracies by paradigm.
 
-A decoder gives the sum of the log-probabilities of a sentence's tokens; a masked language model the pseudo-log-
-likelihood, the sum over tokens that are masked in turn (Salazar et al. 2020, "Masked Language Model Scoring"; by word:
-Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring"); an encoder-decoder that of the sentence as
-the filling of a gap. Sums are in fp32 and have no length normalization. A tie is wrong.
+A decoder gives the sum of the log-probabilities of a sentence's tokens; a masked language model (one that predicts a
+masked token from the position before it, too) the pseudo-log-likelihood, the sum over tokens that are masked in turn
+(Salazar et al. 2020, "Masked Language Model Scoring"; by word: Kauf and Ivanova 2023, "A Better Way to Do Masked
+Language Model Scoring"); an encoder-decoder that of the sentence as the filling of a gap. Sums are in
+fp32 and have no length normalization. A tie is wrong.
 
 Shape letters: N pairs, L tokens of a sentence, M masked positions, V vocabulary.
 """
@@ -28,6 +29,7 @@ from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.learners.metrics import interval, resample_count, resampled_rows
 from lmtool.learners.writing import AnswerWriter, Writer
 from lmtool.objectives.filling import MaskFiller
+from lmtool.objectives.mntp import MaskedNextTokens
 from lmtool.system.files import user_path
 from lmtool.tasks.configs.minimal_pairs import MinimalPairsConfig
 from lmtool.tasks.files import read_file, suffixes
@@ -150,7 +152,15 @@ def log_probabilities(learner: BaseLearner, pairs: Pairs, config: MinimalPairsCo
             "the generator was trained to give words a probability at a mask",
             "use a model that was trained with objective=mlm, or a decoder",
         )
-    if isinstance(learner, MaskFiller):
+    reads_both = isinstance(learner, MaskedNextTokens) and learner.config.causal > 0
+    if config.reading is not None and not reads_both:
+        raise UserError(
+            f"task.reading={config.reading}: a model trained with objective={learner.config.name} reads sentences in "
+            "one way",
+            "set task.reading=null, or use a model that was trained with objective=mntp_hybrid",
+        )
+    if isinstance(learner, MaskFiller) and (not reads_both or config.reading == "masked"):
+        longest = learner.longest_filled
         copies = _masked_copies(learner, [*pairs.good, *pairs.bad], pairs.origin * 2, config.masking == "word", longest)
         sums = _pseudo_log_likelihoods(learner, copies, 2 * len(pairs), batch_tokens)
         return np.stack([sums[: len(pairs)], sums[len(pairs) :]], axis=1)

@@ -46,7 +46,7 @@ def steps(folder: Path) -> int:
 )
 def test_every_objective_runs(place: Path, objective: str) -> None:
     partners = {
-        "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
+        "clm": "gpt_tiny", "mntp": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
         "skip_gram": "word_vectors_tiny", "bilm": "elmo_tiny", "plm": "xlnet_tiny",
     }  # fmt: skip
     model = next((partner for start, partner in partners.items() if objective.startswith(start)), "bert_tiny")

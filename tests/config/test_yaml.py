@@ -62,7 +62,7 @@ NEEDS = {
 # Models for objectives and tokenizers that do not fit an encoder, by the prefix of their names.
 PARTNERS = {
     "objective": {
-        "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
+        "clm": "gpt_tiny", "mntp": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
         "skip_gram": "word_vectors_tiny", "bilm": "elmo_tiny", "plm": "xlnet_tiny",
     },
     "tokenizer": {"bpe": "gpt1_tiny", "bytebpe": "gpt_tiny", "sentencepiece": "t5_tiny", "spelled": "elmo_tiny"},

@@ -13,11 +13,12 @@ from torch import nn
 
 from lmtool.config.base import JsonObject
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
-from lmtool.learners.model import indices_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.objectives.checks.language import StreamInspector
-from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
+from lmtool.objectives.configs import MaskingConfig, ReplacementConfig, SpanConfig, TokenMaskingConfig
 from lmtool.objectives.corruption.masking import MaskedSpans, MaskedTexts, Vocabulary, budget, length_probabilities
 from lmtool.objectives.corruption.permutation import PermutedTexts, ngram_probabilities
+from lmtool.objectives.examples.language import CAUSAL, MASKED, MaskedNextTokenWindows
 from lmtool.objectives.examples.masked import MaskedExamples, MaskedWindows
 from lmtool.objectives.examples.pairs import MaskedPairs
 
@@ -155,7 +156,11 @@ def check_budget(
 
 
 def check_branches(
-    stats: RunningStatistics, config: MaskingConfig, vocabulary: Vocabulary, visible_M: np.ndarray, labels_M: np.ndarray
+    stats: RunningStatistics,
+    config: ReplacementConfig,
+    vocabulary: Vocabulary,
+    visible_M: np.ndarray,
+    labels_M: np.ndarray,
 ) -> None:
     """Checks the replacements of predicted tokens. A random token that equals the original token counts as unchanged.
 
@@ -171,6 +176,66 @@ def check_branches(
     stats.fraction(BRANCHES[0], is_mask.sum(), len(labels_M), mask)
     stats.fraction(BRANCHES[1], (~is_mask & ~unchanged).sum(), len(labels_M), random * (1 - 1 / regular_count))
     stats.fraction(BRANCHES[2], (~is_mask & unchanged).sum(), len(labels_M), 1 - mask - random + random / regular_count)
+
+
+# Masked next-token prediction: which windows are read causally, and the masks of the others.
+
+
+_CAUSAL_SHARE = "texts read causally"
+
+
+class MaskedNextTokensInspector(StreamInspector):
+    """Inspects `MaskedNextTokenWindows`."""
+
+    def __init__(self, learner: nn.Module, examples: MaskedNextTokenWindows, max_length: int):
+        super().__init__(learner, examples, max_length)
+        self.config = examples.config
+
+    def main_finding(self, stats: RunningStatistics) -> str:
+        finding = "masked tokens are predicted from the position before them, with the whole text in view"
+        share = stats.measured(_CAUSAL_SHARE)
+        return f"{share:.1%} of the texts are read causally; in the others, {finding}" if share else finding
+
+    def repeats(self, epoch: int) -> bool:
+        """Returns whether an epoch repeats the masks of an earlier epoch, as with masking=static."""
+        return self.config.sampling_epoch(epoch) != epoch
+
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        inputs, config, vocabulary = sample.batch.inputs, self.config, self.examples.vocabulary
+        tokens, lengths = inputs.tokens.numpy(), np.array(inputs.lengths)
+        starts, prefixes = np.cumsum(lengths) - lengths, np.array(inputs.prefixes)
+        original = self.examples.stream.read(sample.rows["start"], lengths)
+        is_causal = prefixes == 0
+        if config.causal:
+            stats.fraction(_CAUSAL_SHARE, is_causal.sum(), len(lengths), config.causal)
+        stats.never("masked texts that are not read in both directions", (prefixes != lengths)[~is_causal].sum())
+        in_causal = np.repeat(is_causal, lengths)
+        at, labels = (values.numpy() for values in (indices_of(sample.batch, MASKED), labels_of(sample.batch, MASKED)))
+        changed = np.flatnonzero(tokens != original)
+        stats.never("labels that are not the next token", (original[at + 1] != labels).sum())
+        stats.never("tokens changed but not predicted", (~np.isin(changed, at + 1)).sum())
+        stats.never("tokens masked in texts that are read causally", in_causal[at + 1].sum())
+        is_text = ~vocabulary.special[original] & ~in_causal
+        is_text[starts] = False  # no position comes before a first token
+        stats.never("special or first tokens predicted as masked", (~is_text[at + 1]).sum())
+        check_branches(stats, config, vocabulary, tokens[at + 1], labels)
+        documents = np.repeat(np.arange(len(lengths)), lengths)
+        eligible, selected = (
+            np.bincount(documents[indices], minlength=len(lengths)) for indices in (np.flatnonzero(is_text), at)
+        )
+        if config.whole_word:
+            stats.report("predicted fraction of masked text", selected.sum(), eligible.sum())
+        elif config.select == "bernoulli":
+            stats.fraction("predicted fraction of masked text", selected.sum(), eligible.sum(), config.probability)
+        else:
+            check_budget(stats, selected, budget(eligible, config.probability), eligible)
+        if config.causal:
+            at = indices_of(sample.batch, CAUSAL).numpy()
+            stats.never(
+                "causal labels that are not the next token",
+                (labels_of(sample.batch, CAUSAL).numpy() != tokens[at + 1]).sum(),
+            )
+            stats.never("causal tokens without a prediction", (lengths - 1)[is_causal].sum() - len(np.unique(at)))
 
 
 # Segment pairs: their classes, the documents that their segments come from, and truncation.

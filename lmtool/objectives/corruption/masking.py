@@ -9,7 +9,7 @@ import numpy as np
 
 from lmtool import random_streams
 from lmtool.data.formats import ragged_ranges
-from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
+from lmtool.objectives.configs import ReplacementConfig, SpanConfig, TokenMaskingConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 # Shape letters: T tokens of the packed batch, N examples in it, M predicted positions, W words, V vocabulary.
@@ -147,7 +147,7 @@ def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: Packe
 
 
 def replace_tokens(
-    config: MaskingConfig,
+    config: ReplacementConfig,
     vocabulary: Vocabulary,
     tokens_T: np.ndarray,
     indices: np.ndarray,

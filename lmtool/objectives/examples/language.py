@@ -1,5 +1,5 @@
-"""Examples of causal and prefix language models: windows of running text, in which tokens are predicted from the tokens
-before them.
+"""Examples of causal, prefix and masked next-token language models: windows of running text, in which tokens are
+predicted at the positions before them.
 
 Shape letters: E windows of a text, N windows of a batch.
 """
@@ -11,12 +11,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from lmtool import random_streams
 from lmtool.config.base import JsonObject
 from lmtool.data.examples import Plan, SplitData, cached_plan
 from lmtool.data.formats import PackedArrays, ragged_ranges
 from lmtool.data.loader import segments
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
+from lmtool.objectives.configs import MntpConfig
+from lmtool.objectives.corruption.masking import MaskedTexts, PackedTexts, Vocabulary, mask_tokens
 from lmtool.objectives.corruption.noises import prefix_lengths
 from lmtool.objectives.examples.windows import (
     WINDOW,
@@ -201,3 +204,57 @@ class EncodedPrefixes(_SplitWindows):
         before = self.stream.read(rows["start"], prefixes)
         after = self.stream.read(rows["start"] + prefixes, lengths - prefixes)
         return self.sides.batch((before, prefixes), (after, lengths - prefixes), "prefix_lm", examples)
+
+
+# The terms of masked next-token prediction: of masked texts, and of texts that are read causally.
+MASKED, CAUSAL = "mntp", "clm"
+
+
+class MaskedNextTokenWindows(CausalWindows):
+    """Windows of `CausalWindows`, of which some are read causally and the others with masks, chosen anew in every
+    epoch.
+
+    A masked window has a prefix of its whole length, which makes attention bidirectional. Its first token is never
+    masked, because no position comes before it. Every masked token is predicted at the previous position.
+    """
+
+    def __init__(self, config: MntpConfig, tokenizer: Tokenizer, data: SplitData, max_length: int, seed: int):
+        super().__init__(tokenizer, data.text, max_length, data.documents, data.split)
+        self.config, self.seed, self.vocabulary = config, seed, Vocabulary.from_tokenizer(tokenizer)
+
+    def is_causal(self, examples: np.ndarray, epoch: int) -> np.ndarray:
+        """Returns (N,) bool: which windows are read causally."""
+        epoch = self.config.sampling_epoch(epoch)
+        return random_streams.uniform(self.seed, "sample", epoch, examples, 1)[:, 0] < self.config.causal
+
+    def mask(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> MaskedTexts:
+        """Masks windows, all but their first tokens; indices count the tokens of a batch of these windows."""
+        lengths = rows["length"].astype(np.int64)
+        rest = self.stream.read(rows["start"] + 1, lengths - 1)
+        masked = mask_tokens(self.config, self.vocabulary, PackedTexts(rest, lengths - 1, examples, self.seed, epoch))
+        tokens = self.stream.read(rows["start"], lengths)
+        in_batch = ragged_ranges(np.cumsum(lengths) - lengths + 1, lengths - 1)
+        tokens[in_batch] = masked.tokens
+        return MaskedTexts(tokens, in_batch[masked.at], masked.labels)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        examples = np.asarray(examples)
+        lengths, is_causal = rows["length"].astype(np.int64), self.is_causal(examples, epoch)
+        tokens = self.stream.read(rows["start"], lengths)
+        starts = np.cumsum(lengths) - lengths
+        following = ragged_ranges(starts[is_causal], lengths[is_causal] - 1)
+        # Masks are a function of each window, so masking all windows of the batch and using some changes none.
+        masked = self.mask(rows, examples, epoch)
+        in_masked = np.repeat(~is_causal, lengths)
+        used = in_masked[masked.at]
+        at, labels = masked.at[used] - 1, masked.labels[used]
+        packed = PackedArrays(np.where(in_masked, masked.tokens, tokens), lengths, {}).packed()
+        packed = replace(packed, prefixes=tuple(np.where(is_causal, 0, lengths).tolist()))
+        targets = {MASKED: Target(torch.from_numpy(labels), at=torch.from_numpy(at))}
+        if self.config.causal:
+            targets[CAUSAL] = Target(torch.from_numpy(tokens[following + 1]), at=torch.from_numpy(following))
+        return Batch(packed, targets, *numbers_of(examples))
+
+    @property
+    def predicted_fraction(self) -> float:
+        return self.config.predicted_fraction

@@ -44,6 +44,11 @@ class MinimalPairsConfig(TaskConfig):
         description="masked language models; token: mask one token at a time (Salazar et al. 2020); word: also the "
         "later tokens of its word (Kauf and Ivanova 2023), which does not favour words of many tokens",
     )
+    reading: Literal["causal", "masked"] | None = Field(
+        None,
+        description="how a model trained with objective=mntp_hybrid reads a sentence; null: causal. As a decoder, or "
+        "with each token masked in turn, predicted from the position before it",
+    )
     ngrams: int | None = Field(
         None,
         ge=1,

@@ -12,6 +12,7 @@ from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
     MlmConfig,
+    MntpConfig,
     PlmConfig,
     PrefixLmConfig,
     RtdConfig,
@@ -34,6 +35,9 @@ CASES = {
     "plm pairs": ("xlnet", "wordpiece", PlmConfig(pairs="unscored")),
     "rtd": ("bert", "wordpiece", RtdConfig(short_window_probability=0.5)),
     "clm": ("gpt", "bytebpe", ClmConfig()),
+    "mntp": ("gpt", "roberta", MntpConfig()),
+    "hybrid": ("gpt", "roberta", MntpConfig(causal=0.5, select="bernoulli")),
+    "hybrid whole words": ("gpt", "roberta", MntpConfig(causal=0.25, whole_word=True)),
     "prefix": ("gpt", "bytebpe", PrefixLmConfig()),
     "prefix encoder-decoder": ("t5", "t5", PrefixLmConfig()),
     "span corruption": ("t5", "t5", SpanCorruptionConfig()),
@@ -98,6 +102,20 @@ def test_plm_inspection_shows_streams_and_measures_lanes():
 )
 def test_deviation_from_the_config_is_found(claimed, done, broken):
     inspector = inspector_of("bert", "wordpiece", done)
+    inspector.config = claimed
+    assert broken in {statistic.name for statistic in inspector.measure(20000).broken()}
+
+
+@pytest.mark.parametrize(
+    ("claimed", "broken"),
+    [
+        (MntpConfig(causal=0.3), "texts read causally"),
+        (MntpConfig(causal=0.5, probability=0.3), "examples with a wrong number of predicted tokens"),
+        (MntpConfig(causal=0.5, mask=0.9, random=0.05), "predicted tokens replaced by [MASK]"),
+    ],
+)
+def test_deviation_of_the_hybrid_is_found(claimed, broken):
+    inspector = inspector_of("gpt", "roberta", MntpConfig(causal=0.5))
     inspector.config = claimed
     assert broken in {statistic.name for statistic in inspector.measure(20000).broken()}
 
