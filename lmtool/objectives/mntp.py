@@ -118,7 +118,7 @@ class MaskedNextTokens(MaskFiller):
         """Returns the writer. Raises UserError if the model was not trained to continue texts."""
         if not self.config.causal:
             raise UserError(
-                "a model trained on mntp with causal=0 fills masks, and cannot continue a text",
+                "a model trained on mntp alone fills masks, and cannot continue a text",
                 "train it with objective=mntp_hybrid, or use lmtool predict for filled masks",
             )
         return ContinuationWriter(self.backbone, self.lm, self.tokenizer)

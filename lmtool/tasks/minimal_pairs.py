@@ -3,8 +3,8 @@
 A decoder gives the sum of the log-probabilities of a sentence's tokens; a masked language model (one that predicts a
 masked token from the position before it, too) the pseudo-log-likelihood, the sum over tokens that are masked in turn
 (Salazar et al. 2020, "Masked Language Model Scoring"; by word: Kauf and Ivanova 2023, "A Better Way to Do Masked
-Language Model Scoring"); an encoder-decoder that of the sentence as the filling of a gap. Sums are in
-fp32 and have no length normalization. A tie is wrong.
+Language Model Scoring"); an encoder-decoder that of the sentence as the filling of a gap. Sums are in fp32 and have no
+length normalization. A tie is wrong.
 
 Shape letters: N pairs, L tokens of a sentence, M masked positions, V vocabulary.
 """
@@ -167,9 +167,12 @@ def log_probabilities(learner: BaseLearner, pairs: Pairs, config: MinimalPairsCo
     writer = learner.writer()
     model = writer.model
     scorer = CandidateScorer(model.backbone, model.head, model.start, False, batch_tokens)
+    # Published decoders start texts with a bos token if they have one. Models of both readings are trained on documents
+    # after an eos token, though a vocabulary with a mask usually has a bos token too.
+    start_roles = ("eos",) if reads_both else ("bos", "eos")
     prompts, answers = [], []
     for good, bad, place in zip(pairs.good, pairs.bad, pairs.origin, strict=True):
-        before, sentences = _prompted(writer, [good, bad], config)
+        before, sentences = _prompted(writer, [good, bad], config, start_roles)
         for sentence in sentences:
             _require_fit(len(before) + len(sentence), longest, place)
         shared = _shared_length(sentences, 0 if before else 1) if model.start is None else 0
@@ -190,9 +193,10 @@ def log_probabilities(learner: BaseLearner, pairs: Pairs, config: MinimalPairsCo
 
 
 def _prompted(
-    writer: Writer, sentences: Sequence[str], config: MinimalPairsConfig
+    writer: Writer, sentences: Sequence[str], config: MinimalPairsConfig, start_roles: Sequence[str]
 ) -> tuple[list[int], list[list[int]]]:
-    """Returns the tokens before the sentences of a pair, and the tokens of each sentence that are predicted."""
+    """Returns the tokens before the sentences of a pair, and the tokens of each sentence that are predicted.
+    start_roles: roles of the token before a text whose format has none, the preferred one first."""
     tokenizer, encoded = writer.tokenizer, [writer.tokenizer.encode(sentence).tolist() for sentence in sentences]
     if isinstance(writer, AnswerWriter):
         gap = next(iter(writer.gap_id_by_text.values()), None)
@@ -208,7 +212,7 @@ def _prompted(
     before = _special_tokens_before(writer)
     if not before and config.first_token == "scored":
         roles = tokenizer.roles
-        before = [roles[role] for role in ("bos", "eos") if role in roles][:1]
+        before = [roles[role] for role in start_roles if role in roles][:1]
     return before, encoded
 
 

@@ -33,6 +33,7 @@ CASES = {
     "rtd": ("bert_tiny", {"mlm", "rtd"}),
     "clm": ("gpt_tiny", {"clm"}),
     "prefix_lm": ("gpt_tiny", {"prefix_lm"}),
+    "mntp_hybrid": ("gpt_tiny", {"clm", "mntp"}),
     "span_corruption": ("t5_tiny", {"span_corruption"}),
     "denoising": ("bart_tiny", {"denoising"}),
     "rtd_all_tokens_mlm": ("electra_tiny", {"mlm", "all_tokens_mlm"}),
@@ -48,7 +49,9 @@ def test_inspect_pretrain_checks_every_objective(
     place: Path, capsys: pytest.CaptureFixture[str], objective: str
 ) -> None:
     model, terms = CASES[objective]
-    assert inspect("pretrain", f"model={model}", f"objective={objective}", *DATA, "n=2", "output=seen.jsonl") == 0
+    words = [f"model={model}", f"objective={objective}", *DATA, "n=2", "output=seen.jsonl"]
+    words += ["tokenizer.special_tokens=roberta"] if objective == "mntp_hybrid" else []
+    assert inspect("pretrain", *words) == 0
     printed = capsys.readouterr().out
     assert "example 0" in printed and "DOES NOT HOLD" not in printed
     # Causal language modeling corrupts nothing, so it has no confidence interval.

@@ -62,8 +62,8 @@ NEEDS = {
 # Models for objectives and tokenizers that do not fit an encoder, by the prefix of their names.
 PARTNERS = {
     "objective": {
-        "clm": "gpt_tiny", "mntp": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
-        "skip_gram": "word_vectors_tiny", "bilm": "elmo_tiny", "plm": "xlnet_tiny",
+        "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
+        "skip_gram": "word_vectors_tiny", "bilm": "elmo_tiny", "plm": "xlnet_tiny", "mntp": "gpt_tiny",
     },
     "tokenizer": {"bpe": "gpt1_tiny", "bytebpe": "gpt_tiny", "sentencepiece": "t5_tiny", "spelled": "elmo_tiny"},
 }  # fmt: skip
@@ -146,6 +146,8 @@ def required(group: str, name: str) -> Iterator[str]:
     if (group, name) == ("task", "mixture"):
         yield from ("task.members=[sst2,wnut17]", "task.with.wnut17.path=x")
         return
+    if group == "objective" and name.startswith("mntp"):  # GPT-2's vocabulary has no mask
+        yield "tokenizer.special_tokens=roberta"
     fields = yaml_of(group, name)
     for key, value in fields.items():
         if value == "???":

@@ -12,8 +12,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from lmtool.cli import main as cli
+from lmtool.session.trained import read_trained
 from lmtool.tasks.minimal_pairs import Pairs, PairScores
+from lmtool.training.precision import FP32_CPU
+from lmtool.types import Packed
 from tests.commands.conftest import TINY
+from tests.distillation.runs import STEPS, assert_same, interrupt, saved
 from tests.weights.published_folders import make
 
 PAIRS = [
@@ -221,20 +225,8 @@ def test_pretraining_scores_a_sample_of_pairs_at_each_evaluation(
     capsys.readouterr()
     assert cli.main([*run, "minimal_pairs=missing", "name=refused"]) == 2
     assert "minimal_pairs=missing" in capsys.readouterr().err and not Path("runs/refused").exists()
-    assert (
-        cli.main(
-            [
-                "pretrain",
-                "model=electra_tiny",
-                *TINY,
-                *text,
-                "max_steps=1",
-                "tokenizer.vocab_size=50",
-                "minimal_pairs=pairs",
-            ]
-        )
-        == 2
-    )
+    electra = ["pretrain", "model=electra_tiny", *TINY, *text, "tokenizer.vocab_size=50", "max_steps=1"]
+    assert cli.main([*electra, "minimal_pairs=pairs"]) == 2
     assert "objective=rtd trains a model on the words of a generator" in capsys.readouterr().err
 
 
@@ -249,3 +241,51 @@ def test_sample_has_equally_many_pairs_of_each_paradigm() -> None:
         for text, other in zip(sample.good, sample.bad, strict=True)
     )
     assert sample.good != good[:4] + good[20:24] and len(pairs.sample(100)) == 30
+
+
+@pytest.mark.parametrize("objective", ["mntp", "mntp_hybrid"])
+def test_both_readings_of_a_masked_decoder_and_its_resume(
+    objective: str, pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read with masks, every token is masked in turn; mntp alone is read in no other way."""
+    text = (f"The dog sleeps by the sea {number} times. She sells {number} shells." for number in range(300))
+    Path("text.txt").write_text("\n\n".join(text))
+    words = ["pretrain", "model=gpt_tiny", f"objective={objective}", "tokenizer.special_tokens=roberta", *TINY]
+    words += ["data=text", "data.path=text.txt", "cache_dir=cache", *STEPS, "model.dropout=0.1", "batch_tokens=256"]
+
+    def start(name: str, status: int = 0) -> Path:
+        assert cli.main([*words, f"name={name}"]) == status
+        return Path("runs") / name
+
+    whole = start("whole")
+    interrupt(monkeypatch, lambda status: start("cut", status))
+    assert_same(saved(whole), saved(start("cut")))
+
+    learner = read_trained(str(whole), True, FP32_CPU).learner()
+    tokenizer = learner.tokenizer
+    mask, end = tokenizer.role("mask"), tokenizer.role("eos")
+
+    @torch.no_grad()
+    def logs(tokens: list[int], prefix: int) -> torch.Tensor:
+        packed = Packed(torch.tensor(tokens), (len(tokens),), prefixes=(prefix,))
+        return (learner.backbone(packed) @ learner.table_VW.T).log_softmax(-1)
+
+    def masked(sentence: str) -> float:
+        ids, total = tokenizer.encode(sentence).tolist(), 0.0
+        for place, label in enumerate(ids):
+            tokens = [end, *ids[:place], mask, *ids[place + 1 :], end]
+            total += logs(tokens, len(tokens))[place, label].item()  # the position before the mask
+        return total
+
+    def causal(sentence: str) -> float:
+        ids = tokenizer.encode(sentence).tolist()
+        return logs([end, *ids], 0)[:-1].gather(1, torch.tensor(ids)[:, None]).sum().item()
+
+    if objective == "mntp":
+        assert np.allclose(differences(whole), expected(masked), atol=1e-4)
+        task = ["task=minimal_pairs", "task.path=pairs", "device=cpu", "task.reading=causal"]
+        assert cli.main(["evaluate", f"checkpoint={whole}", *task]) == 2
+        assert "a model trained with objective=mntp reads sentences in one way" in capsys.readouterr().err
+    else:
+        assert np.allclose(differences(whole, "task.reading=masked"), expected(masked), atol=1e-4)
+        assert np.allclose(differences(whole), expected(causal), atol=1e-4)
