@@ -172,6 +172,11 @@ def _maps_of_kinds(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
             )
         torch.manual_seed(0)
         section = cast(PositionsConfig, Choice(GROUP).validate({"name": kind}))
+        if section.reads_trees:
+            raise UserError(
+                f"kinds: {kind} depends on the dependency tree of a text, not only on positions",
+                "name other kinds: kinds=[learned,sinusoidal,rotary,t5,alibi,shaw]",
+            )
         position: Position = build(section, sizes)
         scores = position_scores(position, config.length, config.hidden_size, config.num_heads)
         if scores is not None:
@@ -206,7 +211,8 @@ def _maps_of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMap
         position, model = getattr(getattr(stack, "embed", None), "position", None), loaded.config
         length = min(config.length, position.max_positions if isinstance(position, Learned) else config.length)
         scores: np.ndarray | None = None
-        if isinstance(position, Position) and isinstance(model, TransformerConfig):
+        drawn = isinstance(model, TransformerConfig) and not model.positions.reads_trees
+        if drawn and isinstance(position, Position) and isinstance(model, TransformerConfig):
             scores = position_scores(position.cpu(), length, model.hidden_size, model.num_heads)
             note = _position_note(model.positions, position, model, "trained")
         if scores is None:

@@ -63,7 +63,9 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "lmtool.models.encoder_decoder_configs": "bart t5 transformer",
         "lmtool.models.pretransformer_configs": "cnn elmo lstm rnn_attention word_vectors",
     },
-    "model/positions": {"lmtool.nn.configs": "alibi learned none rotary shaw sinusoidal t5"},
+    "model/positions": {
+        "lmtool.nn.configs": "alibi learned none rotary shaw sinusoidal t5 tree_depth tree_distance",
+    },
     "objective": {
         "lmtool.learners.configs": "mixture",
         "lmtool.objectives.configs": "bilm clm denoising mlm mntp plm prefix_lm rtd skip_gram span span_corruption",

@@ -112,6 +112,11 @@ class LearnedConfig(Component):
         return False
 
     @property
+    def reads_trees(self) -> bool:
+        """Whether each text has a dependency tree."""
+        return False
+
+    @property
     def predicts_rows(self) -> bool:
         """Whether there is one prediction per row, which does not depend on how the row is tokenized."""
         return False

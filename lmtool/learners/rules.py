@@ -9,7 +9,7 @@ from typing import get_args
 from lmtool.data.configs import FORMATS, DataConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig, ObjectiveConfig, missing_token
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
 
@@ -118,3 +118,30 @@ def require_steps_after_generator(objective: ObjectiveConfig, max_steps: int | N
             f"objective.generator_steps={generator_steps} leaves the model no step of max_steps={max_steps}",
             f"set objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * generator_steps}",
         )
+
+
+def require_trees(learned: LearnedConfig, model: ModelConfig) -> Iterator[Problem]:
+    """Positions in a tree need an encoder and a task whose rows have trees, and trees need such positions."""
+    positions = model.positions if isinstance(model, TransformerConfig) else None
+    reads = positions is not None and positions.reads_trees
+    has = [member.reads_trees for member in learned.member_configs()]
+    if not reads or positions is None:
+        if any(has):
+            message = "task.heads is read only by positions in a tree"
+            yield Problem(
+                "task.heads", message, "set model/positions=tree_distance checkpoint=none, or task.heads=null"
+            )
+        return
+    subject = f"model/positions={positions.name}"
+    if model.architecture != "encoder":
+        message = f"{subject} reads the tree of a whole text; model={model.name} is not an encoder"
+        yield Problem("model.positions", message, "set model=bert, or other positions: model/positions=learned")
+    elif isinstance(learned, ObjectiveConfig):
+        message = f"{subject} reads dependency trees, and text to pretrain on has none"
+        yield Problem("model.positions", message, "set model/positions=learned, or use lmtool finetune task=ud_ewt")
+    elif len(has) > 1 or not all(has):
+        message = f"{subject} reads dependency trees; {learned.group}={learned.name} has none"
+        hint = (
+            "set task.heads=head to read the column of CoNLL-U, in a task that tags words; or model/positions=learned"
+        )
+        yield Problem("task.heads", message, hint)

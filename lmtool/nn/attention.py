@@ -105,7 +105,7 @@ def reference_attention(
         weights_ALK = scores_ALK.softmax(-1)
         out_ALD = weights_ALK @ v_AKD
         if bias is not None and bias.weighs:
-            out_ALD = out_ALD + bias.value(weights_ALK[None], query_positions, key_positions)[0]
+            out_ALD = out_ALD + token_bias.value(weights_ALK[None], query_positions, key_positions)[0]
         out_TAD[query_begin : query_begin + queries] = out_ALD.transpose(0, 1)
     return out_TAD
 

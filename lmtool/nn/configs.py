@@ -26,6 +26,8 @@ class PositionsConfig(Config):
     """Whether the width of a head must be even."""
     has_limit: ClassVar[bool] = False
     """Whether the number of positions is limited, so that virtual tokens use some of them."""
+    reads_trees: ClassVar[bool] = False
+    """Whether positions depend on the dependency tree of a text."""
 
     name: str = Field(description="Kind of positions.")
 
@@ -109,6 +111,45 @@ class AlibiPositionsConfig(PositionsConfig):
     """A penalty on the scores proportional to the distance, with a fixed slope per head (Press et al. 2022)."""
 
     name: Literal["alibi"] = Field("alibi", description="A penalty on the scores proportional to the distance.")
+
+
+class TreePositionsConfig(PositionsConfig):
+    """Base class of positions in a dependency tree (Wang, Tu, Wang and Shi 2019), alone or added to positions in the
+    sequence of tokens."""
+
+    has_limit: ClassVar[bool] = True
+    reads_trees: ClassVar[bool] = True
+
+
+@component("model/positions", "tree_depth", builder="lmtool.nn.positions:build_tree_depth")
+class TreeDepthPositionsConfig(TreePositionsConfig):
+    """A learned vector of a word's depth in the dependency tree of its sentence, for tasks with task.heads."""
+
+    name: Literal["tree_depth"] = Field("tree_depth", description="A learned vector of the depth in a tree.")
+    deepest: int = Field(32, ge=1, le=100_000, description="depth from which all share a vector; the root has depth 0")
+    sequence: Literal["learned", "sinusoidal", "none"] = Field(
+        "learned", description="positions in the sequence, which are added; none: only those in the tree"
+    )
+
+
+@component("model/positions", "tree_distance", builder="lmtool.nn.positions:build_tree_distance")
+class TreeDistancePositionsConfig(TreePositionsConfig):
+    """Learned vectors of the clipped distance in the dependency tree, added to keys and values, for tasks with
+    task.heads."""
+
+    name: Literal["tree_distance"] = Field(
+        "tree_distance", description="Vectors of the distance in a tree, added to keys and values."
+    )
+    clip: int = Field(
+        16,
+        ge=1,
+        le=100_000,
+        description="distance in the tree from which all share a vector: 2 clip + 1 vectors, and one for no tree. Its "
+        "sign is negative for earlier words",
+    )
+    sequence: Literal["learned", "sinusoidal", "shaw", "none"] = Field(
+        "learned", description="positions in the sequence, which are added; none: only those in the tree"
+    )
 
 
 @component("model/positions", "none", builder="lmtool.nn.positions:build_none")

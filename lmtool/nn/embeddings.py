@@ -50,7 +50,7 @@ class StackInput(nn.Module):
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Adds positions and segments, then norm and dropout. positions_T: positions within the documents."""
-        x_TH = self.position.embed(vectors_TH, positions_T)
+        x_TH = self.position.of_batch(packed).embed(vectors_TH, positions_T)
         if self.segment is not None:
             ids_T = packed.columns.get("segment")
             x_TH = x_TH + (self.segment.weight[0] if ids_T is None else self.segment(ids_T))

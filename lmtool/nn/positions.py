@@ -9,9 +9,10 @@ distance, P positions.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,10 @@ from lmtool.nn.configs import (
     ShawPositionsConfig,
     SinusoidalPositionsConfig,
     T5PositionsConfig,
+    TreeDepthPositionsConfig,
+    TreeDistancePositionsConfig,
 )
-from lmtool.types import send
+from lmtool.types import Packed, send
 
 Pairs = Literal["half_split", "interleaved"]
 Turns = tuple[Tensor, Tensor]
@@ -62,6 +65,10 @@ class Position(nn.Module):
     def check(self, longest: int, virtual: int = 0) -> None:
         """Raises UserError for documents longer than the kind supports. longest: the length of the longest document in
         tokens, `virtual` of which are virtual."""
+
+    def of_batch(self, packed: Packed) -> Position:
+        """Returns the same kind for a batch: for kinds that read its columns."""
+        return self
 
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
         """Adds to the token vectors (learned, sinusoidal)."""
@@ -249,6 +256,119 @@ class Alibi(Position):
         return _distances(query_positions_RL, key_positions_RK).abs()[:, None] * -slopes_A11
 
 
+# Positions in a dependency tree (Wang, Tu, Wang, Shi, "Self-Attention with Structural Position Representations", EMNLP
+# 2019). All subwords have the place of their word; tokens of no word have no place, and a distance of their own. The
+# sum with positions in the sequence takes the place of the paper's nonlinear combination. Shape letters: T tokens, D
+# levels of the deepest word, R rows of a tile, L queries and K keys of a row, A heads, C clipping distance.
+
+
+class TreePosition(Position):
+    """Positions in a tree and in the sequence. sequence: the positions in the sequence. _ancestors_TD: the path of each
+    token of the batch from the root, -1 after its end; set by `of_batch`."""
+
+    has_limit: ClassVar[bool] = True
+
+    def __init__(self, sequence: Position):
+        super().__init__()
+        self.sequence = sequence
+        self._ancestors_TD: Tensor | None = None
+
+    def of_batch(self, packed: Packed) -> Self:
+        """Returns the positions of a batch, with the same weights. Raises UserError if its texts have no trees."""
+        ancestors_TD = packed.columns.get("ancestors")
+        if ancestors_TD is None:
+            raise UserError(
+                "the model reads the dependency tree of each text, and these texts have none",
+                "use rows of a task with task.heads, such as those of a CoNLL-U file",
+            )
+        bound = copy.copy(self)
+        bound._ancestors_TD = ancestors_TD
+        return bound
+
+    @property
+    def ancestors_TD(self) -> Tensor:
+        """The path of each token of the batch."""
+        assert self._ancestors_TD is not None
+        return self._ancestors_TD
+
+    def check(self, longest: int, virtual: int = 0) -> None:
+        self.sequence.check(longest, virtual)
+
+    def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
+        return self.sequence.embed(x_TH, positions_T)
+
+
+class TreeDepth(TreePosition):
+    """A vector of the depth, added to the token vectors. `weight`: (deepest + 2, H), row 0 for tokens of no word."""
+
+    def __init__(self, sequence: Position, deepest: int, hidden_size: int):
+        super().__init__(sequence)
+        self.weight = nn.Embedding(deepest + 2, hidden_size).weight
+
+    def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
+        row_T = (self.ancestors_TD >= 0).sum(-1).clamp(max=len(self.weight) - 1)
+        return super().embed(x_TH, positions_T) + nn.functional.embedding(row_T, self.weight)
+
+
+def tree_distances(query_RLD: Tensor, key_RKD: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (R, L, K) int64: the edges between the words of a query and a key, and bool: whether both have words.
+    query_RLD, key_RKD: their paths from the root. Two paths agree exactly down to the last common ancestor."""
+    real_RLK = (query_RLD[:, :, None, 0] >= 0) & (key_RKD[:, None, :, 0] >= 0)
+    depth_RL, depth_RK = (query_RLD >= 0).sum(-1), (key_RKD >= 0).sum(-1)
+    common_RLK = torch.zeros_like(real_RLK, dtype=torch.int64)
+    for level in range(query_RLD.shape[-1]):  # (R, L, K, D) at once would need much memory
+        query_RL, key_RK = query_RLD[..., level], key_RKD[..., level]
+        common_RLK += (query_RL[:, :, None] == key_RK[:, None, :]) & (query_RL >= 0)[:, :, None]
+    return depth_RL[:, :, None] + depth_RK[:, None, :] - 2 * common_RLK, real_RLK
+
+
+class TreeDistance(TreePosition):
+    """A vector of the clipped distance in the tree added to each key, another to each value, as in `Shaw`. The distance
+    is negative if the key is before the query. `keys`, `values`: (2C+2, D), the last row for tokens of no word."""
+
+    scores: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
+
+    def __init__(self, sequence: Position, clip: int, head_size: int):
+        super().__init__(sequence)
+        self.clip = clip
+        self.keys = nn.Parameter(torch.randn(2 * clip + 2, head_size))
+        self.values = nn.Parameter(torch.randn(2 * clip + 2, head_size))
+        # All layers read the same tiles: the rows (R, L, K) of a tile, by the id of its queries, which are kept.
+        self._rows_by_tile: dict[int, tuple[Tensor, Tensor]] = {}
+        self._rows_RLK: Tensor | None = None
+
+    def of_batch(self, packed: Packed) -> Self:
+        bound = super().of_batch(packed)
+        bound._rows_by_tile = {}
+        return bound
+
+    def of_tokens(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> Self:
+        if id(query_RL) not in self._rows_by_tile:
+            distances_RLK, real_RLK = tree_distances(self.ancestors_TD[query_RL], self.ancestors_TD[key_RK])
+            signs_RLK = torch.where(key_RK[:, None, :] < query_RL[:, :, None], -1, 1)
+            rows_RLK = (distances_RLK * signs_RLK).clamp(-self.clip, self.clip) + self.clip
+            rows_RLK = torch.where(real_RLK, rows_RLK, 2 * self.clip + 1)
+            self._rows_by_tile[id(query_RL)] = query_RL, rows_RLK
+        bound = copy.copy(self)
+        bound._rows_RLK = self._rows_by_tile[id(query_RL)][1]
+        return bound
+
+    def _rows(self, heads: int) -> Tensor:
+        assert self._rows_RLK is not None
+        return self._rows_RLK[:, None].expand(-1, heads, -1, -1)
+
+    def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        products = q_RALD @ self.keys.to(q_RALD.dtype).T
+        in_tree = products.gather(-1, self._rows(q_RALD.shape[1]))
+        return in_tree + self.sequence.score(q_RALD, k_RAKD, query_positions_RL, key_positions_RK)
+
+    def value(self, weights_RALK: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
+        sums = weights_RALK.new_zeros(*weights_RALK.shape[:-1], len(self.values))
+        in_tree = sums.scatter_add(-1, self._rows(weights_RALK.shape[1]), weights_RALK) @ self.values.to(sums.dtype)
+        return in_tree + self.sequence.value(weights_RALK, query_positions_RL, key_positions_RK)
+
+
 def _angles(positions_T: Tensor, width: int, base: float) -> Tensor:
     """Returns (T, ceil(width / 2)) float64: p / base^(2i/width). In double precision, because at position 5e6 single
     precision is off by a third of a radian."""
@@ -288,6 +408,23 @@ def build_rotary(config: RotaryPositionsConfig, sizes: PositionSizes) -> Rotary:
 
 def build_alibi(config: AlibiPositionsConfig, sizes: PositionSizes) -> Alibi:
     return Alibi(sizes.num_heads)
+
+
+def build_tree_depth(config: TreeDepthPositionsConfig, sizes: PositionSizes) -> TreeDepth:
+    return TreeDepth(_in_sequence(config.sequence, sizes), config.deepest, sizes.hidden_size)
+
+
+def build_tree_distance(config: TreeDistancePositionsConfig, sizes: PositionSizes) -> TreeDistance:
+    return TreeDistance(_in_sequence(config.sequence, sizes), config.clip, sizes.head_size)
+
+
+def _in_sequence(name: str, sizes: PositionSizes) -> Position:
+    """Returns positions in the sequence of this name with their default values."""
+    if name == "learned":
+        return Learned(sizes.max_positions, sizes.hidden_size, sizes.offset)
+    if name == "shaw":
+        return Shaw(ShawPositionsConfig().clip, sizes.head_size)
+    return Sinusoidal() if name == "sinusoidal" else Position()
 
 
 def build_none(config: NoPositionsConfig, sizes: PositionSizes) -> Position:

@@ -163,7 +163,8 @@ def enter(
     else:
         positions_T = cache.extend(packed)
     x_TH = embed.finish(vectors_TE, packed, positions_T, rng)
-    return StackState(x_TH, packed, positions_T, embed.position, rng, cache, batch_T, ahead)
+    position = embed.position.of_batch(packed)
+    return StackState(x_TH, packed, positions_T, position, rng, cache, batch_T, ahead)
 
 
 class Stack(nn.Module):

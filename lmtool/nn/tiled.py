@@ -151,6 +151,7 @@ def _tile_attention(
     weights_RALK = _drop_weights(_weights(q_RALD, k_RAKD, tile, tile_bias), tile, rate, rng)
     out_RALD = weights_RALK @ v_RAKD
     if bias.weighs:
+        bias = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
         out_RALD = out_RALD + bias.value(weights_RALK, tile.query_positions_RL, tile.key_positions_RK)
     return out_RALD
 

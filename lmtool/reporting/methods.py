@@ -63,6 +63,8 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "shaw": ("relative positions in keys and values", "shaw2018relative"),
         "sinusoidal": ("sinusoidal positions", "vaswani2017attention"),
         "t5": ("relative position biases", "raffel2020t5"),
+        "tree_depth": ("depths in a dependency tree", "wang2019structural"),
+        "tree_distance": ("distances in a dependency tree", "wang2019structural", "shaw2018relative"),
     },
     "tokenizer": {
         "bpe": ("byte-pair encoding", "sennrich2016bpe", "radford2018gpt"),

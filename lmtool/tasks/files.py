@@ -135,7 +135,7 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
         )
     paths = _splits(config, path, scoring) if path.is_dir() else {"train": path}
     # MNLI's files are mostly parse trees; unread columns are dropped.
-    columns_read = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
+    columns_read = {*config.text, *config.columns, config.label, *config.further_columns, *config.aliases, *IDS, LINES}
     tables: dict[str, TaskTable] = {}
     names = {split: file.name for split, file in paths.items()}
     metadata: JsonObject = {"source": str(path), "files": names, "skipped_rows": 0}

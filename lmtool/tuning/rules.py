@@ -8,7 +8,7 @@ from itertools import islice
 from lmtool.data.configs import SHORTEST
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.tuning.configs.base import TuningConfig
 
 
@@ -43,6 +43,14 @@ def require_positions_for_virtual_tokens(
             f"model.max_positions={model.max_positions}",
             f"set max_length={remaining}" if remaining >= SHORTEST else f"set {fewer}",
         )
+
+
+def refuse_virtual_tokens_in_trees(tuning: TuningConfig, model: ModelConfig) -> Iterator[Problem]:
+    """Virtual tokens have no place in a dependency tree."""
+    positions = model.positions if isinstance(model, TransformerConfig) else None
+    if positions is not None and positions.reads_trees and tuning.reserved_positions(model):
+        message = f"tuning={tuning.name} adds virtual tokens, which have no place in the trees of model/positions="
+        yield Problem("tuning", f"{message}{positions.name}", "set tuning=full, or model/positions=learned")
 
 
 def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:

@@ -96,6 +96,12 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
     ):
         for name in groups.options(group):
             verb = verb if group != "sweep" else command_of(name)
+            if group == "model/positions" and name.startswith("tree_"):
+                yield (
+                    "finetune",
+                    ("model=bert_tiny", "checkpoint=none", "task=ud_ewt", "task.heads=head", f"{group}={name}"),
+                )
+                continue
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
             if group == "task" and name in ("blimp", "minimal_pairs"):

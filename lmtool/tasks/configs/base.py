@@ -180,6 +180,11 @@ class TaskConfig(LearnedConfig):
         return tuple(part for name in self.text for part in joined_columns(name))
 
     @property
+    def further_columns(self) -> tuple[str, ...]:
+        """The columns that are read besides the texts and the label."""
+        return ()
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """The text columns of rows, with joined columns under their joined name (A+B)."""
         return self.text

@@ -237,6 +237,11 @@ class TokenClassificationConfig(TaskConfig):
         "The model learns and predicts bio. iob1: B only between adjacent entities of the same type; none: for "
         "example parts of speech",
     )
+    heads: str | None = Field(
+        None,
+        description="column of heads in a dependency tree, for model/positions=tree_depth and tree_distance; CoNLL-U: "
+        "head. Numbers of words from 1, 0 for the root: a list, or a text split at whitespace; null: none",
+    )
     train_on: Literal["all", "first"] = Field(
         "all", description="subwords that learn a word's tag: all (those after a B learn I), or first"
     )
@@ -257,6 +262,14 @@ class TokenClassificationConfig(TaskConfig):
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss"
     )
+
+    @property
+    def further_columns(self) -> tuple[str, ...]:
+        return () if self.heads is None else (self.heads,)
+
+    @property
+    def reads_trees(self) -> bool:
+        return self.heads is not None
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

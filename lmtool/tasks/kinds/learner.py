@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
+from lmtool.data.tables import LINES
 from lmtool.errors import NotFinite
 from lmtool.learners.base import Answers, BaseLearner, Inference, Responder
 from lmtool.learners.baseline import Predictor, TermSums
@@ -391,7 +392,8 @@ class TaskResponder(Responder):
         columns = {config.aliases.get(name, name): values for name, values in columns.items()}
         columns = with_joined_columns(config, columns, origin)
         decoded = super().read_rows(columns, origin).columns
-        extra = {name: columns[name] for name in (*IDS, config.label) if name in columns}
+        names = (*IDS, config.label, *config.further_columns, LINES)
+        extra = {name: columns[name] for name in names if name in columns}
         return self.learner.kind.rows({**extra, **decoded}, origin, False)
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:

@@ -17,6 +17,7 @@ from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.data.tables import LINES
+from lmtool.data.trees import ANCESTORS, NoTree, numbers_of_heads, paths_from_root
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.metrics import by_class, compute, confusion
@@ -146,6 +147,15 @@ WORD = "word"
 """The column of a batch with the word index of each word's first token; -1 for other tokens."""
 
 
+def _ancestors(parents: list[list[int]], word_of: list[np.ndarray]) -> np.ndarray:
+    """Returns (T, D) int32: the path of the word of each token of all sentences. word_of: the word of each token of a
+    sentence, -1 for none."""
+    levels = max((paths_from_root(sentence).shape[1] for sentence in parents), default=0)
+    tables = (paths_from_root(sentence, max(levels, 1)) for sentence in parents)
+    none = np.full((1, max(levels, 1)), -1, dtype=np.int32)  # the last row, for tokens of no word
+    return np.concatenate([np.concatenate([table, none])[words] for table, words in zip(tables, word_of, strict=True)])
+
+
 class TaggedWindows(TaskExamples):
     """Examples of one sentence per row, read in overlapping windows (`InputFormat.stride`).
 
@@ -176,7 +186,7 @@ class TaggedWindows(TaskExamples):
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
         """Stores the ids and, for each id, the index of the word that it begins, or -1."""
         unknown = next((tokenizer.roles[role] for role in _UNKNOWN if role in tokenizer.roles), 0)
-        ids, words, self.unknown_words = [], [], 0
+        ids, words, word_of, self.unknown_words = [], [], [], 0
         for start in range(0, len(sentences), _SENTENCES_PER_CALL):
             part = sentences[start : start + _SENTENCES_PER_CALL]
             for sentence, (ids_T, word_T) in zip(part, tokenizer.encode_sentences(part), strict=True):
@@ -188,10 +198,12 @@ class TaggedWindows(TaskExamples):
                     word_T = np.insert(word_T, indices, missing if len(sentence) else -1)
                 first_T = np.diff(word_T, prepend=-1) != 0
                 ids.append(ids_T)
+                word_of.append(word_T)
                 words.append(np.where(first_T & (word_T >= 0), word_T, -1))
         self._lengths_E = np.array([len(sentence) for sentence in ids], dtype=np.int64)
         self._starts_E = np.cumsum(self._lengths_E) - self._lengths_E
         self._ids, self._words = np.concatenate(ids), np.concatenate(words)
+        self._ancestors = None if self.rows.parents is None else _ancestors(self.rows.parents, word_of)
 
     def _label(self, later_tags: np.ndarray | None) -> None:
         self._predicts, self._labels = self._words >= 0, None
@@ -225,6 +237,10 @@ class TaggedWindows(TaskExamples):
         words = np.full(len(inputs.tokens), -1, dtype=np.int64)
         words[packed_T] = self._words[source_T]
         inputs.columns[WORD] = torch.from_numpy(words)
+        if self._ancestors is not None:
+            ancestors = np.full((len(inputs.tokens), self._ancestors.shape[1]), -1, dtype=np.int32)
+            ancestors[packed_T] = self._ancestors[source_T]
+            inputs.columns[ANCESTORS] = torch.from_numpy(ancestors)
         labels = None if self._labels is None else torch.from_numpy(self._labels[source_T[predicting]])
         side: Side = "inputs" if self.start is None else "outputs"
         target = Target(labels, at=torch.from_numpy(packed_T[predicting]), side=side)
@@ -355,7 +371,25 @@ class TokenClassification(TaskKind):
             and not is_unlabeled([tag for sentence in _lists(values) for tag in sentence], self.classes)
         ):
             labels = self._numbers(words, columns, origin)
-        return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
+        heads = self.config.heads
+        parents = None if heads is None else self._parents(heads, words, columns, origin)
+        return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin, parents)
+
+    def _parents(self, name: str, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
+        if name not in columns:
+            raise UserError(
+                f"{origin[0][0]}: no column {name} of heads", "name the column of the heads with task.heads=COLUMN"
+            )
+        parents = []
+        for number, (sentence, heads) in enumerate(zip(words, _lists(columns[name]), strict=True)):
+            try:
+                parents.append(numbers_of_heads(heads, len(sentence)))
+            except NoTree as no_tree:
+                raise UserError(
+                    f"{_place(columns, origin, number, no_tree.word)}: {no_tree.problem}",
+                    "correct the heads: one word has 0, all others lead to it; or remove the sentence",
+                ) from no_tree
+        return parents
 
     def _numbers(self, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
         sentences = self._tag_names(_lists(columns[self.config.label]))
