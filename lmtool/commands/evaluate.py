@@ -3,6 +3,7 @@ compares it with another checkpoint on the same rows."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +16,16 @@ from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluations import (
     EVALUATION,
+    print_curve,
     print_difference,
     print_evaluation,
     print_minimal_pairs,
+    write_curve,
     write_evaluation,
 )
 from lmtool.resolver.commands import EvaluateConfig, FinetuneConfig, PretrainConfig
 from lmtool.runs.files import SCORED_ROWS, replace_text, rows_digest, to_json
+from lmtool.runs.finding import kept_checkpoints, read_state, run_of_all_kept
 from lmtool.runs.identity import require_own_folder
 from lmtool.session.evaluation import (
     MaskedPromptTask,
@@ -52,7 +56,42 @@ def run(config: EvaluateConfig) -> JsonObject:
         folder = user_path(config.report)
         require_own_folder(folder, (EVALUATION,), "report", "report")
         require_no_link(folder / "plots")
-    trained, output = load_trained(config), Output()
+    run_folder = run_of_all_kept(config.checkpoint)
+    if run_folder is not None:
+        return _score_all_kept(config, run_folder)
+    return _score(config, Output())[0]
+
+
+def _score_all_kept(config: EvaluateConfig, run_folder: str) -> JsonObject:
+    """Scores every checkpoint that `checkpoint_at=` keeps, and prints and writes their learning curve. Returns the
+    metrics of the last one."""
+    require_unset(
+        config, ("output", "against"), "several checkpoints", "name one of them: checkpoint=RUN@STEP or RUN@AMOUNT"
+    )
+    kept, output, points = kept_checkpoints(run_folder), Output(), list[JsonObject]()
+    metrics: JsonObject = {}
+    for folder, names in kept.items():
+        output.stage(f"scoring {', '.join(names)}", len(points), len(kept))
+        single = config.model_copy(update={"checkpoint": str(folder), "report": None})
+        metrics, intervals = _score(single, Output(io.StringIO()))
+        state = read_state(folder)
+        amounts = {"checkpoint": ", ".join(names), "step": state["step"], "tokens": state["tokens"]}
+        amounts |= {"words": state.get("words"), "passes": state.get("epoch")}
+        scores = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        points.append({**amounts, "metrics": scores, "intervals": intervals})
+    output.stage("scoring", len(kept), len(kept))
+    scored_on = config.task.name if config.task is not None else None
+    print_curve(output, run_folder, scored_on, points)
+    if config.report is not None:
+        write_curve(user_path(config.report), run_folder, scored_on, points)
+        output.line(f"{EVALUATION}, curve.csv and plots: {user_path(config.report)}")
+    return metrics
+
+
+def _score(config: EvaluateConfig, output: Output) -> tuple[JsonObject, JsonObject]:
+    """Scores one checkpoint, prints and writes its scores. Returns the metrics as `run`, and the intervals ("low" and
+    "high") of those that have one."""
+    trained = load_trained(config)
     if isinstance(config.task, MinimalPairsConfig):
         return _score_pairs(config, config.task, trained, output)
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
@@ -76,8 +115,10 @@ def run(config: EvaluateConfig) -> JsonObject:
     if config.output is not None:
         write_output(config.output, scores.evaluations.records())
     details: JsonObject = {"checkpoint": config.checkpoint, "task": scores.title, "splits": {}}
+    intervals: JsonObject = {}
     for split, evaluation in scores.splits().items():
         split_details = details["splits"][split] = analysis(evaluation)
+        intervals = intervals or dict(split_details["metrics"])
         print_evaluation(
             output, f"{config.checkpoint} · {scores.title}", split, split_details, scores.baseline_of(split)
         )
@@ -99,7 +140,8 @@ def run(config: EvaluateConfig) -> JsonObject:
         output.line(f"evaluation.json, predictions.jsonl and plots: {folder}")
     metrics = scores.evaluations.metrics()
     # A sweep's table shows the first, and compares scores on the same rows.
-    return {scores.metric: metrics[scores.metric], **metrics, SCORED_ROWS: scores.evaluations.first.rows_digest}
+    digest = scores.evaluations.first.rows_digest
+    return {scores.metric: metrics[scores.metric], **metrics, SCORED_ROWS: digest}, intervals
 
 
 @dataclass(frozen=True)
@@ -155,7 +197,9 @@ def _score_prompts(config: EvaluateConfig, prompts: MaskedPromptTask) -> TaskSco
     return TaskScores(title, held_out.score(prompts.precision), held_out.baseline(data["train"]), learner.metric.name)
 
 
-def _score_pairs(config: EvaluateConfig, task: MinimalPairsConfig, trained: Trained, output: Output) -> JsonObject:
+def _score_pairs(
+    config: EvaluateConfig, task: MinimalPairsConfig, trained: Trained, output: Output
+) -> tuple[JsonObject, JsonObject]:
     """Scores a pretrained checkpoint on minimal pairs."""
     scored = f"{config.checkpoint} is scored on minimal pairs"
     require_unset(config, ("exit", "exit_entropy", "shots", "stride", "max_length", "memory_length"), scored)
@@ -198,7 +242,8 @@ def _score_pairs(config: EvaluateConfig, task: MinimalPairsConfig, trained: Trai
         write_output(str(folder / "predictions.jsonl"), pairs.records(values_N2), key="report")
         replace_text(folder / EVALUATION, to_json({"checkpoint": config.checkpoint, "task": task.name, **details}))
         output.line(f"{EVALUATION} and predictions.jsonl: {folder}")
-    return {"accuracy": scores.accuracy, **scores.accuracies, SCORED_ROWS: rows_digest(pairs.scored_rows())}
+    metrics = {"accuracy": scores.accuracy, **scores.accuracies, SCORED_ROWS: rows_digest(pairs.scored_rows())}
+    return metrics, {"accuracy": details["accuracy"]}
 
 
 def _ngram_log_probabilities(

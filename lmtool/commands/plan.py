@@ -173,15 +173,24 @@ def _with_known_epochs(
         return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
         return config, float(rows * config.max_length)
+    if config.max_words is not None:
+        config = _without_unknown(config, "max_words", "the words of the text are unknown before it is read", notes)
     epoch_tokens = None if any(form.data != config.data for form in config.phase_configs) else _text_tokens(config)
     if epoch_tokens is not None or config.max_epochs is None:
         return config, epoch_tokens
-    budget, reason = f"max_epochs={config.max_epochs:g}", "the tokens of an epoch are unknown before the text is read"
-    if set(budgets(config.model_dump(include=set(BUDGETS)))) == {"max_epochs"}:
+    reason = "the tokens of an epoch are unknown before the text is read"
+    return _without_unknown(config, "max_epochs", reason, notes), None
+
+
+def _without_unknown(config: PretrainConfig, key: str, reason: str, notes: list[str]) -> PretrainConfig:
+    """Returns the configuration without a budget of unknown length, with a note. Raises UserError if there is no other
+    budget."""
+    budget = f"{key}={getattr(config, key):g}"
+    if set(budgets(config.model_dump(include=set(BUDGETS)))) == {key}:
         hint = "set measure=true, which reads the text, or set max_steps= or max_tokens= instead"
         raise UserError(f"{budget} cannot be planned: {reason}", hint)
     notes.append(f"{budget} is ignored: {reason}")
-    return config.model_copy(update={"max_epochs": None}), None
+    return config.model_copy(update={key: None})
 
 
 def _plan_of(

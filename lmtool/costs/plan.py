@@ -414,7 +414,7 @@ def plan_of(
             for at most a third of a second.
     """
     single = _plan_one_step(config, learner, metadata, _planned_device(config, target))
-    limits = _step_limits(config, single, metadata["steps_per_epoch"])
+    limits = _step_limits(config, single, metadata)
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
     return replace(_extend_plan(config, single, steps), ends_by=budget, epochs=steps / metadata["steps_per_epoch"])
@@ -460,8 +460,8 @@ def plan_in_phases(
         return replace(largest, tokens_per_step=tokens, flops_per_token=flops / tokens, step_seconds=seconds)
 
     limits = {
-        budget: _step_limits(config, plan_mean_step(budget), metadata[0]["steps_per_epoch"])[budget]
-        for budget in _step_limits(config, singles[0], metadata[0]["steps_per_epoch"])
+        budget: _step_limits(config, plan_mean_step(budget), metadata[0])[budget]
+        for budget in _step_limits(config, singles[0], metadata[0])
     }
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
@@ -583,11 +583,15 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
     return Forward(tokens, activations, head_bytes(learner, formats, predicted * tokens), device.cuda)
 
 
-def _step_limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[str, float]:
-    """Returns the number of steps after which each budget of a run is exhausted. single: the plan of one step."""
+def _step_limits(config: RunConfig, single: RunPlan, metadata: JsonMapping) -> dict[str, float]:
+    """Returns the number of steps after which each budget of a run is exhausted. single: the plan of one step.
+    metadata: that of the loader."""
+    steps_per_epoch = metadata["steps_per_epoch"]
     limits = {"max_steps": float(config.max_steps or "inf")}
     if config.max_epochs is not None:
         limits["max_epochs"] = config.max_epochs * steps_per_epoch
+    if config.max_words is not None and "words_per_epoch" in metadata:
+        limits["max_words"] = config.max_words / metadata["words_per_epoch"] * steps_per_epoch
     if config.max_tokens is not None:
         limits["max_tokens"] = config.max_tokens / single.tokens_per_step
     if config.max_flops is not None:

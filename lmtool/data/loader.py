@@ -211,6 +211,7 @@ class PackedLoader:
         micro_batch_tokens: Maximum tokens of a forward pass; a step may have several. This changes no result.
         shuffle: Whether to shuffle. False keeps the order of the plan.
         virtual_tokens: Tokens that a tuning method adds to each example in a forward pass.
+        words: Words of the text that an epoch reads; None if unknown.
     """
 
     def __init__(
@@ -222,6 +223,7 @@ class PackedLoader:
         micro_batch_tokens: int | None = None,
         shuffle: bool = True,
         virtual_tokens: int = 0,
+        words: int | None = None,
     ):
         if (batch_examples is None) == (batch_tokens is None):
             raise ValueError("give batch_examples or batch_tokens")
@@ -229,6 +231,7 @@ class PackedLoader:
             fitting = batch_examples or max(1, (batch_tokens or 0) // int(examples.plan(0).lengths.max()))
             examples = examples.in_lanes(fitting)
         self._lanes = examples.lanes if isinstance(examples, LanedExamples) else None
+        self._words = words
         self._examples, self._seed, self._shuffle = examples, seed, shuffle and self._lanes is None
         self._batch_examples, self._batch_tokens = batch_examples, batch_tokens
         self._sizes = (batch_examples, batch_tokens) if self._lanes is None else (self._lanes, None)
@@ -329,6 +332,7 @@ class PackedLoader:
             "longest": longest,
             "padding_fraction": 0.0,
             "padding_avoided": 1.0 - tokens / float(padded),
+            **({} if self._words is None else {"words_per_epoch": self._words}),
             **self._examples.metadata(),
         }
 

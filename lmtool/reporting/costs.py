@@ -15,7 +15,13 @@ from lmtool.system.terminal import counted, plural
 _EVALUATION_COST = 0.55
 # Evaluation time below this fraction of the training time is not reported.
 _MIN_EVALUATION_FRACTION = 0.05
-_UNITS = {"max_steps": "step", "max_epochs": "epoch", "max_tokens": "token", "max_minutes": "minute"}
+_UNITS = {
+    "max_steps": "step",
+    "max_epochs": "epoch",
+    "max_tokens": "token",
+    "max_words": "word",
+    "max_minutes": "minute",
+}
 
 
 @dataclass(frozen=True)

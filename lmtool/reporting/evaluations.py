@@ -13,7 +13,7 @@ from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import Accuracy, CheckpointProbes
 from lmtool.reporting.text import number, plain, shorten
-from lmtool.runs.files import replace_text, to_json
+from lmtool.runs.files import replace_text, to_json, write_delimited
 from lmtool.system.files import real_folder
 from lmtool.system.secrets import masked_data
 from lmtool.system.terminal import counted
@@ -156,6 +156,77 @@ def write_evaluation(folder: Path, details: JsonMapping) -> None:
         replace_text(folder / EVALUATION, to_json(masked_data(dict(details))) + "\n")
         for split, evaluation in details["splits"].items():
             _draw(folder / "plots", split, evaluation)
+
+
+# `lmtool evaluate RUN@*`: scores over the text seen.
+
+_CURVE_METRICS = 4
+
+
+def print_curve(output: Output, run: str, task: str | None, points: Sequence[JsonMapping]) -> None:
+    """Prints a row for each checkpoint of a learning curve.
+
+    Args:
+        output: where to print.
+        run: the run.
+        task: the task that the checkpoints were scored on; None for the text or the task of the run.
+        points: for each checkpoint its `checkpoint` (the names of its amounts), `step`, `tokens`, `words` and `passes`
+            (None if unknown), `metrics`, and the `intervals` of some of them.
+    """
+    names = _curve_metrics(points)[:_CURVE_METRICS]
+    intervals = [name for name in names if all(_has_interval(point, name) for point in points)]
+    amounts = ["tokens", *(["words"] if all(point["words"] is not None for point in points) else [])]
+    header = ["checkpoint", "step", *amounts, "passes"]
+    for name in names:
+        header += [name, *(["95% interval"] if name in intervals else [])]
+    rows = []
+    for point in points:
+        row: list[object] = [point["checkpoint"], f"{point['step']:,}", *(f"{point[name]:,}" for name in amounts)]
+        row.append(f"{point['passes']:.2f}")
+        for name in names:
+            row.append(f"{point['metrics'][name]:.4f}")
+            row += [interval_text(point["intervals"][name])] if name in intervals else []
+        rows.append(row)
+    title = " · ".join(filter(None, (f"{run}@*", task)))
+    print_table(output, header, rows, heading=f"{title} · {counted(len(points), 'checkpoint')}")
+
+
+def _curve_metrics(points: Sequence[JsonMapping]) -> list[str]:
+    """Returns the metrics of all points; bits per byte, which compares vocabularies, is the first of a language
+    model."""
+    names = [name for name in points[0]["metrics"] if all(name in point["metrics"] for point in points)]
+    return sorted(names, key=lambda name: name != "bits_per_byte")
+
+
+def _has_interval(point: JsonMapping, name: str) -> bool:
+    interval = point["intervals"].get(name)
+    return interval is not None and math.isfinite(interval["low"]) and math.isfinite(interval["high"])
+
+
+def write_curve(folder: Path, run: str, task: str | None, points: Sequence[JsonMapping]) -> None:
+    """Writes evaluation.json, curve.csv and plots/curve.png to a folder, see `print_curve`. Raises UserError if that
+    fails."""
+    # Imported late: matplotlib takes most of a second.
+    from lmtool.reporting import drawing, plots
+
+    names = _curve_metrics(points)
+    unit = "words" if all(str(point["checkpoint"]).endswith("w") for point in points) else "tokens"
+    rows = []
+    for point in points:
+        row = {name: point[name] for name in ("checkpoint", "step", "tokens", "words", "passes")}
+        for name in names:
+            row[name] = point["metrics"][name]
+            if _has_interval(point, name):
+                row |= {f"{name}_{end}": point["intervals"][name][end] for end in ("low", "high")}
+        rows.append(row)
+    intervals = [point["intervals"][names[0]] if _has_interval(point, names[0]) else None for point in points]
+    values = [float(point["metrics"][names[0]]) for point in points]
+    figure = plots.text_seen_figure(names[0], unit, [point[unit] for point in points], values, intervals)
+    with _output_folder(folder, "report"):
+        details = {"checkpoint": f"{run}@*", "task": task, "points": list(points)}
+        replace_text(folder / EVALUATION, to_json(masked_data(details)) + "\n")
+        write_delimited(folder / "curve.csv", rows, ",", named_by_user=False)
+        drawing.write_png(figure, real_folder(folder / "plots") / "curve.png")
 
 
 @contextmanager

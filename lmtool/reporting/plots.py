@@ -249,6 +249,28 @@ def layers_figure(target: str, checkpoints: Sequence[CheckpointProbes]) -> Figur
 
 
 @matplotlib.rc_context(STYLE)
+def text_seen_figure(
+    metric: str,
+    unit: str,
+    amounts: Sequence[int],
+    values: Sequence[float],
+    intervals: Sequence[Mapping[str, float] | None],
+) -> Figure:
+    """Draws a score over the text seen, on a logarithmic axis, with the intervals that are known. unit: tokens or
+    words. intervals: "low" and "high"; None for values without one."""
+    figure, axes = single_plot(6.4, 3.6)
+    tidy(axes, f"{unit} seen")
+    axes.set_title(plain(title(metric), 60))
+    axes.plot(amounts, values, color=COLORS[0], marker="o", markersize=4, linewidth=1.4)
+    for amount, interval in zip(amounts, intervals, strict=True):
+        if interval is not None:
+            axes.vlines(amount, interval["low"], interval["high"], color=COLORS[0], linewidth=1.0)
+    if len(amounts) > 1:
+        axes.set_xscale("log")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
 def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Draws small plots over steps: each unweighted term of the training loss, and of the validation loss if it has
     that term; None for a loss with one term. width: in inches."""

@@ -92,6 +92,9 @@ class RunConfig(CommandConfig):
     )
     max_epochs: float | None = Field(None, gt=0, description="maximum passes over the training examples")
     max_tokens: int | None = Field(None, ge=1, description="maximum number of training tokens")
+    max_words: int | None = Field(
+        None, ge=1, description="maximum words of training text (as wc -w), repeats included; pretrain"
+    )
     max_minutes: float | None = Field(
         None, gt=0, description="maximum minutes of training; evaluations are not counted"
     )
@@ -125,6 +128,11 @@ class RunConfig(CommandConfig):
     )
     checkpoint_every: int | None = Field(
         None, ge=1, description="steps between checkpoints; null: one at each evaluation"
+    )
+    checkpoint_at: tuple[int | str, ...] | None = Field(
+        None,
+        description="amounts of text at which a checkpoint is kept for good: [1M,2M,5M] tokens (K, M, B); words: "
+        "[10Mw]. RUN@* scores them all, RUN@1M one of them",
     )
     patience: int | None = Field(
         None, ge=1, description="stop after this many evaluations without improvement; null: never"

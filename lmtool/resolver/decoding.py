@@ -484,6 +484,7 @@ def _spent_budgets(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
         "max_steps": state["step"],
         "max_epochs": state.get("epoch") or 0,
         "max_tokens": state.get("tokens") or 0,
+        "max_words": state.get("words") or 0,
         "max_minutes": (state.get("seconds") or 0) / 60,
     }
     for key, amount in spent_budgets.items():

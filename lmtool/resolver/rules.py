@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from lmtool.config.base import Config, JsonObject
@@ -42,7 +43,7 @@ from lmtool.system.files import user_path
 from lmtool.tasks import rules as tasks
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
-from lmtool.training.configs import OptimizerConfig
+from lmtool.training.configs import OptimizerConfig, amounts_of
 from lmtool.training.phases import EPOCH_KEYS, words_of_phase
 from lmtool.tuning import rules as tuning
 
@@ -136,8 +137,81 @@ def require_unit_of_reference(
 
 def require_budget(*budgets: float | None) -> Iterator[Problem]:
     if all(budget is None for budget in budgets):
-        names = "max_steps, max_epochs, max_tokens, max_minutes or max_flops"
+        names = "max_steps, max_epochs, max_tokens, max_words, max_minutes or max_flops"
         yield Problem("max_steps", f"missing budget: one of {names}", "set max_steps=10000, for example")
+
+
+def require_ascending_amounts(
+    checkpoint_at: Sequence[int | str] | None, max_tokens: int | None, max_words: int | None
+) -> Iterator[Problem]:
+    try:
+        amounts = amounts_of(checkpoint_at)
+    except ValueError as error:
+        yield Problem(
+            "checkpoint_at",
+            f"checkpoint_at: {error}",
+            "set checkpoint_at=[500K,1.5M,2B] (tokens) or [10Mw,100Mw] (words)",
+        )
+        return
+    listed = f"checkpoint_at={_listed(checkpoint_at)}"
+    if checkpoint_at == ():
+        yield Problem("checkpoint_at", "checkpoint_at=[] lists no amount", "set checkpoint_at=null")
+    if len({amount.words for amount in amounts}) > 1:
+        yield Problem("checkpoint_at", f"{listed} mixes tokens and words", "use amounts of one of them")
+        return
+    if any(later.number <= earlier.number for earlier, later in pairwise(amounts)):
+        ascending = sorted({amount.number: amount.name for amount in amounts}.items())
+        yield Problem(
+            "checkpoint_at",
+            f"{listed} is not ascending",
+            f"set checkpoint_at={_listed([name for _, name in ascending])}",
+        )
+        return
+    key, budget = ("max_words", max_words) if amounts and amounts[0].words else ("max_tokens", max_tokens)
+    beyond = [amount for amount in amounts if budget is not None and amount.number > budget]
+    if beyond:
+        yield Problem(
+            "checkpoint_at",
+            f"checkpoint_at={beyond[0].name} is beyond the budget, {key}={budget}",
+            f"set {key}={beyond[-1].number}, or omit the amount",
+        )
+
+
+def _listed(amounts: Sequence[int | str] | None) -> str:
+    return f"[{','.join(map(str, amounts or ()))}]"
+
+
+def _counts_words(max_words: int | None, checkpoint_at: Sequence[int | str] | None) -> str | None:
+    """Returns the key that needs the words of the text, or None."""
+    if max_words is not None:
+        return f"max_words={max_words}"
+    words = [str(amount) for amount in checkpoint_at or () if str(amount).endswith("w")]
+    return f"checkpoint_at={words[0]}" if words else None
+
+
+def refuse_words_of_rows(max_words: int | None, checkpoint_at: Sequence[int | str] | None) -> Iterator[Problem]:
+    if setting := _counts_words(max_words, checkpoint_at):
+        yield Problem(
+            setting.partition("=")[0],
+            f"{setting}: the words of labeled rows are not counted",
+            "use max_tokens= or max_epochs=, and amounts of tokens",
+        )
+
+
+def require_words_of_one_text(
+    max_words: int | None, checkpoint_at: Sequence[int | str] | None, phases: Sequence[JsonObject], data: DataConfig,
+    objective: ObjectiveConfig,
+) -> Iterator[Problem]:  # fmt: skip
+    setting = _counts_words(max_words, checkpoint_at)
+    reason = "phases=" if phases else f"data={data.name}" if data.name == "mixture" else None
+    if not objective.reads_text:
+        reason = f"objective={objective.name}"
+    if setting and reason:
+        yield Problem(
+            setting.partition("=")[0],
+            f"{setting}: words are counted in passes over one text, not with {reason}",
+            "use max_tokens=, and amounts of tokens",
+        )
 
 
 def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelConfig) -> Iterator[Problem]:
@@ -394,7 +468,10 @@ RULES = (
     Rule(RunConfig, "batch_examples batch_tokens", require_one_batch_size),
     Rule(RunConfig, "optimizer batch_examples batch_tokens", require_unit_of_reference),
     Rule(RunConfig, "batch_tokens micro_batch_tokens max_length", require_batches_of_one_sequence),
-    Rule(RunConfig, "max_steps max_epochs max_tokens max_minutes max_flops", require_budget),
+    Rule(RunConfig, "max_steps max_epochs max_tokens max_words max_minutes max_flops", require_budget),
+    Rule(RunConfig, "checkpoint_at max_tokens max_words", require_ascending_amounts),
+    Rule(FinetuneConfig, "max_words checkpoint_at", refuse_words_of_rows),
+    Rule(PretrainConfig, "max_words checkpoint_at phases data objective", require_words_of_one_text),
     Rule(PretrainConfig, "phases max_epochs max_steps", refuse_epochs_of_unequal_phases),
     Rule(PretrainConfig, "phases max_length", refuse_unused_length),
     Rule(PretrainConfig, "model objective data devices distill phases", refuse_interrupted_state),

@@ -26,6 +26,9 @@ from lmtool.system.files import MANIFEST, RUNS, Damaged, Manifest, replace_bytes
 MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
     "model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json", "config.json", "data.json",
 )  # fmt: skip
+AT = "at_"
+"""Start of the names of files that name the checkpoints of `checkpoint_at`: at_10M."""
+ALL_KEPT = "*"
 _STEP = re.compile(r"step_(\d{8,})")
 ADAPTER = "adapter_config.json"
 """The file that identifies a PEFT adapter folder."""
@@ -167,6 +170,56 @@ def _read_pointer(pointer: Path) -> Path:
     return pointer.parent / name
 
 
+def kept_checkpoints(run: str | Path) -> dict[Path, list[str]]:
+    """Returns the checkpoints that `checkpoint_at=` keeps in a run, in the order of their steps, each with the names of
+    its amounts. Raises UserError if there are none, or if one was deleted."""
+    checkpoints = run_folder(run) / "checkpoints"
+    steps = saved_steps(checkpoints)
+    if not steps:
+        raise NoCheckpoint(f"checkpoint={run}@{ALL_KEPT}: no checkpoint in {checkpoints}", _ACCEPTED)
+    kept: dict[Path, list[str]] = {}
+    for name, step in sorted(read_state(steps[0]).get("kept", {}).items(), key=lambda item: item[1]):
+        folder = of_step(checkpoints, step)
+        if folder is None:
+            raise UserError(f"{run}: the checkpoint of {name}, step {step}, does not exist", _intact_hint(checkpoints))
+        kept.setdefault(folder, []).append(name)
+    if not kept:
+        raise UserError(
+            f"checkpoint={run}@{ALL_KEPT}: {run_folder(run)} has no checkpoints at amounts of text",
+            "train with checkpoint_at=[1M,2M,5M], or name one checkpoint: RUN@STEP",
+        )
+    return kept
+
+
+def run_of_all_kept(path: str) -> str | None:
+    """Returns RUN of RUN@*, which means all checkpoints of `checkpoint_at=`; None for another path."""
+    run, at, place = path.rpartition("@")
+    return run if at and place == ALL_KEPT else None
+
+
+def _checkpoint_at(path: str, run: str, place: str) -> Path:
+    """Returns the checkpoint of RUN@PLACE: a step, last, best, an amount of `checkpoint_at=`, or the newest of all
+    those amounts for RUN@*."""
+    checkpoints = run_folder(run) / "checkpoints"
+    steps = saved_steps(checkpoints)
+    if not steps:
+        raise NoCheckpoint(f"checkpoint={path}: no checkpoint in {checkpoints}", _hint_for(run_folder(run), run))
+    if place in ("last", "best"):
+        return steps[0] if place == "last" else best_of(checkpoints)
+    if place == ALL_KEPT:
+        return list(kept_checkpoints(run))[-1]
+    kept = read_state(steps[0]).get("kept", {})
+    step = int(place) if place.isdecimal() else kept.get(place)
+    folder = of_step(checkpoints, step)
+    if folder is None:
+        names = [*kept, *(str(int(step.name.removeprefix("step_"))) for step in reversed(steps))]
+        raise NoCheckpoint(
+            f"checkpoint={path}: {run} has no checkpoint {place!r}; it has {', '.join(names[:20])}",
+            f"use {run}@{nearest(place, names) or names[-1]}",
+        )
+    return folder
+
+
 def run_folder(path: str | Path) -> Path:
     """Returns the run folder that the user means: the target of `runs/latest`, otherwise the path itself, which may not
     exist."""
@@ -195,10 +248,14 @@ def run_folder(path: str | Path) -> Path:
 
 def checkpoint_folder(path: str | Path) -> Path:
     """Returns the checkpoint that the user means: a checkpoint, `checkpoints/best` or `last`, a run (its best
-    checkpoint, or its newest before the first evaluation) or `runs/latest`. The contents are verified when they are
+    checkpoint, or its newest before the first evaluation), `runs/latest`, or RUN@STEP, RUN@last, RUN@best and
+    RUN@AMOUNT (of `checkpoint_at=`). The contents are verified when they are
     read. Raises NoCheckpoint if no checkpoint exists there. Raises UserError if that checkpoint does not exist; another
     one is never used instead."""
     folder = run_folder(path)
+    run, _, place = str(path).rpartition("@")
+    if run and not os.path.lexists(folder) and run_folder(run).is_dir():
+        return _checkpoint_at(str(path), run, place)
     if folder.name in ("best", "last") and os.path.lexists(folder) and saved_steps(folder.parent):
         return best_of(folder.parent) if folder.name == "best" else saved_steps(folder.parent)[0]
     if not folder.exists():

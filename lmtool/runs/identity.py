@@ -21,8 +21,8 @@ from lmtool.system.files import draft_path, real_folder, remove, sha256, user_pa
 # Keys that change neither the result nor its cost: names, folders, and what is logged and kept.
 NEUTRAL_KEYS = frozenset(
     {
-        "name", "run_dir", "log_every", "checkpoint_every", "keep", "keep_every", "keep_optimizer", "cache_dir",
-        "offline", "logger",
+        "name", "run_dir", "log_every", "checkpoint_every", "checkpoint_at", "keep", "keep_every", "keep_optimizer",
+        "cache_dir", "offline", "logger",
     }
 )  # fmt: skip
 # Keys that may differ on resume: also those of devices and speed, and a score that selects nothing. Everything else
@@ -34,7 +34,7 @@ FREE_KEYS = NEUTRAL_KEYS | {
 SUBMITTED = "submitted.json"
 """The file that describes a sweep's job, in the job's folder."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-BUDGETS = frozenset({"max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops"})
+BUDGETS = frozenset({"max_steps", "max_epochs", "max_tokens", "max_words", "max_minutes", "max_flops"})
 # Keys that may differ in a branch.
 BRANCH_KEYS = FREE_KEYS | BUDGETS | {"branch", "schedule", "evaluate_every", "evaluate_rows", "patience"}
 

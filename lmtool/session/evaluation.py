@@ -52,7 +52,9 @@ _END_NOTE = (
 )
 
 
-def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, output: Output) -> JsonObject:
+def evaluate_text(
+    config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, output: Output
+) -> tuple[JsonObject, JsonObject]:
     """Scores a pretrained checkpoint on text, prints the metrics, and writes predictions if output= is set.
 
     Args:
@@ -62,7 +64,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
         output: Prints to the screen.
 
     Returns:
-        The metrics.
+        The metrics, and no intervals.
     """
     if config.task is not None:
         raise UserError(
@@ -103,7 +105,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
     if config.against is not None:
         differences = {_BITS: _difference_in_bits(config, trained, pretraining, data, evaluations.first)}
         print_difference(output, config.checkpoint, config.against, metrics, differences, "documents")
-    return metrics
+    return metrics, {}
 
 
 _BITS = "bits_per_byte"
@@ -257,7 +259,7 @@ def _is_other_text_without_validation(data: DataConfig, training_data: DataConfi
 # demonstrations are tried, and nothing is trained.
 
 
-def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> JsonObject:
+def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> tuple[JsonObject, JsonObject]:
     """Scores a task by prompts, once per set of demonstrations.
 
     Prints means and standard deviations over these sets, and writes the files of output= and report=.
@@ -268,8 +270,8 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         output: Prints to the screen.
 
     Returns:
-        For the first split, the mean of each metric and, with several sets, its `_standard_deviation`; and the digest
-        of its rows.
+        For the first split, the mean of each metric and, with several sets, its `_standard_deviation`, and the digest
+        of its rows; and no intervals.
 
     Raises:
         UserError: The checkpoint is not a generative language model, or no task is set.
@@ -312,7 +314,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     metrics = {name: score["mean"] for name, score in first.items()}
     deviations = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}
     metrics |= {name: value for name, value in deviations.items() if value is not None}
-    return metrics | {SCORED_ROWS: rows_digest(kind.scored_rows(next(iter(splits.values()))[0].rows))}
+    return metrics | {SCORED_ROWS: rows_digest(kind.scored_rows(next(iter(splits.values()))[0].rows))}, {}
 
 
 def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, PretrainConfig]:

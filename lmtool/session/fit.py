@@ -24,7 +24,7 @@ from lmtool.learners.rules import reads_lanes
 from lmtool.reporting.run_files import Baseline
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.runs.checkpoints import read_weights
-from lmtool.runs.finding import removable_optimizers, remove_optimizer
+from lmtool.runs.finding import read_state, removable_optimizers, remove_optimizer
 from lmtool.session import screens
 from lmtool.session.companions import Companion, companions_of
 from lmtool.session.open_run import OpenRun, open_run
@@ -33,6 +33,7 @@ from lmtool.session.provenance import begin_branch
 from lmtool.session.session import Session
 from lmtool.system.signals import ignore_first_signal
 from lmtool.system.terminal import counted
+from lmtool.training.configs import amounts_of
 from lmtool.training.engine import outside_layers
 from lmtool.training.group import require_same
 from lmtool.training.loop import StopTraining, train
@@ -41,6 +42,7 @@ from lmtool.training.sharding import load_weights
 from lmtool.types import Loader
 from lmtool.weights.reading import ignored_warnings
 
+_PLAN_TOLERANCE = 1.01  # of the planned tokens, which the mean of a step estimates
 Preparation = PretrainPreparation | FinetunePreparation
 _NEVER = 2**31
 """An interval in steps that no short training reaches, so that nothing is evaluated or saved."""
@@ -89,6 +91,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
             metadata[section] |= entries
     metadata["data"] |= {**train_metadata(session.loader), **held_out.metadata()}
     screens.show_start(session, metadata, plan, baseline)
+    require_amounts_in_budget(session)
 
     def evaluate(step: int) -> JsonObject:
         metrics = dict(held_out.score(opened.precision, calibrates=True, group=opened.group).metrics())
@@ -111,6 +114,12 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
             group=opened.group,
         )
     folder = opened.folder
+    reached = {} if training.last is None else read_state(training.last).get("kept", {})
+    if missing := [amount.name for amount in amounts_of(session.config.checkpoint_at) if amount.name not in reached]:
+        opened.output.line(
+            f"warning: checkpoint_at: the run ended before {', '.join(missing)}, so these checkpoints do not exist",
+            "yellow",
+        )
     ignore_first_signal(command_line("resume", str(folder.path)), folder.log, folder.writes)
     excluded = {name for companion in companions for name in companion.excluded}
     load_best_weights(opened, training, session.trained_module, excluded)
@@ -143,7 +152,31 @@ def result_rows(session: Session, training: TrainingResult, baseline: Baseline) 
     term = learner.metric.name.removesuffix("_loss")
     error = f"{term}_gain_standard_error" if term in learner.loss_weights else "standard_error"
     rows |= {"standard_error": training.metrics[error]} if error in training.metrics else {}
+    words = loader.metadata().get("words_per_epoch")
+    rows |= {} if words is None else {"words": round(training.epochs * words)}
     return rows | {name: session.metadata[name] for name in ("few_shot",) if name in session.metadata}
+
+
+def require_amounts_in_budget(session: Session) -> None:
+    """Prints the passes over the text of a run that counts its words. Raises UserError if the run will end before an
+    amount of `checkpoint_at`."""
+    config, plan = session.config, session.plan
+    amounts, words = amounts_of(config.checkpoint_at), session.loader.metadata().get("words_per_epoch")
+    if words is not None and plan.epochs is not None and (config.max_words or any(amount.words for amount in amounts)):
+        session.run.output.line(
+            f"text: {words:,} words (wc -w) in each pass; {plan.epochs:,.2f} passes, "
+            f"{round(plan.epochs * words):,} words"
+        )
+    if not amounts or plan.ends_by == "max_minutes":
+        return
+    in_words = amounts[-1].words
+    total = round((plan.epochs or 0) * words) if in_words and words else round(plan.steps * plan.tokens_per_step)
+    if amounts[-1].number > total * _PLAN_TOLERANCE:
+        raise UserError(
+            f"checkpoint_at={amounts[-1].name} is beyond the budget: the run reads about {total:,} "
+            f"{'words' if in_words else 'tokens'} ({plan.ends_by})",
+            f"omit the amount, or set a larger {plan.ends_by}=",
+        )
 
 
 def train_metadata(loader: PackedLoader | PhasedLoader) -> JsonObject:
@@ -235,7 +268,8 @@ def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any
         session.distilled.prepare(session.student_data)
     settings = replace(
         session.settings(), max_steps=max(session.plan.steps, steps + 1), max_epochs=None, max_tokens=None,
-        max_minutes=None, max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None, **changes,
+        max_words=None, max_minutes=None, max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER,
+        keep_every=None, checkpoint_at=None, **changes,
     )  # fmt: skip
     with suppress(StopTraining):
         train(session.trained_module, loader, lambda step: {}, session.run.folder, settings)

@@ -107,8 +107,15 @@ class PhaseData:
         config = self.config
         return PackedLoader(
             self.examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
-            virtual_tokens=self.learner.virtual_tokens,
+            virtual_tokens=self.learner.virtual_tokens, words=self._words,
         )  # fmt: skip
+
+    @property
+    def _words(self) -> int | None:
+        """The words of the training text; None for labeled rows and mixtures, which read no text in passes."""
+        data = self.data["train"]
+        is_text = isinstance(self.config, PretrainConfig) and self.config.objective.reads_text
+        return data.text.metadata["words"] if is_text and not data.members and not data.rows else None
 
 
 def build_phases(

@@ -1,7 +1,8 @@
 """The budgets that end a run, and the horizon of its schedule: the number of steps until the end.
 
-Budgets in steps and epochs are exact. A budget in tokens or FLOPs is converted to steps by the mean of a few early
-steps, measured once and saved in state.json, so that the horizon does not change when the run resumes. With a budget in
+Budgets in steps, epochs and words are exact; words are those of the text (`wc -w`) times the passes over it. A budget
+in tokens or FLOPs is converted to steps by the mean of a few early steps, measured once and saved in state.json, so
+that the horizon does not change when the run resumes. With a budget in
 minutes the horizon is updated before every step from the largest spent fraction of any budget. Phases start at fixed
 steps, so with phases a budget in minutes is measured once too. Before the measurement ends the horizon is the budget in
 steps or epochs, otherwise infinite. A branch with other budgets, and a run with extended ones, measure the horizon over
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lmtool.errors import UserError
+from lmtool.training.configs import amounts_of
 from lmtool.training.progress import Progress, TrainingSettings
 from lmtool.types import Loader, Phased
 
@@ -52,6 +54,15 @@ class Budget:
         if settings.max_epochs is not None:
             max_steps = self.exact.get("max_steps", math.inf)
             self.exact["max_epochs"] = steps_of_epochs(loader, settings.max_epochs, max_steps)
+        self.amounts = amounts_of(settings.checkpoint_at)
+        self._words_per_epoch: int | None = loader.metadata().get("words_per_epoch")
+        if self._words_per_epoch is None and (settings.max_words or any(amount.words for amount in self.amounts)):
+            raise UserError(
+                f"{'max_words' if settings.max_words else 'checkpoint_at'}: the words of this data are not known",
+                "use max_tokens= and amounts of tokens",
+            )
+        if settings.max_words is not None and self._words_per_epoch is not None:
+            self.exact["max_words"] = steps_of_epochs(loader, settings.max_words / self._words_per_epoch)
         limits = {
             "max_tokens": settings.max_tokens,
             "max_flops": settings.max_flops,
@@ -99,6 +110,21 @@ class Budget:
         if progress.horizon == "max_minutes" and progress.total_steps and progress.step >= progress.total_steps:
             return "max_minutes"
         return None
+
+    def count_words(self, progress: Progress) -> None:
+        """Updates the words in `progress`: those of the text times the passes over it. Exact at the end of a pass;
+        within a pass, its words are divided equally among its steps."""
+        if self._words_per_epoch is not None:
+            progress.words = round(progress.epoch * self._words_per_epoch)
+
+    def reached(self, progress: Progress) -> list[str]:
+        """Returns the names of the amounts of `checkpoint_at` that were reached without a checkpoint so far."""
+        return [
+            amount.name
+            for amount in self.amounts
+            if amount.name not in progress.kept
+            and ((progress.words or 0) if amount.words else progress.tokens) >= amount.number
+        ]
 
     def _token_budget(self) -> str:
         return "max_tokens" if self.measured.get("max_tokens") == self.tokens else "max_flops"
@@ -246,6 +272,9 @@ class CheckpointSchedule(Protocol):
     @property
     def keep_every(self) -> int | None: ...
 
+    @property
+    def checkpoint_at(self) -> tuple[int | str, ...] | None: ...
+
 
 def retained_checkpoints(settings: CheckpointSchedule, steps: float) -> int:
     """Returns the maximum number of checkpoints that a run of `steps` steps retains; if `steps` is infinite, that of a
@@ -257,6 +286,6 @@ def retained_checkpoints(settings: CheckpointSchedule, steps: float) -> int:
     saved = math.ceil(steps / save_interval)
     # A checkpoint is also saved after each evaluation that is the best so far.
     saved += int(steps // evaluation_interval) - int(steps // math.lcm(evaluation_interval, save_interval))
-    permanent = int(steps // settings.keep_every) if settings.keep_every else 0
+    permanent = (int(steps // settings.keep_every) if settings.keep_every else 0) + len(settings.checkpoint_at or ())
     # The best checkpoint is retained in addition to the newest ones.
     return saved + permanent if isinstance(settings.keep, str) else min(settings.keep + 1, saved) + permanent

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -27,6 +29,39 @@ _BETAS = "decay rates of the running means of gradients and of their squares"
 _EPSILON = "added to the root of the second moment"
 _WEIGHT_DECAY = "decoupled weight decay, scaled by the learning rate"
 _FINAL_FRACTION = "final learning rate as a fraction of the peak rate"
+
+
+_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMB]?)(w?)")
+_UNITS = {"B": 10**9, "M": 10**6, "K": 10**3}
+
+
+class Amount(NamedTuple):
+    """An amount of training text. number: of tokens or words. words: whether it counts words."""
+
+    number: int
+    words: bool
+
+    @classmethod
+    def of(cls, text: int | str) -> Amount:
+        """Reads 500K, 1.5M, 2B or a whole number, in tokens; with w at the end in words. Raises ValueError for any
+        other text."""
+        match = _AMOUNT.fullmatch(str(text))
+        number = Decimal(match[1]) * _UNITS.get(match[2], 1) if match else Decimal(0)
+        if match is None or number < 1 or number != int(number):
+            raise ValueError(f"{text} is not an amount of text")
+        return cls(int(number), bool(match[3]))
+
+    @property
+    def name(self) -> str:
+        """The amount as 500K, 1.5M or 2Bw: never a plain number, which is a step in RUN@STEP."""
+        unit = next((unit for unit, size in _UNITS.items() if self.number >= size), "K")
+        value = f"{Decimal(self.number) / _UNITS[unit]:f}"
+        return f"{value.rstrip('0').rstrip('.') if '.' in value else value}{unit}{'w' if self.words else ''}"
+
+
+def amounts_of(texts: Sequence[int | str] | None) -> tuple[Amount, ...]:
+    """Returns the amounts of `checkpoint_at`, see `Amount.of`."""
+    return tuple(map(Amount.of, texts or ()))
 
 
 class BatchScaling(Config):

@@ -17,6 +17,7 @@ from lmtool.runs import checkpoints as disk
 from lmtool.runs.checkpoints import DELETED, TEMPORARY
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.finding import (
+    AT,
     CARRIED,
     OPTIMIZER,
     STATE,
@@ -161,15 +162,17 @@ class Keeper:
         return self.folder / f"step_{step:08d}"
 
     def write_pointers(self, progress: Progress) -> None:
-        """Writes the names of this step's checkpoint and of the best one to the files `last` and `best`; removes `best`
-        if that checkpoint is lost. These files are for people: the run itself reads the steps in state.json."""
+        """Writes the names of this step's checkpoint, of the best one and of those of `checkpoint_at` to the files
+        `last`, `best` and `at_AMOUNT`; removes `best` if that checkpoint is lost.
+        These files are for people: the run itself reads the steps in state.json."""
         if not self.run.writes:
             return
         best = of_step(self.folder, progress.best_step)
         try:
             if best is None:
                 (self.folder / "best").unlink(missing_ok=True)
-            for name, target in (("last", self.path_of(progress.step)), ("best", best)):
+            kept = [(f"{AT}{name}", of_step(self.folder, step)) for name, step in progress.kept.items()]
+            for name, target in (("last", self.path_of(progress.step)), ("best", best), *kept):
                 if target is not None and checkpoint_of_pointer(self.folder, name) != target:
                     verify(target, hashes=False)
                     replace_text(self.folder / name, target.name + "\n")
@@ -177,13 +180,15 @@ class Keeper:
             self.run.log(f"last and best could not be written: {error}")
 
     def _prune(self, progress: Progress) -> None:
-        """Removes checkpoints that are not retained by `keep` or `keep_every` and are not the last or best one."""
+        """Removes checkpoints that are not retained by `keep`, `keep_every` or `checkpoint_at` and are not the last or
+        best one."""
         if self.settings.keep == "all":
             return
         last_and_best = {checkpoint_of_pointer(self.folder, "last"), checkpoint_of_pointer(self.folder, "best")}
         interval = self.settings.keep_every
         for folder in saved_steps(self.folder)[self.settings.keep :]:
-            permanent = interval is not None and int(folder.name.removeprefix("step_")) % interval == 0
+            step = int(folder.name.removeprefix("step_"))
+            permanent = step in progress.kept.values() or (interval is not None and step % interval == 0)
             if not permanent and folder not in last_and_best and folder.name != f"step_{progress.best_step or 0:08d}":
                 remove_folder(folder)
 

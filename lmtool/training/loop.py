@@ -117,11 +117,15 @@ def train(
             if device.type == "cpu" or logs:  # on CUDA this waits for the device, within the measured time
                 health.check(data, step, outcome.loss, norm)
             progress.advance(data, outcome.tokens)
+            budget.count_words(progress)
+            reached = budget.reached(progress)
+            progress.kept |= dict.fromkeys(reached, progress.step)
             progress.seconds, stops = agree(group, progress.seconds + time.perf_counter() - started, signals)
             progress.ended = budget.spent(progress)
             if logs or progress.ended:
                 rows.write_step(outcome, data, rate, norm)
             evaluates, saves = due(settings, progress, budget.completes_tenth(progress, total))
+            saves = saves or bool(reached)
             previous_best = progress.best
             if evaluates or saves or stops:
                 swap_average(optimizer)
@@ -194,6 +198,11 @@ def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: Pr
         note_best(progress, settings)
     if keeper.saved_step is not None:
         keeper.write_pointers(progress)
+    if missed := budget.reached(progress):
+        raise UserError(
+            f"checkpoint_at: {keeper.run.path} has passed {', '.join(missed)} without a checkpoint",
+            "omit these amounts of checkpoint_at=",
+        )
     budget_name = budget.spent(progress)
     # A run that starts from another run's checkpoint, or that was extended.
     if progress.ended is None and budget_name is not None and progress.step:
@@ -251,7 +260,8 @@ def save(
     step's.
     Returns whether it was written."""
     started = time.perf_counter()
-    saved = group.first(keeper.save(progress, must=progress.ended is not None))
+    must = progress.ended is not None or progress.step in progress.kept.values()
+    saved = group.first(keeper.save(progress, must))
     progress.evaluation_seconds += time.perf_counter() - started
     if saved:
         listener.on_checkpoint(progress.step, str(keeper.path_of(progress.step)))

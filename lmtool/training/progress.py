@@ -32,12 +32,14 @@ class TrainingSettings:
         device: auto, cpu, cuda or cuda:N.
         precision: auto, fp32, bf16 or fp16.
         max_*: Budgets, at least one; the first that is spent ends the run. max_minutes includes loading and stepping,
-            not evaluation and saving; max_flops needs flops_per_token (forward and backward).
+            not evaluation and saving; max_flops needs flops_per_token (forward and backward), max_words a loader that
+            knows the words of its text.
         log_every: Maximum number of steps between train rows (`budgets.is_logged`).
         evaluate_every: Steps between evaluations; None: a tenth of the run.
         checkpoint_every: Steps between checkpoints; None: the same number as between evaluations.
         keep: Number of newest checkpoints to retain in addition to the best one, or "all".
         keep_every: Steps between checkpoints that are retained regardless of `keep`; None: no such checkpoints.
+        checkpoint_at: Amounts of text at which a checkpoint is saved and retained; None: no such checkpoints.
         patience: Evaluations without a better `metric` before the run ends; None: no limit.
         weight_average: Decay of the moving average of the weights that is evaluated and saved; None: no average.
         gradient_checkpointing: Recompute layers in the backward pass.
@@ -55,6 +57,7 @@ class TrainingSettings:
     max_steps: int | None = None
     max_epochs: float | None = None
     max_tokens: int | None = None
+    max_words: int | None = None
     max_minutes: float | None = None
     max_flops: float | None = None
     flops_per_token: float | None = None
@@ -63,6 +66,7 @@ class TrainingSettings:
     checkpoint_every: int | None = None
     keep: int | Literal["all"] = 2
     keep_every: int | None = None
+    checkpoint_at: tuple[int | str, ...] | None = None
     patience: int | None = None
     weight_average: float | None = None
     gradient_checkpointing: bool = False
@@ -86,6 +90,8 @@ class Progress:
         epoch: Completed epochs, including a fraction.
         cursor: The loader's cursor for the next step.
         tokens: Real tokens trained on.
+        words: Words of the text that was trained on, as `wc -w` counts; None if its words are not known.
+        kept: The step at which each amount of text of `checkpoint_at` was reached, by the name of the amount.
         seconds: Time of loading and stepping.
         evaluation_seconds: Time of evaluation and saving.
         total_steps: The schedule's horizon; None before it is measured.
@@ -104,6 +110,8 @@ class Progress:
     epoch: float = 0.0
     cursor: dict[str, int] | None = None
     tokens: int = 0
+    words: int | None = None
+    kept: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     evaluation_seconds: float = 0.0
     total_steps: int | None = None
