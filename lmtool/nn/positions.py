@@ -257,9 +257,9 @@ class Alibi(Position):
 
 
 # Positions in a dependency tree (Wang, Tu, Wang, Shi, "Self-Attention with Structural Position Representations", EMNLP
-# 2019). All subwords have the place of their word; tokens of no word have no place, and a distance of their own. The
-# sum with positions in the sequence takes the place of the paper's nonlinear combination. Shape letters: T tokens, D
-# levels of the deepest word, R rows of a tile, L queries and K keys of a row, A heads, C clipping distance.
+# 2019), added to positions in the sequence. All subwords have the place of their word; tokens of no word have no place,
+# and a distance of their own. Shape letters: T tokens, D levels of the deepest word, R rows of a tile, L queries and K
+# keys of a row, A heads, C clipping distance.
 
 
 class TreePosition(Position):

@@ -378,7 +378,8 @@ class TokenClassification(TaskKind):
     def _parents(self, name: str, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
         if name not in columns:
             raise UserError(
-                f"{origin[0][0]}: no column {name} of heads", "name the column of the heads with task.heads=COLUMN"
+                f"{origin[0][0]}: no column {name} of heads",
+                "use rows with this column, such as a CoNLL-U file, or name another one with task.heads=",
             )
         parents = []
         for number, (sentence, heads) in enumerate(zip(words, _lists(columns[name]), strict=True)):
