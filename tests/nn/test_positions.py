@@ -28,6 +28,8 @@ SIZES = {
     "max_positions": 64, "initializer_std": 0.4,
 }  # fmt: skip
 KINDS: dict[str, PositionsConfig] = {entry.name: entry.config() for entry in entries("model/positions")}
+TREES = {name for name, config in KINDS.items() if config.reads_trees}  # tests/nn/test_tree_positions.py
+KINDS = {name: config for name, config in KINDS.items() if name not in TREES}
 KINDS |= {
     "shaw": ShawPositionsConfig(clip=3),
     "t5": T5PositionsConfig(buckets=8, max_distance=20),
@@ -59,7 +61,7 @@ def shifted(packed: Packed, mask: Mask, position: Position, by: int) -> Context:
 
 
 def test_all_kinds_of_positions_are_covered() -> None:
-    assert set(KINDS) == {*names("model/positions"), "interleaved"}
+    assert set(KINDS) == {*names("model/positions"), "interleaved"} - TREES
     assert {"learned", "sinusoidal", *RELATIVE} == set(KINDS)
 
 
