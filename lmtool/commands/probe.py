@@ -1,4 +1,5 @@
-"""`lmtool probe`: linear probes on every layer of a checkpoint, compared with random weights."""
+"""`lmtool probe`: linear probes on every layer of a checkpoint, compared with random weights; with
+target=evolution, the information and the similarity of layers."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lmtool.commands.probe_evolution import compare_layers
 from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
 from lmtool.data.examples import Examples, SplitData
@@ -33,8 +35,8 @@ from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.base import Backbone
 from lmtool.random_streams import Permutation
 from lmtool.reporting.console import Output
-from lmtool.reporting.evaluations import PROBES, print_probes, write_probes
-from lmtool.reporting.run_files import CheckpointProbes
+from lmtool.reporting.evaluations import PROBES, print_evolution, print_probes, write_evolution, write_probes
+from lmtool.reporting.run_files import CheckpointProbes, EvolutionResults
 from lmtool.resolver.commands import ProbeConfig
 from lmtool.runs.identity import require_own_folder
 from lmtool.system.files import user_path
@@ -47,10 +49,16 @@ from lmtool.weights.padded_model import LoadedCheckpoint, load
 _HOLD_OUT = 8
 
 
-def run(config: ProbeConfig) -> list[CheckpointProbes]:
+def run(config: ProbeConfig) -> list[CheckpointProbes] | EvolutionResults:
     """Probes each checkpoint, prints its table, and writes probe.json, probe.png and probe.html."""
     require_own_folder(user_path(config.output), (PROBES,), "probe", "output")
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
+    if config.target == "evolution":
+        results = compare_layers(config, precision, output)
+        print_evolution(output, results)
+        write_evolution(user_path(config.output), results, {"examples": config.examples, "seed": config.seed})
+        output.line(f"page: {user_path(config.output) / 'probe.html'}")
+        return results
     task = _task(config)
     if task is None:
         assert config.data is not None

@@ -6,17 +6,23 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from lmtool.config.base import JsonMapping
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.run_files import Accuracy, CheckpointProbes
+from lmtool.reporting.run_files import Accuracy, CheckpointProbes, EvolutionResults
 from lmtool.reporting.text import number, plain, shorten
 from lmtool.runs.files import replace_text, to_json, write_delimited
 from lmtool.system.files import real_folder
 from lmtool.system.secrets import masked_data
 from lmtool.system.terminal import counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_Table: TypeAlias = "tuple[str, list[str], list[list[str]]]"  # heading, header, rows
 
 # `lmtool evaluate` on a task: scores with intervals, classes, calibration, the hardest rows.
 
@@ -332,13 +338,91 @@ def write_probes(folder: Path, target: str, checkpoints: Sequence[CheckpointProb
     """Writes probe.json, probe.png and probe.html to a folder. Raises UserError if that fails. settings: the settings
     of the probes."""
     # Imported late: matplotlib takes most of a second.
-    from lmtool.reporting import drawing, plots
+    from lmtool.reporting import plots
 
     figure = plots.layers_figure(target, checkpoints)
-    tables = [_probe_table(target, probes) for probes in checkpoints]
-    details = {"target": target, **settings, "checkpoints": list(checkpoints)}
+    tables = [(heading, _HEADER, rows) for heading, rows in (_probe_table(target, probes) for probes in checkpoints)]
+    _write_page(folder, target, figure, tables, {"target": target, **settings, "checkpoints": list(checkpoints)})
+
+
+def _write_page(
+    folder: Path, title: str, figure: Figure, tables: Sequence[_Table], details: JsonMapping, notes: str = ""
+) -> None:
+    """tables: the heading, header and rows of each. details: the content of probe.json."""
+    from lmtool.reporting import drawing
+
     with _output_folder(folder, "output"):
-        replace_text(folder / PROBES, to_json(masked_data(details)) + "\n")
+        replace_text(folder / PROBES, to_json(masked_data(dict(details))) + "\n")
         drawing.write_png(figure, folder / "probe.png")
-        page = {"target": target, "drawing": drawing.svg(figure), "header": _HEADER, "tables": tables}
+        page = {"target": title, "drawing": drawing.svg(figure), "tables": tables, "notes": notes}
         html.write_page(folder / "probe.html", "probes.html", "probes", **page)
+
+
+# `lmtool probe target=evolution`: information and similarity by layer.
+
+_INFORMATION_HEADER = ["layer", "input token", "shuffled", "predicted token", "shuffled", "layer before", "shuffled"]
+_PREDICTED = {"next": "the next token", "masked": "masked tokens"}
+
+
+def print_evolution(output: Output, results: EvolutionResults) -> None:
+    """Prints a table for each checkpoint, and one for each pair of checkpoints."""
+    for heading, header, rows in _evolution_tables(results):
+        print_table(output, header, rows, heading)
+    output.line(_evolution_notes(results))
+
+
+def _evolution_tables(results: EvolutionResults) -> list[_Table]:
+    tables = list[_Table]()
+    for measured in results["checkpoints"]:
+        rows = [
+            [
+                _layer_name(row),
+                *(cell for name in ("input", "predicted", "before") for cell in _estimate_cells(row[name])),
+            ]
+            for row in measured["layers"]
+        ]
+        predicts = measured["predicts"]
+        heading = f"{measured['checkpoint']} · information in nats, similarity 0 to 1 · n = {measured['n']:,}"
+        heading += f" · input tokens have {measured['entropy']:.3f} nats"
+        if predicts is not None:
+            heading += f", {_PREDICTED[predicts]} {measured['predicted_entropy']:.3f} (n = {measured['predicted_n']:,})"
+        tables.append((heading, _INFORMATION_HEADER, rows))
+    for pair in results["pairs"]:
+        rows = [[_layer_name(row), *_estimate_cells(row["similarity"])] for row in pair["layers"]]
+        tables.append(
+            (f"{pair['first']} and {pair['second']} at the same layer", ["layer", "similarity", "shuffled"], rows)
+        )
+    return tables
+
+
+def _layer_name(row: JsonMapping) -> str:
+    return str(row["layer"] or "0 (embedding)")
+
+
+def _estimate_cells(estimate: Mapping[str, float] | None) -> tuple[str, str]:
+    if estimate is None:
+        return "", ""
+    known = math.isfinite(estimate["low"])
+    limits = f" ({estimate['low']:.3f} to {estimate['high']:.3f})" if known else ""
+    return f"{estimate['value']:.3f}{limits}", f"{estimate['shuffled']:.3f}, up to {estimate['shuffled_high']:.3f}"
+
+
+def _evolution_notes(results: EvolutionResults) -> str:
+    notes = (
+        f"Information: of the token and the cluster of its state ({results['clusters']:,} clusters by k-means, the "
+        f"{results['types']:,} most frequent types). Counting biases it upwards: what shuffled tokens have is no "
+        "information. Similarity: projection-weighted CCA of the directions with 99% of the variance, at unmasked "
+        f"tokens. 95% intervals: jackknife over {counted(results['texts'], 'text')}."
+    )
+    if any(measured["predicts"] is None for measured in results["checkpoints"]):
+        notes += " A model without a masked or next token to predict has no information on one."
+    return notes
+
+
+def write_evolution(folder: Path, results: EvolutionResults, settings: JsonMapping) -> None:
+    """Writes probe.json, probe.png and probe.html to a folder. Raises UserError if that fails."""
+    from lmtool.reporting import plots
+
+    details = {"target": "evolution", **settings, **results}
+    figure = plots.evolution_figure(results)
+    _write_page(folder, "evolution of layers", figure, _evolution_tables(results), details, _evolution_notes(results))

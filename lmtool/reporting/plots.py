@@ -19,6 +19,7 @@ from lmtool.reporting.drawing import BASELINE, COLORS, INK, QUIET, STYLE, TRAIN,
 from lmtool.reporting.run_files import (
     Baseline,
     CheckpointProbes,
+    EvolutionResults,
     RunFiles,
     Series,
     comparable_loss,
@@ -267,6 +268,47 @@ def text_seen_figure(
             axes.vlines(amount, interval["low"], interval["high"], color=COLORS[0], linewidth=1.0)
     if len(amounts) > 1:
         axes.set_xscale("log")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def evolution_figure(results: EvolutionResults) -> Figure:
+    """Draws, over layers, the information on the input token and on the predicted token, and the similarity to the
+    layer before and between checkpoints, with 95% intervals, and dotted lines for shuffled tokens."""
+    checkpoints = [(measured["checkpoint"], measured["layers"]) for measured in results["checkpoints"]]
+    pairs = [(f"{pair['first']}, {pair['second']}", pair["layers"]) for pair in results["pairs"]]
+    quantities = [
+        ("information on the input token, nats", "input", checkpoints),
+        ("information on the predicted token, nats", "predicted", checkpoints),
+        ("similarity to the layer before", "before", checkpoints),
+        ("similarity of checkpoints at a layer", "similarity", pairs),
+    ]
+    figure, all_axes = drawing.small_plots([name for name, _, _ in quantities], 2 * WIDE / 3)
+    figure.set_size_inches(WIDE, 6.4)
+    for axes, (_, key, lines) in zip(all_axes, quantities, strict=True):
+        axes.set_xlabel("layer (0: embedding)")
+        for index, (name, rows) in enumerate(lines):
+            known = [(row["layer"], row[key]) for row in rows if row[key] is not None]
+            if not known:
+                continue
+            layers, color = [layer for layer, _ in known], COLORS[index % len(COLORS)]
+            values = [estimate["value"] for _, estimate in known]
+            errors = [estimate["high"] - estimate["value"] for _, estimate in known]
+            axes.errorbar(
+                layers,
+                values,
+                yerr=errors,
+                color=color,
+                linewidth=1.6,
+                marker="o",
+                markersize=3.5,
+                capsize=2,
+                label=plain(name, 40),
+            )
+            axes.plot(layers, [estimate["shuffled"] for _, estimate in known], color=color, linestyle=":", linewidth=1)
+        axes.set_ylim(bottom=0)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=7, labelcolor=INK)
     return figure
 
 

@@ -61,6 +61,39 @@ class CheckpointProbes(TypedDict):
     n: int
 
 
+class CheckpointEvolution(TypedDict):
+    """A checkpoint in probe.json with target=evolution. predicts: next, masked or None. entropy, predicted_entropy: of
+    the tokens, in nats. n, predicted_n: numbers of positions. layers: `layer`, and the estimates `input`, `predicted`
+    and `before` (value, low, high, shuffled, shuffled_high) or None."""
+
+    checkpoint: str
+    model: str
+    predicts: str | None
+    entropy: float
+    predicted_entropy: float | None
+    n: int
+    predicted_n: int
+    layers: list[JsonObject]
+
+
+class PairSimilarity(TypedDict):
+    """The similarity of two checkpoints. layers: `layer`, and the estimate `similarity`."""
+
+    first: str
+    second: str
+    layers: list[JsonObject]
+
+
+class EvolutionResults(TypedDict):
+    """The results of target=evolution in probe.json. texts: the number of windows of text."""
+
+    types: int
+    clusters: int
+    texts: int
+    checkpoints: list[CheckpointEvolution]
+    pairs: list[PairSimilarity]
+
+
 @dataclass
 class RunFiles:
     """The contents of a run's files, unchecked: any value may be damaged.

@@ -600,9 +600,9 @@ class ProbeConfig(MachineConfig, CheckpointsConfig):
         min_length=1,
         description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
     )
-    target: Literal["token", "previous", "next", "task"] = Field(
-        description="token, previous or next: the identity of each token, of the one before or after it; or the name "
-        "of a task, such as sst2, whose classes are probed"
+    target: Literal["token", "previous", "next", "task", "evolution"] = Field(
+        description="token, previous or next: the identity of each token, of the one before or after it; the name of a "
+        "task, such as sst2, whose classes are probed; or evolution: mutual information and similarity of layers"
     )
     output: str = Field("probe", description="output folder: probe.json, .png and .html", min_length=1)
     pooling: Literal["first", "mean", "max", "last"] = Field(
@@ -615,6 +615,7 @@ class ProbeConfig(MachineConfig, CheckpointsConfig):
     )
     examples: int = Field(10000, ge=2, description="maximum number of training tokens or texts per probe")
     held_out: int = Field(5000, ge=2, description="maximum number of tokens or texts in its test set")
+    clusters: int = Field(100, ge=2, description="for target=evolution: the clusters of a layer's states (k-means)")
     max_length: int = Field(128, ge=8, description="maximum tokens per text")
     seed: int = Field(0, ge=0, lt=2**63, description="seed for the random weights, the samples and the held-out part")
     task: OptionalTask = Field(None, description="labeled data, for target=NAME")

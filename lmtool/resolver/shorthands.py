@@ -86,7 +86,7 @@ def _words_in_full(verb: str, word: str) -> list[str]:
     set too. `data.members.NAME.KEY=VALUE` is `data.with.NAME.KEY=VALUE`: `members` is a list, and Hydra cannot override
     elements of a list."""
     key, _, value = word.partition("=")
-    if verb == "probe" and key == "target" and value not in ("token", "previous", "next", "task"):
+    if verb == "probe" and key == "target" and value not in ("token", "previous", "next", "task", "evolution"):
         return ["target=task", f"task={value}"]
     if key in ("data", "objective") and (name := value.removeprefix("task:")) not in ("", value):
         return [f"{key}=task", f"{key}.task.name={name}"]

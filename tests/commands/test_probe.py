@@ -71,3 +71,56 @@ def test_probe_scores_layers_of_checkpoints(place: Path, capsys: pytest.CaptureF
     ):
         assert probe(*words) == 2
         assert message in capsys.readouterr().err
+
+
+def test_probe_measures_the_evolution_of_layers(place: Path, capsys: pytest.CaptureFixture) -> None:
+    shared = ["tokenizer=folder", "tokenizer.path=vocabulary"]
+    words = ["tokenizer", "tokenizer=bytebpe", "tokenizer.special_tokens=roberta", "tokenizer.vocab_size=300"]
+    assert cli.main([*words, "data=text", "data.path=text.txt", "output=vocabulary"]) == 0
+    pretrain("masked", "data.validation_fraction=0.2", *shared, model="roberta_tiny")
+    pretrain("causal", "data.validation_fraction=0.2", *shared, model="gpt_tiny")
+    pretrain("denoised", "data.validation_fraction=0.2", *shared, model="bart_tiny")
+    pretrain("other", "data.validation_fraction=0.2", "model.vocab_size=500", model="gpt_tiny")
+    capsys.readouterr()
+    words = ["target=evolution", "cache_dir=cache", "device=cpu", "precision=fp32", "classes=20"]
+    runs = "checkpoint=[runs/masked,runs/causal,runs/denoised]"
+    assert cli.main(["probe", runs, *words, "clusters=15", "examples=400", "output=out"]) == 0
+    said = capsys.readouterr().out
+    assert "runs/masked and runs/causal at the same layer" in said and "masked tokens" in said
+    details = json.loads(Path("out/probe.json").read_text())
+    masked, causal, denoised = details["checkpoints"]
+    assert [masked["predicts"], causal["predicts"], denoised["predicts"]] == ["masked", "next", None]
+    for measured in details["checkpoints"]:
+        assert measured["n"] == 400 and [row["layer"] for row in measured["layers"]] == [0, 1]
+        embedding, last = (row["input"] for row in measured["layers"])
+        # The embedding tells the token; what it tells of the predicted token comes later.
+        assert embedding["shuffled_high"] < embedding["value"] <= measured["entropy"] + 1e-9
+        assert last["low"] < last["value"] < last["high"]
+        assert measured["layers"][0]["before"] is None and 0 < measured["layers"][1]["before"]["value"] <= 1
+    assert [(pair["first"][5:], pair["second"][5:]) for pair in details["pairs"]] == [
+        ("masked", "causal"), ("masked", "denoised"), ("causal", "denoised"),
+    ]  # fmt: skip
+    assert Path("out/probe.png").stat().st_size > 5000
+    page = Path("out/probe.html").read_text()
+    assert page.count("<svg") == 1 and page.count("<table") == 6
+    # A checkpoint and itself are the same.
+    assert (
+        cli.main(
+            ["probe", "checkpoint=[runs/causal,runs/causal]", *words, "clusters=15", "examples=400", "output=same"]
+        )
+        == 0
+    )
+    (pair,) = json.loads(Path("same/probe.json").read_text())["pairs"]
+    capsys.readouterr()
+    assert all(row["similarity"]["value"] == pytest.approx(1, abs=1e-6) for row in pair["layers"])
+    for more, message in (
+        (
+            ["checkpoint=runs/causal", "examples=100", "clusters=9"],
+            "examples=100 for classes = 20: fewer than 10 tokens",
+        ),
+        (["checkpoint=runs/causal", "examples=310", "clusters=15"], "for dimensions of runs/causal = 32"),
+        (["checkpoint=[runs/causal,runs/other]", "examples=400", "clusters=15"], "have different tokenizers"),
+        (["checkpoint=runs/causal", "examples=90000", "clusters=8000"], "the validation text has frequent tokens: "),
+    ):
+        assert cli.main(["probe", *words, *more, "output=no"]) == 2
+        assert message in capsys.readouterr().err
