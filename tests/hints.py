@@ -39,7 +39,7 @@ def _fields(components: int) -> dict[str, list[messages.FieldInfo | None]]:
             known.setdefault(key, []).append(field)
     for keys in filter(None, map(verbs.keys_of, verbs.VERBS)):
         known |= {key: [None] for key in keys.model_fields if key not in known}
-    return known | {"against": [None], "format": [None]}
+    return known | {"against": [None], "format": [None], "fit": [None], "predict": [None]}
 
 
 @cache

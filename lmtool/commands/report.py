@@ -1,6 +1,7 @@
 """`lmtool report RUN [RUN ...]`: rewrites the report of a run, or compares several runs; `lmtool report SWEEP`: prints
 the summary of a finished or running sweep. With `format=latex` or `format=csv`, prints the tables alone, and
-for one run writes its methods in LaTeX with references; with `format=svg` or `format=pdf`, writes the figures alone."""
+for one run writes its methods in LaTeX with references; with `format=svg` or `format=pdf`, writes the figures alone.
+With `fit=scaling`, fits a scaling law to a sweep."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from lmtool.reporting.comparison import compare, report_comparison, scores_table
 from lmtool.reporting.console import FIGURE_FORMATS, TABLE_FORMATS, Output
 from lmtool.reporting.methods import write_methods
 from lmtool.reporting.report import write_report, write_run_figures
+from lmtool.reporting.scaling import report_scaling
 from lmtool.reporting.sweep_files import is_sweep, read_sweep
 from lmtool.reporting.sweep_groups import blocks_of
 from lmtool.reporting.sweep_report import group_table, report_sweep, write_sweep_figures
@@ -18,8 +20,8 @@ from lmtool.runs.finding import run_folder
 from lmtool.system.terminal import say
 
 _FORMS = (
-    "against=JOB or against=KEY=VALUE compares a sweep with a job or a setting; format=latex or csv prints tables, and "
-    "format=svg or pdf writes figures"
+    "use against=JOB or against=KEY=VALUE to compare a sweep with a job or a setting, fit=scaling with predict=RUN or "
+    "predict=PARAMETERS,TOKENS for a scaling law, format=latex or csv for tables, and format=svg or pdf for figures"
 )
 _FORMATS = (*TABLE_FORMATS, *FIGURE_FORMATS)
 
@@ -31,7 +33,9 @@ def main(words: list[str]) -> int:
     overrides = [word.partition("=") for word in words if "=" in word]
     against = [value for key, _, value in overrides if key == "against"]
     formats = [value for key, _, value in overrides if key == "format"]
-    unknown = next((key for key, _, _ in overrides if key not in ("against", "format")), None)
+    fits = [value for key, _, value in overrides if key == "fit"]
+    predictions = [value for key, _, value in overrides if key == "predict"]
+    unknown = next((key for key, _, _ in overrides if key not in ("against", "format", "fit", "predict")), None)
     if unknown is not None:
         raise UserError(f"report: there is no key {unknown}", _FORMS)
     if len(formats) > 1 or any(value not in _FORMATS for value in formats):
@@ -48,6 +52,14 @@ def main(words: list[str]) -> int:
         )
     if against and not sweeps:
         raise UserError(f"against={against[0]} needs the folder of a sweep", "lmtool report runs/SWEEP against=3")
+    if fits or predictions:
+        if fits != ["scaling"] or len(predictions) > 1 or against or formats or not sweeps:
+            raise UserError(
+                f"{' '.join(['report', *words])}: a scaling law is fitted to the folder of one sweep",
+                "write lmtool report runs/SWEEP fit=scaling, and predict=RUN or predict=PARAMETERS,TOKENS",
+            )
+        report_scaling(output, sweeps[0], *predictions or [None])
+        return 0
     page = folders[0].parent / "comparison.html"
     if formats and formats[0] in FIGURE_FORMATS:
         if sweeps:

@@ -313,6 +313,42 @@ def evolution_figure(results: EvolutionResults) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
+def scaling_figure(
+    unit: str,
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]], tuple[float, float, float]]],
+    predicted_R: np.ndarray,
+    losses_R: np.ndarray,
+) -> Figure:
+    """Draws the loss over N for each budget of FLOPs, with its parabola in log N, and the fitted loss over the measured
+    loss of each run.
+
+    Args:
+        unit: how N is counted.
+        curves: for each budget its name, N and loss of its runs, and the coefficients of its parabola.
+        predicted_R: the loss of each run by the law.
+        losses_R: the loss of each run.
+    """
+    figure, (left, right) = drawing.small_plots(["equal FLOPs: loss", "loss by the law"], WIDE)
+    figure.set_size_inches(WIDE, 3.4)
+    for index, (name, points, coefficients) in enumerate(curves):
+        color = COLORS[index % len(COLORS)]
+        sizes, losses = np.array(sorted(points)).T
+        dense = np.geomspace(sizes[0], sizes[-1], 60)
+        left.plot(sizes, losses, "o", color=color, markersize=3.5, label=plain(name, 30))
+        left.plot(dense, np.polyval(coefficients, np.log(dense)), color=color, linewidth=1.2)
+    left.set_xscale("log")
+    left.set_xlabel(unit)
+    if curves:
+        left.legend(frameon=False, fontsize=7, labelcolor=INK)
+    right.xaxis.set_major_locator(MaxNLocator(4))
+    right.set_xlabel("measured loss")
+    right.plot(losses_R, predicted_R, "o", color=TRAIN, markersize=3.5)
+    ends = [min(losses_R), max(losses_R)]
+    right.plot(ends, ends, color=BASELINE, linewidth=1, linestyle=":")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
 def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Draws small plots over steps: each unweighted term of the training loss, and of the validation loss if it has
     that term; None for a loss with one term. width: in inches."""

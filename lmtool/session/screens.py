@@ -178,7 +178,7 @@ def show_start(session: Session, metadata: Mapping[str, JsonMapping], plan: RunP
     extra_targets = learner.config.extra_training_targets(learner.backbone.config)
     report: JsonObject = {
         "data": dict(data),
-        "model": {**model, "parameters": plan.parameters, **machine},
+        "model": {**model, "parameters": plan.parameters, "blocks": plan.blocks, **machine},
         "learns": trainable,
         "rates": learning_rates,
         "baseline": dict(baseline),
