@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
                 f"{' '.join(['report', *words])}: a scaling law is fitted to the folder of one sweep",
                 "write lmtool report runs/SWEEP fit=scaling, and predict=RUN or predict=PARAMETERS,TOKENS",
             )
-        report_scaling(output, sweeps[0], *predictions or [None])
+        report_scaling(output, sweeps[0], predictions[0] if predictions else None)
         return 0
     page = folders[0].parent / "comparison.html"
     if formats and formats[0] in FIGURE_FORMATS:

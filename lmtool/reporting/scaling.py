@@ -46,8 +46,8 @@ def scaled_run(folder: Path) -> ScaledRun:
     """Reads a run. Raises UserError if it has no loss, parameters or tokens."""
     run = read_run(folder)
     result, metric = run.result, str(run.result.get("metric"))
-    values = [result.get(name) for name in ("parameters", "tokens", "value")]
-    if not all(is_number(value) and math.isfinite(value) and value > 0 for value in values):
+    values = [value for name in ("parameters", "tokens", "value") if is_number(value := result.get(name))]
+    if len(values) < 3 or not all(math.isfinite(value) and value > 0 for value in values):
         raise UserError(f"{folder} has no finite parameters, tokens and loss", "name a finished pretraining run")
     if not result.get("objective") or not lower_is_better(metric):
         raise UserError(f"{folder} has no loss of a language model, but {metric}", "name a finished pretraining run")
