@@ -229,7 +229,9 @@ def _reported_bytes(module: nn.Module, formats: Formats, keys: float, read: floa
 
 def _norm_bytes(norm: nn.Module, width: int) -> float:
     """Returns the bytes per token of a norm. LayerNorm saves its input; a norm of several operations (T5) also saves
-    its result."""
+    its result; a model without norms saves neither."""
+    if isinstance(norm, nn.Identity):
+        return 0.0
     return width * VALUE_BYTES * (1 if isinstance(norm, nn.LayerNorm) else 2)
 
 

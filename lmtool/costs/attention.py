@@ -84,7 +84,7 @@ def attention_bytes(
         context: What the queries attend to.
         last: Whether it is in the last layer, in which only the query stream has queries, if there is one.
     """
-    head_width, width = attention.q_proj.weight.shape[0], attention.q_proj.in_features
+    head_width, width = attention.num_heads * attention.head_size, attention.out_proj.out_features
     saves_input = any(keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
     low_rank = sum(map(update_values, attention.modules()))
     content, queries = _query_fractions(context, last)

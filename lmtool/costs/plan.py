@@ -363,7 +363,7 @@ def _attention_width(layers: Iterable[nn.Module]) -> int:
 
 
 def _head_width(attention: MultiHead) -> int:
-    return attention.q_proj.weight.shape[0]
+    return attention.num_heads * attention.head_size
 
 
 def _output_table_values(head: nn.Module, backbone: Backbone) -> int:

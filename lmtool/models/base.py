@@ -5,16 +5,18 @@ Shape letters: T tokens, M selected tokens, H hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
 
 from lmtool.config.registry import build
-from lmtool.models.configs import ModelConfig, TransformerConfig
+from lmtool.models.configs import ModelConfig, StudiedConfig, TransformerConfig
+from lmtool.nn.blocks import PostNormLayer, PreNormLayer
 from lmtool.nn.cache import Cache, CarriedState, State
+from lmtool.nn.configs import BlockPart
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import Embeddings, reserved_positions
 from lmtool.nn.feedforward import Activation
@@ -162,6 +164,15 @@ class OneStack(Stack, Backbone):
         super().__init__(layers, causal, final_norm, embed=embed)
         self.config = config
         self.hidden_size = config.hidden_size
+        if isinstance(config, StudiedConfig):
+            self.leave_out(config.without or ())
+
+    def leave_out(self, parts: Collection[BlockPart]) -> None:
+        """Removes parts of all layers; norms also from the embedding and the end of the stack."""
+        for layer in self.layers:
+            cast(PreNormLayer | PostNormLayer, layer).leave_out(parts)
+        if "norm" in parts:
+            self.embed.norm, self.final_norm = None, None
 
     @property
     def longest_text(self) -> int:

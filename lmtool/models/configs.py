@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from lmtool.config.base import Component
 from lmtool.config.registry import Choice, component
 from lmtool.models import recipes
-from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig, Side
+from lmtool.nn.configs import BlockPart, LearnedPositionsConfig, PositionsConfig, Side
 
 Pooling = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
@@ -290,6 +290,27 @@ class TransformerConfig(ModelConfig):
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | sizes)
 
 
+class StudiedConfig(TransformerConfig):
+    """Base class of transformers whose layers may lack parts, to study what the parts are for."""
+
+    without: tuple[BlockPart, ...] | None = Field(
+        None,
+        description="parts of the block left out, for a study: residual, norm, scaling, feed_forward, projections. "
+        "residual: a sublayer's output replaces its input; norm: all norms of the backbone; scaling: the factor "
+        "1/sqrt(d) of the scores; projections: queries, keys and values are the states themselves. null: none. Such a "
+        "model has no class in transformers",
+    )
+
+    @model_validator(mode="after")
+    def _states_have_as_many_heads(self) -> Self:
+        if "projections" in (self.without or ()) and self.key_value_heads != self.num_heads:
+            raise ValueError(
+                f"without=[projections]: queries and keys are the same states, but num_heads={self.num_heads} and "
+                f"num_key_value_heads={self.key_value_heads}"
+            )
+        return self
+
+
 class SegmentedConfig(TransformerConfig):
     """An encoder with segment embeddings for the two texts of a pair."""
 
@@ -309,7 +330,7 @@ def describe_architectures(architectures: Iterable[str]) -> str:
 
 
 @component("model", "bert", builder="lmtool.models.bert:Bert.build")
-class BertConfig(SegmentedConfig):
+class BertConfig(StudiedConfig, SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
     hf_model_type: ClassVar[str | None] = "bert"
@@ -325,7 +346,7 @@ class BertConfig(SegmentedConfig):
 
 
 @component("model", "gpt", builder="lmtool.models.gpt:Gpt.build")
-class GptConfig(TransformerConfig):
+class GptConfig(StudiedConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
     descriptions: ClassVar[dict[str, str]] = {

@@ -17,6 +17,7 @@ from lmtool.models.configs import (
     Layers,
     Positions,
     PositionsChoice,
+    StudiedConfig,
     Summary,
     TransformerConfig,
     Vocabulary,
@@ -25,7 +26,7 @@ from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
 
 @component("model", "llama", builder="lmtool.models.llama:Llama.build")
-class LlamaConfig(TransformerConfig):
+class LlamaConfig(StudiedConfig):
     """Llama's architecture (Touvron et al. 2023): pre-norm, rotary positions, gated feed-forward layers, grouped-query
     attention. Defaults: SmolLM2-135M."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.registry import lookup
 from lmtool.errors import UserError
-from lmtool.models.configs import ModelConfig, TransformerConfig
+from lmtool.models.configs import ModelConfig, StudiedConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_positions, section_fields
 from lmtool.types import part_of
@@ -178,6 +178,11 @@ class HFFormat:
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         """Returns the content of config.json for our configuration. Raises UserError if transformers does not support
         this configuration."""
+        if isinstance(config, StudiedConfig) and config.without:
+            raise UserError(
+                f"model.without=[{','.join(config.without)}]: {self.title} in transformers has all parts of the block",
+                "use the run with lmtool, or train a new run with model.without=null",
+            )
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
         for name, value in self.lmtool_constants.items():

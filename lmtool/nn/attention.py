@@ -171,8 +171,9 @@ class MultiHead(nn.Module):
         super().__init__()
         width = hidden_size if head_size is None else num_heads * head_size
         self.num_heads = num_heads
+        self.head_size = width // num_heads
         self.key_value_heads = num_heads if key_value_heads is None else key_value_heads
-        narrow = width // num_heads * self.key_value_heads
+        narrow = self.head_size * self.key_value_heads
         self.dropout = Dropout(dropout)
         self.scale = scale
         self.q_proj = nn.Linear(hidden_size, width, bias)
@@ -185,10 +186,10 @@ class MultiHead(nn.Module):
     table_maps: ClassVar[tuple[str, ...]] = ()
     """Names of the projections that are applied to a table of positions, once per batch, rather than to tokens."""
 
-    @property
-    def head_size(self) -> int:
-        """D, the width of a head."""
-        return self.q_proj.out_features // self.num_heads
+    def leave_out_projections(self) -> None:
+        """Makes the queries, keys and values the states themselves, which the heads share among them."""
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(self, name, nn.Identity())
 
     def saved_for_positions(self, keys: float) -> tuple[float, float, float]:
         """Counts the values that relative positions save for the backward pass, besides queries, keys and values.

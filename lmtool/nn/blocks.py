@@ -9,9 +9,12 @@ Shape letters: T tokens, M selected tokens, H hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import Tensor, nn
 
 from lmtool.nn.attention import CrossAttention, SelfAttention, only
+from lmtool.nn.configs import BlockPart
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.feedforward import AdapterSlot, FeedForward
@@ -19,6 +22,8 @@ from lmtool.nn.regions import region
 
 
 class _Layer(nn.Module):
+    ffn: FeedForward | None
+
     def __init__(self, self_attn: SelfAttention, ffn: FeedForward, norm1: nn.Module, norm2: nn.Module, dropout: float):
         super().__init__()
         self.self_attn = self_attn
@@ -29,6 +34,24 @@ class _Layer(nn.Module):
         self.dropout2 = Dropout(dropout)
         self.attn_adapter = AdapterSlot()
         self.ffn_adapter = AdapterSlot()
+        self.residual = True
+
+    def add(self, x_TH: Tensor, out_TH: Tensor) -> Tensor:
+        """Returns the residual sum, (T, H); without residual connections, the sublayer's output."""
+        return x_TH + out_TH if self.residual else out_TH
+
+    def leave_out(self, parts: Collection[BlockPart]) -> None:
+        """Removes parts of a new layer."""
+        self.residual = "residual" not in parts
+        if "norm" in parts:
+            self.norm1, self.norm2 = nn.Identity(), nn.Identity()
+        if "scaling" in parts:
+            self.self_attn.scale = 1.0
+        if "projections" in parts:
+            self.self_attn.leave_out_projections()
+        if "feed_forward" in parts:
+            self.ffn = None
+            del self.norm2, self.dropout2, self.ffn_adapter
 
 
 class PostNormLayer(_Layer):
@@ -42,9 +65,11 @@ class PostNormLayer(_Layer):
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Returns the rest of the layer, (T, H)."""
-        x_TH = self.norm1(x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1))
+        x_TH = self.norm1(self.add(x_TH, self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1)))
+        if self.ffn is None:
+            return x_TH
         fed_TH = self.dropout2(self.ffn(x_TH, rng), rng)
-        return self.norm2(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm2))
+        return self.norm2(self.add(x_TH, self.ffn_adapter(fed_TH, x_TH, self.norm2)))
 
 
 class PreNormLayer(_Layer):
@@ -58,10 +83,12 @@ class PreNormLayer(_Layer):
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Returns the rest of the layer, (T, H)."""
-        x_TH = x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH)
+        x_TH = self.add(x_TH, self.attn_adapter(self.dropout1(attention_TH, rng), x_TH))
+        if self.ffn is None:
+            return x_TH
         normed_TH = self.norm2(x_TH)
         fed_TH = self.dropout2(self.ffn(normed_TH, rng), rng)
-        return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)
+        return self.add(x_TH, self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH))
 
 
 # Layers of a decoder with an encoder: self-attention, cross-attention, feed-forward, in post-norm or pre-norm form.

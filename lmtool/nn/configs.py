@@ -14,6 +14,10 @@ Side = Literal["inputs", "outputs"]
 encoder-decoder."""
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 """gelu: with the error function (BERT); gelu_tanh: its tanh approximation (GPT-2); silu: x sigmoid(x) (Llama)."""
+BlockPart = Literal["residual", "norm", "scaling", "feed_forward", "projections"]
+"""Part of a transformer layer that a study may leave out. residual: the sums, so that a sublayer's output replaces its
+input. norm: all norms of the backbone. scaling: the factor 1/sqrt(D) of the scores. feed_forward: the feed-forward
+sublayer with its norm. projections: those of queries, keys and values, which are then the states themselves."""
 AdapterReads = Literal["output", "sum", "input"]
 """Input of an adapter. output: the output of its sublayer. sum: that output plus the residual, normalized as in the
 layer. input: the input of the sublayer (a parallel adapter)."""
