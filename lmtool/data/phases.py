@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ class PhasedLoader:
             )
         return steps[0]
 
-    def metadata(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, Any]:
         """Returns the metadata of each phase's loader."""
         by_phase = {f"phase {number}": loader.metadata() for number, loader in enumerate(self.loaders, 1)}
         return {"padding_fraction": 0.0, **by_phase}
