@@ -24,7 +24,18 @@ from lmtool.reporting.evaluations import interval_text, is_significant, print_di
 from lmtool.reporting.run_files import RunFiles, as_object, first_split, read_run, scored_rows
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep_groups import Difference
-from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shorten, size, title
+from lmtool.reporting.text import (
+    count,
+    duration,
+    flops,
+    is_number,
+    lower_is_better,
+    number,
+    plain,
+    shorten,
+    size,
+    title,
+)
 from lmtool.runs.files import SCORED_ROWS
 from lmtool.runs.finding import read_manifest, saved_steps
 from lmtool.runs.identity import NEUTRAL_KEYS
@@ -382,8 +393,11 @@ _SUMMARY_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "baseline": ("baseline", number),
     "parameters": ("parameters", count),
     "trainable_parameters": ("trainable", count),
+    "flops": ("FLOPs", flops),
     "steps": ("steps", count),
     "tokens": ("tokens", count),
+    "words": ("words", count),
+    "epochs": ("passes over the data", number),
     "tokens_per_second": ("tokens per second", lambda rate: count(round(rate))),
     "peak_memory_bytes": ("peak memory", size),
     "seconds": ("time", duration),
@@ -430,8 +444,11 @@ def scores_table(comparison: RunComparison) -> tuple[list[str], list[list[object
             ]
     columns |= {str(name): values for name, *values in tests}
     columns["baseline"] = [run.baseline.get("value") for run in runs]
-    for name in ("parameters", "steps", "tokens", "seconds"):
-        columns[name] = [run.result.get(name) for run in runs]
+    for name in ("parameters", "steps", "tokens", "words", "seconds"):
+        values = [run.result.get(name) for run in runs]
+        columns |= {} if name == "words" and None in values else {name: values}
+    spent = [run.result.get("flops") for run in runs]
+    columns["FLOPs"] = [flops(value) if is_number(value) else None for value in spent]
     rates = [run.result.get("tokens_per_second") for run in runs]
     columns["tokens/s"] = [round(rate) if is_number(rate) else None for rate in rates]
     memory = [run.result.get("peak_memory_bytes") for run in runs]

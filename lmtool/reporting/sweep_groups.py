@@ -355,7 +355,10 @@ def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, CsvValue]]:
     """Yields one row per job: number, varying keys, status, scores and sizes."""
     keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(name for job in sweep.jobs for name in _scores(job)))
-    sizes = ("steps", "tokens", "tokens_per_second", "parameters", "trainable_parameters", "peak_memory_bytes")
+    sizes = (
+        "flops", "steps", "tokens", "words", "epochs", "tokens_per_second", "parameters", "trainable_parameters",
+        "peak_memory_bytes",
+    )  # fmt: skip
     for job in sweep.jobs:
         scores = _scores(job)
         row: dict[str, object] = {"job": job.number, **{key: job.overrides.get(key) for key in keys}}

@@ -17,7 +17,7 @@ from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.sweep_files import DONE_JOB, ReportedJob, SweepFiles, final_status, read_sweep
 from lmtool.reporting.sweep_groups import SEED, Block, Difference, SeedGroup, blocks_of, csv_rows, varying_keys_and_seed
-from lmtool.reporting.text import duration, lower_is_better, number, plain, title
+from lmtool.reporting.text import count, duration, flops, lower_is_better, number, plain, title
 from lmtool.runs.files import SCORED_ROWS, write_delimited
 from lmtool.system.terminal import counted
 
@@ -100,6 +100,13 @@ def sentences(block: Block) -> list[str]:
     if target_keys and lower_is_better(block.metric):
         notes.append(
             f"{plain(target_keys[0], 80)} varies: {title(block.metric)} over different targets is not comparable."
+        )
+    results = [job.result.get("objective") for group in block.groups for job in group.jobs]
+    objectives = [plain(name, 80) for name in dict.fromkeys(results) if name is not None]
+    if len(objectives) > 1 and lower_is_better(block.metric):
+        notes.append(
+            f"The settings have different objectives ({', '.join(objectives)}): their losses are not comparable; a "
+            "downstream score, a probe and minimal pairs are."
         )
     if not block.rows_known:
         notes.append(
@@ -194,7 +201,12 @@ def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
 
     trainable = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
     rise = [_mean_of(group, rise_of) for group in block.groups]
+    spent = [_mean_of(group, lambda result: result["flops"]) for group in block.groups]
+    tokens = [_mean_of(group, lambda result: result["tokens"]) for group in block.groups]
     columns: dict[str, Sequence[object]] = {}
+    if len({f"{value:.2g}" for value in tokens if value is not None}) > 1:
+        columns["FLOPs"] = [None if value is None else flops(value) for value in spent]
+        columns["tokens"] = [None if value is None else count(round(value)) for value in tokens]
     if len(set(trainable) - {None}) > 1:
         columns["trainable parameters"] = [None if mean is None else round(mean) for mean in trainable]
     if set(rise) != {None}:

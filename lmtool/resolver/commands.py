@@ -98,7 +98,12 @@ class RunConfig(CommandConfig):
     max_minutes: float | None = Field(
         None, gt=0, description="maximum minutes of training; evaluations are not counted"
     )
-    max_flops: float | None = Field(None, gt=0, description="maximum floating-point operations, forward and backward")
+    max_flops: float | None = Field(
+        None,
+        gt=0,
+        description="maximum floating-point operations of the matrix products in training, forward and backward; "
+        "heads are counted, lookups of embeddings are not, and neither are evaluations",
+    )
     batch_examples: int | None = Field(None, ge=1, description="examples per step; or use batch_tokens")
     batch_tokens: int | None = Field(None, ge=1, description="maximum number of real tokens (without padding) per step")
     micro_batch_tokens: int | None = Field(

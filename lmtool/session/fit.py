@@ -152,6 +152,7 @@ def result_rows(session: Session, training: TrainingResult, baseline: Baseline) 
     term = learner.metric.name.removesuffix("_loss")
     error = f"{term}_gain_standard_error" if term in learner.loss_weights else "standard_error"
     rows |= {"standard_error": training.metrics[error]} if error in training.metrics else {}
+    rows["flops"] = session.plan.flops_per_token * training.tokens
     words = loader.metadata().get("words_per_epoch")
     rows |= {} if words is None else {"words": round(training.epochs * words)}
     return rows | {name: session.metadata[name] for name in ("few_shot",) if name in session.metadata}

@@ -515,6 +515,18 @@ def test_sample_with_a_probability_for_one_token_only_is_skipped() -> None:
     assert page.count("Detection of replaced tokens") == 1 and page.count("false positives</small>") == 1
 
 
+def test_comparison_shows_compute_text_and_passes(tmp_path: Path) -> None:
+    runs = [write_language_run(tmp_path / name, 2.0, None) for name in ("one", "two")]
+    for run, words in zip(runs, (7_000, 14_000), strict=True):
+        result = json.loads((run / "result.json").read_text())
+        result |= {"flops": words * 1e9, "tokens": 2 * words, "words": words, "epochs": words / 7_000}
+        (run / "result.json").write_text(json.dumps(result))
+    lines = [line.split("  ") for line in comparison_text(*runs).splitlines()]
+    cells = {line[0].strip(): [cell.strip() for cell in line[1:] if cell.strip()] for line in lines}
+    assert cells["FLOPs"] == ["7 TFLOP", "14 TFLOP"] and cells["passes over the data"] == ["1.000", "2.000"]
+    assert cells["words"] == ["7,000", "14,000"]
+
+
 def write_language_run(folder: Path, loss: float, bits: float | None, vocabulary: int = 100, **more: str) -> Path:
     """Writes the result of a language model. more: its `objective`, and the `text` that it was scored on."""
     folder.mkdir()

@@ -20,7 +20,7 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics import mean_and_error, t_quantile
 from lmtool.reporting import drawing, html, plots
 from lmtool.reporting.sweep_files import read_sweep
-from lmtool.reporting.sweep_groups import blocks_of, csv_cell, difference
+from lmtool.reporting.sweep_groups import blocks_of, csv_cell, csv_rows, difference
 from lmtool.reporting.sweep_report import group_table, headline, sentences, unscored_table, write_sweep
 from tests.reporting.conftest import HOSTILE
 from tests.reporting.test_report import read_page
@@ -194,6 +194,25 @@ def test_group_table_shows_parameters_and_forgetting(grid: Callable[..., Path]) 
     ]
     (folder / "0" / "result.json").unlink(), (folder / "1" / "result.json").unlink()
     assert "trainable parameters" not in group_table(blocks_of(read_sweep(folder))[0])[0]
+
+
+def test_ledger_shows_compute_and_refuses_losses_of_other_objectives(grid: Callable[..., Path]) -> None:
+    values = {"objective": ("mlm", "clm"), "max_flops": (1e12, 4e12)}
+    folder = grid(values, lambda objective, max_flops: 3.0, metric="loss")
+    for number in range(4):
+        spent = (1e12, 4e12)[number % 2]
+        result = {"objective": ("mlm", "clm")[number // 2], "flops": spent, "tokens": spent / 1e6, "words": 7}
+        (folder / str(number) / "result.json").write_text(json.dumps(result))
+    block = blocks_of(read_sweep(folder))[0]
+    header, rows = group_table(block)
+    named = [dict(zip(header, row, strict=True)) for row in rows]
+    assert {(row["max_flops"], row["FLOPs"], row["tokens"]) for row in named} == {
+        ("1000000000000.0", "1 TFLOP", "1 M"),
+        ("4000000000000.0", "4 TFLOP", "4 M"),
+    }
+    assert any("different objectives (mlm, clm): their losses are not comparable" in text for text in sentences(block))
+    (row, *_) = csv_rows(read_sweep(folder))
+    assert (row["flops"], row["words"]) == (1e12, 7)
 
 
 def test_differences_use_common_seeds(grid: Callable[..., Path]) -> None:
