@@ -105,7 +105,7 @@ def _score(config: EvaluateConfig, output: Output) -> tuple[JsonObject, JsonObje
         return evaluate_text(config, trained, trained.config, output)
     else:
         trained_for_task = f"{config.checkpoint} was trained for a task"
-        require_unset(config, ("stride", "max_length", "memory_length"), trained_for_task)
+        require_unset(config, ("stride", "max_length", "lengths", "memory_length"), trained_for_task)
         require_unset(config, ("data",), trained_for_task, "set task.path=FILE to score it on other labeled rows")
         scores = _score_task(config, trained, output)
     other_scores = None
@@ -202,7 +202,8 @@ def _score_pairs(
 ) -> tuple[JsonObject, JsonObject]:
     """Scores a pretrained checkpoint on minimal pairs."""
     scored = f"{config.checkpoint} is scored on minimal pairs"
-    require_unset(config, ("exit", "exit_entropy", "shots", "stride", "max_length", "memory_length"), scored)
+    without_text = ("exit", "exit_entropy", "shots", "stride", "max_length", "lengths", "memory_length")
+    require_unset(config, without_text, scored)
     if not isinstance(trained.config, PretrainConfig) or config.data != trained.config.data:  # data=auto: the run's
         require_unset(config, ("data",), scored, "set task.path= to a file or a folder of pairs")
     pairs = read_pairs(task)

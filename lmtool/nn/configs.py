@@ -14,6 +14,8 @@ Side = Literal["inputs", "outputs"]
 encoder-decoder."""
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 """gelu: with the error function (BERT); gelu_tanh: its tanh approximation (GPT-2); silu: x sigmoid(x) (Llama)."""
+Extension = Literal["linear", "ntk", "yarn"]
+"""How rotary positions are changed for texts longer than in training; see `nn.positions.Rotary.extend`."""
 BlockPart = Literal["residual", "norm", "scaling", "feed_forward", "projections"]
 """Part of a transformer layer that a study may leave out. residual: the sums, so that a sublayer's output replaces its
 input. norm: all norms of the backbone. scaling: the factor 1/sqrt(D) of the scores. feed_forward: the feed-forward

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lmtool.errors import UserError
 from lmtool.nn.configs import (
     AlibiPositionsConfig,
+    Extension,
     LearnedPositionsConfig,
     NoPositionsConfig,
     RotaryPositionsConfig,
@@ -214,7 +215,36 @@ class Rotary(Position):
         if head_size % 2:
             raise ValueError(f"rotary positions turn pairs of dimensions; a head has {head_size}")
         self.head_size, self.base, self.layout = head_size, base, layout
+        self._extension: Extension | None = None
+        self._factor, self._trained_length = 1.0, 1
         self._cached_turns: tuple[Tensor, torch.dtype, Turns] | None = None
+
+    def extend(self, extension: Extension | None, factor: float, trained_length: int) -> None:
+        """Changes the angles for longer texts than in training.
+
+        extension: linear: positions are divided by `factor` (Chen et al. 2023, "Extending Context Window of Large
+        Language Models via Positional Interpolation"); ntk: the base grows so that the slowest pair turns `factor`
+        times less and the fastest as before (bloc97 2023, in Peng et al. 2023, 3.1); yarn: pairs that turn less than
+        once in `trained_length` tokens as in linear, those of 32 turns or more as before, with a ramp between, and the
+        scores grow by (1 + 0.1 ln(factor))^2 (Peng et al. 2023, "YaRN", 3.2 to 3.4); None: as in training. factor: the
+        length of the texts relative to training, at least 1. trained_length: in tokens.
+        """
+        self._extension, self._factor, self._trained_length = extension, factor, trained_length
+        self._cached_turns = None
+
+    def _rates(self, device: torch.device) -> Tensor:
+        """Returns the angle per token of each pair, (D/2,) float64."""
+        rates = _rates(self.head_size, self.base, device)
+        if self._extension == "linear":
+            return rates / self._factor
+        if self._extension == "ntk":
+            base = self.base * self._factor ** (self.head_size / max(self.head_size - 2, 1))
+            return _rates(self.head_size, base, device)
+        if self._extension == "yarn":
+            turns = self._trained_length * rates / (2 * math.pi)
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)
+            return kept * rates + (1 - kept) * rates / self._factor
+        return rates
 
     def turns(self, positions_T: Tensor, dtype: torch.dtype) -> Turns:
         # All layers of a forward use the same positions.
@@ -224,8 +254,12 @@ class Rotary(Position):
             or self._cached_turns[0] is not positions_T
             or self._cached_turns[1] != wide_dtype
         ):
-            angles = _angles(positions_T, self.head_size, self.base)[:, None]
-            self._cached_turns = positions_T, wide_dtype, (angles.cos().to(wide_dtype), angles.sin().to(wide_dtype))
+            angles = (positions_T.double()[:, None] * self._rates(positions_T.device))[:, None]
+            cosine, sine = angles.cos(), angles.sin()
+            if self._extension == "yarn":
+                growth = 1 + 0.1 * math.log(self._factor)
+                cosine, sine = cosine * growth, sine * growth
+            self._cached_turns = positions_T, wide_dtype, (cosine.to(wide_dtype), sine.to(wide_dtype))
         return self._cached_turns[2]
 
     def rotate(self, q_TAD: Tensor, k_TAD: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
@@ -372,8 +406,12 @@ class TreeDistance(TreePosition):
 def _angles(positions_T: Tensor, width: int, base: float) -> Tensor:
     """Returns (T, ceil(width / 2)) float64: p / base^(2i/width). In double precision, because at position 5e6 single
     precision is off by a third of a radian."""
-    steps = torch.arange(0, width, 2, dtype=torch.float64, device=positions_T.device)
-    return positions_T.double()[:, None] * base ** (-steps / width)
+    return positions_T.double()[:, None] * _rates(width, base, positions_T.device)
+
+
+def _rates(width: int, base: float, device: torch.device) -> Tensor:
+    steps = torch.arange(0, width, 2, dtype=torch.float64, device=device)
+    return base ** (-steps / width)
 
 
 def sinusoids(positions_P: Tensor, width: int, base: float = 10000.0) -> Tensor:

@@ -471,6 +471,13 @@ class EvaluateConfig(TaskUseConfig):
         "data": Auto(("checkpoint",), hint="set task.path=: the checkpoint was trained for a task", implied=True),
     }
 
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("lengths", "max_length"),
+        ("lengths", "stride"),
+        ("lengths", "against"),
+        ("lengths", "output"),
+    )
+
     against: str | None = Field(
         None,
         description="another checkpoint, scored on the same rows or documents; reports the difference and its interval",
@@ -485,6 +492,12 @@ class EvaluateConfig(TaskUseConfig):
     )
     max_length: int | None = Field(
         None, ge=8, description="tokens per window that a language model reads; null: as in training"
+    )
+    lengths: tuple[Annotated[int, Field(ge=8)], ...] | None = Field(
+        None,
+        description="several values of max_length for one table, which compares them with the length of training; for "
+        "causal language models. Rotary positions are also scored with linear interpolation (Chen et al. 2023), "
+        "NTK-aware scaling and YaRN (Peng et al. 2023), without training",
     )
     stride: int | None = Field(
         None,

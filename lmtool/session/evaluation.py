@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import cast, get_args
 
 import numpy as np
 import torch
@@ -29,8 +29,10 @@ from lmtool.learners.held_out import HeldOutSplits
 from lmtool.learners.metrics import interval, resample_count, resampled_rows
 from lmtool.learners.writing import DOCUMENT_LOSSES
 from lmtool.models.base import AdjustableMemory, Backbone
+from lmtool.nn.configs import Extension
+from lmtool.nn.positions import Rotary
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.evaluations import print_difference, print_few_shot, write_evaluation
+from lmtool.reporting.evaluations import interval_text, print_difference, print_few_shot, write_evaluation
 from lmtool.resolver.commands import EvaluateConfig, PretrainConfig
 from lmtool.runs.files import SCORED_ROWS, rows_digest
 from lmtool.session.requests import write_output
@@ -74,6 +76,8 @@ def evaluate_text(
         )
     require_unset(config, ("report",), f"{config.checkpoint} was trained on text", "omit it")
     require_length(config, pretraining)
+    if config.lengths is not None:
+        return evaluate_lengths(config, trained, pretraining, output)
     learner, max_length = trained.learner(), config.max_length or pretraining.max_length
     if config.memory_length is not None:
         set_memory_length(config, learner, max_length)
@@ -103,12 +107,12 @@ def evaluate_text(
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
     if config.against is not None:
-        differences = {_BITS: _difference_in_bits(config, trained, pretraining, data, evaluations.first)}
+        differences = {BITS: _difference_in_bits(config, trained, pretraining, data, evaluations.first)}
         print_difference(output, config.checkpoint, config.against, metrics, differences, "documents")
     return metrics, {}
 
 
-_BITS = "bits_per_byte"
+BITS = "bits_per_byte"
 
 
 def _difference_in_bits(
@@ -147,16 +151,91 @@ def _difference_in_bits(
                 "carried state have",
                 "omit against=, and evaluate each checkpoint",
             )
+    return paired_difference(first, second, document_bytes(trained, data.text))
+
+
+def document_bytes(trained: Trained, text: TokenStore) -> np.ndarray:
+    """Returns the number of bytes of each document of a text, (D,)."""
+    return np.array([len(trained.tokenizer.decode(tokens.tolist()).encode()) for tokens in _documents(text)])
+
+
+def paired_difference(first: Evaluation, second: Evaluation, sizes_D: np.ndarray) -> dict[str, float]:
+    """Returns the bits per byte of one evaluation minus those of another on the same text, with an interval that
+    resamples documents.
+
+    Args:
+        first: An evaluation by document.
+        second: The other evaluation by document.
+        sizes_D: The bytes of each document.
+
+    Returns:
+        "value", and the ends of the 95% interval "low" and "high".
+    """
     losses = [
-        np.array([sums[number] for number in range(len(data.text))])
+        np.array([sums[number] for number in range(len(sizes_D))])
         for sums in (cast(Counter[int], evaluation.details[DOCUMENT_LOSSES]) for evaluation in (first, second))
     ]
-    sizes = np.array([len(trained.tokenizer.decode(tokens.tolist()).encode()) for tokens in _documents(data.text)])
     bits = (losses[0] - losses[1]) / np.log(2)
-    resamples = resampled_rows(len(bits), resample_count(len(bits), [_BITS]))
-    values = [float(bits[rows].sum() / max(sizes[rows].sum(), 1)) for rows in resamples]
-    value = float(first.scores[_BITS] - second.scores[_BITS])
-    return {"value": value, **interval(values)._asdict()}
+    resamples = resampled_rows(len(bits), resample_count(len(bits), [BITS]))
+    values = [float(bits[rows].sum() / max(sizes_D[rows].sum(), 1)) for rows in resamples]
+    return {"value": float(first.scores[BITS] - second.scores[BITS]), **interval(values)._asdict()}
+
+
+# `lmtool evaluate lengths=`: windows longer than in training (Press et al. 2022, "Train Short, Test Long").
+
+_EXTENSIONS: tuple[Extension | None, ...] = (None, *get_args(Extension))
+
+
+def evaluate_lengths(
+    config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, output: Output
+) -> JsonObject:
+    """Scores a causal language model on windows of several lengths of the same text, and prints a table.
+
+    Windows that are longer than in training are scored with the positions of training and, if these are rotary, with
+    each extension of them.
+
+    Returns:
+        The bits per byte by length; with an extension, `LENGTH_EXTENSION`.
+    """
+    learner, longest = trained.learner(), pretraining.model.max_positions
+    if _is_from_lmtool(trained):
+        longest = max(phase.max_length for phase in pretraining.phase_configs)
+    if not learner.config.supports_stride or learner.backbone.config.carries_state:
+        raise UserError(
+            f"lengths=[...] compares causal language models without carried state; {config.checkpoint} is none",
+            "omit lengths=, and set max_length=",
+        )
+    data, title = text_to_score(config, trained, pretraining)
+    if data.store is None or len(data.text) < 2:
+        raise UserError(
+            "lengths=[...]: the differences have no interval without at least two documents of one text",
+            "set data.document=line or block, which split a text into documents",
+        )
+    rotary = [module for module in learner.backbone.modules() if isinstance(module, Rotary)]
+
+    def score(length: int, extension: Extension | None) -> Evaluation:
+        for module in rotary:
+            module.extend(extension, length / longest, longest)
+        held_out = HeldOutSplits(learner, {"validation": data}, length, config.batch_tokens, pretraining.seed)
+        return held_out.score(trained.precision, by_document=True).first
+
+    trained_length, sizes_D = score(longest, None), document_bytes(trained, data.text)
+    metrics, rows = {f"{BITS}_{longest}": trained_length.scores[BITS]}, []
+    rows.append([f"{longest:,}", "as in training", f"{trained_length.scores[BITS]:.4f}", "", ""])
+    for length in sorted(set(config.lengths or ()) - {longest}):
+        for extension in _EXTENSIONS if rotary and length > longest else (None,):
+            evaluation = score(length, extension)
+            difference = paired_difference(evaluation, trained_length, sizes_D)
+            metrics["_".join(filter(None, (BITS, str(length), extension)))] = evaluation.scores[BITS]
+            row = [f"{length:,}", extension or "as in training", f"{evaluation.scores[BITS]:.4f}"]
+            rows.append([*row, f"{difference['value']:+.4f}", interval_text(difference, "+")])
+    headings = ["tokens", "positions", "bits per byte", f"minus {longest} tokens", "95% interval"]
+    print_table(output, headings, rows, heading=f"{config.checkpoint} · {title}")
+    output.line(
+        f"trained on windows of {longest} tokens; n = {len(data.text):,} documents, resampled for the intervals. "
+        "Longer windows also give more context"
+    )
+    return metrics
 
 
 def _documents(store: TokenStore) -> Iterator[np.ndarray]:
@@ -180,13 +259,14 @@ def require_unset(config: EvaluateConfig, keys: Sequence[str], reason: str, hint
 
 
 def require_length(config: EvaluateConfig, pretraining: PretrainConfig) -> None:
-    """Raises UserError if max_length exceeds the positions of the model."""
+    """Raises UserError if max_length or one of lengths exceeds the positions of the model."""
     positions = pretraining.model.max_positions
-    if config.max_length is not None and config.max_length > positions:
-        raise UserError(
-            f"max_length={config.max_length} exceeds the {positions} positions of checkpoint={config.checkpoint}",
-            f"set max_length={positions} or lower",
-        )
+    for key, length in (("max_length", config.max_length), ("lengths", max(config.lengths or (0,)))):
+        if length is not None and length > positions:
+            raise UserError(
+                f"{key}={length} exceeds the {positions} positions of checkpoint={config.checkpoint}",
+                f"set max_length={positions} or lower" if key == "max_length" else f"omit lengths above {positions}",
+            )
 
 
 def set_memory_length(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> None:
@@ -278,7 +358,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     """
     shots = config.shots or 0
     task, pretraining = _promptable(config, trained)
-    require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
+    require_unset(config, ("against", "stride", "lengths"), f"{config.checkpoint} is prompted, by shots={shots}")
     # With shots=0 the training rows may be missing: only the baseline uses them.
     data = load_task(task, pretraining.seed, config.cache_dir, config.offline, scoring=not shots)
     learner, kind = trained.learner(), build(data.config)
@@ -373,7 +453,7 @@ def masked_prompt_task(config: EvaluateConfig, trained: Trained) -> MaskedPrompt
         return None
     if config.task is None or not config.task.fills_prompts:
         return None
-    require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
+    require_unset(config, ("against", "stride", "lengths"), f"{config.checkpoint} is prompted, by shots=0")
     if config.normalisation == "calibrated":
         raise UserError(
             "normalisation=calibrated is supported for generative models only; "
@@ -394,8 +474,12 @@ def _prompt_length(config: EvaluateConfig, trained: Trained, pretraining: Pretra
     """Returns the maximum number of tokens per prompt: max_length=, or that of training; for a published model, the
     number of its positions."""
     require_length(config, pretraining)
-    from_lmtool = trained.saved.get("command") == "pretrain"
-    return config.max_length or (pretraining.max_length if from_lmtool else pretraining.model.max_positions)
+    trained_length = pretraining.max_length if _is_from_lmtool(trained) else pretraining.model.max_positions
+    return config.max_length or trained_length
+
+
+def _is_from_lmtool(trained: Trained) -> bool:
+    return trained.saved.get("command") == "pretrain"
 
 
 def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> JsonObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,55 @@ def test_language_models_are_compared_on_the_same_documents(place: Path, capsys:
     pretrain("masked")
     assert cli.main([*evaluate, "against=runs/masked"]) == 2
     assert "runs/masked has no bits per byte by document" in capsys.readouterr().err
+
+
+def bits_by_row(shown: str) -> dict[tuple[int, str], tuple[float, ...]]:
+    """The bits per byte of each row of the table by length, and the difference with its interval."""
+    row = re.compile(
+        r"^(\d+) +(as in training|linear|ntk|yarn) +([\d.]+)(?: +([+-][\d.]+) +([+-][\d.]+) to ([+-][\d.]+))?"
+    )
+    matches = filter(None, map(row.match, shown.splitlines()))
+    return {(int(m[1]), m[2]): tuple(float(text) for text in m.groups()[2:] if text is not None) for m in matches}
+
+
+def test_lengths_compare_windows_with_those_of_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("data.document=line", "model.positions.name=rotary", "max_length=16", "model.initializer_std=0.3")
+    pretrain("rotary", *words, model="gpt_tiny")
+    evaluate = ["evaluate", "checkpoint=runs/rotary", "cache_dir=cache", "device=cpu"]
+    capsys.readouterr()
+    assert cli.main([*evaluate, "lengths=[8,32]"]) == 0
+    rows = bits_by_row(capsys.readouterr().out)
+    extended = [(32, kind) for kind in ("as in training", "linear", "ntk", "yarn")]
+    assert list(rows) == [(16, "as in training"), (8, "as in training"), *extended]
+    for length in (8, 16, 32):
+        assert cli.main([*evaluate, f"max_length={length}"]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("bits_per_byte"))
+        assert float(line.split()[1]) == rows[length, "as in training"][0]
+    for value, *difference in rows.values():
+        if difference:
+            assert difference[0] == pytest.approx(value - rows[16, "as in training"][0], abs=2e-4)
+            assert difference[1] < difference[0] < difference[2]
+    assert len({rows[key][0] for key in extended}) == 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("lengths=[8,9999]", "lengths=9999 exceeds the"),
+        ("lengths=[8] max_length=16", "exclude each other"),
+        ("lengths=[4]", "lengths[0]: given 4"),
+    ],
+)
+def test_lengths_that_cannot_be_scored_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], typed: str, message: str
+) -> None:
+    pretrain("causal", "data.document=line", model="gpt_tiny")
+    assert cli.main(["evaluate", "checkpoint=runs/causal", "device=cpu", *typed.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error, error
+
+
+def test_lengths_need_a_causal_model_and_documents(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("masked")
+    assert cli.main(["evaluate", "checkpoint=runs/masked", "device=cpu", "lengths=[8,16]"]) == 2
+    assert "compares causal language models without carried state" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -254,3 +255,41 @@ def test_rows_before_the_offset_are_unused() -> None:
     assert torch.equal(out, table.weight[torch.tensor([2, 3, 9])])
     out.sum().backward()
     assert not table.weight.grad[:2].any()
+
+
+def turned_by(position: Rotary, positions: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The angles (P, D/2) by which a rotary position turns, from 0 to 2 pi, and how much it lengthens."""
+    turns = position.turns(torch.tensor(positions), torch.float64)
+    cosine, sine = (part[:, 0].numpy() for part in turns)
+    return np.arctan2(sine, cosine) % (2 * np.pi), np.hypot(cosine, sine)
+
+
+def test_extended_rotary_positions_follow_their_papers() -> None:
+    size, base, factor, trained, positions = 16, 10_000.0, 4.0, 256, [0, 1, 77, 1023]
+    position = Rotary(size, base)
+    before = turned_by(position, positions)
+    pair = np.arange(size // 2)
+    rates = base ** (-2 * pair / size)
+    wavelengths = 2 * np.pi / rates
+    ramp = np.clip((trained / wavelengths - 1) / (32 - 1), 0, 1)
+    expected = {
+        "linear": (rates / factor, 1.0),
+        "ntk": ((base * factor ** (size / (size - 2))) ** (-2 * pair / size), 1.0),
+        "yarn": ((1 - ramp) * rates / factor + ramp * rates, 0.1 * np.log(factor) + 1),
+    }
+    for extension, (expected_rates, growth) in expected.items():
+        position.extend(extension, factor, trained)  # type: ignore[arg-type]
+        angles, lengths = turned_by(position, positions)
+        difference = (angles - np.outer(positions, expected_rates)) % (2 * np.pi)
+        assert np.minimum(difference, 2 * np.pi - difference).max() < 1e-9
+        assert np.allclose(lengths, growth, rtol=0, atol=1e-12)
+        position.extend(extension, 1.0, trained)  # type: ignore[arg-type]
+        assert np.allclose(turned_by(position, positions)[0], before[0], rtol=0, atol=1e-9)
+    # ntk: the fastest pair turns as before, the slowest as with interpolation.
+    ntk = expected["ntk"][0]
+    assert ntk[0] == rates[0] and np.isclose(ntk[-1], rates[-1] / factor)
+    assert ramp[0] == 1 and 0 < ramp[1] < 1 and ramp[-1] == 0  # all parts of the ramp are tested
+    position.extend(None, factor, trained)
+    assert all(
+        np.array_equal(first, second) for first, second in zip(turned_by(position, positions), before, strict=True)
+    )
