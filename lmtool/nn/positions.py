@@ -222,12 +222,12 @@ class Rotary(Position):
     def extend(self, extension: Extension | None, factor: float, trained_length: int) -> None:
         """Changes the angles for longer texts than in training.
 
-        extension: linear: positions are divided by `factor` (Chen et al. 2023, "Extending Context Window of Large
-        Language Models via Positional Interpolation"); ntk: the base grows so that the slowest pair turns `factor`
-        times less and the fastest as before (bloc97 2023, in Peng et al. 2023, 3.1); yarn: pairs that turn less than
-        once in `trained_length` tokens as in linear, those of 32 turns or more as before, with a ramp between, and the
-        scores grow by (1 + 0.1 ln(factor))^2 (Peng et al. 2023, "YaRN", 3.2 to 3.4); None: as in training. factor: the
-        length of the texts relative to training, at least 1. trained_length: in tokens.
+        extension: linear divides positions by `factor` (Chen et al. 2023, "Extending Context Window of Large Language
+        Models via Positional Interpolation"). ntk raises the base so that the slowest pair turns `factor` times less
+        and the fastest as before (bloc97 2023, in Peng et al. 2023, 3.1). yarn treats pairs that turn less than once in
+        `trained_length` tokens as linear, those of 32 turns or more as before, with a ramp between, and multiplies the
+        scores by (1 + 0.1 ln(factor))^2 (Peng et al. 2023, "YaRN", 3.2 to 3.4). None restores the angles of training.
+        factor: the length of the texts relative to training, at least 1. trained_length: in tokens.
         """
         self._extension, self._factor, self._trained_length = extension, factor, trained_length
         self._cached_turns = None
