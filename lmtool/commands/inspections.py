@@ -218,7 +218,7 @@ def _maps_of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMap
         if scores is None:
             raise UserError(
                 f"checkpoint={checkpoint}: the positions of model={model.name} cannot be drawn",
-                "use a checkpoint with learned, sinusoidal, rotary, t5, alibi or shaw positions",
+                "use a checkpoint with learned, concatenated, sinusoidal, rotary, t5, alibi or shaw positions",
             )
         yield PositionMaps(checkpoint, scores, note)
 

@@ -44,7 +44,21 @@ class LearnedPositionsConfig(PositionsConfig):
 
     has_limit: ClassVar[bool] = True
 
-    name: Literal["learned"] = Field("learned", description="A learned vector per position.")
+    name: Literal["learned", "concatenated"] = Field("learned", description="A learned vector per position.")
+
+
+@component("model/positions", "concatenated", builder="lmtool.nn.positions:build_concatenated")
+class ConcatenatedPositionsConfig(LearnedPositionsConfig):
+    """A learned vector per position, concatenated with the token vector instead of added to it, and a linear map of both
+    to the width of the token vectors."""
+
+    name: Literal["concatenated"] = Field("concatenated", description="A learned vector beside each token vector.")
+    size: int = Field(
+        32,
+        ge=1,
+        le=1_000_000,
+        description="width P of a position's vector; the map has H x (H + P) weights for token vectors of width H",
+    )
 
 
 @component("model/positions", "sinusoidal", builder="lmtool.nn.positions:build_sinusoidal")

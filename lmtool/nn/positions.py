@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lmtool.errors import UserError
 from lmtool.nn.configs import (
     AlibiPositionsConfig,
+    ConcatenatedPositionsConfig,
     Extension,
     LearnedPositionsConfig,
     NoPositionsConfig,
@@ -30,6 +31,7 @@ from lmtool.nn.configs import (
     TreeDepthPositionsConfig,
     TreeDistancePositionsConfig,
 )
+from lmtool.nn.linear import apply_linear
 from lmtool.types import Packed, send
 
 Pairs = Literal["half_split", "interleaved"]
@@ -128,6 +130,19 @@ class Learned(Position):
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
         index_T = positions_T + self.offset if self.offset else positions_T
         return x_TH + nn.functional.embedding(index_T, self.weight)
+
+
+class Concatenated(Learned):
+    """W [token; position], with a learned vector per position and a learned map W back to the width of the token
+    vectors. `weight`: (offset + max_positions, P); `project.weight`: (H, H + P)."""
+
+    def __init__(self, max_positions: int, hidden_size: int, size: int, offset: int = 0):
+        super().__init__(max_positions, size, offset)
+        self.project = nn.Linear(hidden_size + size, hidden_size, bias=False)
+
+    def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
+        places_TP = nn.functional.embedding(positions_T + self.offset, self.weight)
+        return apply_linear(self.project, torch.cat([x_TH, places_TP.to(x_TH.dtype)], -1))
 
 
 class Sinusoidal(Position):
@@ -426,6 +441,10 @@ def _distances(query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
 
 def build_learned(config: LearnedPositionsConfig, sizes: PositionSizes) -> Learned:
     return Learned(sizes.max_positions, sizes.hidden_size, sizes.offset)
+
+
+def build_concatenated(config: ConcatenatedPositionsConfig, sizes: PositionSizes) -> Concatenated:
+    return Concatenated(sizes.max_positions, sizes.hidden_size, config.size, sizes.offset)
 
 
 def build_sinusoidal(config: SinusoidalPositionsConfig, sizes: PositionSizes) -> Sinusoidal:

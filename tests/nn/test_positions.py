@@ -16,7 +16,13 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from lmtool.config.registry import build, entries, names
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.nn.attention import SelfAttention, attend
-from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig, ShawPositionsConfig, T5PositionsConfig
+from lmtool.nn.configs import (
+    ConcatenatedPositionsConfig,
+    PositionsConfig,
+    RotaryPositionsConfig,
+    ShawPositionsConfig,
+    T5PositionsConfig,
+)
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import DeviceRng, TokenRng, name_dropouts, token_keys
 from lmtool.nn.layout import Causal, Full, Layout, Mask
@@ -63,7 +69,7 @@ def shifted(packed: Packed, mask: Mask, position: Position, by: int) -> Context:
 
 def test_all_kinds_of_positions_are_covered() -> None:
     assert set(KINDS) == {*names("model/positions"), "interleaved"} - TREES
-    assert {"learned", "sinusoidal", *RELATIVE} == set(KINDS)
+    assert {"learned", "concatenated", "sinusoidal", *RELATIVE} == set(KINDS)
 
 
 @pytest.mark.parametrize("mask", [Full(), Causal()])
@@ -124,7 +130,12 @@ def test_packed_matches_separate_texts_and_trains_all_parameters(config, kind: s
     together.square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     learned = {name for name, _ in model.named_parameters() if name.startswith("embed.position.")}
-    tables = {"learned": {"weight"}, "t5": {"weight"}, "shaw": {"keys", "values"}}
+    tables = {
+        "learned": {"weight"},
+        "concatenated": {"weight", "project.weight"},
+        "t5": {"weight"},
+        "shaw": {"keys", "values"},
+    }
     assert learned == {f"embed.position.{name}" for name in tables.get(kind, ())}
 
 
@@ -246,6 +257,18 @@ def test_shaw_has_one_row_per_clipped_distance() -> None:
         x = torch.randn(length, 1, SIZE)
         attend(x, x, x, Layout.of(packed_of(length), Full()), shaw).square().sum().backward()
         assert int(shaw.values.grad.any(1).sum()) == met
+
+
+def test_concatenated_positions_are_a_map_of_both_vectors() -> None:
+    """The same as adding the position's vector times the last P columns of the map."""
+    position = build(ConcatenatedPositionsConfig(size=5), PositionSizes(8, 6, 1, 6, True, offset=2)).double()
+    for parameter in position.parameters():
+        torch.nn.init.normal_(parameter)
+    assert position.weight.shape == (10, 5) and position.project.weight.shape == (6, 11)
+    x, places = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 7])
+    tokens_map, places_map = position.project.weight.split((6, 5), 1)
+    wanted = x @ tokens_map.T + position.weight[places + 2] @ places_map.T
+    torch.testing.assert_close(position.embed(x, places), wanted)
 
 
 def test_rows_before_the_offset_are_unused() -> None:

@@ -169,7 +169,7 @@ def _stack_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
         yield "the layers are run differently"
     yield from _module_differences(source, model)
     position = model.embed.position
-    if source.embed.segment is not None and model.embed.segment is None and not isinstance(position, Learned):
+    if source.embed.segment is not None and model.embed.segment is None and type(position) is not Learned:
         yield f"{SEGMENT_MODULE} is only in the checkpoint"
 
 
