@@ -49,7 +49,7 @@ class LearnedPositionsConfig(PositionsConfig):
 
 @component("model/positions", "concatenated", builder="lmtool.nn.positions:build_concatenated")
 class ConcatenatedPositionsConfig(LearnedPositionsConfig):
-    """A learned vector per position, concatenated with the token vector instead of added to it, and a linear map of both
+    """A learned vector per position, concatenated with the token vector instead of added, and a linear map of both
     to the width of the token vectors."""
 
     name: Literal["concatenated"] = Field("concatenated", description="A learned vector beside each token vector.")

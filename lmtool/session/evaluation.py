@@ -77,7 +77,7 @@ def evaluate_text(
     require_unset(config, ("report",), f"{config.checkpoint} was trained on text", "omit it")
     require_length(config, pretraining)
     if config.lengths is not None:
-        return evaluate_lengths(config, trained, pretraining, output)
+        return evaluate_lengths(config, trained, pretraining, output), {}
     learner, max_length = trained.learner(), config.max_length or pretraining.max_length
     if config.memory_length is not None:
         set_memory_length(config, learner, max_length)
