@@ -64,11 +64,12 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "lmtool.models.pretransformer_configs": "cnn elmo lstm rnn_attention word_vectors",
     },
     "model/positions": {
-        "lmtool.nn.configs": "alibi learned none rotary shaw sinusoidal t5 tree_depth tree_distance",
+        "lmtool.nn.configs": "alibi concatenated learned none rotary shaw sinusoidal t5 tree_depth tree_distance",
     },
     "objective": {
         "lmtool.learners.configs": "mixture",
-        "lmtool.objectives.configs": "bilm clm denoising mlm mntp plm prefix_lm rtd skip_gram span span_corruption",
+        "lmtool.objectives.configs": "bilm clm denoising mlm mntp plm prefix_lm rtd sequence_autoencoder skip_gram span "
+        "span_corruption",
         "lmtool.tasks.configs.mixture": "task",
     },
     "optimizer": {"lmtool.training.configs": "adafactor adam adamw lamb muon stable_adamw"},

@@ -176,6 +176,12 @@ class LearnedConfig(Component):
         """Yields the reasons why weights cannot be sharded (parallel=fsdp)."""
         return iter(())
 
+    @property
+    def rewrites_texts(self) -> bool:
+        """Whether the model writes the text that it has just read, so that it gives no other text a probability; of a
+        mixture, whether its first member does, which writes."""
+        return False
+
     def first_conflict(self, model: ModelConfig) -> Problem | None:
         """Returns the first problem of this objective or task, or of its use with a model, or None."""
         problems = chain(self.conflicts(self.group), self.conflicts_with_model(model, self.group))

@@ -165,6 +165,11 @@ class ModelConfig(Component):
         return 0
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether all that a decoder knows of earlier tokens is a state of fixed size."""
+        return self.carries_state and self.memory_states is None
+
+    @property
     def memory_states(self) -> int | None:
         """Number of cached states per layer in training; None if the carried state has another form."""
         return None

@@ -20,14 +20,20 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.inspection import Inspector
 from lmtool.learners.model import indices_of, labels_of
-from lmtool.learners.writing import ContinuationWriter, PerplexityScorer, TextScorer, generate_continuations
+from lmtool.learners.writing import (
+    ContinuationWriter,
+    PerplexityScorer,
+    ReplyWriter,
+    TextScorer,
+    generate_continuations,
+)
 from lmtool.models.base import Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
-from lmtool.objectives.checks.language import CausalInspector, LanesInspector
+from lmtool.objectives.checks.language import CausalInspector, LanesInspector, RewrittenInspector
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples.language import CarriedWindows, CausalSegments, CausalWindows
+from lmtool.objectives.examples.language import CarriedWindows, CausalSegments, CausalWindows, RewrittenTexts
 from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
@@ -126,9 +132,12 @@ class CausalLanguageModel(LanguageModelLearner):
         return super().inspector(examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
-        """Returns the unigram predictor of the training text and of the end-of-text token after each document."""
-        documents = len(examples.stream.offsets) - 1
-        return {self.term: next_token_unigram(train, self.tokenizer, documents)}
+        """Returns the unigram predictor of the training text and of its end-of-text tokens."""
+        return {self.term: next_token_unigram(train, self.tokenizer, self.ends(examples))}
+
+    def ends(self, examples: TextWindows) -> int:
+        """Returns how many end-of-text tokens the text has: one for each document."""
+        return len(examples.stream.offsets) - 1
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
@@ -161,4 +170,37 @@ class CausalLanguageModel(LanguageModelLearner):
         return [
             {"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, ids)}
             for prompt, ids in zip(prompts, continuations, strict=True)
+        ]
+
+
+class SequenceAutoencoder(CausalLanguageModel):
+    """The sequence autoencoder of Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015, with the single term
+    `sequence_autoencoder`: the model reads a text, and writes it again after the end-of-text token."""
+
+    term = "sequence_autoencoder"
+    inspector_class = RewrittenInspector
+
+    def examples(self, data: SplitData, max_length: int) -> RewrittenTexts:
+        """Returns the examples. A text has at most half of max_length, because it is read and written."""
+        return RewrittenTexts(self.tokenizer, data, max_length)
+
+    def ends(self, examples: TextWindows) -> int:
+        return len(examples.plan(0))
+
+    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
+        """Returns a scorer without perplexity per word and bits per byte: the predicted text has been read."""
+        return PerplexityScorer(self, predictors)
+
+    def writer(self) -> ReplyWriter:
+        return ReplyWriter(self.backbone, self.lm, self.tokenizer)
+
+    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
+        """Returns samples for the first n texts of a batch: the `prompt`, which is the text, and the `text` that the
+        model writes after it, at most 80 tokens."""
+        examples = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
+        prompts = [example[: len(example) // 2 + 1].tolist() for example in examples]
+        written = self.writer().write(prompts, GenerationConfig(max_new_tokens=SAMPLING.max_new_tokens), self.seed)
+        return [
+            {"prompt": self.tokenizer.decode(prompt[:-1]), "text": self.tokenizer.decode(ids)}
+            for prompt, ids in zip(prompts, written, strict=True)
         ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.registry import component
+from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 
@@ -342,6 +344,33 @@ class MntpConfig(TokenMaskingConfig, NextTokenConfig):
     @property
     def predicted_fraction(self) -> float:
         return self.causal + (1 - self.causal) * self.probability
+
+
+@component("objective", "sequence_autoencoder", builder="lmtool.objectives.clm:SequenceAutoencoder")
+class SequenceAutoencoderConfig(NextTokenConfig):
+    """The sequence autoencoder (Dai and Le 2015, section 2): a recurrent model reads a text, and writes it again from
+    its last state. The same weights read and write; there is no attention."""
+
+    example_model: ClassVar[str] = "lstm"
+    architectures: ClassVar[tuple[str, ...]] = ("decoder",)
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
+
+    name: Literal["sequence_autoencoder"] = Field("sequence_autoencoder", description="The sequence autoencoder.")
+
+    @property
+    def predicted_fraction(self) -> float:
+        """One half: of a text that is read and written, only the written tokens are predicted."""
+        return 0.5
+
+    @property
+    def rewrites_texts(self) -> bool:
+        return True
+
+    def conflicts_with_model(self, model: ModelConfig, section: str) -> Iterator[Problem]:
+        yield from super().conflicts_with_model(model, section)
+        if not model.is_recurrent:
+            message = f"objective={self.name} writes a text from the last state alone; model={model.name} can copy it"
+            yield Problem("objective", f"{message} by attention", self.model_hint)
 
 
 @component("objective", "span_corruption", builder="lmtool.objectives.sequence_to_sequence:SpanCorruption")

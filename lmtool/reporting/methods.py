@@ -82,6 +82,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "plm": ("permutation language modeling", "yang2019xlnet"),
         "prefix_lm": ("prefix language modeling", "liu2018wikipedia", "raffel2020t5"),
         "rtd": ("replaced-token detection", "clark2020electra"),
+        "sequence_autoencoder": ("a sequence autoencoder", "dai2015semisupervised"),
         "skip_gram": ("skip-gram with negative sampling", "mikolov2013distributed"),
         "span": ("span masking", "joshi2020spanbert"),
         "span_corruption": ("span corruption", "raffel2020t5"),

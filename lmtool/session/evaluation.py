@@ -419,6 +419,12 @@ def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, P
             f"set shots=0 (classification tasks only), use a decoder or an encoder-decoder, or: lmtool finetune "
             f"task={config.task.name} checkpoint={config.checkpoint}",
         )
+    if pretraining.objective.member_configs()[0].rewrites_texts:
+        raise UserError(
+            f"shots={shots} needs a model that continues texts, but checkpoint={config.checkpoint} was trained to "
+            f"repeat them, by objective={pretraining.objective.member_configs()[0].name}",
+            "use a model that was trained with objective=clm",
+        )
     return config.task, pretraining
 
 

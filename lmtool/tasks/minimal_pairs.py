@@ -152,6 +152,12 @@ def log_probabilities(learner: BaseLearner, pairs: Pairs, config: MinimalPairsCo
             "the generator was trained to give words a probability at a mask",
             "use a model that was trained with objective=mlm, or a decoder",
         )
+    if learner.config.member_configs()[0].rewrites_texts:
+        raise UserError(
+            f"task={config.name}: objective={learner.config.member_configs()[0].name} trains a model to repeat a text, "
+            "and not to give sentences a probability",
+            "use a model that was trained with objective=clm",
+        )
     reads_both = isinstance(learner, MaskedNextTokens) and learner.config.causal > 0
     if config.reading is not None and not reads_both:
         raise UserError(

@@ -24,7 +24,7 @@ from lmtool.objectives.examples.pairs import _PairPlanner
 from lmtool.objectives.examples.windows import windows
 from lmtool.reporting.text import cells
 from lmtool.types import Packed
-from tests.commands.conftest import TINY, pretrain
+from tests.commands.conftest import TINY, pretrain, tiny
 
 DATA = ["data=text", "data.path=text.txt", "cache_dir=cache"]
 CASES = {
@@ -42,6 +42,18 @@ CASES = {
 
 def inspect(*words: str) -> int:
     return cli.main(["inspect", *words, *TINY, "tokens=4000"])
+
+
+def test_inspect_shows_that_a_sequence_autoencoder_reads_and_writes_a_text(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=lstm_tiny", "objective=sequence_autoencoder", *DATA, *tiny("lstm_tiny"), "tokens=4000", "n=2"]
+    assert cli.main(["inspect", "pretrain", *words, "output=seen.jsonl"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "checks hold: " in printed and "DOES NOT HOLD" not in printed
+    for example in map(json.loads, Path("seen.jsonl").read_text().splitlines()):
+        ids = example["input"]["ids"]
+        assert ids[: len(ids) // 2] == ids[len(ids) // 2 + 1 :] and len(ids) <= 32
 
 
 @pytest.mark.parametrize("objective", CASES)

@@ -12,6 +12,7 @@ from lmtool.data.store import TokenStore
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import DebertaConfig, XlnetConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
+from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 
 TEXT = "the old cat sat near a quiet river while two dogs watched some birds cross over it very slowly"
@@ -46,7 +47,7 @@ def tokenizers():
     words = tokenizer()
     return {
         "bert": words, "deberta": words, "xlnet": words, "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"),
-        "bart": tokenizer("roberta"),
+        "bart": tokenizer("roberta"), "lstm": tokenizer("bytebpe"),
     }  # fmt: skip
 
 
@@ -71,8 +72,11 @@ def split(store, documents="joined", name="train", rows=()):
 def backbone(family="bert", seed=0, **fields):
     config = {
         "bert": BertConfig, "gpt": GptConfig, "t5": T5Config, "bart": BartConfig, "deberta": DebertaConfig,
-        "xlnet": XlnetConfig,
+        "xlnet": XlnetConfig, "lstm": LstmConfig,
     }[family]  # fmt: skip
+    if family == "lstm":
+        sizes = {key: SIZES[key] for key in ("vocab_size", "num_layers", "hidden_size", "max_positions")}
+        return build(config(**{**sizes, "embedding_size": 24, "dropout": 0.1, **fields}), seed)
     own = {"t5": {"head_size": 16}, "deberta": {"max_distance": 16}}.get(family, {})
     return build(config(**{**SIZES, **own, **fields}), seed)
 

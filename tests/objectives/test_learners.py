@@ -17,6 +17,9 @@ from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
 from lmtool.learners.evaluation import TermScorer, evaluate
+from lmtool.models.configs import GptConfig
+from lmtool.models.decoder_configs import TransformerXlConfig
+from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -24,6 +27,7 @@ from lmtool.objectives.configs import (
     PlmConfig,
     PrefixLmConfig,
     RtdConfig,
+    SequenceAutoencoderConfig,
     SpanConfig,
     SpanCorruptionConfig,
 )
@@ -59,6 +63,8 @@ OBJECTIVES = {
     "all_tokens_mlm": ("bert", RtdConfig(variant="all_tokens_mlm"), "joined"),
     "prefix_lm gpt": ("gpt", PrefixLmConfig(), "joined"),
     "prefix_lm t5": ("t5", PrefixLmConfig(), "separate"),
+    "sequence_autoencoder": ("lstm", SequenceAutoencoderConfig(), "joined"),
+    "sequence_autoencoder separate": ("lstm", SequenceAutoencoderConfig(), "separate"),
     "span_corruption": ("t5", SpanCorruptionConfig(), "joined"),
     "span_corruption separate": ("t5", SpanCorruptionConfig(), "separate"),
     "denoising": ("bart", DenoisingConfig(token_masking=0.1, token_deletion=0.1, document_rotation=0.5), "joined"),
@@ -153,7 +159,9 @@ def test_scores_sum_to_the_loss_and_name_their_examples(built):
         assert len(term.losses) == learner.counts(batch)[name]
 
 
-@pytest.mark.parametrize("built", ["nsp", "sop", "span", "prefix_lm gpt", "denoising", "clm"], indirect=True)
+@pytest.mark.parametrize(
+    "built", ["nsp", "sop", "span", "prefix_lm gpt", "denoising", "clm", "sequence_autoencoder"], indirect=True
+)
 def test_evaluation_matches_one_batch_and_has_baselines(built):
     learner, examples, data = built
     learner.train()
@@ -316,6 +324,52 @@ def test_prefix_lm_attends_to_the_whole_prefix_and_earlier_tokens(tokenizers):
         (gradient,) = torch.autograd.grad(hidden[start + query, 0], vectors, retain_graph=True)
         seen = (gradient.abs().sum(1) > 0).nonzero().flatten().tolist()
         assert seen == [start + key for key in range(length) if key <= query or key < prefix]
+
+
+def test_sequence_autoencoder_reads_each_text_then_writes_it(tokenizers):
+    """The examples, made again in plain Python."""
+    tokens = tokenizers["lstm"]
+    data, end = store(tokens), tokens.role("eos")
+    learner = build(SequenceAutoencoderConfig(), backbone("lstm"), tokens, 0).eval()
+    examples = learner.examples(split(data, "separate", "train"), 20)  # 9 tokens to read, an end, 9 tokens to write
+    texts = []
+    for number in range(len(data)):
+        document = data.document(number).tolist()
+        pieces = [document[start : start + 9] for start in range(0, len(document), 9)]
+        texts += [piece for piece in pieces if len(piece) > 1]
+    plan = examples.plan(0)
+    assert plan.lengths.tolist() == [2 * len(text) + 1 for text in texts] and plan.lengths.max() == 19
+    batch = rows_of(examples, len(plan))
+    assert batch.inputs.tokens.tolist() == [token for text in texts for token in (*text, end, *text)]
+    target = batch.targets["sequence_autoencoder"]
+    assert target.labels.tolist() == [token for text in texts for token in (*text, end)]
+    starts = np.cumsum([0, *plan.lengths])[:-1]
+    written = [range(start + len(text), start + 2 * len(text) + 1) for start, text in zip(starts, texts, strict=True)]
+    assert target.at.tolist() == [place for places in written for place in places]
+    assert learner.ends(examples) == (target.labels == end).sum() == len(texts)
+
+
+def test_sequence_autoencoder_refuses_models_with_attention():
+    for model in (GptConfig(), TransformerXlConfig()):
+        problem = SequenceAutoencoderConfig().first_conflict(model)
+        assert "can copy it by attention" in problem.message and "set model=lstm" in problem.hint
+    assert SequenceAutoencoderConfig().first_conflict(LstmConfig()) is None
+
+
+def test_sequence_autoencoder_learns_to_repeat_texts(tokenizers):
+    """The samples of a model that memorized short texts are these texts."""
+    tokens = tokenizers["lstm"]
+    texts = ["cat sat", "dogs watched", "birds cross", "quiet river"]
+    learner = build(SequenceAutoencoderConfig(), backbone("lstm", dropout=0.0, num_layers=1), tokens, 0).train()
+    examples = learner.examples(split(store(tokens, [[text] for text in texts]), "separate", "train"), 32)
+    batch = rows_of(examples, 4)
+    optimizer = torch.optim.AdamW(learner.parameters(), 3e-2)
+    for step in range(1, 101):
+        (learner(batch, step).sums["sequence_autoencoder"] / 10).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    samples = learner.eval().samples(batch, 4)
+    assert [sample["prompt"] for sample in samples] == [sample["text"] for sample in samples] == texts
 
 
 def test_span_corruption_without_enough_sentinels_is_refused(tokenizers):

@@ -16,7 +16,7 @@ from lmtool.session.trained import read_trained
 from lmtool.tasks.minimal_pairs import Pairs, PairScores
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Packed
-from tests.commands.conftest import TINY
+from tests.commands.conftest import TINY, tiny
 from tests.distillation.runs import STEPS, assert_same, interrupt, saved
 from tests.weights.published_folders import make
 
@@ -152,6 +152,17 @@ def test_ngram_baseline_learns_from_the_training_text_of_the_run(
     assert "a 3-gram model of the same training text has accuracy 0.5000" in capsys.readouterr().out
     accuracies = json.loads(Path("out/evaluation.json").read_text())["ngrams"]["paradigms"]
     assert accuracies["agreement"]["value"] == 1.0  # the text has its good sentences
+
+
+def test_sequence_autoencoder_is_refused(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text("\n\n".join(["The dog sleeps by the sea.", "She sells shells."] * 30))
+    text = ["data=text", "data.path=text.txt", "cache_dir=cache", "max_epochs=null", *tiny("lstm_tiny")]
+    autoencoder = ["model=lstm_tiny", "objective=sequence_autoencoder", "name=a"]
+    assert cli.main(["pretrain", *autoencoder, *text, "max_steps=1"]) == 0
+    assert cli.main(["evaluate", "runs/a", "task=minimal_pairs", "task.path=pairs", "device=cpu"]) == 2
+    assert "objective=sequence_autoencoder trains a model to repeat a text" in capsys.readouterr().err
+    assert cli.main(["evaluate", "runs/a", "task=sst2", "task.path=pairs", "shots=0", "device=cpu"]) == 2
+    assert "was trained to repeat them" in capsys.readouterr().err
 
 
 def test_discriminator_of_electra_is_refused(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:

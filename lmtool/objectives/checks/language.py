@@ -199,6 +199,30 @@ class MaskedPrefixesInspector(PrefixesInspector):
         stats.never("tokens after the split without a prediction", (lengths - prefixes).sum() - len(indices))
 
 
+class RewrittenInspector(StreamInspector):
+    """Inspects `RewrittenTexts`."""
+
+    drops_single_tokens = True
+
+    def main_finding(self, stats: RunningStatistics) -> str:
+        return "a text is read, and then written again from the last state, its end included"
+
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        batch, end = sample.batch, self.examples.end
+        indices = indices_of(batch, "sequence_autoencoder").numpy()
+        labels = labels_of(batch, "sequence_autoencoder").numpy()
+        tokens, documents = batch.inputs.tokens.numpy(), batch.inputs.documents.numpy()
+        stats.report("predicted fraction of tokens", len(indices), len(tokens))
+        read = np.setdiff1d(np.arange(len(tokens)), indices)
+        starts_text = np.isin(indices, np.append(-1, read) + 1)
+        stats.never("texts that are written before their end is read", (tokens[indices[starts_text]] != end).sum())
+        expected = self.examples.stream.read(sample.rows["start"], sample.rows["length"].astype(np.int64))
+        stats.never("batches from which the read text cannot be restored", not np.array_equal(tokens[read], expected))
+        is_last = np.append(documents[indices][1:] != documents[indices][:-1], True)
+        stats.never("batches that do not write the read text", not np.array_equal(labels[~is_last], expected))
+        stats.never("written texts without an end", (labels[is_last] != end).sum())
+
+
 class EncodedPrefixesInspector(PrefixesInspector):
     """Inspects `EncodedPrefixes`."""
 

@@ -191,6 +191,37 @@ class MaskedPrefixes(_SplitWindows):
         return Batch(packed, {"prefix_lm": target}, *numbers_of(examples))
 
 
+def rewritten_texts(stream: Stream, size: int, joined: bool) -> Plan:
+    """Builds a plan from the windows of `windows` that have at least two tokens. The length of an example is that of
+    the text twice, and the end-of-text token between the two."""
+    windows = text_windows(stream, size, joined, 2, 0)
+    return Plan(windows.rows, 2 * windows.lengths + 1)
+
+
+class RewrittenTexts(FixedPlan):
+    """Texts to read and to write again, for recurrent decoders: the text, the end-of-text token, and the text again.
+    The second text and its end-of-text token are predicted."""
+
+    predicted_fraction = 0.5
+
+    def __init__(self, tokenizer: Tokenizer, data: SplitData, max_length: int):
+        self.stream, self.end = Stream.from_store(data.text, None), tokenizer.role("eos")
+        size = text_capacity(max_length, 1, 2) // 2
+        plan = cached_plan(rewritten_texts, self.stream, size, data.documents == "joined")
+        super().__init__(data.text, data.split, plan)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        texts = np.split(self.stream.read(rows["start"], rows["length"].astype(np.int64)), np.cumsum(rows["length"]))
+        lengths = 2 * rows["length"].astype(np.int64) + 1
+        tokens = np.concatenate([part for text in texts[:-1] for part in (text, [self.end], text)])
+        indices = ragged_ranges(np.cumsum(lengths) - lengths + rows["length"], rows["length"] + 1)
+        labels = np.concatenate([part for text in texts[:-1] for part in (text, [self.end])])
+        target = Target(torch.from_numpy(labels), at=torch.from_numpy(indices))
+        return Batch(
+            PackedArrays(tokens, lengths, {}).packed(), {"sequence_autoencoder": target}, *numbers_of(examples)
+        )
+
+
 class EncodedPrefixes(_SplitWindows):
     """Split windows for encoder-decoders: the prefix is the input and the rest is the output, both in the text format
     of the family."""
