@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from lmtool.models.configs import GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.models.pretransformer_configs import LstmConfig, RnnAttentionConfig
 from lmtool.tasks.configs.texts import ScheduledSamplingConfig
+from lmtool.tasks.files import hub_table
 from lmtool.tasks.kinds.seq2seq import merge_by_source
 from lmtool.tasks.kinds.text_learner import truth_probability
-from lmtool.tasks.loading import load_task
+from lmtool.tasks.loading import decode_tables, load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.types import Packed
 
@@ -38,7 +40,28 @@ RECURRENT = {
 }  # fmt: skip
 PAIRS = [(f"say {word}", f"{word} {word}") for word in ("dull", "film", "warm", "story", "waste", "time")]
 PLAIN = {"metrics": ["exact_match"], "metric": "exact_match", "target_tokens": 12, "generation__max_new_tokens": 10}
-SHIPPED = ("tatoeba", "e2e_nlg", "geoquery", "xsum", "cnn_dailymail", "samsum", "wmt16_en_de", "conala", "nq_open")
+SHIPPED = (
+    "tatoeba",
+    "e2e_nlg",
+    "geoquery",
+    "xsum",
+    "cnn_dailymail",
+    "samsum",
+    "wmt16_en_de",
+    "conala",
+    "nq_open",
+    "web_questions",
+    "trivia_qa",
+)
+
+
+class HubRows(dict):
+    """A split of a hub data set."""
+
+    column_names, features = ("question", "answer"), MappingProxyType({})
+
+    def __len__(self):
+        return len(self["question"])
 
 
 def learner_of(family, **fields):
@@ -243,13 +266,23 @@ def test_empty_targets_are_refused_with_line(tmp_path):
         load_task(task_config("seq2seq", path=tmp_path, **PLAIN), 0, tmp_path, True)
 
 
+def test_answers_of_trivia_qa_are_the_aliases_of_the_hub_rows():
+    answer = {"value": "Sinclair Lewis", "aliases": ["(Harry) Sinclair Lewis", "Sinclair Lewis"]}
+    columns = {"question": ["Who won?", "Who lost?"], "answer": [answer] * 2}
+    table = hub_table("train", HubRows(columns))
+    config = task_config("trivia_qa", metrics=["exact_match"], metric="exact_match")
+    data = decode_tables(config, {"train": table, "dev": table}, {}, 0, False)
+    assert list(data.train.labels) == [tuple(answer["aliases"])] * 2
+    assert data.train.columns == {"question": columns["question"]}
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_tasks_train_on_tiny_files(name, tmp_path):
     """Files in the layout of the task's source."""
     config = task_config(name, path=tmp_path, metrics=["exact_match"], metric="exact_match")
     columns = [config.text[0], config.label]
     rows = [("name[Blue Spice]", "a warm film"), ("what a story", "the end")] * 3
-    if name == "nq_open":
+    if name in ("nq_open", "web_questions", "trivia_qa"):
         lines = [json.dumps(dict(zip(columns, (source, [target]), strict=True))) for source, target in rows]
         (tmp_path / "train.jsonl").write_text("\n".join(lines))
     else:
