@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -359,11 +359,13 @@ def _key_value_maps(attention: nn.Module) -> Iterator[nn.Module]:
 
 def _attention_width(layers: Iterable[nn.Module]) -> int:
     """Returns the total width of the attention heads, summed over layers."""
-    return sum(_head_width(cast(MultiHead, layer.self_attn)) for layer in layers if hasattr(layer, "self_attn"))
+    return sum(_head_width(layer.self_attn) for layer in layers if hasattr(layer, "self_attn"))
 
 
-def _head_width(attention: MultiHead) -> int:
-    return attention.num_heads * attention.head_size
+def _head_width(attention: Any) -> int:
+    if isinstance(attention, MultiHead):
+        return attention.num_heads * attention.head_size
+    return int(attention.q_proj.weight.shape[0])  # additive attention
 
 
 def _output_table_values(head: nn.Module, backbone: Backbone) -> int:

@@ -342,6 +342,10 @@ class MntpConfig(TokenMaskingConfig, NextTokenConfig):
     )
 
     @property
+    def model_hint(self) -> str:
+        return f"set model={self.example_model} tokenizer.special_tokens=roberta or objective=auto"
+
+    @property
     def predicted_fraction(self) -> float:
         return self.causal + (1 - self.causal) * self.probability
 

@@ -62,6 +62,7 @@ def section(name: str, *typed: str) -> Any:
 
 def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, ...] = ()) -> PretrainConfig:
     """The configuration of a pair, changed by overrides from a hint."""
+    tokenizer: tuple[str, ...] = ()
     for word in more:
         if word.startswith("model="):
             model = (word,)
@@ -70,8 +71,10 @@ def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, 
         elif word.startswith("objective."):
             objective = tuple(merge_overrides(objective, (word,)))
         else:
-            assert word == "tokenizer=auto", word
-    sections = {name: section(name) for name in ("tokenizer", "data", "optimizer", "schedule")}
+            assert word == "tokenizer=auto" or word.startswith("tokenizer."), word
+            tokenizer = (word,)
+    sections = {name: section(name) for name in ("data", "optimizer", "schedule")}
+    sections["tokenizer"] = section("tokenizer", *tokenizer)
     budget = {"max_steps": 2, "batch_tokens": 256, "max_length": 32, "device": "cpu", "precision": "fp32"}
     return decode_config(
         "pretrain",

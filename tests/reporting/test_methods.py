@@ -19,7 +19,7 @@ from lmtool.reporting import methods
 _WITHOUT = {
     "distill": {"none"},
     "distill/term": {"hard"},
-    "model/positions": {"none"},
+    "model/positions": {"concatenated", "none"},
     "schedule": {"constant", "polynomial"},
     "tokenizer": {"character", "folder", "spelled", "word"},
     "tuning": {"full", "head"},
