@@ -115,7 +115,13 @@ def bits_by_row(shown: str) -> dict[tuple[int, str], tuple[float, ...]]:
 
 
 def test_lengths_compare_windows_with_those_of_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("data.document=line", "model.positions.name=rotary", "max_length=16", "max_steps=6", "model.initializer_std=0.3")
+    words = (
+        "data.document=line",
+        "model.positions.name=rotary",
+        "max_length=16",
+        "max_steps=6",
+        "model.initializer_std=0.3",
+    )
     pretrain("rotary", *words, model="gpt_tiny")
     evaluate = ["evaluate", "checkpoint=runs/rotary", "cache_dir=cache", "device=cpu"]
     capsys.readouterr()
