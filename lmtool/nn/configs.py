@@ -52,7 +52,9 @@ class ConcatenatedPositionsConfig(LearnedPositionsConfig):
     """A learned vector per position, concatenated with the token vector instead of added, and a linear map of both
     to the width of the token vectors."""
 
-    name: Literal["concatenated"] = Field("concatenated", description="A learned vector beside each token vector.")
+    name: Literal["concatenated"] = Field(
+        "concatenated", description="A learned vector, concatenated with each token vector."
+    )
     size: int = Field(
         32,
         ge=1,

@@ -58,7 +58,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "model/positions": {
         "alibi": ("linear attention biases (ALiBi)", "press2022alibi"),
-        "concatenated": ("learned positions beside the tokens' vectors",),
+        "concatenated": ("learned positions, concatenated with the token vectors",),
         "learned": ("learned positions", "gehring2017convolutional"),
         "rotary": ("rotary positions", "su2021roformer"),
         "shaw": ("relative positions in keys and values", "shaw2018relative"),

@@ -114,12 +114,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
             group=opened.group,
         )
     folder = opened.folder
-    reached = {} if training.last is None else read_state(training.last).get("kept", {})
-    if missing := [amount.name for amount in amounts_of(session.config.checkpoint_at) if amount.name not in reached]:
-        opened.output.line(
-            f"warning: checkpoint_at: the run ended before {', '.join(missing)}, so these checkpoints do not exist",
-            "yellow",
-        )
+    warn_of_missing_amounts(session, training)
     ignore_first_signal(command_line("resume", str(folder.path)), folder.log, folder.writes)
     excluded = {name for companion in companions for name in companion.excluded}
     load_best_weights(opened, training, session.trained_module, excluded)
@@ -177,6 +172,16 @@ def require_amounts_in_budget(session: Session) -> None:
             f"checkpoint_at={amounts[-1].name} is beyond the budget: the run reads about {total:,} "
             f"{'words' if in_words else 'tokens'} ({plan.ends_by})",
             f"omit the amount, or set a larger {plan.ends_by}=",
+        )
+
+
+def warn_of_missing_amounts(session: Session, training: TrainingResult) -> None:
+    """Prints a warning if the run ended before an amount of `checkpoint_at`."""
+    reached = {} if training.last is None else read_state(training.last).get("kept", {})
+    if missing := [amount.name for amount in amounts_of(session.config.checkpoint_at) if amount.name not in reached]:
+        session.run.output.line(
+            f"warning: checkpoint_at: the run ended before {', '.join(missing)}, so these checkpoints do not exist",
+            "yellow",
         )
 
 

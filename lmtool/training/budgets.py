@@ -1,8 +1,8 @@
 """The budgets that end a run, and the horizon of its schedule: the number of steps until the end.
 
-Budgets in steps, epochs and words are exact; words are those of the text (`wc -w`) times the passes over it. A budget
-in tokens or FLOPs is converted to steps by the mean of a few early steps, measured once and saved in state.json, so
-that the horizon does not change when the run resumes. With a budget in
+Budgets in steps and epochs are exact. A budget in words is one in epochs: the words of the text (`wc -w`) count as
+divided equally among the steps of a pass. A budget in tokens or FLOPs is converted to steps by the mean of a few early
+steps, measured once and saved in state.json, so that the horizon does not change when the run resumes. With a budget in
 minutes the horizon is updated before every step from the largest spent fraction of any budget. Phases start at fixed
 steps, so with phases a budget in minutes is measured once too. Before the measurement ends the horizon is the budget in
 steps or epochs, otherwise infinite. A branch with other budgets, and a run with extended ones, measure the horizon over

@@ -1,4 +1,4 @@
-"""Positions in a dependency tree: depths and distances beside a plain search, packed texts, and all encoders."""
+"""Positions in a dependency tree: depths and distances compared with a plain search, packed texts, and all encoders."""
 
 from __future__ import annotations
 

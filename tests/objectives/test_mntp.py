@@ -1,5 +1,5 @@
-"""Masked next-token prediction and its hybrid with causal language modeling: losses and gradients beside a plain loop,
-both attention masks, filled masks, and refusals."""
+"""Masked next-token prediction and its hybrid with causal language modeling: losses and gradients compared with those
+of a plain loop, both attention masks, filled masks, and refusals."""
 
 from __future__ import annotations
 

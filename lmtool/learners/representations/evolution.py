@@ -66,7 +66,7 @@ class MaskedTargets(TokenTargets):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic of states, beside its value for unrelated data.
+    """A statistic of states, with its value for unrelated data.
 
     Attributes:
         value: The statistic.
