@@ -538,7 +538,8 @@ def test_resume_with_cfg_job_prints_config_only(
 
 def test_deleted_working_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
-    code = "import os; os.rmdir(os.getcwd()); from lmtool.cli.main import main; raise SystemExit(main(['list']))"
+    # Python 3.13.0 cannot import socket from a deleted folder.
+    code = "from lmtool.cli.main import main; import os; os.rmdir(os.getcwd()); raise SystemExit(main(['list']))"
     done = python(code, tmp_path / "gone")
     assert done.returncode == 2 and "error: the working folder has been deleted" in done.stderr, done.stderr
 
