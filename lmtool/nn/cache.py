@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtool.nn.layout import Causal, Layout, Mask, PrefixLM, Recent
+from lmtool.nn.layout import Causal, Layout, Mask, NextTokens, PrefixLM, Recent
 from lmtool.nn.prefix import LayerPrefix
 from lmtool.types import Lanes, Packed, Segments, send
 
@@ -66,22 +66,27 @@ class Cache:
         if longest + self.ahead > self.room:
             capacity = -(-max(longest + self.ahead, self.room * 5 // 4) // _GROWTH) * _GROWTH
             self.room = min(self.capacity + self.ahead, capacity)
-        device, documents_T = packed.tokens.device, packed.documents
-        positions_T = packed.positions + send(torch.tensor(self._before) + self.ahead, device)[documents_T]
-        self.places_T = positions_T + documents_T * self.room
+        device, before_N = packed.tokens.device, torch.tensor(self._before)
+        if _one_each(packed):
+            places_T = before_N + self.ahead + torch.arange(self.documents) * self.room
+            positions_T, self.places_T = send(before_N + self.ahead, device), send(places_T, device)
+        else:
+            positions_T = packed.positions + send(before_N + self.ahead, device)[packed.documents]
+            self.places_T = positions_T + packed.documents * self.room
         return positions_T
 
     def layout(self, packed: Packed, mask: Mask) -> Layout:
         """Returns the layout of the new tokens' attention to all cached ones."""
         if self.fresh:
             return Layout.of(packed, mask, self.ahead)
-        one_each = self.documents > 1 and all(length == 1 for length in packed.lengths)
-        hides_padding = isinstance(mask, Causal | Recent | PrefixLM)
-        read_lengths = tuple(length + self.ahead for length in self.lengths)
-        lengths = (self.room,) * self.documents if one_each and hides_padding else read_lengths
+        lengths, device = tuple(length + self.ahead for length in self.lengths), packed.tokens.device
+        query_starts = tuple(before + self.ahead for before in self._before)
+        if _one_each(packed) and isinstance(mask, Causal | Recent | PrefixLM):  # which hide the rest of a row
+            length = lengths[0] if self.documents == 1 else self.room
+            keys = Segments.packed((length,) * self.documents, device)
+            return NextTokens(packed.segments, keys, mask, query_starts)
         starts = tuple(range(0, self.documents * self.room, self.room))
-        keys = Segments(starts, lengths, packed.tokens.device)
-        return Layout(packed.segments, keys, mask, tuple(before + self.ahead for before in self._before))
+        return Layout(packed.segments, Segments(starts, lengths, device), mask, query_starts)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps only these documents, in this order; a document may be repeated."""
@@ -90,6 +95,10 @@ class Cache:
         rows_R = send(torch.tensor(rows), self.places_T.device)
         for layer in self.layers:
             layer.select(rows_R)
+
+
+def _one_each(packed: Packed) -> bool:
+    return packed.lengths == (1,) * len(packed.lengths)
 
 
 class LayerCache:
@@ -102,6 +111,13 @@ class LayerCache:
         self._cache = cache
         self._keys_NCAD: Tensor | None = None
         self._values_NCAD: Tensor | None = None
+        self._kept: list[Any] = []
+
+    def keep(self, compute: Callable[[], Any]) -> Any:
+        """Returns what the layer computes once for all tokens."""
+        if not self._kept:
+            self._kept.append(compute())
+        return self._kept[0]
 
     def append(self, k_TAD: Tensor, v_TAD: Tensor, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
         """Appends the new tokens, the first ones after the prefix. Returns the layout's keys and values: the new ones
@@ -122,7 +138,7 @@ class LayerCache:
             if rows_NCAD is not None:
                 longer_NCAD[:, : rows_NCAD.shape[1]] = rows_NCAD
             rows_NCAD = longer_NCAD
-        rows_NCAD.flatten(0, 1)[cache.places_T] = x_TAD
+        rows_NCAD.flatten(0, 1).index_copy_(0, cache.places_T, x_TAD)
         return rows_NCAD
 
     def select(self, rows_R: Tensor) -> None:

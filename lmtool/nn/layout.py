@@ -191,6 +191,12 @@ class TileIndex:
         )
         return cls(tokens_P, real_M, tokens_M, padding, is_complete, identity)
 
+    @classmethod
+    def unchanged(cls, tokens: int, device: torch.device) -> TileIndex:
+        """Returns the index of a single tile whose slots are the tokens in order, without padding."""
+        all_T = torch.arange(tokens, device=device)
+        return cls(all_T, all_T, all_T, all_T[:0], True, True)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -332,6 +338,41 @@ class Layout:
             ]
         )
         return TileIndex.of(tokens_P, real_P, sum(segments.lengths) if segments.contiguous else None, self.device)
+
+
+@dataclass(frozen=True)
+class NextTokens(Layout):
+    """One new token of each document, whose keys are a row of a cache. The rows follow each other and are equally long,
+    so they form one tile. Decoding plans at each token; this plan takes a fraction of the general one's time."""
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        documents, keys = len(self.query.lengths), self.key.lengths[0]
+        starts_N1, key_positions_1K = torch.tensor(self.query_start)[:, None], torch.arange(keys)[None]
+        allow = self.mask.allow(starts_N1[..., None], key_positions_1K[:, None], torch.arange(documents))
+        allow = allow if allow is None or allow.dim() == 4 else allow[:, None]
+        return (
+            Tile(
+                self.query_index.tokens_P[:, None],
+                None if allow is None or allow.all() else send(allow, self.device),
+                False,
+                self.key_index.tokens_P.view(documents, keys),
+                send(starts_N1 if len(set(self.query_start)) > 1 else starts_N1[:1], self.device),
+                send(key_positions_1K, self.device),
+            ),
+        )
+
+    @cached_property
+    def classes(self) -> tuple[list[int], ...]:
+        return (list(range(len(self.query.lengths))),)
+
+    @cached_property
+    def query_index(self) -> TileIndex:
+        return TileIndex.unchanged(len(self.query.lengths), self.device)
+
+    @cached_property
+    def key_index(self) -> TileIndex:
+        return TileIndex.unchanged(sum(self.key.lengths), self.device)
 
 
 class _TokenRows(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -35,7 +36,7 @@ def tiled_attention(
 ) -> Tensor:
     """Returns the result of `attend`, (T, A, D). rate: fraction of the weights dropped by `rng`."""
     dtype = q_TAD.dtype
-    with torch.autocast(q_TAD.device.type, enabled=False):
+    with without_autocast(q_TAD.device):
         q_TAD, k_SAD, v_SAD = widen(q_TAD, k_SAD, v_SAD)
         query_shapes = [tile.query_RL.shape for tile in layout.tiles]
         key_shapes = [tile.key_RK.shape for tile in layout.tiles]
@@ -47,7 +48,14 @@ def tiled_attention(
             for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
         ]
         out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
-        return scatter(out_PAD, layout.query_index, len(q_TAD)).to(dtype)
+        return scatter(out_PAD, layout.query_index, q_TAD.shape[0]).to(dtype)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Returns a context without autocast. Where there is none, it is empty: leaving autocast takes longer than a small
+    attention."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if enabled else nullcontext()
 
 
 def widen(*states: Tensor) -> tuple[Tensor, ...]:
@@ -128,6 +136,8 @@ def score_terms(
 
 
 def _rows(x_TAD: Tensor, index: TileIndex, shapes: list[torch.Size]) -> list[Tensor]:
+    if len(shapes) == 1:
+        return [gather(x_TAD, index).view(*shapes[0], *x_TAD.shape[1:]).transpose(1, 2)]
     parts = gather(x_TAD, index).split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -212,13 +222,14 @@ def gather(x_T: Tensor, index: TileIndex) -> Tensor:
     """Returns (P, ...): the tokens' values in their slots. Padding gets no gradient, so it must not be read."""
     if not index.identity:
         return cast(Tensor, _Gather.apply(x_T, index))
+    slots = index.tokens_P.shape[0]
     # The cache of a single document may have spare capacity.
-    return x_T if len(x_T) == len(index.tokens_P) else x_T[: len(index.tokens_P)]
+    return x_T if x_T.shape[0] == slots else x_T[:slots]
 
 
 def scatter(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
     """Returns (T, ...): the slots' values back at their tokens; zero for tokens without a slot."""
-    if index.identity and len(y_P) == tokens:
+    if index.identity and y_P.shape[0] == tokens:
         return y_P
     return cast(Tensor, _Scatter.apply(y_P, index, tokens))
 

@@ -20,7 +20,7 @@ from lmtool.models.base import Backbone, VocabularyHead
 from lmtool.models.heads.base import PredictingHead, TokenLogits, linear_loss_sum, linear_scores, loss_sum
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
-from lmtool.nn.linear import apply_linear
+from lmtool.nn.linear import apply_linear, linear
 from lmtool.nn.regions import region
 from lmtool.types import Packed, on_host, send
 
@@ -56,7 +56,7 @@ class LMHead(PredictingHead):
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
         """Returns the logits, (M, V)."""
-        return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
+        return linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
         """Returns (M, C): the logits of the tokens `tokens_C`."""
