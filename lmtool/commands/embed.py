@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+import io
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -20,14 +22,18 @@ from lmtool.reporting.console import Output
 from lmtool.resolver.commands import EmbedConfig
 from lmtool.runs.files import replacement_of
 from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
+from lmtool.session.unfinished import UnfinishedOutput, unfinished_output
 from lmtool.system.files import user_path
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
 from lmtool.training.precision import select_device, select_precision
+from lmtool.weights.base import digest
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.reading import ignored_warnings
 from lmtool.weights.saved_model import decode_section
 
+VectorsFrom = Callable[[int], Iterator[Vectors]]
+"""Returns the vectors of the rows from a number on."""
 # Texts in a row group of a .parquet file.
 _GROUP_TEXTS = 256
 
@@ -50,17 +56,23 @@ def check_output(path: str | None, pooling: str) -> None:
         _pyarrow(path)
 
 
-def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embedder) -> tuple[int, ...]:
-    """Writes (N, H) float32 in the order of the rows, or (N, W, H) for several layers. Returns the shape. Raises
-    OSError if writing fails."""
-    layers, width = _layers(embedder), embedder.width
-    shape = (count, width) if len(layers) == 1 else (count, len(layers), width)
-    with replacement_of(path) as draft, draft.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        for text in vectors:
-            file.write(np.ascontiguousarray(text.vectors, dtype="<f4").data)
-    return shape
+def write_npy(unfinished: UnfinishedOutput, vectors_from: VectorsFrom, count: int, embedder: Embedder) -> str:
+    """Writes (N, H) float32 in the order of the rows, or (N, W, H) for several layers, after the rows that are there.
+    Returns what was written. Raises OSError if writing fails."""
+    layers, file = _layers(embedder), unfinished.file
+    shape = (count, embedder.width) if len(layers) == 1 else (count, len(layers), embedder.width)
+    header, row_bytes = io.BytesIO(), 4 * math.prod(shape[1:])
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    rows_before = max(0, file.seek(0, os.SEEK_END) - len(header.getvalue())) // row_bytes
+    # Whole portions only, so that the other rows are computed in the same batches as without a stop.
+    rows_before -= rows_before % embedder.portion
+    file.truncate(len(header.getvalue()) + rows_before * row_bytes if rows_before else 0)
+    if not rows_before:
+        file.write(header.getvalue())
+    for text in vectors_from(rows_before):
+        file.write(np.ascontiguousarray(text.vectors, dtype="<f4").data)
+    unfinished.publish()
+    return f"{' x '.join(f'{size:,}' for size in shape)} numbers"
 
 
 def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> int:
@@ -140,13 +152,21 @@ def run(config: EmbedConfig) -> None:
 
     for note in (*ignored_warnings(config.checkpoint, loaded.report.ignored), *embedder.notes):
         warn(note)
-    with output.bar("embedding") if config.output is not None else nullcontext(no_progress) as progress:
-        vectors = embedder.vectors(rows, progress, warn)
-        if config.output is None:
-            for line in _lines(rows, vectors, embedder):
-                output.line(line)
-            return
-        written = _write(config.output, rows, vectors, embedder)
+    if config.output is None:
+        for line in _lines(rows, embedder.vectors(rows, no_progress, warn), embedder):
+            output.line(line)
+        return
+    with output.bar("embedding") as progress:
+
+        def vectors_from(first: int) -> Iterator[Vectors]:
+            if first:
+                output.line(f"continues after {first:,} of {counted(len(rows), 'text')}, which were embedded before")
+            return embedder.vectors(rows, progress, warn, first)
+
+        settings = [embedder.pooling, embedder.average, embedder.states.layers, config.batch_tokens, precision.name]
+        weights = [digest(part.state_dict()) for part in (loaded.model, embedder.modules) if part is not None]
+        request = [*weights, embedder.format_name, embedder.prompt, embedder.max_length, *settings]
+        written = _write(config.output, rows, vectors_from, embedder, request)
     output.line(f"{written}: {config.output} · {description} · {precision.name}")
 
 
@@ -183,13 +203,13 @@ def _text(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> str:
+def _write(path: str, rows: Rows, vectors_from: VectorsFrom, embedder: Embedder, settings: object) -> str:
     """Writes the vectors and returns a description of their number. Raises UserError if writing fails."""
     try:
         if Path(path).suffix.lower() == ".npy":
-            shape = write_npy(user_path(path), vectors, len(rows), embedder)
-            return f"{' x '.join(f'{size:,}' for size in shape)} numbers"
-        rows_written = write_parquet(user_path(path), rows, vectors, embedder)
+            with unfinished_output(path, [settings, rows.columns]) as unfinished:
+                return write_npy(unfinished, vectors_from, len(rows), embedder)
+        rows_written = write_parquet(user_path(path), rows, vectors_from(0), embedder)
         texts = counted(len(rows), "text")
         return texts if embedder.pooling != "none" else f"{counted(rows_written, 'token')} of {texts}"
     except OSError as error:

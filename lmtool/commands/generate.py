@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import BinaryIO
 
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
@@ -12,7 +15,9 @@ from lmtool.reporting.console import Output, SafeStream
 from lmtool.resolver.commands import FinetuneConfig, GenerateConfig
 from lmtool.session.requests import check_output, input_lines, input_table, write_output
 from lmtool.session.trained import Trained, load_trained
+from lmtool.session.unfinished import unfinished_output
 from lmtool.system.terminal import counted, visible
+from lmtool.weights.base import digest
 
 Prompts = tuple[list[str], list[tuple[str, int]]]
 """The texts, and the (file, line) of each."""
@@ -37,19 +42,51 @@ def run(config: GenerateConfig) -> None:
         output.line(f"warning: the model has room for {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
     is_streamed = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.is_streamable(prompts[0])
     stream = _StreamedText(writer, texts[0], prompts[0]) if is_streamed else None
+    write = partial(writer.write, prompts, settings, config.seed, config.batch_tokens)
     with trained.precision.autocast():
-        generated = writer.write(prompts, settings, config.seed, config.batch_tokens, stream)
+        if config.output is not None:
+            # Everything that determines the tokens, or which of them are one batch.
+            weights = digest(trained.weights.tensors)
+            request = [
+                weights,
+                prompts,
+                settings.model_dump(),
+                config.seed,
+                config.batch_tokens,
+                trained.precision.name,
+            ]
+            with unfinished_output(config.output, request) as unfinished:
+                generated = _continue(write, unfinished.file, len(prompts), output)
+                answers = zip(texts, prompts, generated, strict=True)
+                rows = ({"prompt": text, "text": writer.full_text(text, prompt, ids)} for text, prompt, ids in answers)
+                write_output(config.output, rows)
+            output.line(f"{counted(len(texts), 'text')} written to {config.output}")
+            return
+        generated = write() if stream is None else write(watch=stream)
     if stream is not None:
         stream.end()
         return
-    answers = zip(texts, prompts, generated, strict=True)
-    if config.output is not None:
-        rows = ({"prompt": text, "text": writer.full_text(text, prompt, ids)} for text, prompt, ids in answers)
-        write_output(config.output, rows)
-        output.line(f"{counted(len(texts), 'text')} written to {config.output}")
-        return
-    for text, prompt, ids in answers:
+    for text, prompt, ids in zip(texts, prompts, generated, strict=True):
         output.line(writer.full_text(text, prompt, ids))
+
+
+def _continue(write: Callable[..., list[list[int]]], file: BinaryIO, count: int, output: Output) -> list[list[int]]:
+    """Generates the texts that a file does not have yet, and appends them batch by batch. Returns the tokens of all."""
+    file.seek(0)
+    lines = [line for line in file if line.endswith(b"\n")]
+    file.truncate(sum(map(len, lines)))  # without the line that a killed process left incomplete
+    finished: dict[int, list[int]] = dict(map(json.loads, lines))
+    if finished:
+        output.line(f"continues after {len(finished):,} of {counted(count, 'text')}, which were generated before")
+    with output.bar("generating") as progress:
+
+        def keep(texts: Mapping[int, list[int]]) -> None:
+            file.write(b"".join(f"{json.dumps(row)}\n".encode() for row in texts.items()))
+            file.flush()
+            finished.update(texts)
+            progress(len(finished), count)
+
+        return write(finished=dict(finished), keep=keep)
 
 
 class _StreamedText:

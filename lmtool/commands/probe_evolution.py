@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmtool.config.base import JsonMapping
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.formats import FormatTemplate, text_format
 from lmtool.data.sources import open_source
 from lmtool.data.store import open_store
@@ -95,18 +95,7 @@ def compare_layers(config: ProbeConfig, precision: Precision, output: Output) ->
             elif predicts == "masked":
                 predicted = collect(reader, "token", tokenizer.role("mask"))
             rows = evolution(reader.states.layers, read, predicted, config.clusters, config.seed, progress)
-            checkpoints.append(
-                {
-                    "checkpoint": reader.checkpoint,
-                    "model": reader.loaded.config.name,
-                    "predicts": predicts,
-                    "entropy": _entropy(read),
-                    "predicted_entropy": None if predicted is None else _entropy(predicted),
-                    "n": len(read),
-                    "predicted_n": 0 if predicted is None else len(predicted),
-                    "layers": rows,
-                }
-            )
+            checkpoints.append(_checkpoint(reader, predicts, read, predicted, rows))
             all_states.append(read)
         similarities = list[PairSimilarity]()
         for first, second in pairs:
@@ -154,6 +143,25 @@ def _predicts(loaded: LoadedCheckpoint) -> str | None:
     if names & {"masked_lm", "enhanced_masked_lm"}:
         return "masked"
     return "next" if "lm" in names and loaded.config.architecture == "decoder" else None
+
+
+def _checkpoint(
+    reader: _Reader,
+    predicts: str | None,
+    read: LabeledStates,
+    predicted: LabeledStates | None,
+    layers: list[JsonObject],
+) -> CheckpointEvolution:
+    return {
+        "checkpoint": reader.checkpoint,
+        "model": reader.loaded.config.name,
+        "predicts": predicts,
+        "entropy": _entropy(read),
+        "predicted_entropy": None if predicted is None else _entropy(predicted),
+        "n": len(read),
+        "predicted_n": 0 if predicted is None else len(predicted),
+        "layers": layers,
+    }
 
 
 def _entropy(labeled: LabeledStates) -> float:

@@ -18,7 +18,6 @@ from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, ScoresTargets, TermScorer
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import BATCH_TOKENS, GenerativeModel
-from lmtool.learners.generation.strategies import Watch
 from lmtool.learners.metrics.texts import perplexity, word_and_byte_rates
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -168,11 +167,10 @@ class Writer(ABC):
         config: GenerationConfig,
         seed: int,
         batch_tokens: int = BATCH_TOKENS,
-        watch: Watch | None = None,
+        **options: Any,
     ) -> list[list[int]]:
-        """Returns the new tokens for each prompt, see `GenerativeModel.generate`."""
-        callbacks = {} if watch is None else {"watch": watch}
-        return self.model.generate(prompts, config, seed, batch_tokens, **callbacks)
+        """Returns the new tokens for each prompt. options: further arguments of `GenerativeModel.generate`."""
+        return self.model.generate(prompts, config, seed, batch_tokens, **options)
 
     @abstractmethod
     def text(self, prompt: Sequence[int], new_ids: Sequence[int]) -> str:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from lmtool.cli import main as cli
+from lmtool.learners.representations.vectors import Embedder, HiddenStates
+from lmtool.types import Packed
 from tests.commands.conftest import finetune, pretrain
 
 pytest.importorskip("pyarrow.parquet")
@@ -53,3 +56,32 @@ def test_embed_writes_pooled_and_token_vectors(place: Path, capsys: pytest.Captu
         assert embed("checkpoint=runs/first", *words) == 2
         assert message in capsys.readouterr().err
     assert not list(Path().glob("a.*")) and not list(Path().glob(".tmp*"))
+
+
+def test_stopped_embedding_continues_after_its_finished_portions(
+    place: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain("first")
+    monkeypatch.setattr(Embedder, "portion", 3)
+    Path("asked.txt").write_text("".join("The happy cat" + " saw" * number + ".\n" for number in range(8)))
+    words = ["checkpoint=runs/first", "input=asked.txt"]
+    assert embed(*words, "output=whole.npy") == 0
+    read, reads = HiddenStates.read, []
+
+    def stop_at_third(states: HiddenStates, inputs: Packed) -> Tensor:
+        if len(reads) == 2:
+            raise KeyboardInterrupt
+        reads.append(inputs.lengths)
+        return read(states, inputs)
+
+    monkeypatch.setattr(HiddenStates, "read", stop_at_third)
+    assert embed(*words, "output=out.npy") == 130
+    (unfinished,) = Path().glob("out.npy.*.unfinished")
+    assert not Path("out.npy").exists()
+    with unfinished.open("ab") as file:
+        file.write(b"half a row")
+    monkeypatch.setattr(HiddenStates, "read", read)
+    capsys.readouterr()
+    assert embed(*words, "output=out.npy") == 0
+    assert "continues after 6 of 8 texts" in capsys.readouterr().out
+    assert Path("out.npy").read_bytes() == Path("whole.npy").read_bytes() and not unfinished.exists()

@@ -9,6 +9,8 @@ import pytest
 
 import lmtool
 from lmtool.cli import main as cli
+from lmtool.learners.generation.decoding import Decoding
+from lmtool.learners.generation.strategies import Request, Sampling
 from lmtool.system.terminal import visible
 from tests.commands.conftest import merge_overrides, pretrain
 from tests.weights.published_folders import make
@@ -114,3 +116,34 @@ def test_generation_config_of_checkpoint_is_used(place: Path, capsys: pytest.Cap
     generate("checkpoint=published", "prompt=The", status=2)
     assert "generation_config.json has repetition_penalty=much" in capsys.readouterr().err
     generate("checkpoint=published", "prompt=The", "repetition_penalty=1.0")
+
+
+def test_stopped_generation_continues_after_its_finished_batches(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain("gpt", model="gpt_tiny")
+    Path("prompts.txt").write_text("".join("The cat saw" + " the dog" * number + "\n" for number in range(6)))
+    words = ["checkpoint=runs/gpt", "input=prompts.txt", "temperature=1.0", "batch_tokens=40"]
+    generate(*words, "output=whole.jsonl")
+    batches, run_batch = [], Sampling.run
+
+    def stop_at_third(strategy: Sampling, decoding: Decoding, request: Request) -> list[list[int]]:
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        batches.append(run_batch(strategy, decoding, request))
+        return batches[-1]
+
+    monkeypatch.setattr(Sampling, "run", stop_at_third)
+    generate(*words, "output=out.jsonl", status=130)
+    (unfinished,) = Path().glob("out.jsonl.*.unfinished")
+    lines = unfinished.read_bytes().splitlines(keepends=True)
+    unfinished.write_bytes(b"".join(lines) + lines[-1][:-2])  # a kill may leave an incomplete line
+    count = sum(map(len, batches))
+    assert not Path("out.jsonl").exists() and len(lines) == count < 6
+    batches.clear()
+    monkeypatch.setattr(Sampling, "run", run_batch)
+    generate(*words, "output=out.jsonl", "seed=5")  # another request does not continue it
+    assert "continues after" not in capsys.readouterr().out and unfinished.exists()
+    generate(*words, "output=out.jsonl")
+    assert f"continues after {count} of 6 texts" in capsys.readouterr().out
+    assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes() and not unfinished.exists()

@@ -5,9 +5,10 @@ Prompts of similar length are processed together. Each text is the same as if it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
 
+NO_TEXTS: Mapping[int, list[int]] = MappingProxyType({})
 BATCH_TOKENS = 8192
 """Approximate number of tokens in the cache at a time, by default."""
 
@@ -33,6 +35,10 @@ def strategy_of(config: GenerationConfig) -> Strategy:
 
 def _ignore(number: int, token: int) -> None:
     """Ignores a generated token; the default of `watch`."""
+
+
+def _ignore_texts(texts: Mapping[int, list[int]]) -> None:
+    """Ignores generated texts; the default of `keep`."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,8 @@ class GenerativeModel:
         seed: int = 0,
         batch_tokens: int = BATCH_TOKENS,
         watch: Watch = _ignore,
+        finished: Mapping[int, list[int]] = NO_TEXTS,
+        keep: Callable[[Mapping[int, list[int]]], None] = _ignore_texts,
     ) -> list[list[int]]:
         """Returns the new tokens for each prompt: a decoder's continuation, or an encoder-decoder's answer.
 
@@ -94,6 +102,8 @@ class GenerativeModel:
             seed: The seed of sampling. A sampled text depends only on the seed and on its prompt.
             batch_tokens: Approximate number of tokens in the cache at a time.
             watch: Called with the index of a prompt and a token, for each token as soon as it is final.
+            finished: The new tokens of texts that an earlier call finished, by the index of the prompt.
+            keep: Called with the new tokens of texts by the index of the prompt, as soon as a batch is finished.
 
         Raises:
             UserError: A prompt is empty or too long.
@@ -108,13 +118,20 @@ class GenerativeModel:
         sizes = [(length + limit) * config.beams for length, limit in zip(lengths, limits, strict=True)]
         with _evaluation_mode(self.backbone):
             for group in groups_by_length(lengths, sizes, batch_tokens):
+                # Only whole batches are left out, so that the others are the same as without a stop.
+                if all(number in finished for number in group):
+                    for number in group:
+                        texts[number] = finished[number]
+                    continue
                 batch = [[int(token) for token in prompts[number]] for number in group]
                 batch_limits = [limits[number] for number in group]
                 starts = batch if self.start is None else [[self.start]] * len(group)
                 request = Request(starts, batch_limits, frozenset(self.ends), keys[group], _with_indices(watch, group))
                 decoding = self._decoding(batch, max(batch_limits))
-                for number, text in zip(group, strategy.run(decoding, request), strict=True):
+                written = dict(zip(group, strategy.run(decoding, request), strict=True))
+                for number, text in written.items():
                     texts[number] = text
+                keep(written)
         return texts
 
     def _decoding(self, prompts: Sequence[Sequence[int]], limit: int) -> Decoding:

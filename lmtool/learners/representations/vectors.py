@@ -244,8 +244,13 @@ class Embedder:
         """The width of a vector."""
         return self.states.width if self.modules is None else self.modules.width
 
+    @property
+    def portion(self) -> int:
+        """The number of texts whose vectors are in memory at a time."""
+        return _TEXTS_AT_ONCE_PER_TOKEN if self.pooling == "none" else _TEXTS_AT_ONCE
+
     def vectors(
-        self, rows: Rows, progress: Callable[[int, int], None], warn: Callable[[str], None]
+        self, rows: Rows, progress: Callable[[int, int], None], warn: Callable[[str], None], first: int = 0
     ) -> Iterator[Vectors]:
         """Yields the vectors of each row, in order. Except for rounding, they do not depend on the other rows.
 
@@ -253,20 +258,20 @@ class Embedder:
             rows: Rows with one text or two texts each.
             progress: Called with the number of finished rows and the number of all rows.
             warn: Called with a message if texts were truncated.
+            first: The first row, a multiple of `portion`.
 
         Raises:
             UserError: A text has no tokens; the message names its file and line.
         """
-        portion = _TEXTS_AT_ONCE_PER_TOKEN if self.pooling == "none" else _TEXTS_AT_ONCE
         truncated = 0
-        for start in range(0, len(rows), portion):
-            selected = rows.take(np.arange(start, min(start + portion, len(rows))))
+        for start in range(first, len(rows), self.portion):
+            selected = rows.take(np.arange(start, min(start + self.portion, len(rows))))
             input_format = InputFormat(self.tokenizer, self.format_name, self.max_length)
             examples = SequenceExamples(self._with_prompt(selected), input_format, "text", "input")
             truncated += examples.truncated
             yield from self._in_order(examples, start, len(rows), progress)
         if truncated:
-            warn(f"{truncated:,} of {len(rows):,} texts are truncated to {self.max_length} tokens")
+            warn(f"{truncated:,} of {len(rows) - first:,} texts are truncated to {self.max_length} tokens")
 
     def _with_prompt(self, rows: Rows) -> Rows:
         if not self.prompt:
