@@ -19,7 +19,7 @@ from lmtool.errors import NotFinite
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
-from lmtool.types import Packed, send
+from lmtool.types import Packed, receive, send
 
 
 class Decoding(ABC):
@@ -33,10 +33,17 @@ class Decoding(ABC):
 
     def __init__(self, backbone: Backbone, head: LMHead, vocab_size: int):
         self.backbone, self.head, self.vocab_size = backbone, head, vocab_size
+        self._sums: list[Tensor] = []  # of the logits of each step since the last `receive`
 
     @property
     def device(self) -> torch.device:
         return self.backbone.embed.token.weight.device
+
+    @property
+    def steps_at_once(self) -> int:
+        """How many steps pass before the host reads their tokens, so that a GPU does not wait at each. The tokens
+        after the end of a text are dropped."""
+        return 1 if self.device.type == "cpu" else 8
 
     @abstractmethod
     def read_prompts(self) -> Tensor:
@@ -50,12 +57,19 @@ class Decoding(ABC):
         has equally many texts."""
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Returns the logits (R, V) of hidden states, fp32. Raises NotFinite if a logit is not finite."""
+        """Returns the logits (R, V) of hidden states, fp32."""
         logits_RV = self.head(hidden_RH, self.backbone.embed.token.weight).float()
         # Testing the sum is several times faster than testing each value.
-        if not bool(torch.isfinite(logits_RV.sum())):
-            raise NotFinite("predictions")
+        self._sums.append(logits_RV.sum())
         return logits_RV
+
+    def receive(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Returns the tensors on the host. Raises NotFinite if a logit since the last call was not finite."""
+        *on_host, sums = receive(*tensors, torch.stack(self._sums))
+        self._sums.clear()
+        if not bool(torch.isfinite(sums).all()):
+            raise NotFinite("predictions")
+        return tuple(on_host)
 
     def pack(self, texts: Sequence[Sequence[int]], prefixes: tuple[int, ...] = ()) -> Packed:
         """Packs texts. prefixes: for each text, how many of its first tokens attend to each other bidirectionally."""

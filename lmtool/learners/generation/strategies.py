@@ -19,6 +19,7 @@ from lmtool import random_streams
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Decoding
+from lmtool.types import send
 
 _PADDING = -1  # fills the history of texts that are shorter than others; no token has this id
 
@@ -44,35 +45,34 @@ class Constraints:
         limits: Sequence[int],
         device: torch.device,
     ):
-        self.config, self.ends, self.step = config, sorted(ends), 0
-        self.limits_R = torch.tensor(limits, device=device) if config.forced_eos and ends else None
+        self.config, self.step = config, 0
+        self.ends_E = send(torch.tensor(sorted(ends), dtype=torch.int64), device) if ends else None
+        self.limits_R = send(torch.tensor(limits), device) if config.forced_eos and ends else None
         self.history_RT: Tensor | None = None
         self.penalty = config.repetition_penalty or 1.0
         if config.no_repeat_ngram or self.penalty != 1.0:
             longest = max(map(len, prompts))
             rows = [[_PADDING] * (longest - len(prompt)) + [int(token) for token in prompt] for prompt in prompts]
-            self.history_RT = torch.tensor(rows, device=device)
+            self.history_RT = send(torch.tensor(rows), device)
 
     def apply(self, logits_RV: Tensor) -> Tensor:
         """Returns the constrained logits, or log-probabilities: -inf for tokens that may not come next."""
         if self.history_RT is not None and self.penalty != 1.0:
             logits_RV = _penalize(logits_RV, self.history_RT, self.penalty)
-        if self.step < self.config.min_new_tokens and self.ends:
-            logits_RV = logits_RV.clone()
-            logits_RV[:, self.ends] = -torch.inf
+        if self.step < self.config.min_new_tokens and self.ends_E is not None:
+            logits_RV = logits_RV.index_fill(1, self.ends_E, -torch.inf)
         if self.history_RT is not None and self.config.no_repeat_ngram:
             logits_RV = _without_repetition(logits_RV, self.history_RT, self.config.no_repeat_ngram)
-        if self.limits_R is not None:
+        if self.limits_R is not None and self.ends_E is not None:
             is_last_R = self.limits_R == self.step + 1
-            only_ends_V = torch.full_like(logits_RV[0], -torch.inf)
-            only_ends_V[self.ends] = 0.0
+            only_ends_V = torch.full_like(logits_RV[0], -torch.inf).index_fill(0, self.ends_E, 0.0)
             logits_RV = torch.where(is_last_R[:, None], only_ends_V, logits_RV)
         return logits_RV
 
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> None:
         """Appends a token to each text. rows: see `Decoding.advance`."""
         self.step += 1
-        rows_R = slice(None) if rows is None else torch.tensor(rows, device=tokens_R.device)
+        rows_R = slice(None) if rows is None else send(torch.tensor(rows), tokens_R.device)
         if self.limits_R is not None:
             self.limits_R = self.limits_R[rows_R]
         if self.history_RT is not None:
@@ -82,9 +82,7 @@ class Constraints:
 def _penalize(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
     """Makes tokens that the text already contains less likely (Keskar et al. 2019, section 4.1; negative logits are
     multiplied, as in transformers)."""
-    repeated_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
-    row, column = ((history_RT != _PADDING) & (history_RT < logits_RV.shape[1])).nonzero(as_tuple=True)
-    repeated_RV[row, history_RT[row, column]] = True
+    repeated_RV = _marked(history_RT, (history_RT != _PADDING) & (history_RT < logits_RV.shape[1]), logits_RV)
     return torch.where(repeated_RV, torch.where(logits_RV < 0, logits_RV * penalty, logits_RV / penalty), logits_RV)
 
 
@@ -95,10 +93,16 @@ def _without_repetition(logits_RV: Tensor, history_RT: Tensor, size: int) -> Ten
     grams_RWG = history_RT.unfold(1, size, 1)
     last_RG = history_RT[:, history_RT.shape[1] - size + 1 :]
     matches_RW = (grams_RWG[..., :-1] == last_RG[:, None]).all(-1) & (grams_RWG != _PADDING).all(-1)
-    row, window = matches_RW.nonzero(as_tuple=True)
-    logits_RV = logits_RV.clone()
-    logits_RV[row, grams_RWG[row, window, -1]] = -torch.inf
-    return logits_RV
+    return logits_RV.masked_fill(_marked(grams_RWG[..., -1], matches_RW, logits_RV), -torch.inf)
+
+
+def _marked(tokens_RT: Tensor, counts_RT: Tensor, logits_RV: Tensor) -> Tensor:
+    """Returns (R, V) bool: whether a token is in a text at a place that counts."""
+    texts, vocabulary = logits_RV.shape
+    # Places that do not count mark a column that is left out, since selecting places would wait for the device.
+    columns_RT = torch.where(counts_RT, tokens_RT, vocabulary)
+    marked = torch.zeros(texts, vocabulary + 1, dtype=torch.bool, device=logits_RV.device)
+    return marked.scatter_(1, columns_RT, True)[:, :vocabulary]
 
 
 Watch = Callable[[int, int], None]
@@ -156,25 +160,29 @@ class TokenByToken(Strategy):
         constraints = self.constraints(decoding, request)
         texts: list[list[int]] = [[] for _ in request.starts]
         active, step = list(range(len(texts))), 0
+        unread: list[Tensor] = []
         logits_RV = decoding.read_prompts()
         while True:
             allowed_RV = constraints.apply(logits_RV[:, : decoding.vocab_size])
             tokens_R = self.choose(allowed_RV, request.keys[active], step)
+            unread.append(tokens_R)
             step += 1
-            rows = []
-            for row, (number, token) in enumerate(zip(active, tokens_R.tolist(), strict=True)):
-                if token in request.ends:
-                    continue
-                texts[number].append(token)
-                request.watch(number, token)
-                if step < request.limits[number]:
-                    rows.append(row)
-            if not rows:
-                return texts
             # None keeps all rows, which is faster than selecting them.
             remaining = None
-            if len(rows) < len(active):
-                active, tokens_R, remaining = [active[row] for row in rows], tokens_R[rows], rows
+            if len(unread) == decoding.steps_at_once or step == min(request.limits[number] for number in active):
+                rows = list(range(len(active)))
+                (tokens_SR,) = decoding.receive(torch.stack(unread))
+                for tokens in tokens_SR.tolist():
+                    rows = [row for row in rows if tokens[row] not in request.ends]
+                    for row in rows:
+                        texts[active[row]].append(tokens[row])
+                        request.watch(active[row], tokens[row])
+                unread.clear()
+                rows = [row for row in rows if step < request.limits[active[row]]]
+                if not rows:
+                    return texts
+                if len(rows) < len(active):
+                    active, tokens_R, remaining = [active[row] for row in rows], tokens_R[rows], rows
             constraints.advance(tokens_R, remaining)
             logits_RV = decoding.advance(tokens_R, remaining)
 
@@ -192,7 +200,7 @@ class Sampling(TokenByToken):
 
     def choose(self, logits_RV: Tensor, keys_R: np.ndarray, step: int) -> Tensor:
         uniform = random_streams.uniform_at(0, "sample", 0, keys_R, np.full(len(keys_R), step))
-        uniform_R1 = torch.from_numpy(uniform).to(logits_RV.device)[:, None]
+        uniform_R1 = send(torch.from_numpy(uniform), logits_RV.device)[:, None]
         top_k = min(self.config.top_k or logits_RV.shape[1], logits_RV.shape[1])
         values_RK, tokens_RK = logits_RV.topk(top_k)
         probabilities_RK = (values_RK.double() / self.config.temperature).softmax(-1)
@@ -294,7 +302,7 @@ class BeamSearch(Strategy):
     def run(self, decoding: Decoding, request: Request) -> list[list[int]]:
         beams, ends, device = self.config.beams, frozenset(request.ends), decoding.device
         constraints, texts = self.constraints(decoding, request), [[] for _ in request.starts]  # type: ignore[var-annotated]
-        ends_E = torch.tensor(sorted(ends), dtype=torch.int64, device=device)
+        ends_E = send(torch.tensor(sorted(ends), dtype=torch.int64), device)
         active, longest = list(range(len(texts))), max(request.limits)
 
         def constrained_log_probs(logits_RV: Tensor) -> Tensor:
@@ -322,15 +330,17 @@ class BeamSearch(Strategy):
             tokens_NCL = tokens_NBL.gather(1, parent_NC[..., None].expand(-1, -1, longest)).clone()
             tokens_NCL[..., step] = token_NC
             step += 1
-            at_limit_N1 = torch.tensor([request.limits[number] <= step for number in active], device=device)[:, None]
+            at_limit_N1 = send(torch.tensor([request.limits[number] <= step for number in active]), device)[:, None]
             end_NC = torch.isin(token_NC, ends_E) | at_limit_N1
             # As in transformers, a candidate that ends counts as finished only if it is among the best `beams`.
             finished_NC = end_NC & (torch.arange(candidates, device=device) < beams)
             finished.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, finished_NC)
             unfinished_sums_NB, next_NB = (sums_NC + end_NC * _INVALID).topk(beams)
-            is_done = (
-                self._search_ends(finished, unfinished_sums_NB, step, active, request) | at_limit_N1[:, 0]
-            ).tolist()
+            ends_N = self._search_ends(finished, unfinished_sums_NB, step, active, request) | at_limit_N1[:, 0]
+            # Of all prompts, so that the host waits once.
+            parents_NB = parent_NC.gather(1, next_NB) + torch.arange(prompts, device=device)[:, None] * width
+            done_N, parents_NB = decoding.receive(ends_N, parents_NB)
+            is_done = done_N.tolist()
             for row, number in enumerate(active):
                 if is_done[row]:
                     texts[number] = finished.best(row, ends)
@@ -339,12 +349,12 @@ class BeamSearch(Strategy):
             remaining = [row for row in range(prompts) if not is_done[row]]
             if not remaining:
                 return texts
-            remaining_M = torch.tensor(remaining, device=device)
+            rows = parents_NB[remaining].flatten().tolist()
+            remaining_M = send(torch.tensor(remaining), device)
             finished.select(remaining_M)
             active = [active[row] for row in remaining]
             next_NB, scores_NB = next_NB[remaining_M], unfinished_sums_NB[remaining_M]
             tokens_NBL = tokens_NCL[remaining_M].gather(1, next_NB[..., None].expand(-1, -1, longest))
-            rows = (parent_NC[remaining_M].gather(1, next_NB) + remaining_M[:, None] * width).flatten().tolist()
             chosen_R = token_NC[remaining_M].gather(1, next_NB).flatten()
             constraints.advance(chosen_R, rows)
             log_probs_RV = constrained_log_probs(decoding.advance(chosen_R, rows))
@@ -358,7 +368,7 @@ class BeamSearch(Strategy):
         lengths = [float(step)] * len(active)
         if config.early_stopping == "never" and config.length_penalty > 0:
             lengths = [float(request.limits[number]) for number in active]
-        lengths_N = torch.tensor(lengths, device=unfinished_sums_NB.device)
+        lengths_N = send(torch.tensor(lengths), unfinished_sums_NB.device)
         best_N1 = (unfinished_sums_NB[:, 0] / lengths_N**config.length_penalty)[:, None]
         worst_NB = torch.where(finished.valid_NB, finished.scores_NB.amin(1, keepdim=True), _INVALID)
         decided_N = ~(best_N1 > worst_NB).any(1)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.generation.decoding import Decoding
 from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.models.configs import GptConfig
 from lmtool.models.heads.lm import LMHead
@@ -105,6 +106,19 @@ def test_generation_restores_training_mode(model):
     generate_ids(model, [1], 2)
     assert model.training
     model.eval()
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "no_repeat_ngram": 2}, {"forced_eos": True}])
+@pytest.mark.parametrize("steps", [3, 8])
+def test_tokens_read_several_steps_later_are_the_same(model, monkeypatch, steps, settings):
+    prompts = [[3, 4], [5], [7, 9, 60], list(range(33))]
+    config = GenerationConfig(max_new_tokens=14, **settings)
+    free = GenerativeModel(model, LMHead()).generate(prompts, config)
+    generative = GenerativeModel(model, LMHead(), {free[0][4], free[2][9]})  # texts end at different steps
+    wanted = generative.generate(prompts, config)
+    assert len(set(map(len, wanted))) > 2
+    monkeypatch.setattr(Decoding, "steps_at_once", steps)
+    assert generative.generate(prompts, config) == wanted
 
 
 def test_watch_reports_each_token_in_order(model):
