@@ -248,7 +248,8 @@ COMMANDS = {
     "fill": "predict runs/start_bert text='The happy [MASK] saw'",
     "generate": "generate runs/start_gpt prompt='The happy' max_new_tokens=6",
     "generate beams": "generate runs/start_gpt prompt='The happy' max_new_tokens=6 beams=3",
-    "generate sampled": "generate runs/start_gpt prompt='The happy' max_new_tokens=6 temperature=0.8 top_k=5",
+    "generate sampled": "generate runs/start_gpt prompt='The happy' max_new_tokens=12 min_new_tokens=9 temperature=0.8 "
+    "top_p=0.9 no_repeat_ngram=2 repetition_penalty=1.2",
     "generate t5": "generate runs/start_t5 prompt='The happy' max_new_tokens=6",
     "embed": "embed runs/start_bert text='The happy cat'",
     "probe": "probe runs/start_bert target=sst2 task=sst2 task.path=rows",
@@ -273,6 +274,8 @@ def test_command_does_not_wait(command, cuda):
     words = shlex.split(COMMANDS[command]) + ([] if command in WITHOUT_DEVICE else ["device=cuda"])
     assert cli.main(words) == 0
     require_no_wait(cuda)
+    # Tokens are received several steps at a time, which is no operation.
+    assert not [where.line for _, where in cuda.waits if where.line.startswith("learners/generation")]
 
 
 def test_run_resumes_without_waits(cuda):

@@ -19,7 +19,7 @@ from lmtool import random_streams
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Decoding
-from lmtool.types import send
+from lmtool.types import receive, send
 
 _PADDING = -1  # fills the history of texts that are shorter than others; no token has this id
 
@@ -292,7 +292,8 @@ class FinishedTexts:
     def best(self, row: int, ends: frozenset[int]) -> list[int]:
         """Returns the tokens of a prompt's best text, without the token that ended the text. row: the row of the
         prompt. ends: the tokens that end a text."""
-        tokens = self.tokens_NBL[row, 0, : int(self.lengths_NB[row, 0])].tolist()
+        tokens_L, length = receive(self.tokens_NBL[row, 0], self.lengths_NB[row, 0])
+        tokens = tokens_L[: int(length)].tolist()
         return tokens[:-1] if tokens and tokens[-1] in ends else tokens
 
 
