@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,14 @@ class Cache:
         starts = tuple(range(0, self.documents * self.room, self.room))
         return Layout(packed.segments, Segments(starts, lengths, device), mask, query_starts)
 
+    def branch(self, rows: Sequence[int]) -> Cache:
+        """Returns a cache of these documents, in this order, which leaves this one as it is. A document may be
+        repeated."""
+        branch = copy(self)
+        branch.layers = [layer.of(branch) for layer in self.layers]
+        branch.select(rows)
+        return branch
+
     def select(self, rows: Sequence[int]) -> None:
         """Keeps only these documents, in this order; a document may be repeated."""
         self.documents = len(rows)
@@ -112,6 +121,12 @@ class LayerCache:
         self._keys_NCAD: Tensor | None = None
         self._values_NCAD: Tensor | None = None
         self._kept: list[Any] = []
+
+    def of(self, cache: Cache) -> LayerCache:
+        """Returns the same keys and values in another cache."""
+        layer = copy(self)
+        layer._cache = cache
+        return layer
 
     def keep(self, compute: Callable[[], Any]) -> Any:
         """Returns what the layer computes once for all tokens."""

@@ -12,6 +12,7 @@ projection, G gates (4C), X any width.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -288,6 +289,10 @@ class StateCache:
 
     def __init__(self, cache: Cache):
         self.state: tuple[Tensor, ...] | None = None
+
+    def of(self, cache: Cache) -> StateCache:
+        """Returns the same state in another cache."""
+        return copy(self)
 
     def keep(self, state: tuple[Tensor, ...]) -> None:
         """Stores the state after the new tokens, from which the next ones start."""

@@ -9,7 +9,6 @@ Shape letters: N prompts, T tokens of candidates, V rows of the token table, H h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,6 @@ from lmtool.learners.generation.decoding import groups_by_length
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
-from lmtool.nn.cache import Cache
 from lmtool.nn.context import EncoderState
 from lmtool.types import Packed, Segments, send
 
@@ -83,7 +81,7 @@ class CandidateScorer:
             if prefix_cache is None:
                 cache = backbone.new_cache(len(group), max(sizes[number] for number in group))
             else:
-                cache = _branch(prefix_cache, [0] * len(group))
+                cache = prefix_cache.branch([0] * len(group))
             packed = self._pack(group_prompts, lengths if self.bidirectional_prompt else ())
             hidden_NH = backbone(packed, cache=cache, read_M=self._index(np.cumsum(lengths) - 1))
             self._add_first_tokens(hidden_NH, group, candidates, scores)
@@ -91,7 +89,7 @@ class CandidateScorer:
             size = max(1, self.batch_tokens // max(sizes[number] for number in group))
             for start in range(0, len(pairs), size):
                 batch = pairs[start : start + size]
-                branch_cache = _branch(cache, [row for row, _, _ in batch])
+                branch_cache = cache.branch([row for row, _, _ in batch])
                 texts = [candidates[number][index] for _, number, index in batch]
                 hidden_TH = backbone(self._pack([text[:-1] for text in texts]), cache=branch_cache)
                 sums = self._log_probabilities(hidden_TH, [text[1:] for text in texts])
@@ -151,12 +149,6 @@ class CandidateScorer:
 
     def _index(self, numbers: Sequence[int] | np.ndarray) -> Tensor:
         return send(torch.as_tensor(np.asarray(numbers, dtype=np.int64)), self.backbone.embed.token.weight.device)
-
-
-def _branch(cache: Cache, rows: Sequence[int]) -> Cache:
-    branch_cache = deepcopy(cache)
-    branch_cache.select(rows)
-    return branch_cache
 
 
 def _repeat(encoded: EncoderState, rows: Sequence[int]) -> EncoderState:
