@@ -25,14 +25,15 @@ class Rows:
     ids: identifiers from the file, or indices from 0. columns: values of the rows (texts, lists of words, ...) by name,
     in the order in which a task reads them. labels: the row's labels as its task kind represents them ((N,) int64
     classes, (N,) float64 values, or a list); None if the split is unlabeled. origin: (file, line) of each row. parents:
-    for each row, the index of each word's head in a dependency tree, -1 for the root; None without trees.
+    by column and for each row, the index of each word's head in a dependency tree, -1 for the root; empty without
+    trees.
     """
 
     ids: list[str | int]
     columns: dict[str, list[Any]]
     labels: np.ndarray | Sequence[Any] | None
     origin: list[tuple[str, int]]
-    parents: list[list[int]] | None = None
+    parents: Mapping[str, list[list[int]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,7 +52,7 @@ class Rows:
             {name: [values[number] for number in numbers] for name, values in self.columns.items()},
             self.labels_at(indices),
             [self.origin[number] for number in numbers],
-            None if self.parents is None else [self.parents[number] for number in numbers],
+            {name: [trees[number] for number in numbers] for name, trees in self.parents.items()},
         )
 
     def labels_at(self, indices: np.ndarray) -> np.ndarray | Sequence[object] | None:

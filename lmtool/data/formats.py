@@ -61,7 +61,7 @@ class FormatTemplate:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """A packed batch as arrays. tokens: (T,) int64. lengths: (N,). columns: (T,) int64 by name."""
+    """A packed batch as arrays. tokens: (T,) int64. lengths: (N,). columns: (T,) int64 or (T, ...) by name."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -80,10 +80,17 @@ def ragged_ranges(starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts_N - (ends - lengths_N), lengths_N)
 
 
-def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PackedArrays:
+def assemble(
+    template: FormatTemplate,
+    texts: Sequence[tuple[np.ndarray, np.ndarray]],
+    text_columns: Mapping[str, Sequence[np.ndarray]] | None = None,
+) -> PackedArrays:
     """Joins the texts of N examples with their special tokens.
 
-    texts: for each text of the format, the concatenated ids of all examples, and their (N,) lengths.
+    Args:
+        template: The special tokens.
+        texts: For each text of the format, the concatenated ids of all examples, and their (N,) lengths.
+        text_columns: By name, further columns: for each text, the values of its ids, (T, ...). Special tokens get -1.
     """
     lengths = np.full(len(texts[0][1]), template.special_count, dtype=np.int64)
     for _, lengths_N in texts:
@@ -91,6 +98,10 @@ def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndar
     starts = np.cumsum(lengths) - lengths
     tokens = np.empty(int(lengths.sum()), dtype=np.int64)
     columns = {name: np.empty_like(tokens) for name in template.text_columns}
+    further = {
+        name: np.full((len(tokens), *values[0].shape[1:]), -1, dtype=values[0].dtype)
+        for name, values in (text_columns or {}).items()
+    }
     at = starts
     for number, piece in enumerate(template.pieces):
         for offset, token in enumerate(piece):
@@ -105,8 +116,10 @@ def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndar
             tokens[positions] = ids
             for name, column in columns.items():
                 column[positions] = template.text_columns[name][number]
+            for name, column in further.items():
+                column[positions] = (text_columns or {})[name][number]
             at = at + lengths_N
-    return PackedArrays(tokens, lengths, columns)
+    return PackedArrays(tokens, lengths, columns | further)
 
 
 @dataclass(frozen=True)

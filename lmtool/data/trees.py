@@ -11,7 +11,8 @@ import numpy as np
 
 ANCESTORS = "ancestors"
 """The column (T, D) of a batch with the path of each token's word: the numbers of the words from the root down to it,
-then -1. Tokens that belong to no word have -1 only."""
+then -1. Tokens that belong to no word have -1 only. The words of a pair's two texts have different numbers, so that
+paths of the two trees share no word."""
 
 
 class NoTree(ValueError):
@@ -38,7 +39,7 @@ def numbers_of_heads(heads: Sequence[object], words: int) -> list[int]:
     for word, head in enumerate(heads):
         text = str(head).strip()
         if not text.isdecimal() or int(text) > words:
-            raise NoTree(word, f"the head is {text or 'missing'}, not a number from 0 to {words}")
+            raise NoTree(word, f"the head of word {word + 1} is {text or 'missing'}, not a number from 0 to {words}")
         parents.append(int(text) - 1)
     roots = [word for word, parent in enumerate(parents) if parent < 0]
     if len(roots) > 1:
@@ -48,7 +49,7 @@ def numbers_of_heads(heads: Sequence[object], words: int) -> list[int]:
         path: list[int] = []
         while word not in reached:
             if word in path:
-                raise NoTree(word, "the word depends on itself")
+                raise NoTree(word, f"word {word + 1} depends on itself")
             path.append(word)
             word = parents[word]
         reached.update(path)
@@ -69,3 +70,25 @@ def paths_from_root(parents: Sequence[int], levels: int | None = None) -> np.nda
     for row, path in zip(table, paths, strict=True):
         row[: len(path)] = path
     return table
+
+
+def paths_of_tokens(
+    trees: Sequence[Sequence[Sequence[int]]], words: Sequence[Sequence[np.ndarray]]
+) -> list[np.ndarray]:
+    """Returns, for each text of an example, the paths of the tokens of all examples, (T, D) int32.
+
+    Args:
+        trees: For each text and example, the index of each word's head, -1 for the root.
+        words: For each text and example, the index of each token's word, -1 for none.
+    """
+    levels = max((paths_from_root(parents).shape[1] for text in trees for parents in text), default=0)
+    none = np.full((1, max(levels, 1)), -1, dtype=np.int32)  # the last row of a table, for tokens of no word
+    paths, first = [], 0
+    for text, text_words in zip(trees, words, strict=True):
+        parts = [none[:0]]
+        for parents, word_T in zip(text, text_words, strict=True):
+            table = paths_from_root(parents, none.shape[1])
+            parts.append(np.concatenate([np.where(table < 0, -1, table + first), none])[word_T])
+        paths.append(np.concatenate(parts))
+        first += max(map(len, text), default=0)
+    return paths

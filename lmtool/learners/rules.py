@@ -141,7 +141,5 @@ def require_trees(learned: LearnedConfig, model: ModelConfig) -> Iterator[Proble
         yield Problem("model.positions", message, "set model/positions=learned, or use lmtool finetune task=ud_ewt")
     elif len(has) > 1 or not all(has):
         message = f"{subject} reads dependency trees; {learned.group}={learned.name} has none"
-        hint = (
-            "set task.heads=head to read the column of CoNLL-U, in a task that tags words; or model/positions=learned"
-        )
+        hint = "set task.heads=COLUMN in a task that tags words or reads a text or a pair; or model/positions=learned"
         yield Problem("task.heads", message, hint)

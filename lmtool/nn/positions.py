@@ -306,9 +306,10 @@ class Alibi(Position):
 
 
 # Positions in a dependency tree (Wang, Tu, Wang, Shi, "Self-Attention with Structural Position Representations", EMNLP
-# 2019), added to positions in the sequence. All subwords have the place of their word; tokens of no word have no place,
-# and a distance of their own. Shape letters: T tokens, D levels of the deepest word, R rows of a tile, L queries and K
-# keys of a row, A heads, C clipping distance.
+# 2019), added to positions in the sequence. All subwords have the place of their word; tokens of no word have no place.
+# No path leads from them to other tokens, nor between the trees of a pair's two texts: such tokens have a distance of
+# their own. Shape letters: T tokens, D levels of the deepest word, R rows of a tile, L queries and K keys of a row, A
+# heads, C clipping distance.
 
 
 class TreePosition(Position):
@@ -328,7 +329,7 @@ class TreePosition(Position):
         if ancestors_TD is None:
             raise UserError(
                 "the model reads the dependency tree of each text, and these texts have none",
-                "use rows of a task with task.heads, such as those of a CoNLL-U file",
+                "use rows of a task with task.heads, which names their column of heads",
             )
         bound = copy.copy(self)
         bound._ancestors_TD = ancestors_TD
@@ -360,9 +361,11 @@ class TreeDepth(TreePosition):
 
 
 def tree_distances(query_RLD: Tensor, key_RKD: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (R, L, K) int64: the edges between the words of a query and a key, and bool: whether both have words.
-    query_RLD, key_RKD: their paths from the root. Two paths agree exactly down to the last common ancestor."""
-    real_RLK = (query_RLD[:, :, None, 0] >= 0) & (key_RKD[:, None, :, 0] >= 0)
+    """Returns (R, L, K) int64: the edges between the words of a query and a key, and bool: whether both have words, of
+    the same tree. query_RLD, key_RKD: their paths from the root. Two paths agree exactly down to the last common
+    ancestor."""
+    root_RL1, root_R1K = query_RLD[:, :, None, 0], key_RKD[:, None, :, 0]
+    real_RLK = (root_RL1 >= 0) & (root_RL1 == root_R1K)
     depth_RL, depth_RK = (query_RLD >= 0).sum(-1), (key_RKD >= 0).sum(-1)
     common_RLK = torch.zeros_like(real_RLK, dtype=torch.int64)
     for level in range(query_RLD.shape[-1]):  # (R, L, K, D) at once would need much memory
@@ -373,7 +376,7 @@ def tree_distances(query_RLD: Tensor, key_RKD: Tensor) -> tuple[Tensor, Tensor]:
 
 class TreeDistance(TreePosition):
     """A vector of the clipped distance in the tree added to each key, another to each value, as in `Shaw`. The distance
-    is negative if the key is before the query. `keys`, `values`: (2C+2, D), the last row for tokens of no word."""
+    is negative if the key is before the query. `keys`, `values`: (2C+2, D), the last row for tokens without a path."""
 
     scores: ClassVar[bool] = True
     weighs: ClassVar[bool] = True

@@ -183,7 +183,8 @@ def predicted_example(row: JsonMapping) -> Example:
     gold, predicted = as_number(row["gold"]), as_number(row["prediction"])
     is_right = _is_right(row)
     kind = "right" if is_right else "wrong"
-    texts = [value for key, value in row.items() if key not in _KNOWN_KEYS and isinstance(value, str)][:3]
+    values = (value for key, value in row.items() if key not in _KNOWN_KEYS)
+    texts = [" ".join(value) if isinstance(value, list) else value for value in values if _is_text(value)][:3]
     if gold is not None and predicted is not None:
         return Example("", texts, caption=f"gold {number(gold)}, predicted {number(predicted)}")
     if isinstance(row["prediction"], list) and (words := _words(row)) is not None:
@@ -198,6 +199,11 @@ def predicted_example(row: JsonMapping) -> Example:
     if not is_right:
         caption += f", gold: {gold_name}"
     return Example(kind, texts, caption=caption)
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a text or a list of words."""
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(word, str) for word in value))
 
 
 def _words(row: JsonMapping) -> list[object] | None:

@@ -64,8 +64,9 @@ class TaskData:
         for split, rows in {"train": self.train, **self.validation}.items():
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
             contents[f"{split} labels"] = _sha256(_labels(rows))
-            if rows.parents is not None:
-                contents[f"{split} trees"] = _sha256(rows.parents)
+            if rows.parents:
+                first, *others = rows.parents.values()
+                contents[f"{split} trees"] = _sha256([*first, *others])
         if self.unlabeled is not None:
             contents["unlabelled texts"] = _sha256(list(self.unlabeled.columns.values()))
         return contents

@@ -80,13 +80,13 @@ def test_depths_and_distances_of_random_trees_equal_a_search():
 @pytest.mark.parametrize(
     ("heads", "word", "problem"),
     [
-        ([2, 3, 2], 1, "depends on itself"),  # the second and the third word are the cycle
+        ([2, 3, 2], 1, "word 2 depends on itself"),  # the second and the third word are the cycle
         ([0, 3, 2], 1, "depends on itself"),
         ([0, 2], 1, "depends on itself"),
         ([0, 0, 1], 1, "2 roots"),
-        ([0, 4, 1], 1, "the head is 4, not a number from 0 to 3"),
-        (["0", "_", "1"], 1, "the head is _"),
-        (["0", "-1", "1"], 1, "the head is -1"),
+        ([0, 4, 1], 1, "the head of word 2 is 4, not a number from 0 to 3"),
+        (["0", "_", "1"], 1, "the head of word 2 is _"),
+        (["0", "-1", "1"], 1, "the head of word 2 is -1"),
         ([0, 1], 0, "3 words and 2 heads"),
     ],
 )

@@ -180,9 +180,18 @@ class TaskConfig(LearnedConfig):
         return tuple(part for name in self.text for part in joined_columns(name))
 
     @property
+    def head_columns(self) -> dict[str, str]:
+        """The column of heads of each text whose words have a dependency tree, by the text's column."""
+        return {}
+
+    @property
     def further_columns(self) -> tuple[str, ...]:
         """The columns that are read besides the texts and the label."""
-        return ()
+        return tuple(self.head_columns.values())
+
+    @property
+    def reads_trees(self) -> bool:
+        return bool(self.head_columns)
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config, JsonMapping
 from lmtool.config.registry import Choice, component
@@ -31,6 +31,7 @@ class SequenceConfig(TaskConfig):
         "truncation",
         "windows",
         "domain",
+        "heads",
     )
     """The fields that need a vector of the whole text."""
     of_outputs: ClassVar[tuple[str, ...]] = of_summary
@@ -183,6 +184,7 @@ class SequenceConfig(TaskConfig):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
                 value_text = value.name if isinstance(value, DomainConfig) else value
+                value_text = f"[{','.join(map(str, value))}]" if isinstance(value, tuple) else value_text
                 message = f"{section}.{field}={value_text} {scope}; {section}.head={self.head} {contrast}"
                 yield Problem(f"task.{field}", message, "omit it")
                 return
@@ -208,10 +210,25 @@ class WindowedConfig(SequenceConfig):
     domain: Annotated[DomainConfig | None, Choice("task/domain", optional=True)] = Field(
         None, description="dann or coral, with task.domain.target=FOLDER: unlabeled texts from another domain"
     )
+    heads: tuple[str, ...] | None = Field(
+        None,
+        description="column of heads in a dependency tree for each text, for model/positions=tree_depth and "
+        "tree_distance. Numbers of words from 1, 0 for the root: a list, or a text split at whitespace, as the words "
+        "of the text; null: none",
+    )
+
+    @field_validator("heads", mode="before")
+    @classmethod
+    def _one_column_of_heads(cls, value: object) -> object:
+        return cls.one_column(value)
 
     @property
     def predicts_rows(self) -> bool:
         return super().predicts_rows and self.windows == "none"
+
+    @property
+    def head_columns(self) -> dict[str, str]:
+        return dict(zip(self.text, self.heads or (), strict=False))
 
     @property
     def windowed(self) -> str:
@@ -235,6 +252,18 @@ class WindowedConfig(SequenceConfig):
             other = windows if self.domain is None else domain
             message = f"{other}: model={model.name} reads the texts of {self.name} in both orders, as a whole"
             yield Problem("task.symmetric", message, f"set {section}.symmetric=false, or omit {other}")
+
+    @model_validator(mode="after")
+    def _each_text_has_heads(self) -> WindowedConfig:
+        if self.heads is None:
+            return self
+        if len(self.heads) != len(self.text):
+            raise ValueError(f"heads={list(self.heads)}: each of text={list(self.text)} needs one column of heads")
+        if len({*self.heads, *self.text, self.label}) != 2 * len(self.text) + 1:
+            raise ValueError(f"heads={list(self.heads)}, text={list(self.text)} and label={self.label} share a column")
+        if self.columns != self.text:
+            raise ValueError(f"text={list(self.text)} joins columns, and joined texts have no dependency tree")
+        return self
 
 
 class ClassLossConfig(Config):

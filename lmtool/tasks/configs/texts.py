@@ -264,12 +264,8 @@ class TokenClassificationConfig(TaskConfig):
     )
 
     @property
-    def further_columns(self) -> tuple[str, ...]:
-        return () if self.heads is None else (self.heads,)
-
-    @property
-    def reads_trees(self) -> bool:
-        return self.heads is not None
+    def head_columns(self) -> dict[str, str]:
+        return {} if self.heads is None else {self.text[0]: self.heads}
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

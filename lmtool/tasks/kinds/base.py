@@ -20,7 +20,7 @@ from lmtool.learners.metrics import METRICS, Metric, compute
 from lmtool.models.base import Backbone
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.kinds.labels import Columns, Origin, is_unlabeled, row_ids, text_of
+from lmtool.tasks.kinds.labels import Columns, Origin, cell_text, is_unlabeled, row_ids, text_of
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 
@@ -185,6 +185,8 @@ class TaskKind(ABC):
         """Returns a line of predictions.jsonl without its id: columns, gold, prediction, score, and probabilities of
         the classes."""
         record = {name: values[number] for name, values in rows.columns.items()}
+        for name, trees in rows.parents.items():
+            record[self.config.head_columns[name]] = [parent + 1 for parent in trees[number]]
         if rows.labels is not None:
             record["gold"] = self.shown(rows.labels[number])
         record |= {"prediction": self.shown(prediction.value), "score": prediction.score}
@@ -202,7 +204,7 @@ class TaskKind(ABC):
 
     def line(self, record: JsonMapping) -> str:
         """Returns a record as a line of the screen, prediction first."""
-        texts = " | ".join(str(record[name]) for name in self.config.reads)
+        texts = " | ".join(cell_text(record[name]) for name in self.config.reads)
         return f"{record['prediction']} {record['score']:.2f}  {texts}"
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
@@ -229,6 +231,6 @@ class TextKind(TaskKind):
         """Returns (N,): the labels in a column. Raises UserError with file:line at the first invalid value."""
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
-        texts = (text for column in train.columns.values() for text in column if isinstance(text, str))
-        empty = sum(not text.strip() for text in texts)
+        texts = (cell for column in train.columns.values() for cell in column if isinstance(cell, str | list))
+        empty = sum(not cell_text(cell).strip() for cell in texts)
         return {}, [f"{counted(empty, 'empty text')} in the training rows"] if empty else []

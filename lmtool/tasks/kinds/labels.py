@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lmtool.data.tables import LINES
+from lmtool.data.trees import NoTree, numbers_of_heads
 from lmtool.errors import UserError
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import TaskConfig, joined_columns
@@ -192,6 +194,52 @@ def text_of(config: TaskConfig, name: str, value: object, place: tuple[str, int]
         f"{location(place)}: the column {name} holds {problem}, not a text",
         "correct the row, or name another column with task.text=",
     )
+
+
+def items_of(cells: Sequence[Any]) -> list[list[Any]]:
+    """Returns the items of each cell: those of a list, or of a text split at white space."""
+    return [cell.split() if isinstance(cell, str) else list(cell or ()) for cell in cells]
+
+
+def word_location(columns: Columns, origin: Origin, row: int, word: int) -> str:
+    """Returns the file:line of a word, or of its row in a file with a line per row."""
+    lines = columns.get(LINES)
+    sentence = lines[row] if lines is not None else []
+    return f"{origin[row][0]}:{sentence[word] if word < len(sentence) else origin[row][1]}"
+
+
+def words_of(name: str, columns: Columns, origin: Origin) -> list[list[str]]:
+    """Returns the words of each cell of a column. Raises UserError with file:line at the first item that is no word."""
+    sentences = items_of(columns[name])
+    for row, sentence in enumerate(sentences):
+        for number, word in enumerate(sentence):
+            if not isinstance(word, str):
+                raise UserError(
+                    f"{word_location(columns, origin, row, number)}: the column {name} holds {type(word).__name__}, "
+                    "not words",
+                    "write a list of words or a text, or name another column with task.text=",
+                )
+    return sentences
+
+
+def parents_of(name: str, sentences: Sequence[Sequence[str]], columns: Columns, origin: Origin) -> list[list[int]]:
+    """Returns, for each sentence, the index of each word's head, -1 for the root. name: the column of the heads. Raises
+    UserError with file:line at the first sentence whose heads are no tree."""
+    if name not in columns:
+        raise UserError(
+            f"{origin[0][0]}: no column {name} of heads",
+            "use rows with this column, such as a CoNLL-U file, or name another one with task.heads=",
+        )
+    parents = []
+    for row, (sentence, heads) in enumerate(zip(sentences, items_of(columns[name]), strict=True)):
+        try:
+            parents.append(numbers_of_heads(heads, len(sentence)))
+        except NoTree as no_tree:
+            raise UserError(
+                f"{word_location(columns, origin, row, no_tree.word)}: column {name}: {no_tree.problem}",
+                "correct the heads: one word has 0, all others lead to it; or remove the row",
+            ) from no_tree
+    return parents
 
 
 def with_joined_columns(config: TaskConfig, columns: Columns, origin: Origin) -> dict[str, list]:

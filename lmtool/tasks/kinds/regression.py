@@ -21,7 +21,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.heads.predicted import Predicted, Values
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT, RegressionConfig
-from lmtool.tasks.kinds.labels import Origin, numbers
+from lmtool.tasks.kinds.labels import Origin, cell_text, numbers
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Label, Prediction
 from lmtool.tasks.kinds.sequence import SequenceLearner
@@ -101,7 +101,7 @@ class Regression(WrittenKind):
         return float(value)
 
     def line(self, record: JsonMapping) -> str:
-        texts = " | ".join(str(record[name]) for name in self.config.reads)
+        texts = " | ".join(cell_text(record[name]) for name in self.config.reads)
         return f"{record['prediction']:.3f}  {texts}"
 
 

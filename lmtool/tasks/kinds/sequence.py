@@ -35,6 +35,7 @@ from lmtool.nn.dropout import DropoutRng
 from lmtool.tasks.configs.base import CoralConfig, DannConfig
 from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tasks.kinds.base import TaskKind, TextKind
+from lmtool.tasks.kinds.labels import Columns, Origin, parents_of, text_of, words_of
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Label, Prediction
 from lmtool.tasks.kinds.texts import GroupedExamples, InputFormat, SequenceExamples
@@ -185,6 +186,26 @@ class WindowedKind(TextKind):
     """Base of the kinds whose long texts may be read in windows."""
 
     config: WindowedConfig
+
+    def rows(self, columns: Columns, origin: Origin, labeled: bool) -> Rows:
+        rows = super().rows(columns, origin, labeled)
+        trees = {
+            name: parents_of(heads, words_of(name, rows.columns, origin), columns, origin)
+            for name, heads in self.config.head_columns.items()
+        }
+        return replace(rows, parents=trees)
+
+    def inputs(self, columns: Columns, origin: Origin) -> dict[str, list[Label]]:
+        """Texts with dependency trees may be lists of words."""
+        if not self.config.reads_trees:
+            return super().inputs(columns, origin)
+        return {
+            name: [
+                cell if isinstance(cell, list | tuple) else text_of(self.config, name, cell, place)
+                for cell, place in zip(columns[name], origin, strict=True)
+            ]
+            for name in self.config.reads
+        }
 
     def join(self, parts: Sequence[Label]) -> Prediction:
         """Joins the predictions for the windows of a text: the mean of their votes, or the elementwise maximum."""

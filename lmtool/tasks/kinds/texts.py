@@ -5,7 +5,7 @@ Shape letters: E rows or texts, W windows, N rows of a batch, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,9 +15,10 @@ from lmtool.config.base import JsonObject
 from lmtool.data.configs import Truncation
 from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_texts
+from lmtool.data.trees import ANCESTORS, paths_of_tokens
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shift_right
-from lmtool.tasks.kinds.labels import location
+from lmtool.tasks.kinds.labels import items_of, location
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
@@ -112,11 +113,18 @@ def windows(lengths: np.ndarray, capacity: int | np.ndarray, overlap: int | np.n
     return Windows(text, part, start, end, core_start, core_end)
 
 
-class EncodedTexts:
-    """The tokens of E texts, concatenated, with the (E,) lengths and starts of the texts."""
+def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the ids and the words of each sentence, see `Tokenizer.encode_sentences`."""
+    for start in range(0, len(sentences), _TEXTS_PER_CALL):
+        yield from tokenizer.encode_sentences(sentences[start : start + _TEXTS_PER_CALL])
 
-    def __init__(self, ids: np.ndarray, lengths: np.ndarray):
-        self.ids, self.lengths = ids, np.asarray(lengths, dtype=np.int64)
+
+class EncodedTexts:
+    """The tokens of E texts, concatenated, with the (E,) lengths and starts of the texts. columns: further values of
+    the tokens, by name."""
+
+    def __init__(self, ids: np.ndarray, lengths: np.ndarray, columns: Mapping[str, np.ndarray] | None = None):
+        self.ids, self.lengths, self.columns = ids, np.asarray(lengths, dtype=np.int64), columns or {}
         self.starts = np.cumsum(self.lengths) - self.lengths
 
     @classmethod
@@ -129,10 +137,26 @@ class EncodedTexts:
         ]
         return cls(np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32), np.array(list(map(len, pieces))))
 
-    def read(self, rows_N: np.ndarray, lengths_N: np.ndarray, offset_N: np.ndarray | int = 0) -> np.ndarray:
-        """Returns the concatenated ids of these rows: `lengths_N` ids of each row, from its token `offset_N`
+    @classmethod
+    def with_trees(cls, rows: Rows, tokenizer: Tokenizer) -> list[EncodedTexts]:
+        """Tokenizes each text of rows with dependency trees. Subwords have the path of their word."""
+        encoded = [list(encode_words(items_of(cells), tokenizer)) for cells in rows.columns.values()]
+        trees = [rows.parents[name] for name in rows.columns]
+        paths = paths_of_tokens(trees, [[word_T for _, word_T in pieces] for pieces in encoded])
+        texts = []
+        for pieces, paths_TD in zip(encoded, paths, strict=True):
+            ids = [ids_T for ids_T, _ in pieces]
+            texts.append(cls(np.concatenate(ids), np.array(list(map(len, ids))), {ANCESTORS: paths_TD}))
+        return texts
+
+    def indices(self, rows_N: np.ndarray, lengths_N: np.ndarray, offset_N: np.ndarray | int = 0) -> np.ndarray:
+        """Returns the indices of the tokens of these rows: `lengths_N` tokens of each row, from its token `offset_N`
         on."""
-        return self.ids[ragged_ranges(self.starts[rows_N] + offset_N, lengths_N)]
+        return ragged_ranges(self.starts[rows_N] + offset_N, lengths_N)
+
+    def read(self, rows_N: np.ndarray, lengths_N: np.ndarray, offset_N: np.ndarray | int = 0) -> np.ndarray:
+        """Returns the concatenated ids of the tokens at `indices`."""
+        return self.ids[self.indices(rows_N, lengths_N, offset_N)]
 
 
 @dataclass(frozen=True)
@@ -259,7 +283,10 @@ class SequenceExamples(TaskExamples):
         super().__init__(rows, term, split, input_format.start)
         self.template = input_format.template(len(rows.columns), min_tokens=len(rows.columns))
         capacity, stride = input_format.max_length - self.template.special_count, input_format.stride
-        self._texts = [EncodedTexts.of(texts, input_format.tokenizer) for texts in rows.columns.values()]
+        if rows.parents:
+            self._texts = EncodedTexts.with_trees(rows, input_format.tokenizer)
+        else:
+            self._texts = [EncodedTexts.of(texts, input_format.tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]
         row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
         if stride is None:
@@ -286,15 +313,18 @@ class SequenceExamples(TaskExamples):
         )
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        texts = []
+        texts: list[tuple[np.ndarray, np.ndarray]] = []
+        columns: dict[str, list[np.ndarray]] = {}
         for text, name in zip(self._texts, _LENGTH_FIELDS, strict=False):
-            begin = rows["begin"] if text is self._texts[-1] else 0
-            texts.append((text.read(rows["row"], rows[name], begin), rows[name]))
+            indices = text.indices(rows["row"], rows[name], rows["begin"] if text is self._texts[-1] else 0)
+            texts.append((text.ids[indices], rows[name]))
+            for column, values in text.columns.items():
+                columns.setdefault(column, []).append(values[indices])
         target = None
         if self.rows.labels is not None:
             labels = torch.from_numpy(np.asarray(self.rows.labels)[rows["row"]])
             target = Target(labels if labels.dtype == torch.int64 else labels.float())
-        return self.batch_of(assemble(self.template, texts).packed(), target, rows, examples)
+        return self.batch_of(assemble(self.template, texts, columns).packed(), target, rows, examples)
 
     def metadata(self) -> JsonObject:
         """Adds the number and the fraction of truncated rows."""

@@ -16,8 +16,7 @@ from torch import Tensor
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.formats import assemble, ragged_ranges
-from lmtool.data.tables import LINES
-from lmtool.data.trees import ANCESTORS, NoTree, numbers_of_heads, paths_from_root
+from lmtool.data.trees import ANCESTORS, paths_of_tokens
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.metrics import by_class, compute, confusion
@@ -36,13 +35,17 @@ from lmtool.tasks.kinds.labels import (
     balanced_weights,
     class_indices,
     is_unlabeled,
+    items_of,
     label_counts,
+    parents_of,
     row_ids,
     text_of_label,
     unknown_label,
+    word_location,
+    words_of,
 )
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
-from lmtool.tasks.kinds.texts import InputFormat, TaskExamples, windows
+from lmtool.tasks.kinds.texts import InputFormat, TaskExamples, encode_words, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
@@ -139,21 +142,10 @@ def bio_labels(tags: Iterable[str]) -> tuple[str, ...]:
 # M predicting tokens.
 
 
-# Enough sentences to keep the tokenizer's threads busy, few enough to fit in memory.
-_SENTENCES_PER_CALL = 4096
 # Placeholders for a word without tokens; the first one in the vocabulary is used.
 _UNKNOWN = ("unk", "mask", "eos", "pad")
 WORD = "word"
 """The column of a batch with the word index of each word's first token; -1 for other tokens."""
-
-
-def _ancestors(parents: list[list[int]], word_of: list[np.ndarray]) -> np.ndarray:
-    """Returns (T, D) int32: the path of the word of each token of all sentences. word_of: the word of each token of a
-    sentence, -1 for none."""
-    levels = max((paths_from_root(sentence).shape[1] for sentence in parents), default=0)
-    tables = (paths_from_root(sentence, max(levels, 1)) for sentence in parents)
-    none = np.full((1, max(levels, 1)), -1, dtype=np.int32)  # the last row, for tokens of no word
-    return np.concatenate([np.concatenate([table, none])[words] for table, words in zip(tables, word_of, strict=True)])
 
 
 class TaggedWindows(TaskExamples):
@@ -187,23 +179,24 @@ class TaggedWindows(TaskExamples):
         """Stores the ids and, for each id, the index of the word that it begins, or -1."""
         unknown = next((tokenizer.roles[role] for role in _UNKNOWN if role in tokenizer.roles), 0)
         ids, words, word_of, self.unknown_words = [], [], [], 0
-        for start in range(0, len(sentences), _SENTENCES_PER_CALL):
-            part = sentences[start : start + _SENTENCES_PER_CALL]
-            for sentence, (ids_T, word_T) in zip(part, tokenizer.encode_sentences(part), strict=True):
-                missing = np.setdiff1d(np.arange(len(sentence)), word_T)
-                self.unknown_words += len(missing)
-                if len(missing) or not len(ids_T):
-                    indices = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
-                    ids_T = np.insert(ids_T, indices, unknown)
-                    word_T = np.insert(word_T, indices, missing if len(sentence) else -1)
-                first_T = np.diff(word_T, prepend=-1) != 0
-                ids.append(ids_T)
-                word_of.append(word_T)
-                words.append(np.where(first_T & (word_T >= 0), word_T, -1))
+        for sentence, (ids_T, word_T) in zip(sentences, encode_words(sentences, tokenizer), strict=True):
+            missing = np.setdiff1d(np.arange(len(sentence)), word_T)
+            self.unknown_words += len(missing)
+            if len(missing) or not len(ids_T):
+                indices = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
+                ids_T = np.insert(ids_T, indices, unknown)
+                word_T = np.insert(word_T, indices, missing if len(sentence) else -1)
+            first_T = np.diff(word_T, prepend=-1) != 0
+            ids.append(ids_T)
+            word_of.append(word_T)
+            words.append(np.where(first_T & (word_T >= 0), word_T, -1))
         self._lengths_E = np.array([len(sentence) for sentence in ids], dtype=np.int64)
         self._starts_E = np.cumsum(self._lengths_E) - self._lengths_E
         self._ids, self._words = np.concatenate(ids), np.concatenate(words)
-        self._ancestors = None if self.rows.parents is None else _ancestors(self.rows.parents, word_of)
+        trees = self.rows.parents.values()
+        self._columns = {WORD: self._words}
+        if trees:
+            (self._columns[ANCESTORS],) = paths_of_tokens(list(trees), [word_of])
 
     def _label(self, later_tags: np.ndarray | None) -> None:
         self._predicts, self._labels = self._words >= 0, None
@@ -233,14 +226,8 @@ class TaggedWindows(TaskExamples):
         predicting = np.flatnonzero(core_T & self._predicts[source_T])
         before = len(self.template.pieces[0])
         packed_T = np.arange(len(source_T)) + window_T * self.template.special_count + before
-        inputs = assemble(self.template, [(self._ids[source_T], lengths_N)]).packed()
-        words = np.full(len(inputs.tokens), -1, dtype=np.int64)
-        words[packed_T] = self._words[source_T]
-        inputs.columns[WORD] = torch.from_numpy(words)
-        if self._ancestors is not None:
-            ancestors = np.full((len(inputs.tokens), self._ancestors.shape[1]), -1, dtype=np.int32)
-            ancestors[packed_T] = self._ancestors[source_T]
-            inputs.columns[ANCESTORS] = torch.from_numpy(ancestors)
+        columns = {name: [values[source_T]] for name, values in self._columns.items()}
+        inputs = assemble(self.template, [(self._ids[source_T], lengths_N)], columns).packed()
         labels = None if self._labels is None else torch.from_numpy(self._labels[source_T[predicting]])
         side: Side = "inputs" if self.start is None else "outputs"
         target = Target(labels, at=torch.from_numpy(packed_T[predicting]), side=side)
@@ -333,7 +320,7 @@ class TokenClassification(TaskKind):
     def with_labels(self, columns: Columns, origin: Origin) -> TokenClassificationConfig:
         """Returns the configuration with the scheme of the training tags and the tag names."""
         config = self.config
-        sentences = self._tag_names(_lists(columns[config.label]))
+        sentences = self._tag_names(items_of(columns[config.label]))
         scheme = scheme_of(sentences) if config.scheme == "auto" else config.scheme
         if scheme == "none" and config.metrics != ("accuracy",):
             raise UserError(
@@ -356,49 +343,23 @@ class TokenClassification(TaskKind):
 
     def rows(self, columns: Columns, origin: Origin, labeled: bool) -> Rows:
         name, values = self.config.text[0], columns.get(self.config.label)
-        words = _lists(columns[name])
-        for number, sentence in enumerate(words):
-            for offset, word in enumerate(sentence):
-                if not isinstance(word, str):
-                    raise UserError(
-                        f"{_place(columns, origin, number, offset)}: the column {name} holds {type(word).__name__}, "
-                        "not words",
-                        "write a list of words or a text, or name another column with task.text=",
-                    )
+        words = words_of(name, columns, origin)
         labels = None
         if labeled or (
             values is not None
-            and not is_unlabeled([tag for sentence in _lists(values) for tag in sentence], self.classes)
+            and not is_unlabeled([tag for sentence in items_of(values) for tag in sentence], self.classes)
         ):
             labels = self._numbers(words, columns, origin)
-        heads = self.config.heads
-        parents = None if heads is None else self._parents(heads, words, columns, origin)
+        parents = {text: parents_of(heads, words, columns, origin) for text, heads in self.config.head_columns.items()}
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin, parents)
 
-    def _parents(self, name: str, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
-        if name not in columns:
-            raise UserError(
-                f"{origin[0][0]}: no column {name} of heads",
-                "use rows with this column, such as a CoNLL-U file, or name another one with task.heads=",
-            )
-        parents = []
-        for number, (sentence, heads) in enumerate(zip(words, _lists(columns[name]), strict=True)):
-            try:
-                parents.append(numbers_of_heads(heads, len(sentence)))
-            except NoTree as no_tree:
-                raise UserError(
-                    f"{_place(columns, origin, number, no_tree.word)}: {no_tree.problem}",
-                    "correct the heads: one word has 0, all others lead to it; or remove the sentence",
-                ) from no_tree
-        return parents
-
     def _numbers(self, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
-        sentences = self._tag_names(_lists(columns[self.config.label]))
+        sentences = self._tag_names(items_of(columns[self.config.label]))
         for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
             if len(sentence) != len(tags):
                 counts = f"{counted(len(sentence), 'word')} and {counted(len(tags), 'tag')}"
                 raise UserError(
-                    f"{_place(columns, origin, number, 0)}: {counts}",
+                    f"{word_location(columns, origin, number, 0)}: {counts}",
                     "give each word one tag",
                 )
         number_of = {label: index for index, label in enumerate(self.classes)}
@@ -406,7 +367,7 @@ class TokenClassification(TaskKind):
         for number, tags in enumerate(self._to_bio(sentences, columns, origin)):
             for offset, tag in enumerate(tags):
                 if tag not in number_of:
-                    place = _place(columns, origin, number, offset)
+                    place = word_location(columns, origin, number, offset)
                     raise unknown_label(self.config, self.classes, tag, place)
             decoded.append([number_of[tag] for tag in tags])
         return decoded
@@ -427,8 +388,9 @@ class TokenClassification(TaskKind):
             except ValueError as problem:
                 offset, tag = problem.args
                 problem_text = f"the tag {tag!r} is not possible" if tag else "the tag is missing"
+                place = word_location(columns, origin, number, offset)
                 raise UserError(
-                    f"{_place(columns, origin, number, offset)}: {problem_text} in task.scheme={self.config.scheme}",
+                    f"{place}: {problem_text} in task.scheme={self.config.scheme}",
                     "correct the line, or name the scheme of the files: task.scheme=bio, iob1, iobes or none",
                 ) from problem
         return converted
@@ -554,13 +516,3 @@ def flat(sentences: Label) -> np.ndarray:
 
 def _lengths(sentences: Label) -> np.ndarray:
     return np.fromiter(map(len, sentences), dtype=np.int64)
-
-
-def _lists(values: Sequence[Label]) -> list[list[Label]]:
-    return [value.split() if isinstance(value, str) else list(value or ()) for value in values]
-
-
-def _place(columns: Columns, origin: Origin, row: int, word: int) -> str:
-    lines = columns.get(LINES)
-    sentence = lines[row] if lines is not None else []
-    return f"{origin[row][0]}:{sentence[word] if word < len(sentence) else origin[row][1]}"
