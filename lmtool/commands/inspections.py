@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from lmtool.config.base import JsonObject
 from lmtool.config.registry import Choice, build, names
 from lmtool.data.formats import text_format
 from lmtool.data.sources import open_source
+from lmtool.data.trees import ANCESTORS, NoTree, numbers_of_heads, paths_from_root
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError, nearest
 from lmtool.learners.representations.attention import HeadPattern, attention_of, heads_of, position_scores
@@ -22,10 +24,11 @@ from lmtool.learners.representations.vectors import HiddenStates, compare_word
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.configs import PositionsConfig
-from lmtool.nn.positions import Learned, Position, PositionSizes, Rotary
+from lmtool.nn.positions import Learned, Position, PositionSizes, Rotary, TreeDistance, tree_distances
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import (
     PositionMaps,
+    SentenceTree,
     SimilarityByLayer,
     Tokenization,
     print_heads,
@@ -139,17 +142,67 @@ def _clearest(heads: list[HeadPattern]) -> list[HeadPattern]:
 
 
 GROUP = "model/positions"
+EXAMPLE = "the old cat slept on the red mat", (3, 3, 4, 0, 8, 8, 8, 4)
+"""A sentence for positions in a tree, and the head of each word."""
 
 
 def positions(config: InspectPositionsConfig) -> list[JsonObject]:
     """Prints the maps and writes the page. Returns the name and number of maps of each kind."""
     output = Output()
     maps = [*_maps_of_kinds(config), *_maps_of_checkpoints(config)]
+    if (config.text or config.heads) and all(position_maps.tree is None for position_maps in maps):
+        raise UserError("text= and heads= are read only by positions in a tree", "omit them, or add kinds=[tree_depth]")
     print_position_maps(output, maps)
     path = user_path(config.output)
     write_position_maps(path, maps)
     output.line(f"page: {path}")
     return [{"positions": position_maps.name, "maps": len(position_maps.scores)} for position_maps in maps]
+
+
+def _sentence(config: InspectPositionsConfig) -> tuple[SentenceTree, torch.Tensor]:
+    """Returns the sentence that positions in a tree read, and (M, D): the path from the root to each of its words."""
+    if (config.text is None) != (config.heads is None):
+        missing = "text" if config.text is None else "heads"
+        raise UserError(f"text= and heads= describe one sentence; {missing}= is missing", f"set {missing}= too")
+    text, heads = EXAMPLE if config.text is None or config.heads is None else (config.text, config.heads)
+    words = text.split()
+    if len(words) > MAX_TOKENS:
+        raise UserError(f"text= has {len(words)} words, and at most {MAX_TOKENS} can be drawn", "use a shorter text")
+    try:
+        paths_MD = torch.from_numpy(paths_from_root(numbers_of_heads(heads, len(words))))
+    except NoTree as no_tree:
+        hint = "correct heads=: one word has 0, all others lead to it"
+        raise UserError(f"heads={list(heads)}: {no_tree}", hint) from no_tree
+    depths_M = (paths_MD >= 0).sum(-1) - 1
+    distances_MM = tree_distances(paths_MD[None], paths_MD[None])[0][0].numpy()
+    return SentenceTree(tuple(words), heads, tuple(depths_M.tolist()), distances_MM), paths_MD
+
+
+def _maps(
+    name: str,
+    section: PositionsConfig,
+    position: Position,
+    config: InspectPositionsConfig,
+    model: TransformerConfig | None = None,
+) -> PositionMaps | None:
+    """Returns the maps of positions, which are on the CPU; None if they have none. name: the name of the maps. model:
+    the configuration of a trained model; None for untrained positions of the command's sizes."""
+    length, tree = config.length, None
+    if section.reads_trees:
+        tree, paths_MD = _sentence(config)
+        length = len(tree.words)
+        position.check(length)
+        position = position.of_batch(Packed(torch.zeros(length, dtype=torch.int64), (length,), {ANCESTORS: paths_MD}))
+        if not isinstance(position, TreeDistance):
+            tree = replace(tree, distances=None)
+    elif isinstance(position, Learned):
+        length = min(length, position.max_positions)
+    sizes = config if model is None else model
+    scores = position_scores(position, length, sizes.hidden_size, sizes.num_heads)
+    if scores is None:
+        return None
+    note = _position_note(section, position, sizes, "the random initial ones" if model is None else "trained")
+    return PositionMaps(name, scores, note, tree)
 
 
 def _maps_of_kinds(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
@@ -172,15 +225,10 @@ def _maps_of_kinds(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
             )
         torch.manual_seed(0)
         section = cast(PositionsConfig, Choice(GROUP).validate({"name": kind}))
-        if section.reads_trees:
-            raise UserError(
-                f"kinds: {kind} depends on the dependency tree of a text, not only on positions",
-                "name other kinds: kinds=[learned,sinusoidal,rotary,t5,alibi,shaw]",
-            )
-        position: Position = build(section, sizes)
-        scores = position_scores(position, config.length, config.hidden_size, config.num_heads)
-        if scores is not None:
-            yield PositionMaps(kind, scores, _position_note(section, position, config, "the random initial ones"))
+        kind_sizes = replace(sizes, max_positions=MAX_TOKENS) if section.reads_trees else sizes
+        maps = _maps(kind, section, build(section, kind_sizes), config)
+        if maps is not None:
+            yield maps
 
 
 def _position_note(
@@ -209,18 +257,15 @@ def _maps_of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMap
         backbone = loaded.model.parts.backbone
         stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
         position, model = getattr(getattr(stack, "embed", None), "position", None), loaded.config
-        length = min(config.length, position.max_positions if isinstance(position, Learned) else config.length)
-        scores: np.ndarray | None = None
-        drawn = isinstance(model, TransformerConfig) and not model.positions.reads_trees
-        if drawn and isinstance(position, Position) and isinstance(model, TransformerConfig):
-            scores = position_scores(position.cpu(), length, model.hidden_size, model.num_heads)
-            note = _position_note(model.positions, position, model, "trained")
-        if scores is None:
+        maps: PositionMaps | None = None
+        if isinstance(position, Position) and isinstance(model, TransformerConfig):
+            maps = _maps(checkpoint, model.positions, position.cpu(), config, model)
+        if maps is None:
             raise UserError(
                 f"checkpoint={checkpoint}: the positions of model={model.name} cannot be drawn",
-                "use a checkpoint with learned, concatenated, sinusoidal, rotary, t5, alibi or shaw positions",
+                "use a checkpoint with learned, concatenated, sinusoidal, rotary, t5, alibi, shaw or tree positions",
             )
-        yield PositionMaps(checkpoint, scores, note)
+        yield maps
 
 
 # --- lmtool inspect word --------------------------------------------------------------------------------------------

@@ -42,17 +42,22 @@ _PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), t
 
 
 @matplotlib.rc_context(STYLE)
-def position_maps_figure(scores_ALL: np.ndarray, per_row: int = 4) -> Figure:
+def position_maps_figure(scores_ALL: np.ndarray, per_row: int = 4, words: Sequence[str] = ()) -> Figure:
     """Returns maps of position scores, each with its own color scale. scores_ALL: (A, L, L). per_row: maximum number of
-    maps in a row."""
+    maps in a row. words: the words at the positions, if they are known."""
     heads = len(scores_ALL)
     columns = min(per_row, heads)
     rows = -(-heads // columns)
-    figure = blank_figure(1.8 * columns + 0.4, 0.2 + rows * 2.0)
+    size = 1.8 + 0.12 * len(words)  # room for the words at the axes
+    figure = blank_figure(size * columns + 0.4, 0.2 + rows * (size + 0.2))
     for head, scores_LL in enumerate(scores_ALL, 1):
         axes = figure.add_subplot(rows, columns, head)
         mesh = _square_map(axes, scores_LL, rasterized=True)
         axes.tick_params(labelsize=6.5, length=2)
+        if words:
+            centers, names = [column + 0.5 for column in range(len(words))], shorten(words, 12)
+            axes.set_xticks(centers, names, rotation=90)
+            axes.set_yticks(centers, names)
         if head > heads - columns:
             axes.set_xlabel("key", fontsize=7.5)
         if head % columns == 1 or columns == 1:
@@ -60,6 +65,23 @@ def position_maps_figure(scores_ALL: np.ndarray, per_row: int = 4) -> Figure:
         if heads > 1:
             axes.set_title(f"head {head}", fontsize=8.5)
         _add_color_bar(figure, axes, mesh)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def tree_figure(words: Sequence[str], heads: Sequence[int], depths: Sequence[int]) -> Figure:
+    """Draws a dependency tree: the words from left to right at their depths, and a line from each word to its head.
+    heads: numbers of words from 1; 0 for the root. depths: the number of edges from the root to each word."""
+    figure, axes = single_plot(WIDE, 0.8 + 0.4 * max(depths))
+    for column, (word, head, depth) in enumerate(zip(shorten(words, 12), heads, depths, strict=True)):
+        if head:
+            axes.plot([column, head - 1], [depth, depths[head - 1]], color=VALIDATION, linewidth=1, zorder=1)
+        axes.text(column, depth, word, ha="center", va="center", fontsize=8, bbox={"facecolor": PAPER, "linewidth": 0})
+    axes.set_xlim(-0.6, len(words) - 0.4)
+    axes.set_ylim(max(depths) + 0.5, -0.5)
+    axes.set_xticks([])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("depth")
     return figure
 
 

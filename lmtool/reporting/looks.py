@@ -184,26 +184,58 @@ def _cut(span: _Span, start: int, end: int) -> _Span:
 
 
 @dataclass(frozen=True)
+class SentenceTree:
+    """A sentence with its dependency tree. heads: the number of each word's head, from 1; 0 for the root. depths: the
+    number of edges from the root to each word. distances: (M, M) number of edges between two words; None for positions
+    that do not read them."""
+
+    words: tuple[str, ...]
+    heads: tuple[int, ...]
+    depths: tuple[int, ...]
+    distances: np.ndarray | None
+
+
+@dataclass(frozen=True)
 class PositionMaps:
     """Position scores of one kind. scores: (1, L, L), or (A, L, L) if heads differ. note: sentences about the kind, the
-    score and the weights."""
+    score and the weights. tree: the sentence whose words have the positions, for positions in a tree."""
 
     name: str
     scores: np.ndarray
     note: str
+    tree: SentenceTree | None = None
 
 
 def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
-    """Prints the range of the scores of each kind; the page has the maps."""
+    """Prints the range of the scores of each kind, and the places of the words in a tree; the page has the maps."""
     for position_maps in maps:
         low, high = number(float(position_maps.scores.min())), number(float(position_maps.scores.max()))
         maps_text = counted(len(position_maps.scores), "map")
         output.paragraph(f"{plain(position_maps.name, 80)}: {maps_text}, scores {low} to {high}")
+        if position_maps.tree is not None:
+            _print_tree(output, position_maps.tree)
+
+
+def _print_tree(output: Output, tree: SentenceTree) -> None:
+    """Prints a row per word; distances to words that do not fit are left out."""
+    count, header = len(tree.words), ["", "word", "head", "depth"]
+    rows: list[list[object]] = [
+        [number, word, tree.words[head - 1] if head else "root", depth]
+        for number, (word, head, depth) in enumerate(zip(tree.words, tree.heads, tree.depths, strict=True), 1)
+    ]
+    if tree.distances is not None:
+        longest_word = max(map(len, tree.words))
+        shown = min(count, max((output.columns - 2 * longest_word - 24) // 3, 1))
+        header.append(f"edges to words 1 to {shown}")
+        for row, distances in zip(rows, tree.distances[:, :shown].tolist(), strict=True):
+            row.append(" ".join(f"{distance:>2}" for distance in distances))
+    print_table(output, header, rows)
 
 
 _MAPS_LEGEND = (
     "Rows: query positions. Columns: key positions. Color: the score, on the map's own scale. All words are the same, "
-    "so scores differ by position only. Scores that depend on the distance alone are also drawn over the distance."
+    "so scores differ by position only. Scores that depend on the distance alone are also drawn over the distance. "
+    "Positions in a tree are those of the words of a sentence, a token each."
 )
 
 
@@ -225,16 +257,22 @@ def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
     """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps
 
-    kinds = [
-        {
-            "name": each.name,
-            "note": each.note,
-            "maps": drawing.svg(heat_maps.position_maps_figure(each.scores)),
-            "narrow": drawing.svg(heat_maps.position_maps_figure(each.scores, per_row=2)),
-            "lines": drawing.svgs(figure) if (figure := heat_maps.distances_figure(each.scores)) else ("", ""),
-        }
-        for each in maps
-    ]
+    def maps_of(scores_ALL: np.ndarray, words: Sequence[str]) -> tuple[str, str]:
+        wide, narrow = (heat_maps.position_maps_figure(scores_ALL, per_row, words) for per_row in (4, 2))
+        return drawing.svg(wide), drawing.svg(narrow)
+
+    none, kinds = ("", ""), []
+    for each in maps:
+        figures = {"tree": none, "edges": none, "lines": none}
+        words: Sequence[str] = ()
+        if each.tree is not None:
+            words = each.tree.words
+            figures["tree"] = drawing.svgs(heat_maps.tree_figure(words, each.tree.heads, each.tree.depths))
+            if each.tree.distances is not None:
+                figures["edges"] = maps_of(each.tree.distances[None], words)
+        elif lines := heat_maps.distances_figure(each.scores):
+            figures["lines"] = drawing.svgs(lines)
+        kinds.append({"name": each.name, "note": each.note, "maps": maps_of(each.scores, words), **figures})
     html.write_page(path, "positions.html", "positions", kinds=kinds, legend=_MAPS_LEGEND)
 
 

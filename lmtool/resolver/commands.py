@@ -734,6 +734,7 @@ class InspectPositionsConfig(LookConfig, CheckpointsConfig):
     """`lmtool inspect positions`: the effect of each type of position encoding on the scores of equal words."""
 
     starts_with_checkpoint: ClassVar[bool] = False
+    verbatim: ClassVar[tuple[str, ...]] = ("text",)
 
     kinds: tuple[str, ...] = Field(
         ("learned", "sinusoidal", "rotary", "t5", "alibi", "shaw"),
@@ -744,6 +745,14 @@ class InspectPositionsConfig(LookConfig, CheckpointsConfig):
     hidden_size: int = Field(64, ge=2, le=4096, description="width of the token vectors of untrained kinds")
     num_heads: int = Field(4, ge=1, le=64, description="attention heads of untrained kinds")
     causal: bool = Field(False, description="true: untrained kinds use causal attention")
+    text: str | None = Field(
+        None,
+        description="sentence for positions in a tree, words separated by spaces; null: an example",
+        min_length=1,
+    )
+    heads: tuple[int, ...] | None = Field(
+        None, description="the head of each word of text=, counted from 1, 0 for the root: [2,3,0]; null: an example"
+    )
     output: str = Field("positions.html", description="output page", min_length=1)
 
 

@@ -105,3 +105,42 @@ def test_lines_of_pieces_end_between_pieces() -> None:
     lines = list(looks._lines(text, spans))
     assert [start for start, _ in lines] == [0, 45, 90, 135] and lines[-1][1] == len(text)
     assert list(looks._lines("x" * 60, [])) == [(0, 48), (48, 60)]
+
+
+def test_inspect_positions_draws_the_tree_of_a_sentence(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["inspect", "positions", "kinds=[tree_depth,tree_distance,alibi]", "length=8"]
+    assert cli.main([*words, "text=fish eat small worms", "heads=[2,0,4,2]"]) == 0
+    out, page = capsys.readouterr().out, Path("positions.html").read_text()
+    _, depth, distance = re.split("tree_(?:depth|distance): 1 map, ", out)
+    rows = [["1", "fish", "eat", "1"], ["2", "eat", "root", "0"], ["3", "small", "worms", "2"],
+            ["4", "worms", "eat", "1"]]  # fmt: skip
+    edges = [[0, 1, 3, 2], [1, 0, 2, 1], [3, 2, 0, 1], [2, 1, 1, 0]]
+    assert [line.split() for line in depth.splitlines() if line.strip()[:1].isdigit()] == rows
+    assert [line.split() for line in distance.splitlines() if line.strip()[:1].isdigit()] == [
+        [*row, *map(str, numbers)] for row, numbers in zip(rows, edges, strict=True)
+    ]
+    sections = dict(re.findall("<h2>(.*?)</h2>(.*?)</section>", page, re.DOTALL))
+    # In each map the words are at both axes, in the tree once; each figure has a version for narrow pages.
+    figures = {name: section.count(">small</text>") for name, section in sections.items()}
+    assert figures == {"tree_depth": 2 * (1 + 2), "tree_distance": 2 * (1 + 2 + 2), "alibi": 0}
+    assert cli.main(words) == 0
+    assert "cat" in capsys.readouterr().out, "without a sentence, an example is drawn"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["text=a b"], "heads= is missing"),
+        (["heads=[2,0]"], "text= is missing"),
+        (["text=a b", "heads=[2,1]"], "heads=[2, 1]: word 1 depends on itself"),
+        (["text=a b", "heads=[0]"], "2 words and 1 heads"),
+        (["text=a b", "heads=[2,0]", "kinds=[alibi]"], "are read only by positions in a tree"),
+        (["text=" + "a " * 65, f"heads=[{','.join(map(str, range(65)))}]"], "at most 64 can be drawn"),
+    ],
+)
+def test_sentences_without_a_tree_are_not_drawn(
+    place: Path, words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = [] if words[-1].startswith("kinds") else ["kinds=[tree_depth]"]
+    assert cli.main(["inspect", "positions", *kinds, *words]) == 2
+    assert problem in " ".join(capsys.readouterr().err.split())

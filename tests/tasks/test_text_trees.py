@@ -90,6 +90,10 @@ def test_the_class_is_learned_from_trees_only(
         again = [json.loads(line)["prediction"] for line in Path("out.jsonl").read_text().splitlines()]
         assert again == [row["prediction"] for row in records]
     capsys.readouterr()
+    assert cli.main(["inspect", "positions", "kinds=[]", "checkpoint=[runs/x]", "device=cpu"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 the cat 2" in out and ("edges to words 1 to 8" in out) == (kind == "tree_distance")
+    assert "Its weights are trained." in Path("positions.html").read_text()
     texts_typed = ["text=red green", "pair=red blue"][:texts]
     assert cli.main(["predict", "checkpoint=runs/x", *texts_typed, "device=cpu"]) == 2
     assert "no column first_heads of heads" in capsys.readouterr().err

@@ -158,8 +158,3 @@ def test_pretraining_on_text_is_refused(place: Path, capsys: pytest.CaptureFixtu
     words = ["pretrain", "model=bert_tiny", "model/positions=tree_distance", "data=text", "data.path=missing.txt"]
     assert cli.main(words) == 2
     assert "text to pretrain on has none" in capsys.readouterr().err
-
-
-def test_maps_of_positions_need_no_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", "positions", "kinds=[tree_depth]", "device=cpu"]) == 2
-    assert "depends on the dependency tree of a text" in capsys.readouterr().err

@@ -157,7 +157,7 @@ def position_scores(position: Position, length: int, hidden_size: int, num_heads
     and, if positions are added to the scores, the score of a query and a key that are all ones.
 
     Args:
-        position: The positions of a model.
+        position: The positions of a model; those in a tree are bound to a text of L tokens (`Position.of_batch`).
         length: The number of positions, L.
         hidden_size: The width of the token vectors, H.
         num_heads: The number of heads, A.
@@ -165,20 +165,21 @@ def position_scores(position: Position, length: int, hidden_size: int, num_heads
     Returns:
         The scores (1, L, L), or (A, L, L) if heads differ; None for a model without positions.
     """
-    positions_L = torch.arange(length)
+    positions_L, head_size = torch.arange(length), hidden_size // num_heads
+    if position.scores:  # first, since positions in a tree may also add to the token vectors
+        positions_1L = positions_L[None]
+        ones_RALD = torch.ones(1, num_heads, length, head_size) / head_size**0.5
+        bound = position.of_tokens(positions_1L, positions_1L, positions_1L)
+        scores = bound.score(ones_RALD, ones_RALD, positions_1L, positions_1L)
+        scores_ALL = scores.expand(1, num_heads, length, length)[0].float().numpy()
+        return scores_ALL[:1] if (scores_ALL == scores_ALL[:1]).all() else scores_ALL
     vectors_LH = position.embed(torch.zeros(length, hidden_size), positions_L)
     if bool(vectors_LH.any()):
         units_LH = torch.nn.functional.normalize(vectors_LH, dim=-1)
         return (units_LH @ units_LH.T)[None].numpy()
-    head_size = hidden_size // num_heads
     turns = position.turns(positions_L, torch.float32)
     if turns is not None:
         ones_LAD = torch.ones(length, 1, head_size) / head_size**0.5
         q_LAD, k_LAD = position.rotate(ones_LAD, ones_LAD, turns)
         return torch.einsum("iad,jad->aij", q_LAD, k_LAD).numpy()
-    if position.scores:
-        ones_RALD = torch.ones(1, num_heads, length, head_size) / head_size**0.5
-        scores = position.score(ones_RALD, ones_RALD, positions_L[None], positions_L[None])
-        scores_ALL = scores.expand(1, num_heads, length, length)[0].float().numpy()
-        return scores_ALL[:1] if (scores_ALL == scores_ALL[:1]).all() else scores_ALL
     return None

@@ -35,7 +35,7 @@ from lmtool.nn.dropout import DropoutRng
 from lmtool.tasks.configs.base import CoralConfig, DannConfig
 from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tasks.kinds.base import TaskKind, TextKind
-from lmtool.tasks.kinds.labels import Columns, Origin, parents_of, text_of, words_of
+from lmtool.tasks.kinds.labels import Columns, Origin, cell_text, parents_of, text_of, words_of
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Label, Prediction
 from lmtool.tasks.kinds.texts import GroupedExamples, InputFormat, SequenceExamples
@@ -206,6 +206,9 @@ class WindowedKind(TextKind):
             ]
             for name in self.config.reads
         }
+
+    def prompt_columns(self, rows: Rows) -> Mapping[str, Sequence[str]]:
+        return {name: list(map(cell_text, cells)) for name, cells in rows.columns.items()}
 
     def join(self, parts: Sequence[Label]) -> Prediction:
         """Joins the predictions for the windows of a text: the mean of their votes, or the elementwise maximum."""
