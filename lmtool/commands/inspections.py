@@ -48,6 +48,7 @@ from lmtool.resolver.commands import (
 )
 from lmtool.runs.finding import find
 from lmtool.system.files import user_path
+from lmtool.system.terminal import counted
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -166,8 +167,9 @@ def _sentence(config: InspectPositionsConfig) -> tuple[SentenceTree, torch.Tenso
         raise UserError(f"text= and heads= describe one sentence; {missing}= is missing", f"set {missing}= too")
     text, heads = EXAMPLE if config.text is None or config.heads is None else (config.text, config.heads)
     words = text.split()
-    if len(words) > MAX_TOKENS:
-        raise UserError(f"text= has {len(words)} words, and at most {MAX_TOKENS} can be drawn", "use a shorter text")
+    if not 0 < len(words) <= MAX_TOKENS:
+        message = f"text= has {counted(len(words), 'word')}; 1 to {MAX_TOKENS} can be drawn"
+        raise UserError(message, "use another sentence")
     try:
         paths_MD = torch.from_numpy(paths_from_root(numbers_of_heads(heads, len(words))))
     except NoTree as no_tree:

@@ -36,6 +36,7 @@ from lmtool.reporting.text import number, plain, shorten
 # Maps of matrices.
 
 _MAX_SENTENCES_WITH_NUMBERS = 6
+_MAX_CHARACTERS_OF_A_LINE = 44  # in a narrow page; words of a longer sentence are written upright
 
 # From transparent to a color of the page, so that it is readable in light and in dark mode.
 _PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), to_rgba(VALIDATION)])
@@ -72,11 +73,14 @@ def position_maps_figure(scores_ALL: np.ndarray, per_row: int = 4, words: Sequen
 def tree_figure(words: Sequence[str], heads: Sequence[int], depths: Sequence[int]) -> Figure:
     """Draws a dependency tree: the words from left to right at their depths, and a line from each word to its head.
     heads: numbers of words from 1; 0 for the root. depths: the number of edges from the root to each word."""
-    figure, axes = single_plot(WIDE, 0.8 + 0.4 * max(depths))
-    for column, (word, head, depth) in enumerate(zip(shorten(words, 12), heads, depths, strict=True)):
+    names = shorten(words, 12)
+    upright = len(" ".join(names)) > _MAX_CHARACTERS_OF_A_LINE
+    figure, axes = single_plot(WIDE, 0.8 + (0.9 if upright else 0.4) * max(depths))
+    for column, (word, head, depth) in enumerate(zip(names, heads, depths, strict=True)):
         if head:
             axes.plot([column, head - 1], [depth, depths[head - 1]], color=VALIDATION, linewidth=1, zorder=1)
-        axes.text(column, depth, word, ha="center", va="center", fontsize=8, bbox={"facecolor": PAPER, "linewidth": 0})
+        box, rotation = {"facecolor": PAPER, "linewidth": 0}, 90 if upright else 0
+        axes.text(column, depth, word, ha="center", va="center", fontsize=8, rotation=rotation, bbox=box)
     axes.set_xlim(-0.6, len(words) - 0.4)
     axes.set_ylim(max(depths) + 0.5, -0.5)
     axes.set_xticks([])

@@ -55,8 +55,8 @@ class TaskData:
     def texts(self) -> list[Sequence[str]]:
         """Returns the training texts by column."""
         kind: TaskKind = build(self.config)
-        extra = [] if self.unlabeled is None else [*self.unlabeled.columns.values()]
-        return [*kind.texts(self.train), *extra]
+        extra = {} if self.unlabeled is None else self.unlabeled.columns
+        return [*kind.texts(self.train), *(list(map(cell_text, cells)) for cells in extra.values())]
 
     def contents(self) -> dict[str, object]:
         """Returns counts and hashes of the training and evaluation data, by title ("dev labels")."""

@@ -135,7 +135,7 @@ def test_inspect_positions_draws_the_tree_of_a_sentence(place: Path, capsys: pyt
         (["text=a b", "heads=[2,1]"], "heads=[2, 1]: word 1 depends on itself"),
         (["text=a b", "heads=[0]"], "2 words and 1 heads"),
         (["text=a b", "heads=[2,0]", "kinds=[alibi]"], "are read only by positions in a tree"),
-        (["text=" + "a " * 65, f"heads=[{','.join(map(str, range(65)))}]"], "at most 64 can be drawn"),
+        (["text=" + "a " * 65, f"heads=[{','.join(map(str, range(65)))}]"], "text= has 65 words; 1 to 64 can be drawn"),
     ],
 )
 def test_sentences_without_a_tree_are_not_drawn(

@@ -19,6 +19,7 @@ from lmtool.data.trees import ANCESTORS
 from lmtool.errors import UserError
 from lmtool.nn.configs import TreeDepthPositionsConfig, TreeDistancePositionsConfig
 from lmtool.nn.positions import tree_distances
+from lmtool.session.labeled import predictions_of
 from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.tasks.configs.sequence import MultiLabelConfig, RegressionConfig
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
@@ -89,6 +90,8 @@ def test_the_class_is_learned_from_trees_only(
         assert cli.main(words) == 0
         again = [json.loads(line)["prediction"] for line in Path("out.jsonl").read_text().splitlines()]
         assert again == [row["prediction"] for row in records]
+        learned = predictions_of(CONFIG.model_copy(update={"labels": ("chain", "star")}), "runs/x/predictions.jsonl")
+        assert learned.parents.keys() == {"first", "second"}  # a student can learn them from the same trees
     capsys.readouterr()
     assert cli.main(["inspect", "positions", "kinds=[]", "checkpoint=[runs/x]", "device=cpu"]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -97,6 +100,14 @@ def test_the_class_is_learned_from_trees_only(
     texts_typed = ["text=red green", "pair=red blue"][:texts]
     assert cli.main(["predict", "checkpoint=runs/x", *texts_typed, "device=cpu"]) == 2
     assert "no column first_heads of heads" in capsys.readouterr().err
+
+
+def test_domain_adaptation_reads_the_trees_of_both_domains(place: Path) -> None:
+    write(place / "source", 2)
+    write(place / "target", 2)
+    more = [*COLUMNS, "task/domain=coral", "task.domain.target=target", "max_steps=1", "name=x"]
+    assert cli.main(words_of("source", "tree_distance", *more)) == 0
+    assert json.loads(Path("runs/x/result.json").read_text())["steps"] == 1
 
 
 WORDS = ["the", "riverdogsat", "slowly", "two", "birds", "catbirds", "cross", "it"]
