@@ -69,7 +69,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("kind", "texts", "steps"), [("tree_depth", 1, 60), ("tree_distance", 2, 100)])
+@pytest.mark.parametrize(("kind", "texts", "steps"), [("tree_depth", 1, 60), ("tree_distance", 2, 160)])
 def test_the_class_is_learned_from_trees_only(
     place: Path, kind: str, texts: int, steps: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
