@@ -50,6 +50,7 @@ _OPTIONAL = {
     "datasets": ("data sets of the hub, parquet", "hub"),
     "sacrebleu": ("BLEU and chrF of generated text", "scores"),
     "rouge_score": ("ROUGE of generated text", "scores"),
+    "h5py": ("published weights of ELMo", "elmo"),
     "wandb": ("logger=wandb", "trackers"),
     "tensorboard": ("logger=tensorboard", "trackers"),
     "submitit": ("sweeps on a cluster", "sweeps"),

@@ -1,5 +1,5 @@
-"""`lmtool import`: turns a published folder, a PEFT adapter, or word vectors into an lmtool checkpoint and lists what
-was lost; also gives a checkpoint another vocabulary or another family. The parts are in weights/conversion/."""
+"""`lmtool import`: turns a published folder, a PEFT adapter, ELMo's weights or word vectors into a checkpoint and lists
+what was lost; also gives a checkpoint another vocabulary or another family. The parts are in weights/conversion/."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lmtool.system.files import user_path
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.conversion.adapters import import_adapter
 from lmtool.weights.conversion.architectures import import_architecture
+from lmtool.weights.conversion.elmo import elmo_files, import_elmo
 from lmtool.weights.conversion.vocabularies import replace_tokenizer
 from lmtool.weights.conversion.word_vectors import holds_vectors, import_as_embedding, import_vectors, is_word_file
 from lmtool.weights.exporting import ImportedModel, write_import
@@ -29,6 +30,11 @@ def run(config: ImportConfig) -> None:
     if is_word_file(path):
         require_no_vocabulary(config, "a file of word vectors")
         import_vectors(config, path)
+        return
+    elmo = elmo_files(config.checkpoint)
+    if elmo is not None:
+        require_no_vocabulary(config, "published weights of ELMo")
+        import_elmo(config, elmo)
         return
     adapter = adapter_folder(config.checkpoint, config.offline)
     if config.tokenizer is not None and adapter is None:

@@ -54,6 +54,8 @@ FORMATS = {
     # Radford et al. 2019; a head reads the last token. T5: Raffel et al. 2020
     "gpt": TextFormatSpec(("eos",), ("A eos", "A eos B eos")),
     "t5": TextFormatSpec(("eos",), ("A eos", "A eos B eos")),
+    # Peters et al. 2018: github.com/allenai/bilm-tf, bilm/data.py
+    "elmo": TextFormatSpec(("bos", "eos"), ("bos A eos", "bos A eos bos B eos")),
     # Radford et al. 2018, section 3.3: finetuning adds the special tokens
     "gpt1": TextFormatSpec(
         (), ("bos A cls", "bos A sep B cls"), added={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}

@@ -110,11 +110,10 @@ class ElmoConfig(ModelConfig):
     }
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "bidirectional_lm"
-    text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
     adjustable_fields: ClassVar[tuple[str, ...]] = (
         *ModelConfig.adjustable_fields,
-        *("max_positions", "cell_clip", "projection_clip"),
+        *("max_positions", "cell_clip", "projection_clip", "start_token"),
     )
 
     name: Literal["elmo"] = Field("elmo", description="ELMo.")
@@ -137,6 +136,15 @@ class ElmoConfig(ModelConfig):
     )
     highways: int = Field(2, ge=0, le=100, description="number of highway layers")
     max_positions: Positions = Field(100_000, description="maximum sequence length in tokens; no weight depends on it")
+    start_token: bool = Field(
+        False,
+        description="begin texts with <S>, as published weights read them; texts always end with </S>. `lmtool import` "
+        "sets it; objective=bilm reads running text without <S>",
+    )
+
+    @property
+    def text_format(self) -> str:  # type: ignore[override]
+        return "elmo" if self.start_token else "gpt"
 
     @property
     def depths(self) -> dict[Side, int]:

@@ -390,11 +390,11 @@ class ExportConfig(TransferConfig):
 
 
 class ImportConfig(TransferConfig):
-    """`lmtool import`: a checkpoint from a Hugging Face folder, a PEFT adapter or a text file of word vectors; or a
+    """`lmtool import`: a checkpoint from a Hugging Face folder, a PEFT adapter, word vectors or ELMo's weights; or a
     pretrained checkpoint with another vocabulary or in another family."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "checkpoint": "folder with config.json and model.safetensors, hf://org/name@revision, a run, or vectors"
+        "checkpoint": "folder of published weights, hf://org/name@revision, an adapter, a run, or word vectors"
     }
 
     starts_with_checkpoint: ClassVar[bool] = False

@@ -261,14 +261,34 @@ def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_s
     and one "##" token for each remaining byte, so that a model that reads characters (ELMo) loses none. Words are
     written in GPT-2's byte alphabet, beginning with a space.
     """
-    continuations = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
-    special = list(dict.fromkeys(config.specials.values()))
-    reserved = len(special) + 1 + len(continuations)
+    reserved = len(_spelling_entries(config, []))
     if vocab_size <= reserved:
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} is too small for words and {reserved} special tokens and bytes",
             "set tokenizer.vocab_size=2000 or more",
         )
+    backend = _spelling_backend()
+    words = _frequent_words(backend, config, texts, vocab_size)
+    return _spelled(config, backend, words[: vocab_size - reserved])
+
+
+def from_spelled_words(config: SpelledConfig, words: Iterable[str]) -> tuple[Tokenizer, list[str]]:
+    """Builds the vocabulary of `train_spelled_wordpiece` with the given words, in this order. Also returns the words
+    without an entry, because cleaning, splitting or truncation changes them."""
+    backend = _spelling_backend()
+    entries: dict[str, None] = {}
+    unreachable = []
+    for word in words:
+        normalized = backend.normalizer.normalize_str(word)
+        pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalized)]
+        if normalized == word and len(pieces) == 1 and len(word.encode()) <= MAX_WORD_BYTES:
+            entries[pieces[0]] = None
+        else:
+            unreachable.append(word)
+    return _spelled(config, backend, list(entries)), unreachable
+
+
+def _spelling_backend() -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.WordLevel())
     backend.normalizer = bert_normalizer(lowercase=False, strip_accents=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -278,10 +298,18 @@ def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_s
             pre_tokenizers.Split(Regex(f"(?<=^.{{{1 + MAX_WORD_BYTES}}}).+"), "removed"),
         ]
     )
-    words = _frequent_words(backend, config, texts, vocab_size)
-    entries = [*special, *words[: vocab_size - reserved], _WORD_START, *continuations]
+    return backend
+
+
+def _spelling_entries(config: SpelledConfig, words: Sequence[str]) -> list[str]:
+    """Returns all entries. words: in GPT-2's byte alphabet, beginning with a space."""
+    continuations = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
+    return [*dict.fromkeys(config.specials.values()), *words, _WORD_START, *continuations]
+
+
+def _spelled(config: SpelledConfig, backend: tokenizers.Tokenizer, words: Sequence[str]) -> Tokenizer:
     backend.model = models.WordPiece(
-        {word: number for number, word in enumerate(entries)},
+        {word: number for number, word in enumerate(_spelling_entries(config, words))},
         unk_token=config.specials["unk"],
         continuing_subword_prefix=PREFIX,
         max_input_chars_per_word=1 + MAX_WORD_BYTES,
@@ -289,6 +317,7 @@ def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_s
     backend.decoder = decoders.Sequence(
         [decoders.Replace(Regex(f"^{PREFIX}"), ""), decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
     )
+    special = dict.fromkeys(config.specials.values())
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     return _with_roles(config, backend)
 
