@@ -175,7 +175,9 @@ def _with_known_epochs(
         return config, float(rows * config.max_length)
     if config.max_words is not None:
         config = _without_unknown(config, "max_words", "the words of the text are unknown before it is read", notes)
-    epoch_tokens = None if any(form.data != config.data for form in config.phase_configs) else _text_tokens(config)
+    is_unknown = any(form.data != config.data for form in config.phase_configs)
+    is_unknown |= any(member.counts_one_text for member in config.objective.member_configs())
+    epoch_tokens = None if is_unknown else _text_tokens(config)
     if epoch_tokens is not None or config.max_epochs is None:
         return config, epoch_tokens
     reason = "the tokens of an epoch are unknown before the text is read"

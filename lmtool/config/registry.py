@@ -68,8 +68,8 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     },
     "objective": {
         "lmtool.learners.configs": "mixture",
-        "lmtool.objectives.configs": "bilm clm denoising mlm mntp plm prefix_lm rtd sequence_autoencoder "
-        "skip_gram span span_corruption",
+        "lmtool.objectives.configs": "bilm clm denoising glove mlm mntp plm prefix_lm rtd "
+        "sequence_autoencoder skip_gram span span_corruption",
         "lmtool.tasks.configs.mixture": "task",
     },
     "optimizer": {"lmtool.training.configs": "adafactor adam adamw lamb muon stable_adamw"},

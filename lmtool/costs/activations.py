@@ -29,7 +29,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import EnhancedMaskedLMHead, LMHead
-from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
+from lmtool.models.heads.sampled import CooccurrenceHead, SampledLMHead, WordPairsHead
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.dropout import Dropout
 from lmtool.nn.embeddings import StackInput
@@ -253,15 +253,16 @@ def _feed_forward_bytes(part: FeedForward, formats: Formats) -> float:
 def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
     """Computes the peak bytes of the loss over a vocabulary in one forward pass.
 
-    They are those of two chunks of logits and of the gradient of the embedding table; for skip-gram, those of the
-    vectors of the word pairs and of their gradients. Returns 0 for learners without such a loss.
+    They are those of two chunks of logits and of the gradient of the embedding table; for skip-gram and GloVe, those of
+    the vectors of the word pairs and of their gradients. Returns 0 for learners without such a loss.
 
     Args:
         learner: The learner.
         formats: The number formats.
         rows: The number of predicted positions.
     """
-    pairs = next((module for module in learner.modules() if isinstance(module, WordPairsHead)), None)
+    kinds = (WordPairsHead, CooccurrenceHead)
+    pairs = next((module for module in learner.modules() if isinstance(module, kinds)), None)
     if pairs is not None:
         return round(2 * rows * (1 + pairs.words) * pairs.output.token.embedding_dim * VALUE_BYTES)
     if not any(isinstance(module, LMHead) for module in learner.modules()) or rows <= 0:

@@ -48,7 +48,7 @@ from lmtool.models.base import Backbone, OneStack, StatefulBackbone
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import AdaptiveLMHead, BackboneLMHead, EnhancedMaskedLMHead, LMHead
-from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
+from lmtool.models.heads.sampled import CooccurrenceHead, SampledLMHead, WordPairsHead
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
@@ -372,11 +372,11 @@ def _output_table_values(head: nn.Module, backbone: Backbone) -> int:
     """Counts the elements of the table with which a head predicts tokens, unless `_matrix_values` of the head includes
     them.
 
-    Skip-gram multiplies with one row per predicted word. A head with sampled softmax multiplies only with the words
-    that were sampled. `_matrix_values` counts its whole table, so the other words are subtracted, and the result may be
-    negative.
+    Skip-gram and GloVe multiply with one row per predicted word. A head with sampled softmax multiplies only with the
+    words that were sampled. `_matrix_values` counts its whole table, so the other words are subtracted, and the result
+    may be negative.
     """
-    if isinstance(head, WordPairsHead):
+    if isinstance(head, WordPairsHead | CooccurrenceHead):
         return head.output.token.embedding_dim
     if isinstance(head, SampledLMHead):
         return (head.logits_per_target - len(head.output_table)) * head.output_table.shape[1]

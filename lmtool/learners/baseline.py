@@ -101,6 +101,20 @@ class ConstantValue:
 
 
 @dataclass(frozen=True)
+class WeightedValue:
+    """Predicts the same number for targets that have weights; the loss is the weighted squared error. name: the name on
+    screens. value: the predicted number."""
+
+    name: str
+    value: float
+
+    def losses(self, labels_M2: np.ndarray) -> np.ndarray:
+        """Returns the losses (M,), float64. labels_M2: the number and the weight of each target."""
+        numbers_M, weights_M = np.asarray(labels_M2, dtype=np.float64).T
+        return weights_M * (numbers_M - self.value) ** 2
+
+
+@dataclass(frozen=True)
 class ConstantRates:
     """A constant probability for each of C independent labels. name: the name on screens. losses_2C: the loss of each
     label in nats: row 0 if the label does not apply, row 1 if it does."""
@@ -127,7 +141,7 @@ class ConstantRates:
         return np.where(labels_NC, self.losses_2C[1], self.losses_2C[0]).reshape(-1)
 
 
-Predictor = ConstantPredictor | ConstantValue | ConstantRates | BestConstant
+Predictor = ConstantPredictor | ConstantValue | WeightedValue | ConstantRates | BestConstant
 
 
 def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:

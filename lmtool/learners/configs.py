@@ -203,6 +203,9 @@ class ObjectiveConfig(LearnedConfig):
     reads_lanes: ClassVar[bool] = False
     """Whether a model that carries state from batch to batch reads joined text in lanes: contiguous streams that are
     read in parallel (`data/loader.py`)."""
+    counts_one_text: ClassVar[bool] = False
+    """Whether the examples are statistics of a whole text, so that those of several texts would contradict each
+    other."""
     phase_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that may differ between the phases of a run. They change the examples, but neither the parameters nor
     the losses."""

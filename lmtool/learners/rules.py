@@ -109,6 +109,15 @@ def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, dat
         )
 
 
+def require_one_text(objective: ObjectiveConfig, data: DataConfig) -> Iterator[Problem]:
+    """Statistics of a whole text are not mixed with those of another text."""
+    for member in objective.member_configs():
+        if member.counts_one_text and data.name == "mixture":
+            message = f"objective={member.name} counts words in one text, but data=mixture has several"
+            yield Problem("data", message, "set data=text data.path=[FOLDER,FOLDER] to read several as one text")
+            return
+
+
 def require_steps_after_generator(objective: ObjectiveConfig, max_steps: int | None) -> Iterator[Problem]:
     """If the generator is trained alone first, steps for the model must remain."""
     generator_steps = objective.steps_without_model

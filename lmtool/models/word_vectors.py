@@ -6,8 +6,8 @@ Representation", EMNLP 2014.
             |
          hidden        a row of the table, independent of other words
 
-Text tasks use the mean of the vectors, token tasks each vector. `objective=skip_gram` trains them on text, and `lmtool
-import` reads files of word vectors.
+Text tasks use the mean of the vectors, token tasks each vector. `objective=skip_gram` and `objective=glove` train them,
+and `lmtool import` reads files of word vectors.
 """
 
 from __future__ import annotations

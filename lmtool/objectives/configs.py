@@ -595,3 +595,29 @@ class SkipGramConfig(ObjectiveConfig):
     def token_fractions(self) -> dict[str, float]:
         """The head scores the pairs of a word with its context words, and with their negatives."""
         return {"heads.skip_gram": self.predicted_fraction * (1 + self.negatives)}
+
+
+@component("objective", "glove", builder="lmtool.objectives.glove:Glove")
+class GloveConfig(ObjectiveConfig):
+    """GloVe (Pennington et al. 2014): the vectors of two words predict how often the words occur together."""
+
+    example_model: ClassVar[str] = "word_vectors"
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
+    contextual: ClassVar[bool] = False
+    counts_one_text: ClassVar[bool] = True
+
+    name: Literal["glove"] = Field("glove", description="GloVe.")
+    window: int = Field(
+        10, ge=1, le=1000, description="maximum distance of words that occur together; distance d counts 1 / d"
+    )
+    cap: float = Field(100.0, gt=0, description="count from which a pair has the full weight, 1")
+    power: float = Field(0.75, ge=0, le=1, description="pairs of smaller counts have the weight (count / cap) ** power")
+
+    @property
+    def predicted_fraction(self) -> float:
+        """An example is a pair of tokens with one count."""
+        return 0.5
+
+    @property
+    def token_fractions(self) -> dict[str, float]:
+        return {"heads.glove": 0.5}

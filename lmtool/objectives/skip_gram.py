@@ -36,7 +36,30 @@ _NEIGHBORS = 5
 """Number of nearest words shown for a word."""
 
 
-class SkipGram(BaseLearner):
+class WordVectorLearner(BaseLearner):
+    """The base class of objectives that train word vectors, which are compared by their cosines."""
+
+    @torch.no_grad()
+    def nearest_words(self, ids: Sequence[int]) -> list[list[object]]:
+        """Returns the words whose vectors have the largest cosines with the mean vector of some words, each with its
+        cosine. ids: the ids of these words, which are left out."""
+        table_VH = self.backbone.embed.token.weight[: self.tokenizer.vocab_size].float()
+        mean_H = F.normalize(table_VH[list(ids)].mean(0), dim=0)
+        cosine_V = F.normalize(table_VH, dim=1) @ mean_H
+        cosine_V[[*self.tokenizer.special_ids, *ids]] = -2.0  # below every cosine
+        values, best = cosine_V.topk(min(_NEIGHBORS, len(cosine_V)))
+        return list(map(list, zip(self.tokenizer.pieces(best.tolist()), values.tolist(), strict=True)))
+
+    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
+        """Returns the first n distinct words of a batch with their nearest words, as in `NeighborResponder.answers`."""
+        ids = list(dict.fromkeys(batch.inputs.tokens.tolist()))[:n]
+        return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self.nearest_words([word])} for word in ids]
+
+    def responder(self) -> NeighborResponder:
+        return NeighborResponder(self)
+
+
+class SkipGram(WordVectorLearner):
     """Skip-gram with negative sampling.
 
     The loss has two terms, whose sum is the objective of the paper as a mean over pairs: `skip_gram` is the mean over
@@ -119,30 +142,11 @@ class SkipGram(BaseLearner):
             scores[term] = Scores(F.softplus(-term_scores.float()), labels, predictions, documents)
         return scores
 
-    @torch.no_grad()
-    def nearest_words(self, ids: Sequence[int]) -> list[list[object]]:
-        """Returns the words whose vectors have the largest cosines with the mean vector of some words, each with its
-        cosine. ids: the ids of these words, which are left out."""
-        table_VH = self.backbone.embed.token.weight[: self.tokenizer.vocab_size].float()
-        mean_H = F.normalize(table_VH[list(ids)].mean(0), dim=0)
-        cosine_V = F.normalize(table_VH, dim=1) @ mean_H
-        cosine_V[[*self.tokenizer.special_ids, *ids]] = -2.0  # below every cosine
-        values, best = cosine_V.topk(min(_NEIGHBORS, len(cosine_V)))
-        return list(map(list, zip(self.tokenizer.pieces(best.tolist()), values.tolist(), strict=True)))
-
-    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Returns the first n distinct words of a batch with their nearest words, as in `NeighborResponder.answers`."""
-        ids = list(dict.fromkeys(batch.inputs.tokens.tolist()))[:n]
-        return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self.nearest_words([word])} for word in ids]
-
-    def responder(self) -> NeighborResponder:
-        return NeighborResponder(self)
-
 
 class NeighborResponder(Responder):
     """Names the nearest words of texts."""
 
-    learner: SkipGram
+    learner: WordVectorLearner
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
         """Returns for each `text` its nearest words (`neighbours`), each with its cosine. Reading the records raises

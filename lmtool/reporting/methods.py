@@ -77,6 +77,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "bilm": ("bidirectional language modeling", "peters2018elmo"),
         "clm": ("causal language modeling", "radford2018gpt"),
         "denoising": ("denoising", "lewis2020bart"),
+        "glove": ("GloVe", "pennington2014glove"),
         "mixture": ("a mixture of objectives", "raffel2020t5"),
         "mlm": ("masked language modeling", "devlin2019bert"),
         "mntp": ("masked next-token prediction", "behnamghader2024llm2vec"),

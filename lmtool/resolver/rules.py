@@ -412,6 +412,7 @@ RULES = (
     Rule(PretrainConfig, "objective parallel", learners.refuse_fsdp),
     Rule(PretrainConfig, "objective model tokenizer", learners.require_tokens_of_objective),
     Rule(PretrainConfig, "model objective data", learners.require_reuse_for_memory),
+    Rule(PretrainConfig, "objective data", learners.require_one_text),
     Rule(PretrainConfig, "objective max_steps", learners.require_steps_after_generator),
     Rule(PretrainConfig, "objective", tasks.require_objective_task_data),
     Rule(FinetuneConfig, "task", learners.refuse_conflicts),

@@ -48,7 +48,7 @@ def test_every_objective_runs(place: Path, objective: str) -> None:
     partners = {
         "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
         "skip_gram": "word_vectors_tiny", "bilm": "elmo_tiny", "plm": "xlnet_tiny", "mntp": "gpt_tiny",
-        "sequence_autoencoder": "lstm_tiny",
+        "sequence_autoencoder": "lstm_tiny", "glove": "word_vectors_tiny",
     }  # fmt: skip
     model = next((partner for start, partner in partners.items() if objective.startswith(start)), "bert_tiny")
     more = ["objective.task={kind: classification, path: rows, text: [sentence]}"] if objective == "task" else []

@@ -64,7 +64,7 @@ PARTNERS = {
     "objective": {
         "clm": "gpt_tiny", "prefix_lm": "gpt_tiny", "span_corruption": "t5_tiny", "denoising": "bart_tiny",
         "skip_gram": "word_vectors_tiny", "bilm": "elmo_tiny", "plm": "xlnet_tiny", "mntp": "gpt_tiny",
-        "sequence_autoencoder": "lstm_tiny",
+        "sequence_autoencoder": "lstm_tiny", "glove": "word_vectors_tiny",
     },
     "tokenizer": {"bpe": "gpt1_tiny", "bytebpe": "gpt_tiny", "sentencepiece": "t5_tiny", "spelled": "elmo_tiny"},
 }  # fmt: skip

@@ -148,7 +148,7 @@ def test_adaptive_softmax_does_not_wait(cuda):
 
 OF_FAMILIES = {
     "bilm": "elmo", "clm": "gpt", "denoising": "bart", "plm": "xlnet", "prefix_lm": "gpt", "rtd": "electra",
-    "sequence_autoencoder": "lstm", "skip_gram": "word_vectors", "span_corruption": "t5",
+    "sequence_autoencoder": "lstm", "skip_gram": "word_vectors", "span_corruption": "t5", "glove": "word_vectors",
 }  # fmt: skip
 """The family for each prefix of objective names; bert for others."""
 

@@ -1,5 +1,5 @@
-"""A sampled softmax, which in training computes only the logits of the target and of a sample of words; skip-gram's
-scores of word pairs.
+"""A sampled softmax, which in training computes only the logits of the target and of a sample of words; the scores of
+word pairs for skip-gram and GloVe.
 
 Jean, Cho, Memisevic and Bengio 2015, "On Using Very Large Target Vocabulary for Neural Machine Translation", with the
 log-uniform sampler of TensorFlow (`tf.nn.sampled_softmax_loss`, `tf.random.log_uniform_candidate_sampler`): words,
@@ -136,3 +136,29 @@ class WordPairsHead(nn.Module):
         """Returns (M, J): the score of each word of `words_MJ` with a token. token_M: flat indices of the tokens."""
         words_MJH = self.output.tokens(words_MJ.reshape(-1)).unflatten(0, words_MJ.shape)
         return torch.einsum("mjh,mh->mj", words_MJH, hidden_TH.index_select(0, token_M))
+
+
+class CooccurrenceHead(nn.Module):
+    """GloVe's scores of word pairs: w_i u_j + b_i + c_j, where w_i and b_i belong to a word, and u_j and c_j to a
+    context word (Pennington et al. 2014, equation 7). The hidden state of a word is w_i + u_i, the word's vector in the
+    paper, and this head has w_i - u_i, so that both are trained and the model's table is the sum at every step.
+
+    total: (1,) the sum of the counts in the training text. words: context words of a pair, 1.
+    """
+
+    total: Tensor
+    words = 1
+
+    def __init__(self, vocab_size: int, hidden_size: int):
+        super().__init__()
+        self.output = Embeddings(vocab_size, hidden_size, Position(), 0.0)
+        self.word_bias, self.context_bias = (nn.Parameter(torch.zeros(vocab_size)) for _ in range(2))
+        self.register_buffer("total", torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, hidden_TH: Tensor, pairs_N2: Tensor) -> Tensor:
+        """Returns (N,): the score of each pair. hidden_TH: the states of the words of all pairs, in order. pairs_N2:
+        the ids of the word and of the context word of each pair."""
+        difference_TH = self.output.tokens(pairs_N2.reshape(-1))
+        word_NH = (hidden_TH[0::2] + difference_TH[0::2]) / 2
+        context_NH = (hidden_TH[1::2] - difference_TH[1::2]) / 2
+        return (word_NH * context_NH).sum(-1) + self.word_bias[pairs_N2[:, 0]] + self.context_bias[pairs_N2[:, 1]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -390,3 +390,42 @@ class WordPairsInspector(StreamInspector):
             if fractions[decade] > 0:
                 ranks = f"rank {10 ** (decade - 1) + 1:,} to {10**decade:,}" if decade else "rank 1"
                 stats.fraction(f"negatives of {ranks}", counts[decade], len(negatives), float(fractions[decade]))
+
+
+class CooccurrencesInspector(Inspector):
+    """Inspects `Cooccurrences`."""
+
+    def main_finding(self, stats: RunningStatistics) -> str:
+        plan, metadata = self.examples.plan(0), self.examples.metadata()
+        return (
+            f"{len(plan):,} pairs of words occur together, {metadata['cooccurrences']:,.0f} times in all (a place at "
+            f"distance d counts 1 / d)"
+        )
+
+    def label(self, value: Any, of_token: bool) -> str:
+        log_count, weight = value
+        return f"{np.exp(log_count):.2f} times, weight {weight:.3f}"
+
+    def check_plan(self, stats: RunningStatistics) -> None:
+        """Checks the sum of the counts, which the lengths of the documents determine, and that the reverse of a pair
+        has the same count."""
+        rows, window = self.examples.plan(0).rows, self.examples.config.window
+        words_D = self.examples.document_lengths()
+        distance_W = np.arange(1, window + 1)
+        expected = sum(2 / distance * np.maximum(words_D - distance, 0).sum() for distance in distance_W)
+        stats.never("sums of counts that differ from the text's", not np.isclose(rows["count"].sum(), expected))
+        keys = rows["word"].astype(np.int64) * self.tokenizer.vocab_size + rows["context"]
+        stats.never("pairs that occur twice", (np.diff(keys) <= 0).sum())
+        reverse = np.lexsort((rows["word"], rows["context"]))
+        different = (rows["count"] != rows["count"][reverse]).sum()
+        stats.never("counts that differ from those of the reverse pair", different)
+        stats.report("pairs with the full weight", (rows["count"] >= self.examples.config.cap).sum(), len(rows), True)
+        super().check_plan(stats)
+
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        ids_N2, labels_N2 = sample.batch.inputs.tokens.view(-1, 2), labels_of(sample.batch, "glove")
+        stats.report("count of a pair", sample.rows["count"].sum(), len(sample.rows))
+        planned = np.stack([sample.rows["word"], sample.rows["context"]], 1)
+        stats.never("tokens that are not the pair", (ids_N2.numpy() != planned).sum())
+        counts_N = np.exp(labels_N2[:, 0].double().numpy()) / self.examples.scale
+        stats.never("labels that are not the log of the count", (~np.isclose(counts_N, sample.rows["count"])).sum())
