@@ -114,6 +114,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "conll2000": ("CoNLL-2000", "tjongkimsang2000chunking"),
         "conll2003": ("CoNLL-2003", "tjongkimsang2003ner"),
         "copa": ("COPA", "roemmele2011copa", _SUPERGLUE),
+        "dailydialog": ("DailyDialog", "li2017dailydialog"),
         "e2e_nlg": ("E2E", "novikova2017e2e"),
         "geoquery": ("GeoQuery", "zelle1996geoquery", "iyer2017parser"),
         "glue": ("GLUE", _GLUE),

@@ -22,6 +22,7 @@ from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
 from lmtool.system.files import user_path
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import TaskConfig, joined_columns
 from lmtool.tasks.configs.mixture import TaskTextConfig
 from lmtool.tasks.configs.sequence import WindowedConfig
@@ -151,6 +152,8 @@ def decode_tables(
             f"{place}: a cell is quoted as pandas and csv write it, but a .tsv is read literally, with its quotes: "
             "name it .csv to read quoted cells"
         )
+    if short := metadata.pop("dialogues_without_reply", 0):
+        warnings.append(f"{counted(short, 'dialogue')} of fewer than two utterances left out, without a reply")
     unscored = [split for split, rows in test.items() if rows.labels is None]
     if unscored:
         metadata["not_scored"] = f"{', '.join(unscored)} (no labels)"
@@ -260,8 +263,22 @@ def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
 ) -> tuple[dict[str, TaskTable], JsonObject]:
     """Returns the tables of a task's splits by canonical name, and metadata of their source: `path`, else `embedded`,
-    else `hub`."""
-    build(config)  # raises UserError for a group of tasks, before files are searched
+    else `hub`. Dialogues are split into their replies."""
+    kind: TaskKind = build(config)  # raises UserError for a group of tasks, before files are searched
+    tables, metadata = _source_tables(config, cache_dir, offline, scoring)
+    if kind.reads_dialogues:
+        without_reply = 0
+        for split, table in tables.items():
+            columns, origin, short = kind.replies(_columns(config, split, table), table.origin)
+            tables[split] = TaskTable(columns, origin, tuple(columns))
+            without_reply += short
+        metadata["dialogues_without_reply"] = without_reply
+    return tables, metadata
+
+
+def _source_tables(
+    config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool
+) -> tuple[dict[str, TaskTable], JsonObject]:
     if config.path is not None:
         return read_folder(config, scoring)
     if config.embedded is not None:

@@ -52,6 +52,7 @@ SHIPPED = (
     "nq_open",
     "web_questions",
     "trivia_qa",
+    "dailydialog",
 )
 
 
@@ -276,6 +277,59 @@ def test_answers_of_trivia_qa_are_the_aliases_of_the_hub_rows():
     assert data.train.columns == {"question": columns["question"]}
 
 
+DIALOGUES = [[" Hello . ", "Hi !", "", "How are you ?", "Fine ."], ["Alone ."], ["A question ?", "An answer ."], []]
+
+
+def test_dialogues_become_rows_of_replies(tmp_path):
+    """The columns of the hub; the source of a reply is at most the two utterances before it."""
+    columns = {"dialog": DIALOGUES, "act": [[1] * len(dialogue) for dialogue in DIALOGUES]}
+    (tmp_path / "train.jsonl").write_text(
+        "\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
+    )
+    config = task_config("dailydialog", path=tmp_path, metrics=["exact_match"], metric="exact_match", turns=2)
+    data = load_task(config, 0, tmp_path, True)
+    rows = [
+        ("Hello .", "Hi !"), ("Hello .\nHi !", "How are you ?"), ("Hi !\nHow are you ?", "Fine ."),
+        ("A question ?", "An answer ."),
+    ]  # fmt: skip
+    splits = [data.train, *data.validation.values()]
+    read = [list(zip(part.columns["dialog"], (reply for (reply,) in part.labels), strict=True)) for part in splits]
+    assert sorted(map(len, read)) == [1, 3], "replies of a dialogue are held out together"
+    assert sorted(sum(read, [])) == sorted(rows)
+    assert "2 dialogues of fewer than two utterances left out, without a reply" in data.metadata["warnings"]
+    kind = build(config)
+    again = kind.rows({"dialog": [DIALOGUES[0][:4], "Hi !"]}, [("input", 1), ("input", 2)], False)
+    assert again.columns == {"dialog": ["Hi !\nHow are you ?", "Hi !"]} and again.labels is None
+
+
+def test_long_dialogues_lose_their_first_tokens():
+    learner = learner_of("t5", turns=3, label="reply")
+    long = "a long story of a film what a waste of time"
+    examples = examples_of(learner, rows_of([(long, "fine")]), 8)
+    (prompt,) = examples.prompts([0])
+    ids = learner.tokenizer.encode(long).tolist()
+    assert prompt[:-1] == ids[-7:] and len(ids) > 7 and examples.metadata()["truncated"] == 1
+    batch = examples.batch(examples.plan(0).rows, np.arange(1), 0)
+    assert batch.inputs.tokens.tolist() == prompt
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"dialog": "a text"}] * 2, r"train.jsonl:1: the column dialog holds no list"),
+        ([{"dialog": ["a", 3]}] * 2, r"train.jsonl:1: the column dialog holds no list"),
+        (
+            [{"dialog": ["a", "b"], "reply": "c"}] * 2,
+            "makes the column reply of the dialogues' replies",
+        ),
+    ],
+)
+def test_other_columns_than_dialogues_are_refused(rows, message, tmp_path):
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=message):
+        load_task(task_config("dailydialog", path=tmp_path), 0, tmp_path, True)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_tasks_train_on_tiny_files(name, tmp_path):
     """Files in the layout of the task's source."""
@@ -285,6 +339,8 @@ def test_shipped_tasks_train_on_tiny_files(name, tmp_path):
     if name in ("nq_open", "web_questions", "trivia_qa"):
         lines = [json.dumps(dict(zip(columns, (source, [target]), strict=True))) for source, target in rows]
         (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    elif config.turns is not None:
+        (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({config.text[0]: list(row)}) for row in rows))
     else:
         table(tmp_path / "train.tsv", None if config.header else columns, rows)
     data = load_task(config, 0, tmp_path, True)

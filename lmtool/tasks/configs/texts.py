@@ -63,6 +63,13 @@ class Seq2SeqConfig(PromptedConfig):
     name: TaskName = "seq2seq"
     text: tuple[str, ...] = Field(("source",), min_length=1, max_length=1, description="input column")
     label: str = Field("target", description="target column; a list of texts: several references")
+    turns: int | None = Field(
+        None,
+        ge=1,
+        description="for dialogues, lists of utterances: maximum utterances before a reply; null: the source is a "
+        "text. Every utterance but the first is the target of a row, in the column that `label` names, and its source "
+        "is the lines before it",
+    )
     prefix: str = Field("", description='text before every source (T5: "translate English to German: ")')
     target_tokens: int = Field(
         128, ge=2, description="maximum tokens per target; longer ones are cut in training, and counted"

@@ -62,6 +62,16 @@ class TaskKind(ABC):
             for name in self.config.reads
         }
 
+    @property
+    def reads_dialogues(self) -> bool:
+        """Whether the rows of a table are dialogues, of which `replies` makes rows."""
+        return False
+
+    def replies(self, columns: Columns, origin: Origin) -> tuple[dict[str, list[Label]], Origin, int]:
+        """Makes a row of each reply in a table of dialogues. Returns the columns, the origins of the rows, and the
+        number of dialogues without a reply. Raises UserError, with file:line, if a row is not a dialogue."""
+        raise TypeError(f"task={self.config.name} reads no dialogues")
+
     def labels_of_predictions(self, columns: Columns) -> list[object]:
         """Converts the columns of a predictions file to labels as in a data file, so that predictions can be training
         labels."""

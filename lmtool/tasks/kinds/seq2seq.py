@@ -50,6 +50,45 @@ class Seq2Seq(TextKind):
         require_scorers(self.config.metrics)
         return self.config
 
+    def inputs(self, columns: Columns, origin: Origin) -> dict[str, list[Label]]:
+        """Also reads dialogues, as rows without a reply."""
+        if self.config.turns is None:
+            return super().inputs(columns, origin)
+        (name,) = self.config.text
+        sources = [
+            source_of(utterances_of(name, value, place), self.config.turns) if isinstance(value, list) else value
+            for value, place in zip(columns[name], origin, strict=True)
+        ]
+        return super().inputs({**columns, name: sources}, origin)
+
+    @property
+    def reads_dialogues(self) -> bool:
+        return self.config.turns is not None
+
+    def replies(self, columns: Columns, origin: Origin) -> tuple[dict[str, list[Label]], Origin, int]:
+        (name,), label, turns = self.config.text, self.config.label, self.config.turns or 1
+        if label in columns:
+            raise UserError(
+                f"{origin[0][0]}: task.turns makes the column {label} of the dialogues' replies, but there is one",
+                "set task.label=reply, or task.turns=null to learn the column",
+            )
+        sources: list[Label] = []
+        replies: list[Label] = []
+        places: Origin = []
+        without_reply = 0
+        for value, place in zip(columns[name], origin, strict=True):
+            utterances = utterances_of(name, value, place)
+            without_reply += len(utterances) < 2
+            for number in range(1, len(utterances)):
+                sources.append(source_of(utterances[:number], turns))
+                replies.append(utterances[number])
+                places.append(place)
+        return {name: sources, label: replies}, places, without_reply
+
+    def groups(self, rows: Rows) -> Sequence[object]:
+        """The replies of a dialogue are held out together."""
+        return super().groups(rows) if self.config.turns is None else rows.origin
+
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> list[tuple[str, ...]]:
         return [self._targets(value, place) for value, place in zip(values, origin, strict=True)]
 
@@ -120,6 +159,22 @@ class Seq2Seq(TextKind):
     @property
     def metric(self) -> Metric:
         return TEXT_METRICS[self.config.metric]
+
+
+def utterances_of(name: str, value: object, place: tuple[str, int]) -> list[str]:
+    """Returns the utterances of a dialogue that are not empty. Raises UserError, with file:line, if it is not a list of
+    texts. name: the column."""
+    if not isinstance(value, list | tuple) or not all(isinstance(utterance, str) for utterance in value):
+        raise UserError(
+            f"{location(place)}: the column {name} holds no list of utterances, which task.turns needs",
+            "write dialogues as lists of texts in .jsonl or .parquet, or set task.turns=null",
+        )
+    return [utterance.strip() for utterance in value if utterance.strip()]
+
+
+def source_of(utterances: Sequence[str], turns: int) -> str:
+    """Returns the last utterances as a source, one a line. turns: their maximum number."""
+    return "\n".join(utterances[-turns:])
 
 
 def first_rows(rows: Rows) -> dict[str, int]:

@@ -106,8 +106,8 @@ class TextPairs(TaskExamples):
     """Examples of a source and, if the row is labeled, its first target.
 
     An encoder-decoder reads the source in its encoder and the target in its decoder. A decoder reads them concatenated,
-    with the loss only on the target. Both are truncated at the end: a decoder's source to the capacity that the target
-    leaves, an encoder-decoder's target to the maximum that the model supports.
+    with the loss only on the target. Both are truncated at the end (a dialogue at its start): a decoder's source to the
+    capacity that the target leaves, an encoder-decoder's target to the maximum that the model supports.
 
     Shape letters: E rows, N of them in a batch, T tokens, M predicting positions.
     """
@@ -125,6 +125,9 @@ class TextPairs(TaskExamples):
         source_capacity, self.target_capacity = self._capacities(pair_format)
         self.sources, self.truncated = self.encode_sources(source_capacity)
         self.source_lengths = np.minimum(self.sources.lengths, source_capacity)
+        # The last utterances of a dialogue matter most to the reply.
+        removed_E = self.sources.lengths - self.source_lengths
+        self.source_starts = removed_E if config.turns is not None else np.zeros_like(removed_E)
         self.targets, self.target_lengths = None, np.zeros(len(rows), dtype=np.int64)
         self.truncated_targets = 0
         if rows.labels is not None:
@@ -163,10 +166,13 @@ class TextPairs(TaskExamples):
         inputs = self._inputs(rows_N)
         return [ids.tolist() for ids in inputs.tokens.split(list(inputs.lengths))]
 
+    def _source_ids(self, rows_N: np.ndarray) -> np.ndarray:
+        return self.sources.read(rows_N, self.source_lengths[rows_N], self.source_starts[rows_N])
+
     def _inputs(self, rows_N: np.ndarray) -> Packed:
         lengths = self.source_lengths[rows_N]
         template = self.template if self.is_encoder_decoder else FormatTemplate(self.template.pieces[:2], {}, {})
-        return assemble(template, [(self.sources.read(rows_N, lengths), lengths)]).packed()
+        return assemble(template, [(self._source_ids(rows_N), lengths)]).packed()
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         rows_N = rows["row"]
@@ -181,7 +187,7 @@ class TextPairs(TaskExamples):
                 self._inputs(rows_N), target, rows, examples, shift_right(target_texts, self.first_token)
             )
         source_lengths = self.source_lengths[rows_N]
-        texts = [(self.sources.read(rows_N, source_lengths), source_lengths), (target_ids, lengths)]
+        texts = [(self._source_ids(rows_N), source_lengths), (target_ids, lengths)]
         arrays = assemble(self.template, texts)
         prefix_lengths = source_lengths + len(self.template.pieces[0]) + len(self.template.pieces[1])
         predicted_counts = arrays.lengths - prefix_lengths
