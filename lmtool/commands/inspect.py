@@ -8,16 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from lmtool.config.base import JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig
-from lmtool.data.examples import SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.errors import CheckFailed, ConfigError
+from lmtool.errors import CheckFailed, ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import FAMILYWISE_ERROR_RATE, Inspector, RunningStatistics, Statistic
 from lmtool.learners.mixed_sources import examples_of, inspector_of
+from lmtool.learners.representations.domains import (
+    LEAST_PASSAGES,
+    MAX_PASSAGES,
+    Passages,
+    Separation,
+    mean_distance,
+    separate,
+    separate_by_words,
+)
+from lmtool.learners.representations.reading import embedder_of
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
 from lmtool.reporting.text import number, percent, tenths
@@ -28,10 +39,13 @@ from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
 from lmtool.session.requests import write_output
 from lmtool.session.screens import warnings_of
 from lmtool.system.files import user_path
-from lmtool.tasks.checking import Shift, shifts
+from lmtool.tasks.checking import ComparedRows, compared_rows, independent_passages, shift
 from lmtool.training.phases import words_of_phase
-from lmtool.training.precision import select_device
+from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import assemble
+from lmtool.weights.padded_model import load
+
+_BATCH_TOKENS = 8192  # maximum tokens of a forward pass
 
 
 def run(config: TrainingConfig, verb: str, keys: InspectKeys) -> int:
@@ -40,6 +54,7 @@ def run(config: TrainingConfig, verb: str, keys: InspectKeys) -> int:
     data = config.data if isinstance(config, PretrainConfig) else config.task
     if errors := list(overwriting_errors(keys.output, data.reads_file)):
         raise ConfigError(errors)
+    require_rows_for_states(config, keys.states)
     output = Output()
     phase_configs: list[TrainingConfig] = list(config.phase_configs) if isinstance(config, PretrainConfig) else [config]
     parts: list[InspectionScreen] = []
@@ -74,12 +89,12 @@ def _inspect_phase(
 ) -> tuple[InspectionScreen, RunningStatistics]:
     """Prints the inspection of a configuration and returns its screen and statistics. first: configuration of the first
     phase. title: start of the heading, such as "pretrain"."""
-    word_shifts: list[Shift] = []
+    compared: list[ComparedRows] = []
     if isinstance(config, PretrainConfig):
         assert isinstance(first, PretrainConfig)
         inspector = _pretraining(config, first, output)
     else:
-        inspector, word_shifts = _task(config, output)
+        inspector, compared = _task(config, output)
     loader = None
     # With both or neither given, examples are not packed into batches, so there is no padding to compare with.
     if (config.batch_examples is None) != (config.batch_tokens is None):
@@ -94,7 +109,9 @@ def _inspect_phase(
     screen = _screen_of(stats, heading, inspector.main_finding(stats), list(inspector.describe(keys.n)))
     print_inspection(output, screen, keys.brief)
     if not keys.brief:
-        _print_shifts(output, word_shifts, learned_name)
+        _print_shifts(output, compared, learned_name)
+        if keys.states and isinstance(config, FinetuneConfig):
+            _print_states(output, compared, config, keys.states)
     remark = config.model.remark(config.max_length)
     for warning in (*warnings_of(inspector.examples.metadata()), *([remark] if remark else ())):
         output.paragraph(f"warning: {warning}", "yellow")
@@ -118,14 +135,14 @@ def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) 
     return _inspector(learner, data, config.max_length)
 
 
-def _task(config: FinetuneConfig, output: Output) -> tuple[Inspector, list[Shift]]:
+def _task(config: FinetuneConfig, output: Output) -> tuple[Inspector, list[ComparedRows]]:
     preparation = FinetunePreparation(config)
     config, task = preparation.config, preparation.task
     tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(output.stage)
     require_fit(config, tokenizer)
     with torch.device("meta"):
         learner, _ = assemble(config, tokenizer)
-    return _inspector(learner, task.splits()["train"], config.max_length), list(shifts(task.members))
+    return _inspector(learner, task.splits()["train"], config.max_length), list(compared_rows(task.members))
 
 
 def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspector:
@@ -181,26 +198,99 @@ def _mean(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 10_000 else number(value)
 
 
-def _print_shifts(output: Output, data_shifts: Sequence[Shift], heading: str) -> None:
-    """Prints a table of the shifts between splits or domains."""
-    rows = [
-        [
-            shift.source,
-            shift.target,
-            f"{shift.rows:,}",
-            f"{shift.words:.4f}",
-            f"{shift.chance:.4f}",
-            percent(shift.unknown),
-            percent(shift.unknown_types),
-            "" if shift.labels is None else f"{shift.labels:.4f}",
-        ]
-        for shift in data_shifts
-    ]
-    if rows:
-        header = ["from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels"]
-        print_table(output, header, rows, f"shift · {heading}")
-        output.paragraph(
-            "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: between a random sample of the "
-            "source rows and the rest; unknown: absent from the source rows; at most 20,000 rows per side",
-            "dim",
+def _print_shifts(output: Output, compared: Sequence[ComparedRows], heading: str) -> None:
+    """Prints a table of the shifts between splits or domains, and the words that tell them apart."""
+    table, telling = [], []
+    for rows in compared:
+        distance, passages = shift(rows), _passages(rows)
+        classified = ""
+        if passages is not None:
+            separation, (first, second) = separate_by_words(passages)
+            classified = _interval_text(separation)
+            if separation.differs:
+                telling.append(f"{rows.source}: {', '.join(first)} · {rows.target}: {', '.join(second)}")
+        table.append(
+            [
+                distance.source,
+                distance.target,
+                f"{distance.rows:,}",
+                f"{distance.words:.4f}",
+                f"{distance.chance:.4f}",
+                percent(distance.unknown),
+                percent(distance.unknown_types),
+                "" if distance.labels is None else f"{distance.labels:.4f}",
+                classified,
+            ]
         )
+    if not table:
+        return
+    header = ["from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels", "told apart"]
+    print_table(output, header, table, f"shift · {heading}")
+    output.paragraph(
+        "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: between a random sample of the "
+        "source rows and the rest; unknown: absent from the source rows; at most 20,000 rows per side; told apart: the "
+        "accuracy on held-out rows of a linear classifier of the two sides by their words, 0.5 by chance, with its 95% "
+        f"interval (at most {MAX_PASSAGES:,} rows per side, half of them to train; of rows that share a line of the "
+        f"file or a long text, one; empty below {LEAST_PASSAGES})",
+        "dim",
+    )
+    for line in telling:
+        output.paragraph(f"most telling words: {line}")
+
+
+def _passages(rows: ComparedRows, limit: int = MAX_PASSAGES) -> Passages | None:
+    return Passages.of(independent_passages(rows.first), independent_passages(rows.second), limit)
+
+
+def _interval_text(separation: Separation) -> str:
+    return f"{separation.accuracy:.3f} [{separation.low:.3f}, {separation.high:.3f}]"
+
+
+def require_rows_for_states(config: TrainingConfig, states: int) -> None:
+    """Raises UserError if hidden states cannot be compared. states: rows of each split."""
+    if not states:
+        return
+    if not isinstance(config, FinetuneConfig):
+        raise UserError(f"states={states} compares the rows of a task's splits", "lmtool inspect finetune task=TASK")
+    if config.checkpoint in (None, "none"):
+        raise UserError(f"states={states} compares hidden states of trained weights", "set checkpoint=runs/NAME")
+    if states < LEAST_PASSAGES:
+        raise UserError(f"states={states} is too few rows to compare", f"set states={LEAST_PASSAGES} or more")
+
+
+def _print_states(output: Output, compared: Sequence[ComparedRows], config: FinetuneConfig, count: int) -> None:
+    """Prints how far the mean hidden states of the last layer are apart. count: rows of each side."""
+    checkpoint, precision = str(config.checkpoint), select_precision(config.precision, select_device(config.device))
+    loaded = load(checkpoint, str(precision.device), config.offline)
+    embedder, _ = embedder_of(loaded, checkpoint, "last", "mean", _BATCH_TOKENS, precision, config.offline)
+    table = []
+    for rows in compared:
+        passages = _passages(rows, count)
+        if passages is None:
+            continue
+        with output.bar(f"states of {rows.target}") as progress:
+            vectors = embedder.vectors(Rows.of_texts(text=passages.texts), progress, output.line)
+            x_NF = torch.from_numpy(np.concatenate([vector.vectors.reshape(1, -1) for vector in vectors])).float()
+        separation, _ = separate(passages, x_NF)
+        means = mean_distance(passages, x_NF)
+        table.append(
+            [
+                rows.source,
+                rows.target,
+                f"{len(passages.texts) // 2:,}",
+                f"{means.distance:.3f}",
+                f"{means.chance:.3f}",
+                _interval_text(separation),
+                f"{separation.proxy_distance:.2f}",
+            ]
+        )
+    if not table:
+        return
+    header = ["from", "to", "rows a side", "distance", "by chance", "told apart", "A-distance"]
+    print_table(output, header, table, f"states · {checkpoint}")
+    output.paragraph(
+        "distance: between the mean states (last layer, mean over tokens), over the root mean square distance of a row "
+        "from its mean; by chance: 95% of random splits are below; told apart: as above, by the states; A-distance: "
+        "2 (1 - 2 error), the proxy of Ben-David et al. 2007, from 0 to 2",
+        "dim",
+    )

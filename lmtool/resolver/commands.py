@@ -853,6 +853,9 @@ class InspectKeys(RunKeys):
     n: int = Field(3, ge=0, description="examples to print")
     tokens: int = Field(200_000, ge=1, description="tokens to measure")
     brief: bool = Field(False, description="print only deviations and the result of the checks")
+    states: int = Field(
+        0, ge=0, description="rows of each split whose hidden states are compared, for a task with checkpoint=; 0: none"
+    )
     output: str | None = Field(None, description="file for the examples as JSON lines, or a page if it ends in .html")
 
     @classmethod

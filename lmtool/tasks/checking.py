@@ -56,9 +56,19 @@ class Shift:
     labels: float | None
 
 
-def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
-    """Yields the shift from the training rows of each task to its other rows, and between the training rows of every
-    two tasks."""
+@dataclass(frozen=True)
+class ComparedRows:
+    """Two sets of rows to compare, with their titles. kind: the task kind of both; None for rows of different tasks."""
+
+    source: str
+    first: Rows
+    target: str
+    second: Rows
+    kind: TaskKind | None = None
+
+
+def compared_rows(members: Mapping[str, TaskData]) -> Iterator[ComparedRows]:
+    """Yields the training rows of each task with its other rows, and the training rows of every two tasks."""
     for name, data in members.items():
         kind: TaskKind = build(data.config)
         title = "" if len(members) == 1 else f"{name} "
@@ -67,28 +77,29 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
             other_splits["unlabeled texts"] = data.unlabeled
         for split, rows in other_splits.items():
             if len(rows):
-                yield shift(f"{title}train", data.train, f"{title}{split}", rows, kind)
+                yield ComparedRows(f"{title}train", data.train, f"{title}{split}", rows, kind)
     for (first, source), (second, target) in combinations(members.items(), 2):
-        yield shift(f"{first} train", source.train, f"{second} train", target.train)
+        yield ComparedRows(f"{first} train", source.train, f"{second} train", target.train)
 
 
-def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | None = None) -> Shift:
-    """Returns the shift from the first rows to the second. kind: the task kind of both; None for rows of different
-    tasks."""
-    target_count = len(second)
-    first, second = (_sample_rows(rows, MAX_ROWS) if len(rows) > MAX_ROWS else rows for rows in (first, second))
+def shift(rows: ComparedRows) -> Shift:
+    """Returns the shift from the first rows to the second."""
+    target_count = len(rows.second)
+    first, second = (
+        _sample_rows(side, MAX_ROWS) if len(side) > MAX_ROWS else side for side in (rows.first, rows.second)
+    )
     words, other_words = unigrams(first), unigrams(second)
     unknown = {word: count for word, count in other_words.items() if word not in words}
     sampled_words = unigrams(_sample_rows(first, min(len(second), len(first) // 2)))
     return Shift(
-        source,
-        target,
+        rows.source,
+        rows.target,
         target_count,
         divergence(words, other_words),
         divergence(sampled_words, words - sampled_words),
         sum(unknown.values()) / max(other_words.total(), 1),
         len(unknown) / max(len(other_words), 1),
-        None if kind is None else _label_shift(kind, first, second),
+        None if rows.kind is None else _label_shift(rows.kind, first, second),
     )
 
 
@@ -98,8 +109,30 @@ def _sample_rows(rows: Rows, count: int) -> Rows:
 
 def unigrams(rows: Rows) -> Counter[str]:
     """Counts the lower-cased words in all columns."""
-    texts = (cell_text(cell) for column in rows.columns.values() for cell in column)
-    return Counter(word for text in texts for word in _WORD.findall(text.lower()))
+    return Counter(word for text in passages_of(rows) for word in _WORD.findall(text.lower()))
+
+
+_SHARED_WORDS = 8
+
+
+def independent_passages(rows: Rows) -> list[str]:
+    """Returns the texts of rows that share neither a line of their file, such as the replies of a dialogue, nor a cell
+    of `_SHARED_WORDS` words or more, such as the questions about a paragraph: of these, the first row."""
+    seen: set[object] = set()
+    texts = []
+    for text, place, cells in zip(
+        passages_of(rows), rows.origin, zip(*rows.columns.values(), strict=True), strict=True
+    ):
+        keys = {place, *(cell for cell in map(cell_text, cells) if len(cell.split()) >= _SHARED_WORDS)}
+        if seen.isdisjoint(keys):
+            texts.append(text)
+        seen |= keys
+    return texts
+
+
+def passages_of(rows: Rows) -> Iterator[str]:
+    """Yields the text of each row, its columns joined."""
+    return (" ".join(map(cell_text, cells)) for cells in zip(*rows.columns.values(), strict=True))
 
 
 def divergence(first: Mapping[Label, float], second: Mapping[Label, float]) -> float:

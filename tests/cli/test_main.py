@@ -189,7 +189,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain runs/first", ["runs/first is not an override", "checkpoint=runs/first"]),
     (
         "pretrain objective=mixture objective.members=[mlm,mlmm]",
-        ["mlmm is not one of bilm, clm, denoising, mixture, mlm,"],
+        ["mlmm is not one of bilm, clm, denoising, glove, mixture, mlm,"],
     ),
     (
         "pretrain objective=mixture objective.members=[{whole_word:true}]",

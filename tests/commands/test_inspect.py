@@ -97,6 +97,45 @@ def test_inspect_finetune_shows_example(place: Path, capsys: pytest.CaptureFixtu
     assert "truncated fraction" in printed and "tokens on average; " in printed
 
 
+def test_inspect_finetune_tells_splits_apart(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The development rows of the fixture are like its training rows; those that begin with a planted word are not."""
+    run = pretrain("base", "max_steps=2")
+    words = ["task=sst2", "task.path=rows", f"checkpoint={run}", "cache_dir=cache", "n=0", "device=cpu"]
+    assert inspect(*words, "states=20") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "told apart" in printed and "most telling words" not in printed
+    assert f"states · {run}" in printed and "A-distance" in printed
+    lines = (place / "rows/dev.tsv").read_text().splitlines()
+    (place / "rows/dev.tsv").write_text("\n".join([lines[0], *(f"Planted {line}" for line in lines[1:])]) + "\n")
+    assert inspect(*words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1.000 [0.912, 1.000]" in printed and "dev: planted" in printed and "A-distance" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inspect", "pretrain", "model=bert_tiny", "states=50"], "states=50 compares the rows of a task's splits"),
+        (
+            ["inspect", "finetune", "task=sst2", "task.path=rows", "checkpoint=none", "model=bert_tiny", "states=50"],
+            "states=50 compares hidden states of trained weights",
+        ),
+        (
+            ["inspect", "finetune", "task=sst2", "task.path=rows", "checkpoint=runs/base", "states=5"],
+            "states=5 is too few rows to compare",
+        ),
+    ],
+)
+def test_states_that_cannot_be_compared_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    pretrain("base", "max_steps=1")
+    capsys.readouterr()
+    assert cli.main(words) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and not printed.out
+
+
 def changed(name: str, **fields: Any) -> Callable[..., Any]:
     """The function of this name, called with a changed configuration."""
     module, _, function = name.rpartition(".")

@@ -13,7 +13,7 @@ from task_fixtures import table, task_config
 
 from lmtool.data.examples import Rows
 from lmtool.tasks import checking as shift_module
-from lmtool.tasks.checking import divergence, shifts
+from lmtool.tasks.checking import compared_rows, divergence, independent_passages, shift
 from lmtool.tasks.loading import load_task
 
 
@@ -41,7 +41,7 @@ def test_shifts_compare_splits_domains_and_tasks(tmp_path, monkeypatch) -> None:
     value = data_of(
         tmp_path, "value", "regression", [("a good car", 0.0), ("a bad car", 1.0)] * 5, [("a car", 1.0)] * 2
     )
-    first, second, third, between = shifts({"mood": replace(mood, unlabeled=others), "value": value})
+    first, second, third, between = map(shift, compared_rows({"mood": replace(mood, unlabeled=others), "value": value}))
     assert (first.source, first.target, first.rows) == ("mood train", "mood dev", 4)
     assert first.unknown == 0.5 and first.unknown_types == pytest.approx(1 / 3)
     assert first.labels == pytest.approx(divergence({"good": 1, "bad": 1}, {"good": 1}))
@@ -50,4 +50,11 @@ def test_shifts_compare_splits_domains_and_tasks(tmp_path, monkeypatch) -> None:
     assert third.labels == pytest.approx(first.labels) and third.target == "value dev"
     assert (between.source, between.target, between.labels) == ("mood train", "value train", None)
     monkeypatch.setattr(shift_module, "MAX_ROWS", 3)
-    assert next(shifts({"mood": mood})).rows == 4
+    assert shift(next(compared_rows({"mood": mood}))).rows == 4
+
+
+def test_passages_that_share_a_line_or_a_long_text_are_read_once() -> None:
+    paragraph = "a paragraph of nine words about a quiet old river"
+    columns = {"question": ["who ?", "why ?", "who ?", "where ?"], "context": [paragraph, paragraph, "a", "b"]}
+    rows = replace(Rows.of_texts(**columns), origin=[("file", line) for line in (1, 2, 3, 3)])
+    assert independent_passages(rows) == [f"who ? {paragraph}", "who ? a"]

@@ -59,7 +59,7 @@ class Probe:
         return ((x_NH - self.mean_H) * self.scale_H) @ self.weight_CH.T + self.bias_C
 
 
-def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIONS) -> Probe:
+def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIONS, ridge: float = RIDGE) -> Probe:
     """Fits a probe. The weights start from zero and the loss is convex, so there is no randomness.
 
     Args:
@@ -67,6 +67,7 @@ def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIO
         labels_N: The class of each state.
         classes: The number of classes.
         iterations: Maximum number of iterations.
+        ridge: The coefficient of L2 regularization.
     """
     mean_H = x_NH.mean(0)
     deviation_H = x_NH.std(0, correction=0)
@@ -86,7 +87,7 @@ def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIO
     def loss() -> object:
         optimizer.zero_grad()
         total = cross_entropy(z_NH @ weight_CH.T + bias_C, labels_N)
-        total = total + RIDGE / 2 / len(labels_N) * weight_CH.square().sum()
+        total = total + ridge / 2 / len(labels_N) * weight_CH.square().sum()
         total.backward()
         return total
 
