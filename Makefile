@@ -68,7 +68,7 @@ lint: $(VENV)/test  ## Check style, imports and spelling.
 types: $(VENV)/test  ## Check types.
 	$(BIN)/mypy
 
-bench: $(VENV)/bench  ## Speed and memory compared with the transformers Trainer, at most 25 minutes; `scripts/benchmark.py --help`.
+bench: $(VENV)/bench  ## Speed and memory compared with transformers, at most 35 minutes; `scripts/benchmark.py --help`.
 	$(BIN)/python scripts/benchmark.py
 
 docs: $(VENV)/docs  ## Write the site of these pages and of every key and YAML, searchable offline: build/docs/index.html.

@@ -1,8 +1,9 @@
 """Compare the speed and memory of lmtool with transformers: masked and causal pretraining and finetuning with the
-Trainer, as documented and tuned; prediction with the pipeline.
+Trainer, as documented and tuned; prediction with the pipeline; and what a trained model is used for: texts with
+`generate`, vectors with sentence-transformers, and scores of candidates after examples in a prompt.
 
-    python scripts/benchmark.py                    at most 25 minutes on two cores (`make bench`)
-    python scripts/benchmark.py --quick            about eight minutes: two rounds, wide spreads
+    python scripts/benchmark.py                    at most 35 minutes on two cores (`make bench`)
+    python scripts/benchmark.py --quick            about ten minutes: two rounds, wide spreads
     python scripts/benchmark.py --only sst2,mnli   some of the tables
     python scripts/benchmark.py --sizes base       BERT-base and GPT-2 small instead: a few steps, about eight minutes
     python scripts/benchmark.py --corpus 40 160    memory of pretraining up to its first step, by megabytes of text
@@ -12,9 +13,9 @@ Trainer, as documented and tuned; prediction with the pipeline.
 Both sides have the same model size, tokenized examples, precision, dropout, optimizer and batch. Each variant has its
 own process (scripts/timing/worker.py), which stays loaded. They take turns of a few steps in rounds, so that a drift of
 the machine affects all of them, and ratios are taken within a round. Matrix products take turns too, to measure the
-machine. If a table claims the same work, one step of both sides from the same weights is compared first. Prints medians
-over the rounds with their minimum and maximum, reports whether each aim is reached, and writes a JSON line for each
-finished measurement to `--output`.
+machine. If a table claims the same work, one step of both sides from the same weights, or the tokens, vectors or scores
+of both, are compared first. Prints medians over the rounds with their minimum and maximum, reports whether each aim is
+reached, and writes a JSON line for each finished measurement to `--output`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from typing import Any
 
 from common import cores, foreign_seconds, name_list, processor, stop
 from timing.corpus import measure_corpora
-from timing.report import DIFFERENT, DIFFERENT_STEP, Row, checks, compose, machine_line, markdown, rows_of_work
+from timing.report import DIFFERENCES, Row, checks, compose, machine_line, markdown, rows_of_work
 from timing.report import settings_line as line_of_settings
 from timing.turns import TimingError, ask, measure
 from timing.works import BASE_MODEL, BASE_WORKS, WORKS, Work, settings_of
 
 FOLDER = Path("runs/bench")
-MINUTES, QUICK_MINUTES = 23, 7
+MINUTES, QUICK_MINUTES = 32, 9
 NAMES = tuple(work.name for work in WORKS)
 
 
@@ -132,8 +133,9 @@ def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row]
 
 
 def measure_all(options: argparse.Namespace) -> None:
-    if any(importlib.util.find_spec(name) is None for name in ("transformers", "accelerate")):
-        raise TimingError("transformers and accelerate are not installed", "run make bench")
+    peers = ("transformers", "accelerate", "sentence_transformers")
+    if missing := [name for name in peers if importlib.util.find_spec(name) is None]:
+        raise TimingError(f"not installed: {', '.join(missing)}", "run make bench")
     started = time.monotonic()
     if options.sizes == "base" and options.only:
         raise TimingError("--only names tables that --sizes base does not measure", "omit --only or --sizes")
@@ -150,7 +152,7 @@ def measure_all(options: argparse.Namespace) -> None:
             run_work(work, rows, (seconds - (time.monotonic() - started)) / (len(works) - index), record)
     report(works, rows)
     print(f"\n{time.monotonic() - started:.0f} s; every turn is in {output}")
-    if broken := [line for work in works for line in checks(work, rows) if DIFFERENT_STEP in line or DIFFERENT in line]:
+    if broken := [line for work in works for line in checks(work, rows) if any(word in line for word in DIFFERENCES)]:
         raise TimingError(f"not the same work: {broken[0]}", "the ratios of that comparison mean nothing", status=3)
 
 

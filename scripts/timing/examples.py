@@ -25,7 +25,8 @@ from lmtool.tasks.configs.texts import ExtractiveQaConfig
 from lmtool.tasks.kinds.extractive_qa import QuestionWindows
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tasks.loading import load_task
-from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
+from lmtool.tokenizers.configs import ByteBpeConfig, TokenizerConfig, WordPieceConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
 from timing.gate import product_rate
 
 LABELS = ("0", "1")
@@ -117,28 +118,43 @@ def labeled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) -> 
     return rows
 
 
-def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
-    """Writes the documents, the labeled rows and a tokenizer trained on the corpus. Returns the tokenizer and a
-    description of the corpus."""
+def corpus_words(
+    folder: Path, settings: dict[str, Any], tokenizer_config: TokenizerConfig, size: int
+) -> tuple[Tokenizer, list[tuple[str, int]], str]:
+    """Returns a tokenizer trained on the corpus, the words of the corpus, each with its number of tokens, and a
+    description. size: maximum entries of the tokenizer."""
     source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), cache_of(folder))
-    gpt, size = settings["family"] == "gpt", settings["model"]["vocab_size"]
-    # The Trainer's collator needs a token for padding that GPT does not have.
-    tokenizer_config, size = (ByteBpeConfig(), size - 1) if gpt else (WordPieceConfig(), size)
     tokenizer = trained_tokenizer(tokenizer_config, source, size, cache_of(folder))
-    tokenizer.save(folder / "tokenizer")
     all_words = [word for text in documents(source.parts("train")) for word in text.split()]
     unique_words = sorted(set(all_words))
     tokens = {word: len(ids) for word, ids in zip(unique_words, tokenizer.encode_batch(unique_words), strict=True)}
     words = [(word, tokens[word]) for word in all_words if tokens[word]]
+    text = f"{source.metadata()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
+    return tokenizer, words, text
+
+
+def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
+    """Writes the documents, the labeled rows and a tokenizer trained on the corpus. Returns the tokenizer and a
+    description of the corpus."""
+    gpt, size = settings["family"] == "gpt", settings["model"]["vocab_size"]
+    # The Trainer's collator needs a token for padding that GPT does not have.
+    tokenizer_config, size = (ByteBpeConfig(), size - 1) if gpt else (WordPieceConfig(), size)
+    tokenizer, words, text = corpus_words(folder, settings, tokenizer_config, size)
+    tokenizer.save(folder / "tokenizer")
     shape = {**DOCUMENT_LENGTHS, "largest": settings["max_length"]}
     lengths = draw_lengths(shape, len(words), settings["seed"]) - 2  # [CLS] and [SEP]
     (folder / "documents.txt").write_text("\n".join(cut(words, lengths.tolist())), encoding="utf-8")
     if settings["task"] is not None:
-        lines = [json.dumps(row) for row in labeled_rows(words, settings)]
-        (folder / "rows").mkdir(exist_ok=True)
-        for split, part in (("train", lines), ("dev", lines[:8])):
-            (folder / "rows" / f"{split}.jsonl").write_text("\n".join(part), encoding="utf-8")
-    return tokenizer, f"{source.metadata()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
+        write_rows(folder, labeled_rows(words, settings))
+    return tokenizer, text
+
+
+def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes the rows of the task for `task_data`."""
+    lines = [json.dumps(row) for row in rows]
+    (folder / "rows").mkdir(exist_ok=True)
+    for split, part in (("train", lines), ("dev", lines[:8])):
+        (folder / "rows" / f"{split}.jsonl").write_text("\n".join(part), encoding="utf-8")
 
 
 def arrays_of(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:

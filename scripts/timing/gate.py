@@ -67,6 +67,7 @@ class Gate:
         self.steps_left, self.started, self.graphs = 0, 0.0, 0
         self.turn: dict[str, Any] | None = None
         self.waits: Waits | None = None
+        self.options: dict[str, Any] = {}  # of the variant whose turn it is, where variants share a process
 
     def say(self, message: dict[str, Any]) -> None:
         print(json.dumps(message), file=self.answers, flush=True)
@@ -80,7 +81,7 @@ class Gate:
             if not line.strip():
                 return False
             command = json.loads(line)
-            self.steps_left = command["steps"]
+            self.steps_left, self.options = command["steps"], command.get("options", {})
             self.turn, self.graphs, self.started = {"steps": self.steps_left}, compiled_graphs(), self.now()
             if command.get("count") and self.device == "cuda":
                 self.waits = Waits()

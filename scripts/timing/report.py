@@ -12,7 +12,8 @@ from timing.works import MEMORY_AIM, PRODUCTS, Comparison, Variant, Work
 
 Row = dict[str, Any]
 STEP_TOLERANCE = 1e-4
-DIFFERENT, DIFFERENT_STEP = "NOT THE SAME EXAMPLES", "ANOTHER STEP"
+DIFFERENT, DIFFERENT_STEP, DIFFERENT_RESULTS = "NOT THE SAME EXAMPLES", "ANOTHER STEP", "OTHER RESULTS"
+DIFFERENCES = (DIFFERENT, DIFFERENT_STEP, DIFFERENT_RESULTS)
 STEADY_RATIO = 1.25
 """The table mentions the speed of the machine if the ratio of its fastest to its slowest round exceeds this."""
 MAX_LOAD = 0.5
@@ -112,16 +113,24 @@ def relative_differences(row: Row) -> tuple[float, float]:
     return loss, norm
 
 
-def step_line(row: Row) -> str:
-    """Compares one step of both sides from the same weights, without dropout, in fp32."""
-    same = "the same step" if max(relative_differences(row)) <= STEP_TOLERANCE else DIFFERENT_STEP
+def is_same(row: Row) -> bool:
+    """Whether both sides agree in a check: of their results, or of one step."""
+    return row["apart"] <= row["tolerance"] if "results" in row else max(relative_differences(row)) <= STEP_TOLERANCE
+
+
+def check_line(row: Row) -> str:
+    """Compares results of both sides, or one step from the same weights, without dropout, in fp32."""
+    if "results" in row:
+        apart = f"at most {row['apart']:.0e} apart" if row["tolerance"] else f"{row['apart']:,} differ"
+        return f"{'the same' if is_same(row) else DIFFERENT_RESULTS + ','} {row['results']} ({row['count']:,}, {apart})"
+    same = "the same step" if is_same(row) else DIFFERENT_STEP
     losses = f"losses {row['loss']:.5f} and {row['rival_loss']:.5f}"
     return f"{same} ({losses}, gradient norms {relative_differences(row)[1]:.0e} apart)"
 
 
 def checks(work: Work, rows: Sequence[Row]) -> list[str]:
     """A line for each comparison that claims the same work: whether both sides read as many tokens in each turn, and
-    the comparison of one step."""
+    the comparison of one step or of the results."""
     rows, lines = rows_of_work(work, rows), []
     for comparison in (comparison for comparison in work.comparisons if comparison.same):
         names = comparison.own, comparison.rival
@@ -129,7 +138,7 @@ def checks(work: Work, rows: Sequence[Row]) -> list[str]:
         equal = [ours[number] == theirs[number] for number in ours.keys() & theirs.keys()]
         same = DIFFERENT if not all(equal) else "the same examples in every turn" if equal else "no turn in common"
         found = [row for row in rows if row["kind"] == "check" and row["rival"] == comparison.rival]
-        lines += [f"{' and '.join(names)}: {same}; {step_line(row)}" for row in found]
+        lines += [f"{' and '.join(names)}: {same}; {check_line(row)}" for row in found]
     return lines
 
 
@@ -254,9 +263,16 @@ def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
             aim = "" if comparison.aim is None else f"{comparison.aim:g}x"
             aim = ratio.verdict.removeprefix("aim ").lower() if ratio and aim else aim
             lines.append(markdown_row(title if not number else "", own, rival, speed, aim, share))
-    steps = [max(relative_differences(row)) <= STEP_TOLERANCE for row in rows if row["kind"] == "check"]
+    found = [row for row in rows if row["kind"] == "check"]
+    steps, results = ([is_same(row) for row in found if ("results" in row) == part] for part in (False, True))
     about = [share_line(work, rows) for work in works] + [speed_note(rows), foreign_line(rows)]
-    about.append(f"one step of both sides was the same in {sum(steps)} of {len(steps)} comparisons that claim it")
+    claims = (("one step", steps), ("the tokens, vectors or scores", results))
+    about += [
+        f"{what} of both sides {'was' if what == 'one step' else 'were'} the same in {sum(same)} of {len(same)} "
+        "comparisons that claim it"
+        for what, same in claims
+        if same
+    ]
     lines += ["", f"{machine_line(rows)}. {settings_line(rows[1])}."]
     lines.append(
         f"Peak memory: lmtool's over the other's, aim {MEMORY_AIM:g}; medians, smallest and largest of rounds."

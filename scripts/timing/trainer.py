@@ -22,6 +22,16 @@ NAMES = {
         "n_inner": "feedforward_size", "n_positions": "max_positions", "resid_pdrop": "dropout",
         "embd_pdrop": "dropout", "attn_pdrop": "attention_dropout",
     },
+    "t5": {
+        "vocab_size": "vocab_size", "d_model": "hidden_size", "num_layers": "num_layers", "num_heads": "num_heads",
+        "d_ff": "feedforward_size",
+    },
+    "bart": {
+        "vocab_size": "vocab_size", "d_model": "hidden_size", "encoder_layers": "num_layers",
+        "decoder_layers": "num_layers", "encoder_attention_heads": "num_heads", "decoder_attention_heads": "num_heads",
+        "encoder_ffn_dim": "feedforward_size", "decoder_ffn_dim": "feedforward_size",
+        "max_position_embeddings": "max_positions",
+    },
 }  # fmt: skip
 CLASSES = {"classification": "BertForSequenceClassification", "extractive_qa": "BertForQuestionAnswering"}
 NEVER = 1_000_000

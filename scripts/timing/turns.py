@@ -31,10 +31,13 @@ class TimingError(Exception):
 
 
 class Worker:
-    """The process of a variant."""
+    """The process of a variant. host: the worker whose process it shares."""
 
-    def __init__(self, variant: Variant, folder: Path, settings: Mapping[str, Any]):
+    def __init__(self, variant: Variant, folder: Path, settings: Mapping[str, Any], host: Worker | None = None):
         self.variant = variant
+        if host is not None:
+            self.log, self.process, self.ready = host.log, host.process, host.ready
+            return
         self.log = folder / f"{variant.name}.log"
         settings_of_worker = json.dumps({**settings, "variant": dict(variant.options)})
         with self.log.open("w") as errors:
@@ -54,8 +57,9 @@ class Worker:
 
     def run(self, steps: int, count: bool = False) -> dict[str, Any]:
         """Runs steps and returns the row of the turn. count: also count the waits for the device."""
-        with suppress(BrokenPipeError):  # the answer gives the reason
-            print(json.dumps({"steps": steps, "count": count}), file=self.process.stdin, flush=True)
+        command = {"steps": steps, "count": count, "options": dict(self.variant.options)}
+        with suppress(BrokenPipeError, ValueError):  # the process has ended, or its input is closed: see the answer
+            print(json.dumps(command), file=self.process.stdin, flush=True)
         return {"variant": self.variant.name, "imports_bytes": self.ready["imports_bytes"], **self.answer()}
 
     def close(self) -> None:
@@ -107,8 +111,10 @@ def measure(
 
         for variant in (MULTIPLY, *work.variants):
             print(f"  {work.name}: {variant.name} starts", file=sys.stderr, flush=True)
+            present = workers.values() if variant.shared else ()
+            host = next((one for one in present if one.variant.shared and one.variant.own == variant.own), None)
             try:
-                workers[variant.name] = Worker(variant, folder, settings)
+                workers[variant.name] = Worker(variant, folder, settings, host)
                 stack.callback(workers[variant.name].close)
                 workers[variant.name].run(2)  # the first steps choose kernels and allocate memory
             except TimingError as failure:

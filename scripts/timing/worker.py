@@ -1,7 +1,8 @@
 """The timed processes: each runs one side on prepared examples, some steps at a time.
 
     python scripts/timing/worker.py prepare FOLDER SETTINGS   build the examples of both sides
-    python scripts/timing/worker.py check FOLDER SETTINGS     one step of both from the same weights, without dropout
+    python scripts/timing/worker.py check FOLDER SETTINGS     one step of both from the same weights, without dropout,
+                                                              or the results of both
     python scripts/timing/worker.py VARIANT FOLDER SETTINGS   run; SETTINGS is JSON
 
 A worker loads everything, writes one JSON line `{"ready": ...}` and waits. For each line `{"steps": n}` on its standard
@@ -9,14 +10,18 @@ input, its training loop runs n more steps, and it answers with their seconds, t
 not measured, and the sides can take turns. `{"steps": n, "count": true}` also counts how often the host waited for
 the device. Both sides run their real loop: the Trainer pauses in `on_step_end`, lmtool's loop in its loader.
 
-The name of a variant begins with its side: trainer, pipeline, lmtool, or products. `settings["variant"]` has its
-options: rows (separate: texts; joined: rows of lmtool's running stream; group_texts: texts joined as run_mlm does;
-task), padding (tokens; else to the longest of the batch), grouped (batches of like length), multiple (padding to one of
-it), workers (processes that collate), flattened (packed without padding), compile, and of lmtool batch_tokens.
+The name of a variant begins with its side: trainer, pipeline, transformers, lmtool, or products. `settings["variant"]`
+has its options: rows (separate: texts; joined: rows of lmtool's running stream; group_texts: texts joined as run_mlm
+does; task), padding (tokens; else to the longest of the batch), grouped (batches of like length), multiple (padding to
+one of it), workers (processes that collate), flattened (packed without padding), compile, and of lmtool batch_tokens.
+Variants of `settings["use"]` (a trained model: generate, embed or shots) share a process, and each line has the options
+of one: texts (of which model or kind), at_once (in a step), new (tokens), beams, top_k (of sampling), loop (padded;
+kept: logits only of candidates).
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -34,6 +39,14 @@ def side_of(name: str) -> Any:
         from timing.trainer import run_trainer
 
         return run_trainer
+    if name.startswith("transformers"):
+        from timing.peers import run_peer
+
+        return run_peer
+    if name.startswith("lmtool_use"):
+        from timing.uses import run_use
+
+        return run_use
     from timing import ours
 
     return ours.run_prediction if name.startswith(("pipeline", "lmtool_prediction")) else ours.run_lmtool
@@ -55,14 +68,10 @@ def main() -> None:
 
     torch.set_num_threads(settings["threads"])
     gate = Gate(sys.stdin, answers, settings["device"])
-    if name == "prepare":
-        from timing.examples import prepare
-
-        gate.say(prepare(folder, settings))
-    elif name == "check":
-        from timing.check import check
-
-        gate.say(check(folder, settings))
+    if name in ("prepare", "check"):
+        modules = {"prepare": "examples", "check": "check"} if settings.get("use") is None else {}
+        job = getattr(importlib.import_module(f"timing.{modules.get(name, 'uses')}"), name)
+        gate.say(job(folder, settings))
     else:
         side_of(name)(folder, settings, gate)
 

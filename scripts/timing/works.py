@@ -24,14 +24,16 @@ GROUPED_STEPS = 50
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of a table. name: begins with trainer, pipeline or lmtool. options: see worker.py. steps: of a turn, if not
-    the common number. every: rounds between its turns."""
+    """A row of a table. name: begins with trainer, pipeline, transformers or lmtool. options: see worker.py. steps: of
+    a turn, if not the common number. every: rounds between its turns. shared: it runs in one process with the other
+    shared variants of its side."""
 
     name: str
     label: str
     options: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS)
     steps: int | None = None
     every: int = 1
+    shared: bool = False
 
     @property
     def own(self) -> bool:
@@ -41,7 +43,8 @@ class Variant:
 @dataclass(frozen=True)
 class Comparison:
     """A variant of lmtool compared with a rival's. aim: the smallest acceptable ratio of speeds. same: both read the
-    same examples in the same order in each turn, and one step of both is compared before they are timed."""
+    same examples in the same order in each turn, and one step (of the tables with `use`: the results) of both is
+    compared before they are timed."""
 
     own: str
     rival: str
@@ -80,7 +83,7 @@ def settings_of(**changes: Any) -> dict[str, Any]:
     """The settings of all workers; a work's settings override them."""
     return {
         "seed": 0, "threads": 1, "device": "cpu", "precision": "fp32", "family": "bert", "max_length": 128, "texts": [],
-        "task": None, "corpus_bytes": 3_000_000, "rows": 0, "batch": 16, "lr": 1e-4, "weight_decay": 0.01,
+        "task": None, "use": None, "corpus_bytes": 3_000_000, "rows": 0, "batch": 16, "lr": 1e-4, "weight_decay": 0.01,
         "clip_norm": 1.0, "rounds": 10, "turn_seconds": 5.0, "most_steps": 18,
         "model": {
             "vocab_size": 30522, "num_layers": 4, "hidden_size": 256, "num_heads": 4, "feedforward_size": 1024,
@@ -130,6 +133,53 @@ def classification(name: str, title: str, rows: int, over_grouped: float, **leng
         ),
         {"batch": 32, "rows": rows, "task": labeled("classification", **lengths)},
     )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked of a trained model, as a row of lmtool and a row of each rival. same: the results are equal."""
+
+    name: str
+    label: str
+    options: Mapping[str, Any]
+    steps: int
+    aim: float | None = None
+    same: bool = True
+
+
+def use(
+    name: str, title: str, unit: str, own: str, rivals: Mapping[str, str], cases: tuple[Case, ...],
+    settings: Mapping[str, Any], *notes: str,
+) -> Work:  # fmt: skip
+    """A table of a trained model in use, in fp32, with a process for each side. own and rivals: the first words of
+    labels, by the option `loop` of a rival."""
+    variants, comparisons = list[Variant](), list[Comparison]()
+    for case in cases:
+        ours = Variant(f"lmtool_use_{case.name}", f"{own}, {case.label}", case.options, case.steps, shared=True)
+        variants.append(ours)
+        for number, (loop, label) in enumerate(rivals.items()):
+            rival = f"transformers_{case.name}{f'_{loop}' if number else ''}"
+            options = {**case.options, "loop": loop}
+            variants.append(Variant(rival, f"{label}, {case.label}", options, case.steps, shared=True))
+            comparisons.append(Comparison(ours.name, rival, case.aim, case.same))
+    memory = "Each side runs in one process, whose peak memory is that of its largest row."
+    return Work(
+        name, title, unit, tuple(variants), tuple(comparisons),
+        {"use": name, "precision": "fp32", "corpus_bytes": 1_000_000, **settings}, notes=(memory, *notes),
+    )  # fmt: skip
+
+
+DECODER: Mapping[str, Any] = MappingProxyType({
+    "vocab_size": 8192, "num_layers": 6, "hidden_size": 384, "num_heads": 6, "feedforward_size": 1536,
+})  # fmt: skip
+"""The model whose texts, and scores of candidates, are timed."""
+SIZES = "The model has 6 layers of width 384 and 8,192 entries in fp32"
+
+
+def generated(
+    name: str, label: str, at_once: int, steps: int, aim: float | None, same: bool = True, **more: Any
+) -> Case:
+    return Case(name, label, {"texts": "gpt", "at_once": at_once, "new": 32, **more}, steps, aim, same)
 
 
 WORKS = (
@@ -216,6 +266,52 @@ WORKS = (
             Comparison("lmtool_prediction", "pipeline_single", aim=2.0),
             Comparison("lmtool_prediction", "pipeline_batched", aim=2.0),
         ),
+    ),
+    use(
+        "generate", "Generated texts, prompts of 8 to 16 tokens, 32 new tokens each", "tokens",
+        "lmtool generate", {"padded": "transformers generate"},
+        (
+            generated("greedy_1", "greedy, one prompt", 1, 6, 1.5),
+            generated("greedy_16", "greedy, 16 prompts", 16, 3, 2.0),
+            generated("greedy_64", "greedy, 64 prompts", 64, 2, None),
+            generated("beams_1", "four beams, one prompt", 1, 4, 2.0, beams=4),
+            generated("beams_8", "four beams, 8 prompts", 8, 2, 2.0, beams=4),
+            generated("sampled_16", "sampled from the 50 best, 16 prompts", 16, 3, 2.0, same=False, top_k=50),
+            generated("t5_16", "T5, greedy, 16 prompts", 16, 3, 2.0, texts="t5"),
+            generated("bart_16", "BART, greedy, 16 prompts", 16, 3, 2.0, texts="bart"),
+        ),
+        {"family": "gpt", "texts": ["gpt", "t5", "bart"], "model": DECODER},
+        f"{SIZES}, a GPT-2 unless the row names another, with random weights.",
+        "Sampled tokens differ between the sides: only their number "
+        "is the same.",
+    ),
+    use(
+        "embed", "Vectors of texts, questions of about 12 tokens and paragraphs of about 100", "texts",
+        "lmtool embed", {"padded": "sentence-transformers"},
+        tuple(
+            Case(f"{texts}_{at_once}", f"{texts}, {label}", {"texts": texts, "at_once": at_once}, steps, 2.0)
+            for texts, at_once, label, steps in (
+                ("questions", 1, "one at a time", 48), ("questions", 128, "128 at a time", 4),
+                ("paragraphs", 1, "one at a time", 32), ("paragraphs", 128, "128 at a time", 2),
+            )
+        ),
+        {"texts": ["questions", "paragraphs"]},
+        "The vectors are normalized means over the tokens of a BERT with random weights, in fp32.",
+    ),
+    use(
+        "shots", "Scores of two candidates after 8 examples in the prompt, 32 rows at a time", "candidates",
+        "lmtool evaluate shots=8",
+        {
+            "padded": "transformers, batches of 16 padded texts",
+            "kept": "transformers, batches of 16 padded texts, logits only of candidates (logits_to_keep)",
+        },
+        (Case("shots", "32 rows", {"texts": "rows", "at_once": 32}, 1),),
+        {
+            "family": "gpt", "texts": ["rows"], "model": DECODER, "rows": 240,
+            "task": labeled("classification", median=22.0, sigma=0.5, smallest=4, largest=66),
+        },
+        f"{SIZES}, a GPT-2 with random weights.",
+        "lmtool reads the examples of the prompt once, and transformers before each candidate.",
     ),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ import pytest
 # Answers like scripts/timing/worker.py at a fixed rate: lmtool is four times as fast and needs half the memory. The
 # variant that settings["broken"] names ends with an error.
 FAKE_WORKER = """
-import json, sys
+import json, os, sys
 name, settings = sys.argv[1], json.loads(sys.argv[3])
 own = name.startswith("lmtool")
 if name == settings.get("broken"):
@@ -23,14 +23,20 @@ if name == "prepare":
     sys.exit()
 if name == "check":
     step = {"loss": 1.0, "norm": 2.0, "rival_loss": 1.0, "rival_norm": 2.0}
+    if settings.get("use"):
+        step = {"results": "tokens", "count": 512, "apart": 0, "tolerance": 0.0}
     print(json.dumps({"steps": [step] * len(settings["pairs"]),}))
     sys.exit()
 flops = {"flops_per_token": 5e6} if own else {}
 print(json.dumps({"ready": name, "imports_bytes": 10, "parameters": 7, **flops}), flush=True)
 for line in sys.stdin:
-    steps = json.loads(line)["steps"]
+    command = json.loads(line)
+    steps, options = command["steps"], command["options"]
+    if not own and options and options.get("at_once") == settings.get("broken_at", 0):
+        sys.exit("RuntimeError: out of ink")
     seconds = steps * (0.25 if own else 1.0)
     row = {"steps": steps, "tokens": 100 * steps, "examples": steps, "slots": 200 * steps}
+    row |= {"texts": steps, "candidates": steps, "process": os.getpid(), "options": options}
     if name == "products":
         row = {"steps": steps, "flops": 1e9 * steps}
     print(json.dumps({**row, "seconds": seconds, "peak_bytes": 60 if own else 110}), flush=True)
@@ -137,6 +143,21 @@ def test_check_reports_different_step(script, works, rows, loss, norm, expected)
     assert expected in line and "the same examples in every turn" in line
 
 
+@pytest.mark.parametrize(
+    ("apart", "tolerance", "expected"),
+    [
+        (0, 0.0, "the same tokens (512, 0 differ)"),
+        (3, 0.0, "OTHER RESULTS, tokens (512, 3 differ)"),
+        (9e-6, 1e-5, "the same tokens (512, at most 9e-06 apart)"),
+        (2e-5, 1e-5, "OTHER RESULTS, tokens (512, at most 2e-05 apart)"),
+        (float("nan"), 1e-5, "OTHER RESULTS, tokens (512, at most nan apart)"),
+    ],
+)
+def test_check_reports_different_results(script, apart, tolerance, expected):
+    row = {"results": "tokens", "count": 512, "apart": apart, "tolerance": tolerance}
+    assert script("timing.report").check_line(row) == expected
+
+
 def test_check_reports_different_examples(script, works, rows):
     next(row for row in rows if row["kind"] == "turn")["tokens"] += 1
     (line,) = script("timing.report").checks(works["masked_lm"], [*rows, check_row(2.0, 3.0)])
@@ -190,6 +211,31 @@ def test_failed_rival_is_recorded(script, works, workers, tmp_path):
     assert [row["variant"] for row in rows if row["kind"] == "failed"] == ["trainer_flattened"]
 
 
+def test_shared_variants_of_a_side_take_turns_in_one_process(script, works, workers, tmp_path):
+    work, rows = works["embed"], []
+    script("timing.turns").measure(
+        work, tmp_path, SETTINGS | {"rounds": 2}, time.monotonic() + 60, rows.append, required=False
+    )
+    turns = {variant.name: script("timing.report").turns(rows, variant.name) for variant in work.variants}
+    for variant in work.variants:
+        assert {row["steps"] for row in turns[variant.name]} == {variant.steps}
+        assert [row["options"] for row in turns[variant.name]] == [dict(variant.options)] * 2
+    for side in (work.own, work.rivals):
+        assert len({row["process"] for variant in side for row in turns[variant.name]}) == 1
+    assert len(list(tmp_path.glob("*.log"))) == 3
+
+
+def test_failed_process_drops_all_its_variants(script, works, workers, tmp_path):
+    settings, rows, work = SETTINGS | {"rounds": 1, "broken_at": 128}, [], works["embed"]
+    script("timing.turns").measure(work, tmp_path, settings, time.monotonic() + 60, rows.append)
+    assert {row["variant"]: row["why"] for row in rows if row["kind"] == "failed"} == {
+        variant.name: f"{variant.name} ended: RuntimeError: out of ink" for variant in work.rivals
+    }
+    assert {row["variant"] for row in rows if row["kind"] == "turn"} == {
+        v.name for v in (*work.own, script("timing.turns").MULTIPLY)
+    }
+
+
 def test_failed_lmtool_raises_error_with_log(script, works, workers, tmp_path):
     turns, settings = script("timing.turns"), SETTINGS | {"rounds": 1, "broken": "lmtool_joined"}
     with pytest.raises(turns.TimingError, match="out of paper") as caught:
@@ -237,6 +283,18 @@ def test_benchmark_of_different_work_exits_with_3(benchmark, finished, monkeypat
     with pytest.raises(SystemExit) as caught:
         run(benchmark, monkeypatch, "--resume", str(file))
     assert caught.value.code == 3 and "error: not the same work: lmtool_finetune and" in capsys.readouterr().err
+
+
+def test_benchmark_of_different_results_exits_with_3(benchmark, workers, monkeypatch, tmp_path, capsys):
+    file = tmp_path / "uses.jsonl"
+    run(benchmark, monkeypatch, "--quick", "--precision", "fp32", "--only", "embed,shots", "--output", str(file))
+    assert "the same tokens (512, 0 differ)" in capsys.readouterr().out
+    run(benchmark, monkeypatch, "--markdown", str(file))
+    assert "The tokens, vectors or scores of both sides were the same in 6 of 6 comparisons" in capsys.readouterr().out
+    file.write_text(file.read_text().replace('"apart": 0', '"apart": 1'))
+    with pytest.raises(SystemExit) as caught:
+        run(benchmark, monkeypatch, "--resume", str(file))
+    assert caught.value.code == 3 and "OTHER RESULTS" in capsys.readouterr().err
 
 
 def test_markdown_option_prints_table_of_a_file(benchmark, works, finished, monkeypatch, capsys):
@@ -301,7 +359,7 @@ def test_missing_transformers_prints_hint(benchmark, monkeypatch, capsys):
         run(benchmark, monkeypatch)
     assert caught.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: transformers and accelerate are not installed",
+        "error: not installed: transformers, accelerate, sentence_transformers",
         "hint: run make bench",
     ]
 

@@ -3,6 +3,7 @@ read the same examples, and compute the same step."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 
@@ -29,10 +30,15 @@ def prepared(script, folder):
         work = next(work for work in works.WORKS if work.name == name)
         settings = {**works.settings_of(), **work.settings}
         settings |= {"threads": 1, "model": TINY, "max_length": 32, "batch": 4, "corpus_bytes": 150_000, "rows": 240}
+        if settings["use"] is not None:
+            settings |= {"rows": 60, "model": {**TINY, "max_positions": 512}}
         if settings["task"] is not None:
             lengths = {**settings["task"]["lengths"], "smallest": 24, "median": 40, "largest": 64}
             settings["task"] = {**settings["task"], "max_length": 64, "lengths": lengths}
-        if not (folder / name / "examples.npz").exists():
+        if settings["use"] is not None:
+            if not (folder / name / "items.json").exists():
+                assert script("timing.uses").prepare(folder / name, settings)["gflops"]["fp32"] > 0
+        elif not (folder / name / "examples.npz").exists():
             metadata = script("timing.examples").prepare(folder / name, settings)
             assert metadata["gflops"]["bf16"] > 0 and ("task: " in metadata["text"]) == (settings["task"] is not None)
         return work, settings, folder / name
@@ -42,8 +48,10 @@ def prepared(script, folder):
 
 def answers_of(script, variant, folder, settings):
     """The answers of a worker to two turns."""
-    answers = io.StringIO()
-    gate = script("timing.gate").Gate(io.StringIO('{"steps": 2}\n{"steps": 1, "count": true}\n'), answers, "cpu")
+    answers, options = io.StringIO(), dict(variant.options)
+    turns = [{"steps": 2, "options": options}, {"steps": 1, "count": True, "options": options}]
+    commands = io.StringIO("".join(f"{json.dumps(turn)}\n" for turn in turns))
+    gate = script("timing.gate").Gate(commands, answers, "cpu")
     script("timing.worker").side_of(variant.name)(folder, {**settings, "variant": dict(variant.options)}, gate)
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
@@ -86,7 +94,67 @@ def test_both_sides_compute_the_same_step(name, script, prepared):
     answer = script("timing.check").check(folder, {**settings, "pairs": pairs})
     assert len(answer["steps"]) == len(claims)
     for step in answer["steps"]:
-        assert script("timing.report").step_line(step).startswith("the same step")
+        assert script("timing.report").check_line(step).startswith("the same step")
+
+
+USES = ("generate", "embed", "shots")
+
+
+@pytest.fixture
+def small_use(script, prepared, monkeypatch):
+    """A function that returns a table of a trained model, its settings and its folder, with few and short texts."""
+
+    def prepare(name):
+        if name == "embed":
+            pytest.importorskip("sentence_transformers")
+        monkeypatch.setitem(script("timing.gate").PRODUCT_SIZE, "cpu", 16)
+        work, settings, folder = prepared(name)
+        variants = tuple(
+            dataclasses.replace(
+                variant, options={**variant.options, "at_once": min(4, variant.options["at_once"]), "new": 8}
+            )
+            for variant in work.variants
+        )
+        return dataclasses.replace(work, variants=variants), settings, folder
+
+    return prepare
+
+
+@pytest.mark.parametrize("name", USES)
+def test_both_sides_of_a_use_give_the_same_results(name, script, small_use):
+    work, settings, folder = small_use(name)
+    claims = [comparison for comparison in work.comparisons if comparison.same]
+    pairs = [[dict(work.variant(side).options) for side in (claim.own, claim.rival)] for claim in claims]
+    answer = script("timing.uses").check(folder, {**settings, "pairs": pairs})
+    assert len(answer["steps"]) == len(claims)
+    for row in answer["steps"]:
+        assert script("timing.report").check_line(row).startswith("the same ") and row["count"] >= 8
+
+
+@pytest.mark.parametrize("name", USES)
+def test_both_sides_of_a_use_answer_each_turn_with_its_options(name, script, small_use):
+    work, settings, folder = small_use(name)
+    for comparison in work.comparisons:
+        (ready, *ours), (_, *theirs) = (
+            answers_of(script, work.variant(side), folder, settings) for side in (comparison.own, comparison.rival)
+        )
+        assert ready["ready"] == name
+        for own, rival in zip(ours, theirs, strict=True):
+            assert own["tokens"] == own["slots"] <= rival["slots"] and own["seconds"] > 0
+            assert own[work.unit] == rival[work.unit] > 0 and own["tokens"] == rival["tokens"]
+            assert own["examples"] == own["steps"] * work.variant(comparison.own).options["at_once"]
+
+
+def test_generated_texts_of_a_use_differ(script, small_use):
+    """Equal tokens would show little if every prompt had the same continuation."""
+    _, settings, folder = small_use("generate")
+    items = script("timing.peers").read_items(folder)
+    generate = script("timing.uses").generation(folder, settings)
+    for family in settings["texts"]:
+        prompts = items[family][:9]
+        assert [len(item["prompt"]) for item in prompts] == list(range(8, 17))
+        texts, _ = generate(prompts, {"texts": family, "new": 12})
+        assert len(set(map(tuple, texts))) > 4
 
 
 @pytest.mark.slow
