@@ -2,14 +2,16 @@
 
 On a CPU, oneDNN computes products in half precision and compiles a kernel for every new shape of the operands. This
 takes 2 to 4 ms for a product of 0.3 to 0.8 ms (one thread with AMX). Here the tokens of these products are padded to a
-multiple of `ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation; for few tokens they
-are divided among the threads.
+multiple of `ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation. In generation, those of
+few tokens are divided among the threads.
 
 Shape letters: T tokens, I inputs, O outputs, R rows (T padded to a multiple of `ROW_MULTIPLE`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -48,11 +50,26 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     if torch.compiler.is_compiling() or x_TI.dim() != 2 or x_TI.device.type != "cpu":
         return F.linear(x_TI, weight_OI, bias_O)
     tokens, dtype = x_TI.shape[0], product_type(x_TI)
-    if 0 < tokens <= _FEW and dtype == torch.float32 and not torch.is_grad_enabled():
+    if _divides and 0 < tokens <= _FEW and dtype == torch.float32:
         return _few_rows(x_TI, weight_OI, bias_O)
     if dtype not in _HALF or tokens < ROW_MULTIPLE:
         return F.linear(x_TI, weight_OI, bias_O)
     return cast(Tensor, _AlignedLinear.apply(x_TI, weight_OI, bias_O, dtype))
+
+
+_divides = False
+
+
+@contextmanager
+def divided_products() -> Iterator[None]:
+    """Divides the products of few tokens in fp32 among the threads of a CPU inside the context, without gradients. This
+    rounds differently, and so is not the default: elsewhere a row has the same result in every batch."""
+    global _divides
+    previous, _divides = _divides, True
+    try:
+        yield
+    finally:
+        _divides = previous
 
 
 def _few_rows(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
