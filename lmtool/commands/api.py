@@ -22,7 +22,7 @@ from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows
 from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.learners.representations.reading import Layers, embedder_of, text_format_of
-from lmtool.learners.representations.vectors import Pooling
+from lmtool.learners.representations.vectors import Embedder, Pooling
 from lmtool.session.requests import PAIR, TEXT
 from lmtool.session.trained import Trained, read_trained
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
@@ -132,8 +132,7 @@ class Loaded(LoadedCheckpoint):
         """Returns the vectors of `lmtool embed`: (N, H) float32, or (N, W, H) for layers="all"; for pooling="none" a
         list with the tokens of each text, (L, H) or (W, L, H). Raises UserError if there is no such layer."""
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
-        precision = self._precision
-        embedder, _ = embedder_of(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
+        embedder = self._embedder(layers, pooling, batch_tokens)
         for note in embedder.notes:
             warnings.warn(note, stacklevel=2)
         vectors = [text.vectors for text in embedder.vectors(rows, no_progress, warnings.warn)]
@@ -144,6 +143,19 @@ class Loaded(LoadedCheckpoint):
     @property
     def _precision(self) -> Precision:
         return Precision("fp32", next(self.model.parameters()).device, "as loaded")
+
+    @cached_property
+    def _embedders(self) -> dict[tuple[object, ...], Embedder]:
+        return {}
+
+    def _embedder(self, layers: Layers, pooling: Pooling | Literal["auto"], batch_tokens: int) -> Embedder:
+        # Building one reads files and copies the tokenizer, which takes longer than embedding a sentence.
+        precision = self._precision
+        key = layers, pooling, batch_tokens, precision.device
+        if key not in self._embedders:
+            embedder, _ = embedder_of(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
+            self._embedders[key] = embedder
+        return self._embedders[key]
 
     @cached_property
     def _trained(self) -> Trained:

@@ -2,8 +2,8 @@
 
 On a CPU, oneDNN computes products in half precision and compiles a kernel for every new shape of the operands. This
 takes 2 to 4 ms for a product of 0.3 to 0.8 ms (one thread with AMX). Here the tokens of these products are padded to a
-multiple of `ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation. In generation, those of
-few tokens are divided among the threads.
+multiple of `ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation. In generation and
+embedding, those of few tokens are divided among the threads.
 
 Shape letters: T tokens, I inputs, O outputs, R rows (T padded to a multiple of `ROW_MULTIPLE`).
 """

@@ -22,6 +22,7 @@ from lmtool.errors import NotFinite, UserError
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.sequence import summary
+from lmtool.nn.linear import divided_products
 from lmtool.nn.stack import Stack, Tap, TapPoint
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -286,7 +287,8 @@ class Embedder:
         budget = max(self.batch_tokens, self.max_length)
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
             inputs = batch.inputs.to(self.states.precision.device)
-            states_WTH = self.states.read(inputs)
+            with divided_products():
+                states_WTH = self.states.read(inputs)
             if self.average:
                 states_WTH = states_WTH.mean(0, keepdim=True)
             tokens = np.split(batch.inputs.tokens.numpy(), np.cumsum(batch.inputs.lengths)[:-1])
