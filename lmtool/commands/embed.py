@@ -165,7 +165,8 @@ def run(config: EmbedConfig) -> None:
 
         settings = [embedder.pooling, embedder.average, embedder.states.layers, config.batch_tokens, precision.name]
         weights = [digest(part.state_dict()) for part in (loaded.model, embedder.modules) if part is not None]
-        request = [*weights, embedder.format_name, embedder.prompt, embedder.max_length, *settings]
+        identity = loaded.saved.get("model"), embedder.tokenizer.fingerprint
+        request = [*weights, *identity, embedder.format_name, embedder.prompt, embedder.max_length, *settings]
         written = _write(config.output, rows, vectors_from, embedder, request)
     output.line(f"{written}: {config.output} · {description} · {precision.name}")
 

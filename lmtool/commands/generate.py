@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import BinaryIO
 
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
@@ -15,7 +14,7 @@ from lmtool.reporting.console import Output, SafeStream
 from lmtool.resolver.commands import FinetuneConfig, GenerateConfig
 from lmtool.session.requests import check_output, input_lines, input_table, write_output
 from lmtool.session.trained import Trained, load_trained
-from lmtool.session.unfinished import unfinished_output
+from lmtool.session.unfinished import UnfinishedOutput, unfinished_output
 from lmtool.system.terminal import counted, visible
 from lmtool.weights.base import digest
 
@@ -47,16 +46,10 @@ def run(config: GenerateConfig) -> None:
         if config.output is not None:
             # Everything that determines the tokens, or which of them are one batch.
             weights = digest(trained.weights.tensors)
-            request = [
-                weights,
-                prompts,
-                settings.model_dump(),
-                config.seed,
-                config.batch_tokens,
-                trained.precision.name,
-            ]
+            request = [weights, trained.saved.get("model"), prompts, settings.model_dump(), config.seed]
+            request += [config.batch_tokens, trained.precision.name]
             with unfinished_output(config.output, request) as unfinished:
-                generated = _continue(write, unfinished.file, len(prompts), output)
+                generated = _continue(write, unfinished, len(prompts), output)
                 answers = zip(texts, prompts, generated, strict=True)
                 rows = ({"prompt": text, "text": writer.full_text(text, prompt, ids)} for text, prompt, ids in answers)
                 write_output(config.output, rows)
@@ -70,12 +63,18 @@ def run(config: GenerateConfig) -> None:
         output.line(writer.full_text(text, prompt, ids))
 
 
-def _continue(write: Callable[..., list[list[int]]], file: BinaryIO, count: int, output: Output) -> list[list[int]]:
+def _continue(
+    write: Callable[..., list[list[int]]], unfinished: UnfinishedOutput, count: int, output: Output
+) -> list[list[int]]:
     """Generates the texts that a file does not have yet, and appends them batch by batch. Returns the tokens of all."""
+    file = unfinished.file
     file.seek(0)
     lines = [line for line in file if line.endswith(b"\n")]
     file.truncate(sum(map(len, lines)))  # without the line that a killed process left incomplete
-    finished: dict[int, list[int]] = dict(map(json.loads, lines))
+    try:
+        finished = {int(number): list(map(int, tokens)) for number, tokens in map(json.loads, lines)}
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{unfinished.part} is damaged", f"rm {unfinished.part}, and repeat the command") from error
     if finished:
         output.line(f"continues after {len(finished):,} of {counted(count, 'text')}, which were generated before")
     with output.bar("generating") as progress:

@@ -19,22 +19,23 @@ from lmtool.system.files import user_path
 
 
 class UnfinishedOutput:
-    """The finished part of an output. file: for reading and appending, in memory if the output is an open stream."""
+    """The finished part of an output. file: for reading and appending, in memory if the output is an open stream. part:
+    the path of the file."""
 
     def __init__(self, output: str, request: object):
         self.path = Path(os.path.realpath(user_path(output)))
         self.is_stream = self.path.exists() and not self.path.is_file()
         content = to_json([__version__, request], indent=None)
         digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-        self._part = self.path.with_name(f"{self.path.name}.{digest[:12]}.unfinished")
+        self.part = self.path.with_name(f"{self.path.name}.{digest[:12]}.unfinished")
         self.file: BinaryIO = io.BytesIO() if self.is_stream else self._open(output)
 
     def _open(self, output: str) -> BinaryIO:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            file = os.fdopen(os.open(self._part, flags, 0o666), "a+b")
+            file = os.fdopen(os.open(self.part, flags, 0o666), "a+b")
         except OSError as error:
-            raise UserError(f"output={output}: {self._part.name}: {error.strerror}", "use another output=") from error
+            raise UserError(f"output={output}: {self.part.name}: {error.strerror}", "use another output=") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -53,15 +54,17 @@ class UnfinishedOutput:
             with self.path.open("wb") as stream:
                 shutil.copyfileobj(self.file, stream)
         else:
-            os.replace(self._part, self.path)
+            os.replace(self.part, self.path)
 
     def close(self, finished: bool) -> None:
         """Removes the file, unless something in it is still to be continued."""
-        self.file.flush()
-        if not self.is_stream and (finished or not os.fstat(self.file.fileno()).st_size):
-            with suppress(OSError):
-                self._part.unlink(missing_ok=True)
-        self.file.close()
+        with suppress(OSError):  # on a full disk, what was written before is still to be continued
+            self.file.flush()
+        with suppress(OSError):
+            if not self.is_stream and (finished or not self.part.stat().st_size):
+                self.part.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.file.close()
 
 
 @contextmanager
@@ -80,5 +83,7 @@ def unfinished_output(output: str, request: object) -> Iterator[UnfinishedOutput
     try:
         yield part
         finished = True
+    except OSError as error:
+        raise UserError(f"output={output} cannot be written: {error.strerror}", "use another output=") from error
     finally:
         part.close(finished)

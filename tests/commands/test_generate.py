@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 from pathlib import Path
 
@@ -9,8 +11,10 @@ import pytest
 
 import lmtool
 from lmtool.cli import main as cli
+from lmtool.commands import generate as generate_command
 from lmtool.learners.generation.decoding import Decoding
 from lmtool.learners.generation.strategies import Request, Sampling
+from lmtool.session.unfinished import UnfinishedOutput
 from lmtool.system.terminal import visible
 from tests.commands.conftest import merge_overrides, pretrain
 from tests.weights.published_folders import make
@@ -147,3 +151,30 @@ def test_stopped_generation_continues_after_its_finished_batches(
     generate(*words, "output=out.jsonl")
     assert f"continues after {count} of 6 texts" in capsys.readouterr().out
     assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes() and not unfinished.exists()
+
+
+def test_full_disk_and_damaged_part_are_one_line_each(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain("gpt", model="gpt_tiny")
+    Path("prompts.txt").write_text("The cat\nA king\n")
+    words = ["checkpoint=runs/gpt", "input=prompts.txt", "output=out.jsonl"]
+    write_output = generate_command.write_output
+    monkeypatch.setattr(generate_command, "write_output", lambda *_: pytest.fail("stopped before the output"))
+    with pytest.raises(pytest.fail.Exception):
+        generate(*words)
+    monkeypatch.setattr(generate_command, "write_output", write_output)
+    (unfinished,) = Path().glob("out.jsonl.*.unfinished")
+    with unfinished.open("ab") as file:
+        file.write(b"[1]\n")
+    generate(*words, status=2)
+    assert f"{unfinished.resolve()} is damaged" in capsys.readouterr().err
+    unfinished.unlink()
+
+    class FullDisk(io.BytesIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(UnfinishedOutput, "_open", lambda *_: FullDisk())
+    generate(*words, status=2)
+    assert "output=out.jsonl cannot be written: No space left on device" in capsys.readouterr().err
