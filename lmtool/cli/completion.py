@@ -309,13 +309,13 @@ def _arguments(line: Line, table: CompletionTable) -> Iterator[str]:
     if verb == "show":
         yield from _show_arguments(current, table)
         return
-    page = next((word for word in line.words if word in LOOKS), None) if verb == "inspect" else None
-    if page is not None:
-        verb = f"inspect {page}"
+    subject = next((word for word in line.words if word in LOOKS.get(verb, ())), None)
+    if subject is not None:
+        verb = f"{verb} {subject}"
     if verb in ABOUT_A_RUN:
         training = [word for word in line.words if word in TRAINING]
         if not training and "=" not in current:
-            yield from (f"{name} " for name in (*TRAINING, *(LOOKS if verb == "inspect" else ())))
+            yield from (f"{name} " for name in (*TRAINING, *LOOKS.get(verb, ())))
         if "=" not in current:
             yield from (f"{key}=" for key in table["own"].get(verb, ()) if key not in line.overrides)
         verb = training[0] if training else "finetune" if {"task"} & line.overrides.keys() else "pretrain"

@@ -344,7 +344,7 @@ def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]
     if typed_verb in TRAINING:
         return typed_verb, typed_verb
     if typed_verb is not None:
-        close = nearest(typed_verb, (*TRAINING, *(LOOKS if command == "inspect" else ())))
+        close = nearest(typed_verb, (*TRAINING, *LOOKS.get(command, ())))
         if close or typed_verb in VERBS:
             hint = f"did you mean lmtool {command} {close}?" if close else f"lmtool {command} pretrain"
             raise UserError(f"{command} {typed_verb}: {VERBS[command].action} pretrain or finetune", hint)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.writing import Writer
 from lmtool.reporting.console import Output, SafeStream
@@ -22,11 +24,24 @@ Prompts = tuple[list[str], list[tuple[str, int]]]
 """The texts, and the (file, line) of each."""
 
 
-def run(config: GenerateConfig) -> None:
-    """Reads the prompts and generates. The text of a single prompt is printed token by token."""
-    check_output(config.output)
-    trained, output = load_trained(config), Output()
-    writer = trained.learner().writer()
+@dataclass(frozen=True)
+class Requested:
+    """What a command generates from. texts: the prompts as typed. prompts: their tokens. settings: how tokens are
+    chosen."""
+
+    trained: Trained
+    learner: BaseLearner
+    writer: Writer
+    texts: list[str]
+    prompts: list[list[int]]
+    settings: GenerationConfig
+
+
+def requested(config: GenerateConfig, output: Output) -> Requested:
+    """Reads the checkpoint and the prompts, and prints warnings about both."""
+    trained = load_trained(config)
+    learner = trained.learner()
+    writer = learner.writer()
     texts, origin = _prompts(config, trained)
     prompts = writer.prompts(texts, origin)
     defaults = trained.saved.get("generation", {})
@@ -39,6 +54,16 @@ def run(config: GenerateConfig) -> None:
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
         output.line(f"warning: the model has room for {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
+    return Requested(trained, learner, writer, texts, prompts, settings)
+
+
+def run(config: GenerateConfig) -> None:
+    """Reads the prompts and generates. The text of a single prompt is printed token by token."""
+    check_output(config.output)
+    output = Output()
+    request = requested(config, output)
+    trained, writer, settings = request.trained, request.writer, request.settings
+    texts, prompts = request.texts, request.prompts
     is_streamed = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.is_streamable(prompts[0])
     stream = _StreamedText(writer, texts[0], prompts[0]) if is_streamed else None
     write = partial(writer.write, prompts, settings, config.seed, config.batch_tokens)
@@ -46,9 +71,9 @@ def run(config: GenerateConfig) -> None:
         if config.output is not None:
             # Everything that determines the tokens, or which of them are one batch.
             weights = digest(trained.weights.tensors)
-            request = [weights, trained.saved.get("model"), prompts, settings.model_dump(), config.seed]
-            request += [config.batch_tokens, trained.precision.name]
-            with unfinished_output(config.output, request) as unfinished:
+            determining = [weights, trained.saved.get("model"), prompts, settings.model_dump(), config.seed]
+            determining += [config.batch_tokens, trained.precision.name]
+            with unfinished_output(config.output, determining) as unfinished:
                 generated = _continue(write, unfinished, len(prompts), output)
                 answers = zip(texts, prompts, generated, strict=True)
                 rows = ({"prompt": text, "text": writer.full_text(text, prompt, ids)} for text, prompt, ids in answers)

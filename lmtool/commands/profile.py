@@ -1,7 +1,8 @@
-"""`lmtool profile`: measures the time of each part of a training step.
+"""`lmtool profile`: measures the time of each part of a training step, or of a step of generation.
 
-The profiled command builds and trains the run in a temporary folder, and a few of its steps are recorded. The output is
-a table, also as JSON, and a trace for chrome://tracing or ui.perfetto.dev.
+The profiled command builds and trains the run in a temporary folder, and a few of its steps are recorded; of a
+generation, the first batch is recorded. The output is a table, also as JSON, and a trace for chrome://tracing or
+ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -9,30 +10,40 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from lmtool.commands.generate import requested
 from lmtool.config.base import JsonObject
 from lmtool.costs.rate import product_rate
 from lmtool.distillation.recording import Teacher
 from lmtool.errors import Stopped, UserError
+from lmtool.learners.generation.decoding import Decoding
+from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.models.configs import TransformerConfig
+from lmtool.nn import linear
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import StepProfile, print_profile
-from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, ProfileKeys, RunConfig
+from lmtool.resolver.commands import FinetuneConfig, GenerateConfig, PretrainConfig, ProfileKeys, RunConfig
 from lmtool.runs.finding import saved_steps
 from lmtool.runs.identity import select_folder
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.session import Session
 from lmtool.system.files import RUNS, user_path
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs.mixture import GlueConfig
-from lmtool.training.attribution import attribute
-from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
-from lmtool.training.profiling import TEACHER, ProfiledLoader, ranges
+from lmtool.training.attribution import OTHER, MeanStep, attribute
+from lmtool.training.loop import StopTraining
+from lmtool.training.precision import cpu_has_bf16
+from lmtool.training.profiling import PRODUCT, STEP, TEACHER, ProfiledLoader, profiler_of, profiler_range, ranges
+from lmtool.training.progress import peak_memory
 from lmtool.weights.exporting import require_new
 
 WARM_UP = 2
@@ -51,12 +62,140 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: ProfileKe
             f"{profiling.steps}{_phase_note(config)}"
         )
         profile = _profile(config, profiling.steps, folder)
-        precision = select_precision(config.precision, select_device(config.device))
-        profile = replace(profile, product_rate=product_rate(precision.name, str(precision.device)))
-        (folder / TABLE).write_text(json.dumps({"command": verb, **asdict(profile)}, indent=1) + "\n", encoding="utf-8")
-        print_profile(output, profile, f"a step of lmtool {verb} · {learned_name} · model={config.model.name}")
-        output.line(f"table {folder / TABLE}; trace {folder / TRACE}, for https://ui.perfetto.dev or chrome://tracing")
+        heading = f"a step of lmtool {verb} · {learned_name} · model={config.model.name}"
+        _publish(profile, verb, folder, output, heading)
     return 0
+
+
+def generation(config: GenerateConfig) -> int:
+    """Generates the first batch of texts three times: to warm up, to measure, and with the profiler. Prints the table
+    of a step, which chooses a token of each text, and writes it and the trace."""
+    output = Output()
+    request = requested(config, output)
+    trained, model = request.trained, request.trained.config.model.name
+    precision, generative = trained.precision, request.writer.model
+    with _folder(config.output, f"profile-generate-{model}") as folder, precision.autocast():
+
+        def generate(recording: DecodingRecording) -> None:
+            with recording.of(generative), suppress(StopTraining):
+                request.writer.write(
+                    request.prompts, request.settings, config.seed, config.batch_tokens, keep=recording.stop
+                )
+
+        for measured in (DecodingRecording(precision.device), DecodingRecording(precision.device)):
+            generate(measured)  # the first one warms up
+        if not measured.steps:
+            raise UserError("a profile needs two tokens of a text", "set max_new_tokens=32, or use another prompt")
+        profiler = profiler_of(precision.device)
+        profiled = DecodingRecording(precision.device, profiler)
+        with ranges(request.learner, [(linear, linear.few_rows.__name__, PRODUCT)]):
+            generate(profiled)
+        profiler.export_chrome_trace(str(folder / TRACE))
+        on_gpu = precision.device.type == "cuda"
+        costs = attribute(profiler.events(), on_gpu)
+        costs.parts["choice of tokens"] = costs.parts.pop(OTHER)
+        profile = StepProfile(
+            **_costs(costs),
+            unprofiled_milliseconds=1000 * measured.seconds / measured.steps,
+            steps=profiled.steps,
+            tokens=profiled.tokens / profiled.steps,
+            micro_batches=0,
+            peak_memory_bytes=peak_memory(precision.device),
+            precision=precision.name,
+            device=str(precision.device),
+            threads=torch.get_num_threads(),
+            metadata={"vocab_size": trained.config.model.vocab_size, "native_bf16": on_gpu or cpu_has_bf16()},
+        )
+        others = len(request.prompts) - measured.texts
+        output.line(
+            f"{counted(measured.texts, 'prompt')} read in {1000 * measured.prompt_seconds:.2f} ms before the first step"
+            + (f"; {counted(others, 'prompt')} of further batches were not profiled" if others else "")
+        )
+        _publish(profile, "generate", folder, output, f"a step of lmtool generate · model={model}")
+    return 0
+
+
+class DecodingRecording:
+    """Measurements of the first batch of a generation. A step lasts from one `Decoding.advance` to the next, or to the
+    end of the batch.
+
+    Attributes:
+        prompt_seconds: Time of reading the prompts.
+        seconds, steps: Time and number of all steps.
+        tokens: Tokens that the steps read, one of each unfinished text.
+        texts: Number of texts in the batch.
+    """
+
+    def __init__(self, device: torch.device, profiler: torch.profiler.profile | None = None):
+        self.device, self.profiler = device, profiler
+        self.prompt_seconds = self.seconds = 0.0
+        self.steps = self.tokens = self.texts = 0
+        self._range: Any = None
+
+    @contextmanager
+    def of(self, model: GenerativeModel) -> Iterator[None]:
+        """Records what the model generates in the block."""
+        new_decoding = model.decoding
+
+        def decoding(prompts: Sequence[Sequence[int]], limit: int) -> Decoding:
+            batch = new_decoding(prompts, limit)
+            read_prompts, advance = batch.read_prompts, batch.advance
+
+            def timed_prompts() -> Tensor:
+                started = self._now()
+                logits_NV = read_prompts()
+                self.prompt_seconds = self._now() - started
+                return logits_NV
+
+            def timed_step(tokens_R: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+                self._end_step()
+                self._begin_step(len(tokens_R))
+                return advance(tokens_R, rows)
+
+            vars(batch).update(read_prompts=timed_prompts, advance=timed_step)
+            return batch
+
+        vars(model)["decoding"] = decoding
+        try:
+            yield
+        finally:
+            del vars(model)["decoding"]
+
+    def stop(self, texts: Mapping[int, list[int]]) -> None:
+        """Ends the recording after a batch: raises StopTraining."""
+        self._end_step()
+        self.texts = len(texts)
+        if self.steps:
+            self.seconds = self._now() - self._started
+            if self.profiler is not None:
+                self.profiler.stop()
+        raise StopTraining
+
+    def _begin_step(self, texts: int) -> None:
+        if not self.steps:
+            self._started = self._now()
+            if self.profiler is not None:
+                self.profiler.start()
+        self.steps, self.tokens = self.steps + 1, self.tokens + texts
+        self._range = profiler_range(STEP)
+        self._range.__enter__()
+
+    def _end_step(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def _publish(profile: StepProfile, verb: str, folder: Path, output: Output, heading: str) -> None:
+    profile = replace(profile, product_rate=product_rate(profile.precision, profile.device))
+    (folder / TABLE).write_text(json.dumps({"command": verb, **asdict(profile)}, indent=1) + "\n", encoding="utf-8")
+    print_profile(output, profile, heading)
+    output.line(f"table {folder / TABLE}; trace {folder / TRACE}, for https://ui.perfetto.dev or chrome://tracing")
 
 
 def _phase_note(config: PretrainConfig | FinetuneConfig) -> str:
@@ -130,11 +269,8 @@ def _record(session: Session, steps: int, folder: Path) -> StepProfile:
     recording.profiler.export_chrome_trace(str(folder / TRACE))
     costs = attribute(recording.profiler.events(), on_gpu)
     return StepProfile(
-        milliseconds=costs.milliseconds,
+        **_costs(costs),
         unprofiled_milliseconds=1000 * recording.unprofiled_seconds,
-        parts={name: asdict(cost) for name, cost in costs.parts.items()},
-        products_milliseconds=costs.products,
-        products_flops=costs.flops,
         steps=recording.steps,
         tokens=recording.tokens / recording.steps,
         micro_batches=recording.micro_batches / recording.steps,
@@ -144,6 +280,15 @@ def _record(session: Session, steps: int, folder: Path) -> StepProfile:
         threads=torch.get_num_threads(),
         metadata=_metadata(config, session.loader.metadata(), on_gpu, compiles),
     )
+
+
+def _costs(costs: MeanStep) -> dict[str, Any]:
+    return {
+        "milliseconds": costs.milliseconds,
+        "parts": {name: asdict(cost) for name, cost in costs.parts.items()},
+        "products_milliseconds": costs.products,
+        "products_flops": costs.flops,
+    }
 
 
 def _metadata(config: RunConfig, metadata: JsonObject, on_gpu: bool, compiles: bool) -> JsonObject:

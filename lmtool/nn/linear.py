@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lmtool.nn.regions import is_plain
 
 ROW_MULTIPLE = 64
-_FEW = 48  # tokens; more gain nothing from `_few_rows`
+_FEW = 48  # tokens; more gain nothing from `few_rows`
 _PARTS = 8
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -51,7 +51,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         return F.linear(x_TI, weight_OI, bias_O)
     tokens, dtype = x_TI.shape[0], product_type(x_TI)
     if _divides and 0 < tokens <= _FEW and dtype == torch.float32:
-        return _few_rows(x_TI, weight_OI, bias_O)
+        return few_rows(x_TI, weight_OI, bias_O)
     if dtype not in _HALF or tokens < ROW_MULTIPLE:
         return F.linear(x_TI, weight_OI, bias_O)
     return cast(Tensor, _AlignedLinear.apply(x_TI, weight_OI, bias_O, dtype))
@@ -72,7 +72,7 @@ def divided_products() -> Iterator[None]:
         _divides = previous
 
 
-def _few_rows(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+def few_rows(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """`F.linear` of a decoding step, with the rows of the weight in `_PARTS` products that the threads share.
 
     With MKL on AVX2 and two threads, 1 to 8 tokens take .45 to .75 times as long, and generating 16 or 32 texts takes
@@ -85,7 +85,7 @@ def _few_rows(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     if rest:
         sizes = [outputs - rest, rest]
         biases = (None, None) if bias_O is None else bias_O.split(sizes)
-        return torch.cat([_few_rows(x_TI, *part) for part in zip(weight_OI.split(sizes), biases, strict=True)], 1)
+        return torch.cat([few_rows(x_TI, *part) for part in zip(weight_OI.split(sizes), biases, strict=True)], 1)
     columns, parts = x_TI.t().expand(_PARTS, -1, -1), weight_OI.view(_PARTS, -1, inputs)
     out = torch.bmm(parts, columns) if bias_O is None else torch.baddbmm(bias_O.view(_PARTS, -1, 1), parts, columns)
     return out.view(outputs, -1).t().contiguous()

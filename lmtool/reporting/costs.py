@@ -237,7 +237,8 @@ class StepProfile:
     preloaded. parts: by name, milliseconds `forward`, `backward` and `host` (Python between the part's operators,
     included in the row `host`), and operator `calls`. products_milliseconds, products_flops: of the
     matrix products. product_rate: FLOP/s of the device in large square matrix products.
-    tokens, micro_batches: per step. metadata: the metadata of the run's configuration and data.
+    tokens, micro_batches: per step; a step of generation has no micro-batches. metadata: the metadata of the run's
+    configuration and data.
     """
 
     milliseconds: float
@@ -261,6 +262,10 @@ class StepProfile:
         return busy / self.milliseconds
 
     @property
+    def trains(self) -> bool:
+        return self.micro_batches > 0
+
+    @property
     def calls(self) -> float:
         """Operator calls per step."""
         return sum(row["calls"] for row in self.parts.values())
@@ -272,23 +277,25 @@ def print_profile(output: Output, profile: StepProfile, heading: str) -> None:
     for name, row in sorted(profile.parts.items(), key=lambda item: _order(item[0])):
         forward, backward, host, calls = (row[key] for key in ("forward", "backward", "host", "calls"))
         if forward + backward >= 0.005 or calls >= 1:  # others would show only zeros
-            cells = [name, f"{forward:.2f}", f"{backward:.2f}" if backward else "", f"{forward + backward:.2f}"]
-            cells += [f"{profile.share(name):.1%}", f"{host:.2f}" if name != _HOST else "", f"{calls:,.0f}"]
-            rows.append(cells)
-    total = ["step", "", "", f"{profile.milliseconds:.2f}", "100.0%", "", f"{profile.calls:,.0f}"]
-    header = ["part", "forward ms", "backward ms", "ms", "share", "host ms", "calls"]
-    print_table(output, header, [*rows, total], heading)
-    micro_batches = f"{profile.micro_batches:.3g} micro-batch{'' if profile.micro_batches == 1 else 'es'}"
+            passes = [f"{forward:.2f}", f"{backward:.2f}" if backward else ""] if profile.trains else []
+            cells = [name, *passes, f"{forward + backward:.2f}", f"{profile.share(name):.1%}"]
+            rows.append([*cells, f"{host:.2f}" if name != _HOST else "", f"{calls:,.0f}"])
+    blank, passes = (["", ""], ["forward ms", "backward ms"]) if profile.trains else ([], [])
+    total = ["step", *blank, f"{profile.milliseconds:.2f}", "100.0%", "", f"{profile.calls:,.0f}"]
+    print_table(output, ["part", *passes, "ms", "share", "host ms", "calls"], [*rows, total], heading)
+    micro_batches = f" in {profile.micro_batches:.3g} micro-batch{'' if profile.micro_batches == 1 else 'es'}"
     threads = "" if profile.device.startswith("cuda") else f", {counted(profile.threads, 'thread')}"
     output.line(
         f"{profile.precision} on {profile.device}{threads}; {counted(profile.steps, 'step')} of "
-        f"{count(round(profile.tokens))} tokens in {micro_batches}; peak memory {size(profile.peak_memory_bytes)}"
+        f"{counted(round(profile.tokens), 'token')}{micro_batches if profile.trains else ''}; "
+        f"peak memory {size(profile.peak_memory_bytes)}"
     )
     output.line(_products(profile))
     slower = profile.milliseconds / profile.unprofiled_milliseconds - 1
     overhead = f"profiling adds {slower:+.0%}, mostly to `host` and to short calls"
     output.line(
-        f"without the profiler the same steps take {profile.unprofiled_milliseconds:.2f} ms each, with data preloaded: "
+        f"without the profiler the same steps take {profile.unprofiled_milliseconds:.2f} ms each"
+        f"{', with data preloaded' if profile.trains else ''}: "
         + (overhead if slower > 0.02 else "the overhead of profiling is within the machine's noise")
     )
     for sentence in remarks(profile):
@@ -306,15 +313,20 @@ def _products(profile: StepProfile) -> str:
     text = f"matrix products: {percent(share)} of the step"
     if profile.products_milliseconds:
         measured_rate = profile.products_flops / profile.products_milliseconds * 1000
-        text += f", at {measured_rate / 1e9:,.0f} GFLOP/s"
+        text += f", at {_rate(measured_rate)}"
         if profile.product_rate:
             step_rate = profile.products_flops / profile.unprofiled_milliseconds * 1000
             products_share, step_share = (percent(rate / profile.product_rate) for rate in (measured_rate, step_rate))
             text += (
-                f" = {products_share} of the {profile.product_rate / 1e9:,.0f} GFLOP/s of large square "
+                f" = {products_share} of the {_rate(profile.product_rate)} of large square "
                 f"{profile.precision} products on this device; the whole step, unprofiled, reaches {step_share}"
             )
     return text
+
+
+def _rate(flops_per_second: float) -> str:
+    rate = flops_per_second / 1e9
+    return f"{rate:,.0f} GFLOP/s" if rate >= 10 else f"{rate:.2g} GFLOP/s"
 
 
 def remarks(profile: StepProfile) -> Iterator[str]:
@@ -340,7 +352,7 @@ def remarks(profile: StepProfile) -> Iterator[str]:
         )
         yield (
             f"{percent(host)} is Python and operator launches, profiler overhead included ({cause}): "
-            f"{_larger_batch(metadata)}{compile_advice}"
+            + (f"{_larger_batch(metadata)}{compile_advice}" if profile.trains else _MORE_PROMPTS)
         )
     optimizer = profile.share("optimizer:")
     if optimizer > 0.15:
@@ -363,6 +375,9 @@ def remarks(profile: StepProfile) -> Iterator[str]:
     avoided_padding = metadata.get("padding_avoided")
     if avoided_padding:
         yield f"packing avoids {percent(avoided_padding)} padding"
+
+
+_MORE_PROMPTS = "a step takes less time per text with more prompts at a time: input=FILE, or a larger batch_tokens"
 
 
 def _larger_batch(metadata: JsonObject) -> str:

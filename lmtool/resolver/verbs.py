@@ -145,6 +145,12 @@ _TABLE = (
         reads="run", keys="ProfileKeys", action="runs a few steps of",
         notes=("steps=5: steps to profile, after 2 of warm-up; output=FOLDER: write the trace and the table",),
     ),
+    Verb(
+        "profile generate", "where the time of a generated token goes",
+        'lmtool profile generate checkpoint=runs/NAME prompt="..." max_new_tokens=32', "GenerateConfig",
+        ("checkpoint", "prompt"), file="generate", module="lmtool.commands.profile:generation",
+        notes=("input=FILE: profiles the first batch of its prompts; output=FOLDER: write the trace and the table",),
+    ),
     Verb("resume", "resume a stopped run", "lmtool resume runs/NAME", reads="saved run"),
     Verb(
         "report", "rewrite the report of a run or sweep, or compare runs", "lmtool report runs/NAME", reads="words"
@@ -168,8 +174,11 @@ _TABLE = (
     ),
 )  # fmt: skip
 VERBS = {verb.name: verb for verb in _TABLE}
-LOOKS = tuple(name.partition(" ")[2] for name in VERBS if name.startswith("inspect "))
-"""Subjects of `lmtool inspect` other than runs."""
+LOOKS = {
+    command: tuple(name.partition(" ")[2] for name in VERBS if name.startswith(f"{command} "))
+    for command in ("inspect", "profile")
+}
+"""Subjects of `lmtool inspect` and `lmtool profile` other than runs."""
 TRAINING = tuple(name for name, verb in VERBS.items() if verb.trains)
 SWEPT = tuple(name for name, verb in VERBS.items() if verb.sweeps)
 """Commands that accept -m."""
@@ -216,8 +225,8 @@ PARTS = {
     "train": ("pretrain", "finetune", "resume"),
     "use a run": ("evaluate", "predict", "generate", "embed", "probe", "export"),
     "before a run": (
-        "check", "tokenizer", "import", "fetch", "plan", "profile", "inspect", "inspect tokenizer", "inspect attention",
-        "inspect positions", "inspect word",
+        "check", "tokenizer", "import", "fetch", "plan", "profile", "profile generate", "inspect", "inspect tokenizer",
+        "inspect attention", "inspect positions", "inspect word",
     ),
     "results, choices and help": ("report", "runs", "runs prune", "list", "show", "doctor", "completion"),
 }  # fmt: skip

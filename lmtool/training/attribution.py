@@ -23,6 +23,7 @@ from lmtool.training.profiling import (
     HEAD,
     LEARNER,
     OBJECTIVE,
+    PRODUCT,
     PROJECTIONS,
     RANGE,
     STEP,
@@ -154,6 +155,10 @@ class _Attribution:
     def _location_in_range(self, part: str, location: _Location) -> _Location:
         if location.is_final and not location.backward:
             return location
+        if part == PRODUCT:
+            around = location.part
+            kind = PROJECTIONS if around in (ATTENTION, CROSS_ATTENTION) else ""
+            return replace(location, part=around + kind, is_final=True)
         if part in (HEAD, LEARNER):
             location.scope.called_head = True
         is_final = part.startswith((OBJECTIVE, DISTILLATION)) or part in (TEACHER, DATA) or part.endswith(PROJECTIONS)

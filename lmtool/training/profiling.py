@@ -26,6 +26,7 @@ STEP, DATA, LEARNER, LAYOUT = "step", "data", "learner", "batch layout"
 EMBEDDING, ATTENTION, CROSS_ATTENTION, FEED_FORWARD = "embedding", "attention", "cross-attention", "feed-forward"
 NORMS, ADDED, HEAD, TEACHER = "norms, dropout, residuals", "adapters and prefixes", "head", "teacher"
 PROJECTIONS = ": projections"
+PRODUCT = "product"  # a matrix product of several operators, in the part around it
 # Prefixes of additional networks; each network is one part.
 OBJECTIVE, DISTILLATION = "objective: ", "distillation: "
 
@@ -74,8 +75,7 @@ class ProfiledLoader:
 
     def __init__(self, loader: Loader, device: torch.device, steps: int, warm_up: int):
         self._loader, self._device, self._warm_up = loader, device, warm_up
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-        self.recording = Recording(profile(activities=activities, record_shapes=True), steps)
+        self.recording = Recording(profiler_of(device), steps)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
@@ -118,6 +118,12 @@ class ProfiledLoader:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def profiler_of(device: torch.device) -> profile:
+    """Returns a profiler of the host and of the device."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    return profile(activities=activities, record_shapes=True)
 
 
 def profiler_range(part: str) -> Any:

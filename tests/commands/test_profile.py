@@ -144,6 +144,44 @@ def test_profile_counts_recomputed_layers(place: Path, capsys: pytest.CaptureFix
     assert "layers are recomputed in the backward pass" in printed
 
 
+@pytest.mark.parametrize("model", ["gpt_tiny", "bart_tiny"])
+def test_profile_generate_splits_a_step_of_the_first_batch(
+    place: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    pretrain("writer", model=model)
+    Path("prompts.txt").write_text("The cat\nA king and a queen\nA\n")
+    words = ["profile", "generate", "runs/writer", "input=prompts.txt", "max_new_tokens=5", "min_new_tokens=5"]
+    words += ["device=cpu", "precision=fp32"]
+    capsys.readouterr()
+    assert cli.main([*words, "output=seen"]) == 0
+    printed = capsys.readouterr().out
+    table = json.loads(Path("seen/profile.json").read_text())
+    assert sum(row["forward"] for row in table["parts"].values()) == pytest.approx(table["milliseconds"], rel=1e-6)
+    expected = {*LAYERS, "embedding", "head", "choice of tokens", "host"}
+    assert set(table["parts"]) >= expected | ({"cross-attention: scores"} if model == "bart_tiny" else set())
+    # The first of five tokens is chosen from the prompts.
+    assert (table["steps"], table["tokens"], table["command"]) == (4, 3, "generate")
+    assert 0 < table["products_milliseconds"] < table["milliseconds"]
+    assert "3 prompts read in" in printed and "4 steps of 3 tokens; peak memory" in printed
+    assert "backward" not in printed and "micro-batch" not in printed and "further batches" not in printed
+    assert Path("seen/trace.json.gz").exists()
+    assert cli.main([*words, "batch_tokens=1", "beams=2", "output=beams"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 prompt read in" in printed and "2 prompts of further batches were not profiled" in printed
+    assert json.loads(Path("beams/profile.json").read_text())["tokens"] == 2
+
+
+def test_profile_generate_needs_a_second_token(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("writer", model="gpt_tiny")
+    before = sorted(Path("runs").iterdir())
+    capsys.readouterr()
+    assert cli.main(["profile", "generate", "runs/writer", "prompt=A", "max_new_tokens=1"]) == 2
+    assert "a profile needs two tokens of a text" in capsys.readouterr().err
+    assert cli.main(["profile", "generate", "runs/writer", "prompt=A", "output=text.txt"]) == 2
+    assert "output=text.txt exists and is not empty" in capsys.readouterr().err
+    assert sorted(Path("runs").iterdir()) == before, "no folder is left"
+
+
 INVALID = [
     ("pretrain model=bert_tiny devices=2", "lmtool profile measures a single process"),
     ("pretrain steps=0", "steps: given 0 (whole number); allowed: a whole number, at least 1"),
@@ -152,6 +190,7 @@ INVALID = [
     ("-m pretrain seed=1,2", "-m: lmtool profile does not sweep"),
     ("pretrain seed=1,2", "seed"),
     ("evaluate", "profile evaluate: runs a few steps of pretrain or finetune"),
+    ("generat", "profile generat: runs a few steps of pretrain or finetune"),
     ("finetune task=glue task.path=rows checkpoint=none model=bert_tiny", "trains a run for each of its tasks"),
     ("pretrain model=bert_tiny output=text.txt", "output=text.txt exists and is not empty"),
     ("pretrain model=bert_tiny name=before", "name=before: the run already exists (finished)"),

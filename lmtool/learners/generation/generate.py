@@ -128,14 +128,15 @@ class GenerativeModel:
                 batch_limits = [limits[number] for number in group]
                 starts = batch if self.start is None else [[self.start]] * len(group)
                 request = Request(starts, batch_limits, frozenset(self.ends), keys[group], _with_indices(watch, group))
-                decoding = self._decoding(batch, max(batch_limits))
+                decoding = self.decoding(batch, max(batch_limits))
                 written = dict(zip(group, strategy.run(decoding, request), strict=True))
                 for number, text in written.items():
                     texts[number] = text
                 keep(written)
         return texts
 
-    def _decoding(self, prompts: Sequence[Sequence[int]], limit: int) -> Decoding:
+    def decoding(self, prompts: Sequence[Sequence[int]], limit: int) -> Decoding:
+        """Returns the state of decoding for a batch of prompts. limit: maximum new tokens of a text."""
         vocab_size = self.vocab_size or self.backbone.config.vocab_size
         if isinstance(self.backbone, EncoderDecoder):
             if self.start is None:
