@@ -7,6 +7,7 @@ Shape letters: B rows, L their padded length, N texts, W layers, H hidden width.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -17,14 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.commands.predict import columns_of, predicting_learner
 from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows
-from lmtool.learners.base import BaseLearner, Inference, no_progress
+from lmtool.learners.base import BaseLearner, Inference, truncation_warnings
 from lmtool.learners.representations.reading import Layers, embedder_of, text_format_of
 from lmtool.learners.representations.vectors import Embedder, Pooling
-from lmtool.session.requests import PAIR, TEXT
-from lmtool.session.trained import Trained, read_trained
+from lmtool.session.requests import PAIR, TEXT, columns_of
+from lmtool.session.trained import Trained, predicting_learner, read_trained
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -118,8 +118,10 @@ class Loaded(LoadedCheckpoint):
         if not count:
             return []
         rows = responder.read_rows(columns, [("texts", number) for number in range(count)])
-        inference = Inference(self._trained.longest, batch_tokens, self._precision, warnings.warn)
-        return list(responder.answers(rows, inference).records)
+        inference = Inference(self._trained.longest, batch_tokens, self._precision)
+        records = list(responder.answers(rows, inference).records)
+        _warn_of_truncation(inference.truncated, count)
+        return records
 
     def embed(
         self,
@@ -135,7 +137,9 @@ class Loaded(LoadedCheckpoint):
         embedder = self._embedder(layers, pooling, batch_tokens)
         for note in embedder.notes:
             warnings.warn(note, stacklevel=2)
-        vectors = [text.vectors for text in embedder.vectors(rows, no_progress, warnings.warn)]
+        truncated: Counter[str] = Counter()
+        vectors = [text.vectors for text in embedder.vectors(rows, truncated)]
+        _warn_of_truncation(truncated, len(rows))
         if layers != "all":
             vectors = [layer for (layer,) in vectors]
         return vectors if embedder.pooling == "none" else np.stack(vectors)
@@ -175,6 +179,11 @@ class Loaded(LoadedCheckpoint):
         learner = self._learners[key].to(self._precision.device)
         learner.load_state_dict(self.model.parts.state_dict(), strict=False, assign=True)
         return learner
+
+
+def _warn_of_truncation(truncated: Counter[str], rows: int) -> None:
+    for text in truncation_warnings(truncated, rows):
+        warnings.warn(text, stacklevel=3)
 
 
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:

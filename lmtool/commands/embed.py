@@ -5,35 +5,39 @@ from __future__ import annotations
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from lmtool.config.registry import Choice
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
-from lmtool.learners.base import no_progress
+from lmtool.learners.base import truncation_warnings
 from lmtool.learners.representations.reading import embedder_of
 from lmtool.learners.representations.vectors import Embedder, Vectors
 from lmtool.reporting.console import Output
 from lmtool.resolver.commands import EmbedConfig
 from lmtool.runs.files import replacement_of
-from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
+from lmtool.session.requests import PAIR, TEXT, Input, file_digest, input_portions, requested_input
 from lmtool.session.unfinished import UnfinishedOutput, unfinished_output
 from lmtool.system.files import user_path
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.base import digest
-from lmtool.weights.padded_model import LoadedCheckpoint, load
+from lmtool.weights.padded_model import load
 from lmtool.weights.reading import ignored_warnings
 from lmtool.weights.saved_model import decode_section
 
-VectorsFrom = Callable[[int], Iterator[Vectors]]
-"""Returns the vectors of the rows from a number on."""
+PortionsFrom = Callable[[int], Iterator[tuple[int, Rows, Iterator[Vectors]]]]
+"""Returns the portions of `Embedder.portion` rows from a row on: the first row, the rows, and their vectors."""
 # Texts in a row group of a .parquet file.
 _GROUP_TEXTS = 256
 
@@ -56,7 +60,7 @@ def check_output(path: str | None, pooling: str) -> None:
         _pyarrow(path)
 
 
-def write_npy(unfinished: UnfinishedOutput, vectors_from: VectorsFrom, count: int, embedder: Embedder) -> str:
+def write_npy(unfinished: UnfinishedOutput, portions_from: PortionsFrom, count: int, embedder: Embedder) -> str:
     """Writes (N, H) float32 in the order of the rows, or (N, W, H) for several layers, after the rows that are there.
     Returns what was written. Raises OSError if writing fails."""
     layers, file = _layers(embedder), unfinished.file
@@ -69,41 +73,85 @@ def write_npy(unfinished: UnfinishedOutput, vectors_from: VectorsFrom, count: in
     file.truncate(len(header.getvalue()) + rows_before * row_bytes if rows_before else 0)
     if not rows_before:
         file.write(header.getvalue())
-    for text in vectors_from(rows_before):
-        file.write(np.ascontiguousarray(text.vectors, dtype="<f4").data)
+    for _, _, vectors in portions_from(rows_before):
+        for text in vectors:
+            file.write(np.ascontiguousarray(text.vectors, dtype="<f4").data)
     unfinished.publish()
     return f"{' x '.join(f'{size:,}' for size in shape)} numbers"
 
 
-def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> int:
+def write_parquet(unfinished: UnfinishedOutput, portions_from: PortionsFrom, path: Path, embedder: Embedder) -> int:
     """Writes the columns `row` (from 0), the texts (for tokens: `position` and `token`), and `vector`, or `layer_0`,
-    `layer_1`, ... for several layers. Returns the number of rows. Raises OSError if writing fails."""
-    pyarrow, width, rows_written = _pyarrow(str(path)), embedder.width, 0
-    vector_type = pyarrow.list_(pyarrow.float32(), width)
-    mask, remaining_vectors = masker(), iter(vectors)
+    `layer_1`, ... for several layers. Returns the number of rows. Raises OSError if writing fails.
+
+    A .parquet file cannot be continued, since its index is at its end. The unfinished output is a sequence of portions:
+    the number of bytes (8, little-endian) and a stream of Arrow's IPC format.
+    """
+    pyarrow, file, rows_written = _pyarrow(str(path)), unfinished.file, 0
+    ends = list(_portion_ends(file))
+    file.truncate(ends[-1] if ends else 0)
+    for first, rows, vectors in portions_from(len(ends) * embedder.portion):
+        buffer = pyarrow.BufferOutputStream()
+        stream = None
+        for table in _tables(pyarrow, first, rows, vectors, embedder):
+            stream = stream or pyarrow.ipc.new_stream(buffer, table.schema)
+            stream.write_table(table)
+        assert stream is not None
+        stream.close()
+        content = buffer.getvalue()
+        file.write(content.size.to_bytes(8, "little"))
+        file.write(content)
+        file.flush()
     with replacement_of(path) as draft:
-        writer = None
+        writer, start = None, 0
         try:
-            for start in range(0, len(rows), _GROUP_TEXTS):
-                group = list(islice(remaining_vectors, _GROUP_TEXTS))
-                columns = dict(_columns(rows, start, group, embedder))
-                columns = {name: masked_data(values, mask) for name, values in columns.items()}
-                for number, name in enumerate(_layers(embedder)):
-                    flat = np.concatenate([text.vectors[number].reshape(-1) for text in group])
-                    columns[name] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width).cast(vector_type)
-                table = pyarrow.table(columns)
-                writer = writer or pyarrow.parquet.ParquetWriter(draft, table.schema)
-                writer.write_table(table)
-                rows_written += table.num_rows
+            for end in _portion_ends(file):
+                file.seek(start + 8)
+                for batch in pyarrow.ipc.open_stream(file.read(end - start - 8)):
+                    writer = writer or pyarrow.parquet.ParquetWriter(draft, batch.schema)
+                    writer.write_batch(batch)
+                    rows_written += batch.num_rows
+                start = end
+        except pyarrow.ArrowInvalid as error:
+            raise unfinished.damaged() from error
         finally:
             if writer is not None:
                 writer.close()
     return rows_written
 
 
-def _columns(rows: Rows, start: int, group: list[Vectors], embedder: Embedder) -> Iterator[tuple[str, list[object]]]:
-    """Yields the columns that identify the vectors of a group of texts. start: row of the first text."""
-    numbers = range(start, start + len(group))
+def _portion_ends(file: BinaryIO) -> Iterator[int]:
+    """Yields the ends of the complete portions of an unfinished .parquet output, in bytes from its start."""
+    size, end = file.seek(0, os.SEEK_END), 0
+    while end + 8 <= size:
+        file.seek(end)
+        end += 8 + int.from_bytes(file.read(8), "little")
+        if end <= size:
+            yield end
+
+
+def _tables(
+    pyarrow: ModuleType, first: int, rows: Rows, vectors: Iterator[Vectors], embedder: Embedder
+) -> Iterator[Any]:
+    """Yields the tables of groups of texts. first: the number of the first row of `rows`."""
+    width, mask = embedder.width, masker()
+    vector_type = pyarrow.list_(pyarrow.float32(), width)
+    for start in range(0, len(rows), _GROUP_TEXTS):
+        group = list(islice(vectors, _GROUP_TEXTS))
+        columns = dict(_columns(rows, start, first, group, embedder))
+        columns = {name: masked_data(values, mask) for name, values in columns.items()}
+        for number, name in enumerate(_layers(embedder)):
+            flat = np.concatenate([text.vectors[number].reshape(-1) for text in group])
+            columns[name] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(flat), width).cast(vector_type)
+        yield pyarrow.table(columns)
+
+
+def _columns(
+    rows: Rows, start: int, first: int, group: list[Vectors], embedder: Embedder
+) -> Iterator[tuple[str, list[object]]]:
+    """Yields the columns that identify the vectors of a group of texts. start: index of the first text in `rows`.
+    first: the number of the first row of `rows`."""
+    numbers = range(first + start, first + start + len(group))
     if embedder.pooling != "none":
         yield "row", list(numbers)
         for name, values in rows.columns.items():
@@ -141,10 +189,19 @@ def run(config: EmbedConfig) -> None:
     check_output(config.output, config.pooling)
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
-    rows = _rows(config, loaded)
+    task = decode_section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
     embedder, description = embedder_of(
         loaded, config.checkpoint, config.layers, config.pooling, config.batch_tokens, precision, config.offline
     )
+    # All rows are read before the first one is embedded, so that an error in one of them comes first.
+    in_portions = config.output is not None and config.input not in (None, "-")
+    if in_portions:
+        count = sum(
+            len(_rows(config, portion, task)) for portion in input_portions(str(config.input), task, embedder.portion)
+        )
+    else:
+        rows = _rows(config, requested_input(config, task), task)
+        count = len(rows)
     check_output(config.output, embedder.pooling)
 
     def warn(text: str) -> None:
@@ -152,38 +209,62 @@ def run(config: EmbedConfig) -> None:
 
     for note in (*ignored_warnings(config.checkpoint, loaded.report.ignored), *embedder.notes):
         warn(note)
+    truncated: Counter[str] = Counter()
     if config.output is None:
-        for line in _lines(rows, embedder.vectors(rows, no_progress, warn), embedder):
+        for line in _lines(rows, embedder.vectors(rows, truncated), embedder):
             output.line(line)
+        for text in truncation_warnings(truncated, count):
+            warn(text)
         return
+    embedded = count
     with output.bar("embedding") as progress:
 
-        def vectors_from(first: int) -> Iterator[Vectors]:
+        def portions_from(first: int) -> Iterator[tuple[int, Rows, Iterator[Vectors]]]:
+            nonlocal embedded
+            embedded -= first
             if first:
-                output.line(f"continues after {first:,} of {counted(len(rows), 'text')}, which were embedded before")
-            return embedder.vectors(rows, progress, warn, first)
+                output.line(f"continues after {first:,} of {counted(count, 'text')}, which were embedded before")
+            start = 0
+            for portion in _portions():
+                if start >= first:
+                    report = partial(_report, progress, start, count)
+                    yield start, portion, embedder.vectors(portion, truncated, report)
+                start += len(portion)
+
+        def _portions() -> Iterator[Rows]:
+            if in_portions:
+                for portion in input_portions(str(config.input), task, embedder.portion):
+                    yield _rows(config, portion, task)
+            else:
+                for start in range(0, count, embedder.portion):
+                    yield rows.take(np.arange(start, min(start + embedder.portion, count)))
 
         settings = [embedder.pooling, embedder.average, embedder.states.layers, config.batch_tokens, precision.name]
         weights = [digest(part.state_dict()) for part in (loaded.model, embedder.modules) if part is not None]
         identity = loaded.saved.get("model"), embedder.tokenizer.fingerprint
         request = [*weights, *identity, embedder.format_name, embedder.prompt, embedder.max_length, *settings]
-        written = _write(config.output, rows, vectors_from, embedder, request)
+        request.append(file_digest(str(config.input)) if in_portions else rows.columns)
+        written = _write(config.output, count, portions_from, embedder, request)
+    for text in truncation_warnings(truncated, embedded):
+        warn(text)
     output.line(f"{written}: {config.output} · {description} · {precision.name}")
 
 
-def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
+def _report(progress: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+    progress(before + done, total)
+
+
+def _rows(config: EmbedConfig, requested: Input, task: TaskConfig | None) -> Rows:
     """Returns the texts or pairs to embed: the columns that the checkpoint's task reads, otherwise `text` and
     `pair`."""
-    task = decode_section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
-    table = requested_table(config, task)
+    table = requested.table
     if table is None:
-        texts, origin = requested_texts(config)
-        columns = {TEXT: texts}
+        columns = {TEXT: requested.texts}
         if config.pair is not None:
-            if len(texts) != 1:
+            if len(requested) != 1:
                 raise UserError("pair= needs a single text=", "use a file with the columns text and pair")
             columns[PAIR] = [config.pair]
-        return Rows(list(range(len(texts))), columns, None, origin)
+        return Rows(list(range(len(requested))), columns, None, requested.origin)
     aliases = {} if task is None else task.aliases
     present = {aliases.get(name, name): values for name, values in table.columns.items()}
     names = () if task is None else task.text
@@ -204,17 +285,14 @@ def _text(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _write(path: str, rows: Rows, vectors_from: VectorsFrom, embedder: Embedder, settings: object) -> str:
+def _write(path: str, count: int, portions_from: PortionsFrom, embedder: Embedder, request: object) -> str:
     """Writes the vectors and returns a description of their number. Raises UserError if writing fails."""
-    try:
+    with unfinished_output(path, request) as unfinished:
         if Path(path).suffix.lower() == ".npy":
-            with unfinished_output(path, [settings, rows.columns]) as unfinished:
-                return write_npy(unfinished, vectors_from, len(rows), embedder)
-        rows_written = write_parquet(user_path(path), rows, vectors_from(0), embedder)
-        texts = counted(len(rows), "text")
-        return texts if embedder.pooling != "none" else f"{counted(rows_written, 'token')} of {texts}"
-    except OSError as error:
-        raise UserError(f"output={path} cannot be written: {error.strerror}", "set another output=") from error
+            return write_npy(unfinished, portions_from, count, embedder)
+        rows_written = write_parquet(unfinished, portions_from, user_path(path), embedder)
+    texts = counted(count, "text")
+    return texts if embedder.pooling != "none" else f"{counted(rows_written, 'token')} of {texts}"
 
 
 def _lines(rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> Iterator[str]:

@@ -93,13 +93,12 @@ def _continue(
 ) -> list[list[int]]:
     """Generates the texts that a file does not have yet, and appends them batch by batch. Returns the tokens of all."""
     file = unfinished.file
+    unfinished.lines()  # without the line that a killed process left incomplete
     file.seek(0)
-    lines = [line for line in file if line.endswith(b"\n")]
-    file.truncate(sum(map(len, lines)))  # without the line that a killed process left incomplete
     try:
-        finished = {int(number): list(map(int, tokens)) for number, tokens in map(json.loads, lines)}
+        finished = {int(number): list(map(int, tokens)) for number, tokens in map(json.loads, file)}
     except (ValueError, TypeError) as error:
-        raise UserError(f"{unfinished.part} is damaged", f"rm {unfinished.part}, and repeat the command") from error
+        raise unfinished.damaged() from error
     if finished:
         output.line(f"continues after {len(finished):,} of {counted(count, 'text')}, which were generated before")
     with output.bar("generating") as progress:

@@ -6,6 +6,7 @@ generator of replaced-token detection does): then it has its initial weights, or
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from lmtool.costs.memory_of_run import TrainingConfig
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import CheckFailed, ConfigError, UserError
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, truncation_warnings
 from lmtool.learners.inspection import FAMILYWISE_ERROR_RATE, Inspector, RunningStatistics, Statistic
 from lmtool.learners.mixed_sources import examples_of, inspector_of
 from lmtool.learners.representations.domains import (
@@ -269,8 +270,11 @@ def _print_states(output: Output, compared: Sequence[ComparedRows], config: Fine
         if passages is None:
             continue
         with output.bar(f"states of {rows.target}") as progress:
-            vectors = embedder.vectors(Rows.of_texts(text=passages.texts), progress, output.line)
+            truncated: Counter[str] = Counter()
+            vectors = embedder.vectors(Rows.of_texts(text=passages.texts), truncated, progress)
             x_NF = torch.from_numpy(np.concatenate([vector.vectors.reshape(1, -1) for vector in vectors])).float()
+            for text in truncation_warnings(truncated, len(passages.texts)):
+                output.line(text)
         separation, _ = separate(passages, x_NF)
         means = mean_distance(passages, x_NF)
         table.append(

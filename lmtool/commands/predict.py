@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from lmtool.config.base import JsonObject
 from lmtool.data.examples import Rows
 from lmtool.data.tables import Table
-from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner, Inference, Responder, no_progress
+from lmtool.learners.base import BaseLearner, Inference, Responder, no_progress, truncation_warnings
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
 from lmtool.resolver.commands import FinetuneConfig, PredictConfig
+from lmtool.runs.files import to_json
 from lmtool.session.requests import (
     DELIMITERS,
     PAIR,
-    TEXT,
+    Input,
     check_output,
+    columns_of,
+    file_digest,
+    input_portions,
     join_columns,
-    requested_table,
-    requested_texts,
+    requested_input,
     write_output,
 )
-from lmtool.session.trained import Trained, load_trained
+from lmtool.session.trained import Trained, load_trained, predicting_learner
+from lmtool.session.unfinished import UnfinishedOutput, unfinished_output
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.analysis import with_early_exit
 from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.configs.classification import ClassificationConfig
-from lmtool.tasks.labels import LoadedHead
-from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.saved_model import PAIR_HEADS
-from lmtool.weights.task_heads import CLASSIFIER
+from lmtool.weights.base import digest
+
+PORTION = 4096
+"""Rows that are in memory at a time, if the input is read in portions."""
 
 
 def run(config: PredictConfig) -> None:
@@ -42,19 +49,33 @@ def run(config: PredictConfig) -> None:
     trained, output = load_trained(config), Output()
     task = trained.task(config.task)
     task_config = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
-    table = requested_table(config, task or task_config)
-    paired = config.pair is not None if table is None else PAIR in table.columns
+    reading_task = task or task_config
+    in_portions = config.output is not None and config.input not in (None, "-")
+    if in_portions:  # whether its rows have labels is known from the first portion
+        requested = next(input_portions(str(config.input), reading_task, PORTION))
+    else:
+        requested = requested_input(config, reading_task)
+    paired = config.pair is not None if requested.table is None else PAIR in requested.table.columns
     learner = trained.learner(task) if task is not None else predicting_learner(trained, paired)
     learner = with_early_exit(learner, config.checkpoint, config.exit, config.exit_entropy)
     responder = learner.responder()
-    rows = _rows(config, table, responder)
+    rows = _rows(config, requested, responder)
 
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")
 
+    if in_portions and rows.labels is None and not responder.continues:
+        _predict_in_portions(config, trained, responder, reading_task, output)
+        return
+    if in_portions:  # scores need all rows
+        requested = requested_input(config, reading_task)
+        rows = _rows(config, requested, responder)
+    table = requested.table
     with output.bar("predicting") if config.output is not None else nullcontext(no_progress) as progress:
-        inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
+        inference = Inference(trained.longest, config.batch_tokens, trained.precision, progress=progress)
         answers = responder.answers(rows, inference)
+    for text in truncation_warnings(inference.truncated, len(rows)):
+        warn(text)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
     scores_suffix = f"; {scores} on {counted(answers.labeled_count, 'labeled row')}" if scores else ""
     if scores and task_config is not None and _trained_on(task_config, str(config.input)):
@@ -65,16 +86,73 @@ def run(config: PredictConfig) -> None:
         if scores_suffix:
             output.line(scores_suffix.removeprefix("; "))
         return
-    flat = Path(config.output).suffix.lower() in DELIMITERS
+    rows_written = write_output(config.output, _joined(config, table, answers.records, learner, output))
+    output.line(f"{counted(rows_written, 'row')}: {config.output}{scores_suffix}")
+
+
+def _joined(
+    config: PredictConfig, table: Table | None, records: Iterable[JsonObject], learner: BaseLearner, output: Output
+) -> Iterator[JsonObject]:
+    """Yields the rows of the output file."""
+    flat = Path(str(config.output)).suffix.lower() in DELIMITERS
     aliases = learner.config.aliases if isinstance(learner.config, TaskConfig) else {}
-    records = answers.records
+    records = iter(records)
     if config.probabilities:
         first_record = list(islice(records, 1))
         if first_record and "probabilities" not in first_record[0]:
-            warn(f"probabilities=true: {learner.config.name} has no class probabilities; none are written")
+            text = f"probabilities=true: {learner.config.name} has no class probabilities; none are written"
+            output.line(f"warning: {text}", "yellow")
         records = chain(first_record, records)
-    rows_written = write_output(config.output, join_columns(table, records, aliases, config.probabilities, flat))
-    output.line(f"{counted(rows_written, 'row')}: {config.output}{scores_suffix}")
+    return join_columns(table, records, aliases, config.probabilities, flat)
+
+
+def _predict_in_portions(
+    config: PredictConfig, trained: Trained, responder: Responder, task: TaskConfig | None, output: Output
+) -> None:
+    """Predicts rows without labels in portions, so that a large file needs little memory. A repeated command continues
+    after the portions that are finished."""
+    file = str(config.input)
+    # All rows are read before the first one is predicted, so that an error in one of them comes first.
+    total = sum(len(_rows(config, portion, responder)) for portion in input_portions(file, task, PORTION))
+    learned = responder.learner.config.model_dump(mode="json")
+    determining = [digest(trained.weights.tensors), trained.saved, trained.tokenizer.fingerprint, learned]
+    settings = {name: getattr(config, name) for name in ("exit", "exit_entropy", "probabilities", "pair", "output")}
+    determining += [file_digest(file), settings, config.batch_tokens, trained.precision.name, PORTION]
+    truncated: Counter[str] = Counter()
+    with unfinished_output(str(config.output), determining) as unfinished:
+        finished = unfinished.lines(PORTION)
+        if finished:
+            output.line(f"continues after {finished:,} of {counted(total, 'row')}, which were predicted before")
+        with output.bar("predicting") as progress:
+            first = 0
+            for portion in input_portions(file, task, PORTION):
+                if first >= finished:
+                    bar = partial(_portion_progress, progress, first, len(portion), total)
+                    inference = Inference(trained.longest, config.batch_tokens, trained.precision, truncated, bar)
+                    answers = responder.answers(_rows(config, portion, responder, first), inference)
+                    rows = _joined(config, portion.table, answers.records, responder.learner, output)
+                    unfinished.file.write(b"".join(f"{to_json(row, indent=None)}\n".encode() for row in rows))
+                    unfinished.file.flush()
+                first += len(portion)
+        for text in truncation_warnings(truncated, total - finished):
+            output.line(f"warning: {text}", "yellow")
+        rows_written = write_output(str(config.output), _saved_rows(unfinished))
+    output.line(f"{counted(rows_written, 'row')}: {config.output}")
+
+
+def _saved_rows(unfinished: UnfinishedOutput) -> Iterator[JsonObject]:
+    unfinished.file.seek(0)
+    for line in unfinished.file:
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise unfinished.damaged() from error
+
+
+def _portion_progress(
+    progress: Callable[[int, int], None], before: int, rows: int, total: int, done: int, examples: int
+) -> None:
+    progress(before + rows * done // max(examples, 1), total)
 
 
 def _trained_on(task: TaskConfig, input_path: str) -> bool:
@@ -84,48 +162,10 @@ def _trained_on(task: TaskConfig, input_path: str) -> bool:
     return file == rows or (file.parent == rows and file.name.split(".")[0] == "train")
 
 
-def predicting_learner(trained: Trained, paired: bool) -> BaseLearner:
-    """Returns the learner that predicts. A published classifier reads single texts or pairs; a pretrained model reads
-    pairs with its head over pairs. Raises UserError if there is no such head. paired: whether the inputs are pairs."""
-    if isinstance(trained.config, FinetuneConfig):
-        # The folder of a published classifier does not say whether it reads single texts or pairs.
-        if not trained.is_published or trained.saved["task"]["name"] != CLASSIFIER:
-            return trained.learner()
-        columns = (TEXT, PAIR) if paired else (TEXT,)
-        return trained.learner(trained.config.task.model_copy(update={"text": columns}))
-    if not paired:
-        return trained.learner()
-    name = next((name for name in PAIR_HEADS if f"heads.{name}.output.weight" in trained.weights.tensors), None)
-    if name is None:
-        raise UserError(
-            f"checkpoint={trained.checkpoint} has no head over pairs of texts ({' or '.join(PAIR_HEADS)})",
-            "omit the second text, or finetune the checkpoint on a task over pairs",
-        )
-    # Mask tokens typed in the texts are parsed as mask tokens, as when masks are filled.
-    tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
-    task = ClassificationConfig(name=name, text=(TEXT, PAIR), labels=PAIR_HEADS[name])
-    return replace(trained, tokenizer=tokenizer).learner(task, {name: LoadedHead(name, {})})
-
-
-def _rows(config: PredictConfig, table: Table | None, responder: Responder) -> Rows:
-    if table is not None:
-        return responder.read_rows(dict(table.columns), table.origin)
-    texts, origin = requested_texts(config)
-    columns = columns_of(responder, texts, None if config.pair is None else [config.pair])
-    return responder.read_rows(columns, origin)
-
-
-def columns_of(responder: Responder, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
-    """Returns texts, and optionally second texts, by the names of the responder's columns. Raises UserError if they do
-    not fit."""
-    names = ", ".join(responder.columns)
-    if len(responder.columns) == 1 and pairs is not None:
-        raise UserError(
-            f"task={responder.learner.config.name} reads one text, {names}, but pair= is a second one", "omit pair="
-        )
-    if len(responder.columns) == 2 and pairs is None:
-        raise UserError(
-            f"task={responder.learner.config.name} reads pairs: {names}",
-            'set text="..." pair="...", or input=FILE with both columns',
-        )
-    return dict(zip(responder.columns, (texts, pairs or []), strict=False))
+def _rows(config: PredictConfig, requested: Input, responder: Responder, first: int = 0) -> Rows:
+    """Returns the rows of an input or of a portion of it. first: the number of rows before the portion."""
+    if requested.table is not None:
+        return responder.read_rows(dict(requested.table.columns), requested.origin)
+    columns = columns_of(responder, requested.texts, None if config.pair is None else [config.pair])
+    rows = responder.read_rows(columns, requested.origin)
+    return replace(rows, ids=[first + number for number in range(len(rows))])

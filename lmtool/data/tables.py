@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,21 @@ def read_table(
         UserError: With file and line, for malformed lines and objects, objects with different keys or types, repeated
             columns, bytes that are not UTF-8, and a file without rows.
     """
+    (table,) = table_portions(path, None, header, skip_ragged, known)
+    if suffix_of(Path(path)) in (".tsv", ".txt") and (place := _quoted_cell(table)):
+        table.metadata["quoted_cell"] = place
+    return table
+
+
+def table_portions(
+    path: str | Path,
+    rows: int | None,
+    header: Sequence[str] | None = None,
+    skip_ragged: bool = False,
+    known: Sequence[str] = (),
+) -> Iterator[Table]:
+    """Yields the rows of a file as `read_table` reads them, in tables of at most `rows` rows (None: in one table), so
+    that a large file needs little memory."""
     path = user_path(path)
     if not path.is_file():
         raise no_such_file("path", str(path))
@@ -78,18 +93,19 @@ def read_table(
             "rename the file according to its content",
         )
     if suffix in (".jsonl", ".json"):
-        table = _from_objects(path)
-    else:
-        delimiter = inferred_delimiter(path, known, header) if suffix == ".csv" else None
-        table = _from_records(path, records(path, delimiter), header, skip_ragged)
-        if delimiter is None and (place := _quoted_cell(table)):
-            table.metadata["quoted_cell"] = place
+        yield from _from_objects(path, rows)
+        return
+    delimiter = inferred_delimiter(path, known, header) if suffix == ".csv" else None
+    for table in _from_records(path, records(path, delimiter), header, skip_ragged, rows):
         if delimiter not in (None, ","):
             table.metadata["delimiter"] = DELIMITERS[delimiter]
+        yield table
+
+
+def _require_rows(path: Path, table: Table) -> None:
     if not table:
         error = f"no row of {len(table.columns)} columns" if table.skipped else "no rows"
         raise UserError(f"{path}: {error}", "use a file with rows below its header")
-    return table
 
 
 def _quoted_cell(table: Table) -> str | None:
@@ -112,11 +128,18 @@ _HEADER_HINT = "give as many column names as the file has columns: task.header=[
 
 
 def _from_records(
-    path: Path, lines: Iterator[tuple[int, list[str]]], header: Sequence[str] | None, skip_ragged: bool
-) -> Table:
+    path: Path,
+    lines: Iterator[tuple[int, list[str]]],
+    header: Sequence[str] | None,
+    skip_ragged: bool,
+    rows: int | None,
+) -> Iterator[Table]:
     _, names = header_of(path, lines, header)
     table = Table({name: [] for name in names})
     for number, record in lines:
+        if len(table) == rows:
+            yield table
+            table = Table({name: [] for name in names})
         if len(record) != len(names):
             if skip_ragged:
                 table.skipped += 1
@@ -126,36 +149,47 @@ def _from_records(
         for values, value in zip(table.columns.values(), record, strict=True):
             values.append(value)
         table.origin.append((str(path), number))
-    return table
+    _require_rows(path, table)
+    yield table
 
 
-def _from_objects(path: Path) -> Table:
+def _from_objects(path: Path, rows: int | None) -> Iterator[Table]:
     table: Table | None = None
+    first_line = 0
     kinds: dict[str, tuple[str, int]] = {}
     for number, row in objects(path):
         if table is None:
-            table = Table({name: [] for name in row})
-        error = _difference(path, number, row, table, kinds)
+            table, first_line = Table({name: [] for name in row}), number
+        elif len(table) == rows:
+            yield table
+            table = Table({name: [] for name in table.columns})
+        error = _difference(path, number, row, table.columns, first_line, kinds)
         if error is not None:
             refuse(error)
             continue
         for name, values in table.columns.items():
             values.append(row[name])
         table.origin.append((str(path), number))
-    return table if table is not None else Table({})
+    table = Table({}) if table is None else table
+    _require_rows(path, table)
+    yield table
 
 
 def _difference(
-    path: Path, number: int, row: dict[str, object], table: Table, kinds: dict[str, tuple[str, int]]
+    path: Path,
+    number: int,
+    row: dict[str, object],
+    keys: Collection[str],
+    first_line: int,
+    kinds: dict[str, tuple[str, int]],
 ) -> UserError | None:
-    """Returns the error for an object whose keys or types differ from those of earlier objects. kinds: the type and the
-    first line of each key; the keys of the row are added."""
-    if table.columns.keys() != row.keys():
-        name = min(table.columns.keys() ^ row.keys())
-        error = "lacks the" if name in table.columns else "has the additional"
-        first = table.origin[0][1]
+    """Returns the error for an object whose keys or types differ from those of earlier objects. keys, first_line: of
+    the first object. kinds: the type and the first line of each key; the keys of the row are added."""
+    if {*keys} != row.keys():
+        name = min({*keys} ^ row.keys())
+        error = "lacks the" if name in keys else "has the additional"
         return UserError(
-            f"{path}:{number}: the object {error} key {name}, unlike line {first}", "give all rows the same keys"
+            f"{path}:{number}: the object {error} key {name}, unlike line {first_line}", "give all rows the same keys"
         )
     for name, value in row.items():
         kind = describe(value)

@@ -7,6 +7,7 @@ Objectives, tasks and mixtures are subclasses. In a checkpoint, the names of ten
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +34,11 @@ from lmtool.training.precision import Precision
 from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
 
 
-def no_warning(text: str) -> None:
-    """Ignores a warning; the default of `Inference.warn`."""
+def truncation_warnings(truncated: Mapping[str, int], rows: int) -> Iterator[str]:
+    """Yields warnings about truncated texts. truncated: the number of texts by what was done to them, such as "texts
+    are truncated to 512 tokens". rows: the number of all texts."""
+    for what, count in truncated.items():
+        yield f"{count:,} of {rows:,} {what}"
 
 
 def no_progress(done: int, total: int) -> None:
@@ -55,14 +59,14 @@ class Inference:
         max_length: Maximum tokens of an example.
         batch_tokens: Maximum tokens of a forward.
         precision: Number format and device.
-        warn: Called with each warning for the user.
+        truncated: Counts the truncated texts, see `truncation_warnings`.
         progress: Called with the number of finished rows and the number of all rows.
     """
 
     max_length: int
     batch_tokens: int
     precision: Precision
-    warn: Callable[[str], None] = no_warning
+    truncated: Counter[str] = field(default_factory=Counter)
     progress: Callable[[int, int], None] = no_progress
 
     @property

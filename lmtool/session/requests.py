@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.compressed import suffix_of
 from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
-from lmtool.data.tables import LINES, Table, read_table
+from lmtool.data.tables import LINES, Table, read_table, table_portions
 from lmtool.errors import UserError
+from lmtool.learners.base import Responder
 from lmtool.resolver.commands import AskConfig
 from lmtool.runs.files import write_delimited, write_rows
 from lmtool.system.files import user_path
 from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.files import read_file, suffixes
+from lmtool.tasks.files import file_portions, read_file, suffixes
 
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json")
 # The columns of a table that is read without a task, named as the keys text= and pair=.
@@ -23,9 +27,53 @@ Origin = list[tuple[str, int]]
 """The file and the line of each text, for messages."""
 
 
-def requested_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
-    """Reads the table of a command's `input=`; None if that is a file of plain texts, or not set."""
-    return None if config.input is None else input_table(config.input, task)
+@dataclass(frozen=True)
+class Input:
+    """What a command reads: a table, or plain texts. origin: the file and the line of each row, for messages."""
+
+    table: Table | None
+    texts: list[str]
+    origin: Origin
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+
+def requested_input(config: AskConfig, task: TaskConfig | None) -> Input:
+    """Reads the table or the texts of a command, from `text=` or `input=`. Raises UserError if there are none."""
+    table = None if config.input is None else input_table(config.input, task)
+    return Input(None, *_requested_texts(config)) if table is None else _of_table(table)
+
+
+def input_portions(file: str, task: TaskConfig | None, rows: int) -> Iterator[Input]:
+    """Yields what `requested_input` reads from a file, in portions of at most `rows` rows. A file with several lines
+    per row is one portion. Raises UserError, with file and line, at the first row that cannot be read; if all texts are
+    blank, at the end."""
+    suffix = suffix_of(Path(file))
+    if suffix in ("", ".txt"):
+        lines, has_text = read_lines(regular_file("input", file)), False
+        while portion := list(islice(lines, rows)):
+            texts = [line for _, line in portion]
+            has_text = has_text or any(map(str.strip, texts))
+            yield Input(None, texts, [(file, number) for number, _ in portion])
+        if not has_text:
+            raise _no_text(file)
+    elif task is not None and suffix in suffixes(task):
+        yield from map(_of_table, file_portions(regular_file("input", file), task, rows))
+    elif suffix in TABLE_SUFFIXES:
+        yield from map(_of_table, table_portions(regular_file("input", file), rows))
+    else:
+        yield Input(None, *input_lines(file))
+
+
+def _of_table(table: Table) -> Input:
+    return Input(table, [], table.origin)
+
+
+def file_digest(file: str) -> str:
+    """Returns the sha256 of a file of `input=`."""
+    with regular_file("input", file).open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def input_table(file: str, task: TaskConfig | None) -> Table | None:
@@ -38,11 +86,7 @@ def input_table(file: str, task: TaskConfig | None) -> Table | None:
     return read_table(regular_file("input", file)) if suffix in TABLE_SUFFIXES else None
 
 
-def requested_texts(config: AskConfig) -> tuple[list[str], Origin]:
-    """Returns the texts of a command, from `text=` or the lines of `input=`, and their origins.
-
-    Raises UserError if there are none.
-    """
+def _requested_texts(config: AskConfig) -> tuple[list[str], Origin]:
     if config.text is not None:
         return [config.text], [("text", 1)]
     if config.input is None:
@@ -56,8 +100,28 @@ def input_lines(file: str) -> tuple[list[str], Origin]:
     path = STANDARD_INPUT if file == "-" else regular_file("input", file)
     texts = [line for _, line in read_lines(path)]
     if not any(map(str.strip, texts)):
-        raise UserError(f"input={file} has no text", "write one text per line")
+        raise _no_text(file)
     return texts, [(file, number) for number in range(1, len(texts) + 1)]
+
+
+def _no_text(file: str) -> UserError:
+    return UserError(f"input={file} has no text", "write one text per line")
+
+
+def columns_of(responder: Responder, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
+    """Returns texts, and optionally second texts, by the names of the responder's columns. Raises UserError if they do
+    not fit."""
+    names = ", ".join(responder.columns)
+    if len(responder.columns) == 1 and pairs is not None:
+        raise UserError(
+            f"task={responder.learner.config.name} reads one text, {names}, but pair= is a second one", "omit pair="
+        )
+    if len(responder.columns) == 2 and pairs is None:
+        raise UserError(
+            f"task={responder.learner.config.name} reads pairs: {names}",
+            'set text="..." pair="...", or input=FILE with both columns',
+        )
+    return dict(zip(responder.columns, (texts, pairs or []), strict=False))
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

@@ -22,7 +22,9 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.resolver.decoding import decode_config
+from lmtool.session.requests import PAIR, TEXT
 from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.classification import ClassificationConfig
 from lmtool.tasks.configs.mixture import tasks_of
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -32,7 +34,7 @@ from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import IMPORT_COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.reading import Weights, ignored_warnings, layout_warnings, read
-from lmtool.weights.saved_model import decode_section, saved_config
+from lmtool.weights.saved_model import PAIR_HEADS, decode_section, saved_config
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
 
@@ -270,3 +272,26 @@ def _as_pretrained(checkpoint: str, saved: JsonObject, weights: Weights) -> Json
         "max_length": min(model.get("max_positions", 512), 512),
         "batch_tokens": 8192,
     }
+
+
+def predicting_learner(trained: Trained, paired: bool) -> BaseLearner:
+    """Returns the learner that predicts. A published classifier reads single texts or pairs; a pretrained model reads
+    pairs with its head over pairs. Raises UserError if there is no such head. paired: whether the inputs are pairs."""
+    if isinstance(trained.config, FinetuneConfig):
+        # The folder of a published classifier does not say whether it reads single texts or pairs.
+        if not trained.is_published or trained.saved["task"]["name"] != CLASSIFIER:
+            return trained.learner()
+        columns = (TEXT, PAIR) if paired else (TEXT,)
+        return trained.learner(trained.config.task.model_copy(update={"text": columns}))
+    if not paired:
+        return trained.learner()
+    name = next((name for name in PAIR_HEADS if f"heads.{name}.output.weight" in trained.weights.tensors), None)
+    if name is None:
+        raise UserError(
+            f"checkpoint={trained.checkpoint} has no head over pairs of texts ({' or '.join(PAIR_HEADS)})",
+            "omit the second text, or finetune the checkpoint on a task over pairs",
+        )
+    # Mask tokens typed in the texts are parsed as mask tokens, as when masks are filled.
+    tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
+    task = ClassificationConfig(name=name, text=(TEXT, PAIR), labels=PAIR_HEADS[name])
+    return replace(trained, tokenizer=tokenizer).learner(task, {name: LoadedHead(name, {})})

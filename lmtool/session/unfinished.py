@@ -46,6 +46,22 @@ class UnfinishedOutput:
             pass
         return file
 
+    def damaged(self) -> UserError:
+        """Returns the error for a file that cannot be continued."""
+        return UserError(f"{self.part} is damaged", f"rm {self.part}, and repeat the command")
+
+    def lines(self, multiple: int = 1) -> int:
+        """Returns the number of complete lines, of which a multiple of a number is kept; the file ends after them."""
+        self.file.seek(0)
+        counted, end, kept = 0, 0, 0
+        for line in self.file:
+            end += len(line)
+            if line.endswith(b"\n"):
+                counted += 1
+                kept = end if counted % multiple == 0 else kept
+        self.file.truncate(kept)
+        return counted - counted % multiple
+
     def publish(self) -> None:
         """Makes the file the output."""
         self.file.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,16 @@ from lmtool.data.configs import is_cached
 from lmtool.data.hub_source import hub_access
 from lmtool.data.parquet import names_of_classes, read_parquet
 from lmtool.data.rows import inferred_delimiter, records
-from lmtool.data.tables import LINES, Table, begins_squad, read_columns, read_conllu, read_squad, read_table
+from lmtool.data.tables import (
+    LINES,
+    Table,
+    begins_squad,
+    read_columns,
+    read_conllu,
+    read_squad,
+    read_table,
+    table_portions,
+)
 from lmtool.errors import UserError
 from lmtool.system.files import user_path
 from lmtool.tasks.configs.base import TaskConfig
@@ -74,10 +83,19 @@ def read_file(file: Path, config: TaskConfig) -> Table:
     return LAYOUTS[name].read(file, config)
 
 
-def _read_table_file(file: Path, config: TaskConfig) -> Table:
+def file_portions(file: Path, config: TaskConfig, rows: int) -> Iterator[Table]:
+    """Yields the rows of a file of a task in tables of at most `rows` rows; a file of another layout than a table is
+    one portion. See `read_file`."""
+    if layout_of(file, config) == "table":
+        yield from table_portions(file, rows, **_table_options(file, config))
+    else:
+        yield read_file(file, config)
+
+
+def _table_options(file: Path, config: TaskConfig) -> dict[str, Any]:
     header = None if config.header is None or _has_header(config, file) else config.header
     column_names = (*config.columns, config.label, *config.aliases)
-    return read_table(file, header=header, skip_ragged=config.ragged_rows == "skip", known=column_names)
+    return {"header": header, "skip_ragged": config.ragged_rows == "skip", "known": column_names}
 
 
 def _has_header(config: TaskConfig, file: Path) -> bool:
@@ -102,7 +120,10 @@ LAYOUTS: dict[str, FileLayout] = {
     "squad": FileLayout((".json",), lambda file, config: read_squad(file), begins_squad),
     "conll": FileLayout((".conll", ".bio", ".iob", ".iob2", ".tsv", ".txt"), _read_conll_file),
     "conllu": FileLayout((".conllu",), lambda file, config: read_conllu(file, config.text[0])),
-    "table": FileLayout((".tsv", ".csv", ".jsonl", ".json", ".txt"), _read_table_file),
+    "table": FileLayout(
+        (".tsv", ".csv", ".jsonl", ".json", ".txt"),
+        lambda file, config: read_table(file, **_table_options(file, config)),
+    ),
     "parquet": FileLayout((".parquet",), lambda file, config: read_parquet(file)),
 }
 """The layouts by name. `TaskConfig.layouts` lists the names that a kind supports; the first match reads a file."""

@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor
 
 from lmtool.cli import main as cli
+from lmtool.commands import embed as command
 from lmtool.learners.representations.vectors import Embedder, HiddenStates
 from lmtool.types import Packed
 from tests.commands.conftest import finetune, pretrain
@@ -58,14 +59,24 @@ def test_embed_writes_pooled_and_token_vectors(place: Path, capsys: pytest.Captu
     assert not list(Path().glob("a.*")) and not list(Path().glob(".tmp*"))
 
 
+@pytest.mark.parametrize(
+    ("suffix", "pooling", "partial"),
+    [("npy", "mean", b"half a row"), ("parquet", "mean", b"\xff\1\0\0\0\0\0\0half"), ("parquet", "none", b"\1\0")],
+)
 def test_stopped_embedding_continues_after_its_finished_portions(
-    place: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    place: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
+    pooling: str,
+    partial: bytes,
 ) -> None:
+    whole, out = Path(f"whole.{suffix}"), Path(f"out.{suffix}")
     pretrain("first")
     monkeypatch.setattr(Embedder, "portion", 3)
     Path("asked.txt").write_text("".join("The happy cat" + " saw" * number + ".\n" for number in range(8)))
-    words = ["checkpoint=runs/first", "input=asked.txt"]
-    assert embed(*words, "output=whole.npy") == 0
+    words = ["checkpoint=runs/first", "input=asked.txt", f"pooling={pooling}"]
+    assert embed(*words, f"output={whole}") == 0
     read, reads = HiddenStates.read, []
 
     def stop_at_third(states: HiddenStates, inputs: Packed) -> Tensor:
@@ -75,13 +86,32 @@ def test_stopped_embedding_continues_after_its_finished_portions(
         return read(states, inputs)
 
     monkeypatch.setattr(HiddenStates, "read", stop_at_third)
-    assert embed(*words, "output=out.npy") == 130
-    (unfinished,) = Path().glob("out.npy.*.unfinished")
-    assert not Path("out.npy").exists()
+    assert embed(*words, f"output={out}") == 130
+    (unfinished,) = Path().glob(f"{out}.*.unfinished")
+    assert not out.exists()
     with unfinished.open("ab") as file:
-        file.write(b"half a row")
+        file.write(partial)
     monkeypatch.setattr(HiddenStates, "read", read)
     capsys.readouterr()
-    assert embed(*words, "output=out.npy") == 0
+    assert embed(*words, f"output={out}") == 0
     assert "continues after 6 of 8 texts" in capsys.readouterr().out
-    assert Path("out.npy").read_bytes() == Path("whole.npy").read_bytes() and not unfinished.exists()
+    assert out.read_bytes() == whole.read_bytes() and not unfinished.exists()
+
+
+def test_damaged_unfinished_parquet_is_refused(
+    place: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain("first")
+    Path("asked.txt").write_text("The cat.\nA king.\n")
+    words = ["checkpoint=runs/first", "input=asked.txt", "output=out.parquet"]
+    replacement_of = command.replacement_of
+    monkeypatch.setattr(command, "replacement_of", lambda path: pytest.fail("stopped before the output"))
+    with pytest.raises(pytest.fail.Exception):
+        embed(*words)
+    monkeypatch.setattr(command, "replacement_of", replacement_of)
+    (unfinished,) = Path().glob("out.parquet.*.unfinished")
+    content = unfinished.read_bytes()
+    unfinished.write_bytes(content[:8] + b"?" * (len(content) - 8))
+    capsys.readouterr()
+    assert embed(*words) == 2
+    assert f"{unfinished.resolve()} is damaged" in capsys.readouterr().err and not Path("out.parquet").exists()

@@ -60,7 +60,7 @@ PADDING_READER = f"""
 import runpy, sys
 sys.path[:0] = [{str(SCRIPT.parents[1])!r}, {str(SCRIPT.parent)!r}]
 from lmtool.data import tables
-def padded(path, records, header, skip_ragged, before=tables._from_records):
+def padded(path, records, header, skip_ragged, rows, before=tables._from_records):
     width = 0
     def even():
         nonlocal width

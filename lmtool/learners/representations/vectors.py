@@ -7,6 +7,7 @@ a vector.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -19,6 +20,7 @@ from lmtool.data.examples import Rows
 from lmtool.data.formats import text_format
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import NotFinite, UserError
+from lmtool.learners.base import no_progress
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.sequence import summary
@@ -251,28 +253,25 @@ class Embedder:
         return _TEXTS_AT_ONCE_PER_TOKEN if self.pooling == "none" else _TEXTS_AT_ONCE
 
     def vectors(
-        self, rows: Rows, progress: Callable[[int, int], None], warn: Callable[[str], None], first: int = 0
+        self, rows: Rows, truncated: Counter[str], progress: Callable[[int, int], None] = no_progress
     ) -> Iterator[Vectors]:
         """Yields the vectors of each row, in order. Except for rounding, they do not depend on the other rows.
 
         Args:
             rows: Rows with one text or two texts each.
+            truncated: Counts the truncated texts, see `truncation_warnings`.
             progress: Called with the number of finished rows and the number of all rows.
-            warn: Called with a message if texts were truncated.
-            first: The first row, a multiple of `portion`.
 
         Raises:
             UserError: A text has no tokens; the message names its file and line.
         """
-        truncated = 0
-        for start in range(first, len(rows), self.portion):
+        for start in range(0, len(rows), self.portion):
             selected = rows.take(np.arange(start, min(start + self.portion, len(rows))))
             input_format = InputFormat(self.tokenizer, self.format_name, self.max_length)
             examples = SequenceExamples(self._with_prompt(selected), input_format, "text", "input")
-            truncated += examples.truncated
+            if examples.truncated:
+                truncated[f"texts are truncated to {self.max_length} tokens"] += examples.truncated
             yield from self._in_order(examples, start, len(rows), progress)
-        if truncated:
-            warn(f"{truncated:,} of {len(rows) - first:,} texts are truncated to {self.max_length} tokens")
 
     def _with_prompt(self, rows: Rows) -> Rows:
         if not self.prompt:

@@ -399,13 +399,13 @@ class TaskResponder(Responder):
     def answers(self, rows: Rows, inference: Inference) -> Answers:
         """Returns the records of the rows, as in predictions.jsonl, and their metrics if labeled."""
         learner, data = self.learner, SplitData("input", rows={self.learner.config.name: rows})
-        max_length, warn = inference.max_length, inference.warn
+        max_length = inference.max_length
         examples = learner.examples(data, max_length)
         metadata = examples.metadata()
-        if metadata.get("truncated"):
-            warn(f"{metadata['truncated']:,} of {len(rows):,} texts are truncated to {max_length} tokens")
-        if metadata.get("cut_questions"):
-            warn(f"{metadata['cut_questions']:,} of {len(rows):,} questions are truncated")
+        kinds = {"truncated": f"texts are truncated to {max_length} tokens", "cut_questions": "questions are truncated"}
+        for key, what in kinds.items():
+            if metadata.get(key):
+                inference.truncated[what] += metadata[key]
         budget = max(inference.forward_tokens, max_length + learner.virtual_tokens)
         loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=learner.virtual_tokens)
 

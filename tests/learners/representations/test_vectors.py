@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from lmtool.config.registry import build
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
-from lmtool.learners.base import no_progress, no_warning
+from lmtool.learners.base import truncation_warnings
 from lmtool.learners.representations.reading import embedder_of
 from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.pretransformer_configs import LstmConfig
@@ -23,10 +24,11 @@ from tests.weights.published_folders import make
 TEXTS = ["the quick brown fox", "she sells sea shells by the sea shore", "dog", "what a lovely film, what a film!"]
 
 
-def embedded(folder, layers, pooling, texts=TEXTS, batch_tokens=1000, warn=no_warning):
+def embedded(folder, layers, pooling, texts=TEXTS, batch_tokens=1000, truncated=None):
     """The vectors of texts."""
     embeds, stated = embedder_of(load(folder), str(folder), layers, pooling, batch_tokens, FP32_CPU)
-    return list(embeds.vectors(Rows.of_texts(text=list(texts)), no_progress, warn)), stated
+    truncated = Counter() if truncated is None else truncated
+    return list(embeds.vectors(Rows.of_texts(text=list(texts)), truncated)), stated
 
 
 @pytest.fixture(scope="module", params=["bert", "gpt", "t5", "bart"])
@@ -76,9 +78,10 @@ def test_auto_pooling_follows_the_checkpoint(tmp_path):
 
 def test_long_texts_are_truncated_with_a_warning(tmp_path):
     make("bert", tmp_path)
-    warnings = []
-    vectors, _ = embedded(tmp_path, "last", "none", ["dog " * 100, "dog"], warn=warnings.append)
-    assert len(vectors[0].tokens) == 40 and warnings == ["1 of 2 texts are truncated to 40 tokens"]
+    truncated = Counter()
+    vectors, _ = embedded(tmp_path, "last", "none", ["dog " * 100, "dog"], truncated=truncated)
+    assert len(vectors[0].tokens) == 40
+    assert list(truncation_warnings(truncated, 2)) == ["1 of 2 texts are truncated to 40 tokens"]
 
 
 @pytest.mark.parametrize("layers", [3, -1, "first"])
