@@ -125,7 +125,9 @@ class RunConfig(CommandConfig):
     log_every: int = Field(
         10, ge=1, description="maximum steps between rows in metrics.jsonl; a run has at least about fifty rows"
     )
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: about ten per run")
+    evaluate_every: int | None = Field(
+        None, ge=1, description="steps between evaluations; null: about ten per run, fewer if it is short"
+    )
     evaluate_rows: Annotated[int, Field(ge=1)] | Literal["auto", "all"] = Field(
         "auto",
         description="size of the fixed sample of rows (of a text: examples) that evaluations during training read; "

@@ -4,6 +4,7 @@ finetune`."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -80,8 +81,11 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     held_out = session.held_out
     evaluation_tokens, final_tokens = held_out.tokens
     plan = replace(session.plan, evaluation_tokens=evaluation_tokens, final_tokens=final_tokens)
+    if session.evaluate_every is not None:
+        plan = replace(plan, evaluations=math.ceil(plan.steps / session.evaluate_every))
     baseline = cast(Baseline, held_out.baseline(session.phases[-1].data["train"]))
     settings = session.settings(held_out.baseline_loss(baseline))
+    settings = replace(settings, evaluate_every=session.evaluate_every)
     metadata: dict[str, JsonObject] = {"data": dict(session.metadata), "model": {}, "run": {}}
     if session.loaded is not None and session.loaded.ignored:
         unread = ignored_warnings(str(session.config.checkpoint), session.loaded.ignored)
@@ -116,6 +120,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     folder = opened.folder
     warn_of_missing_amounts(session, training)
     ignore_first_signal(command_line("resume", str(folder.path)), folder.log, folder.writes)
+    started = time.perf_counter()
     excluded = {name for companion in companions for name in companion.excluded}
     load_best_weights(opened, training, session.trained_module, excluded)
     if held_out.sampled or learner.config.reads_labeled_rows:
@@ -128,6 +133,8 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     with outside_layers(session.trained_module):
         for companion in companions:
             rows |= companion.after(session, training)
+    evaluation_seconds = training.evaluation_seconds + time.perf_counter() - started
+    training = replace(training, evaluation_seconds=evaluation_seconds)
     result = screens.result_of(opened, training, session.subject, learner.metric.name, rows)
     result = screens.finish(opened, result, baseline, session.next_commands)
     if folder.writes:

@@ -7,6 +7,7 @@ treated as one phase.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +25,13 @@ from lmtool.data.store import open_store
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import StudentData
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.held_out import MIN_EVALUATION_ROWS, EvaluationSize, HeldOutSplits, evaluation_tokens
+from lmtool.learners.held_out import (
+    CHEAP_EVALUATION_TOKENS,
+    MIN_EVALUATION_ROWS,
+    EvaluationSize,
+    HeldOutSplits,
+    evaluation_tokens,
+)
 from lmtool.learners.mixed_sources import examples_of, predictors_of
 from lmtool.reporting.costs import RunPlan
 from lmtool.resolver.commands import PretrainConfig, RunConfig
@@ -267,6 +274,16 @@ class Session:
         if config.max_steps is not None:
             tokens = min(tokens, config.max_steps / 10 * plan.tokens_per_step)
         return EvaluationSize(MIN_EVALUATION_ROWS, tokens)
+
+    @cached_property
+    def evaluate_every(self) -> int | None:
+        """Steps between evaluations; None for a tenth of the run. A short run is evaluated less often, so that its
+        evaluations together read at most as many tokens as it trains on."""
+        config, plan, (tokens, _) = self.config, self.plan, self.held_out.tokens
+        evaluations = int(plan.tokens / max(tokens, 1))
+        if config.evaluate_rows != "auto" or config.max_minutes is not None or tokens < CHEAP_EVALUATION_TOKENS:
+            return config.evaluate_every
+        return config.evaluate_every or (math.ceil(plan.steps / max(evaluations, 1)) if evaluations < 10 else None)
 
     @property
     def student_data(self) -> StudentData:

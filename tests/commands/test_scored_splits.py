@@ -13,6 +13,7 @@ import pytest
 from lmtool.cli import main as cli
 from lmtool.data.examples import Rows
 from lmtool.learners.held_out import sampled_rows
+from lmtool.session import session
 from tests.commands.conftest import TINY, finetune, pretrain
 
 
@@ -57,6 +58,20 @@ def test_evaluations_during_training_read_a_sample_of_the_rows(place: Path, caps
     other = json.loads((complete / "result.json").read_text())
     assert other["best_step"] == result["best_step"] and other["metrics"] == result["metrics"]
     assert evaluations(complete)[-1]["loss"] == result["metrics"]["loss"] != evaluations(run)[-1]["loss"]
+
+
+def test_short_run_is_evaluated_less_often(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scratch = ("model=bert_tiny", "checkpoint=none", *TINY, "max_steps=10", "batch_examples=8")
+    assert len(evaluations(finetune("cheap", *scratch))) == 10
+    monkeypatch.setattr(session, "CHEAP_EVALUATION_TOKENS", 0)
+    run = finetune("short", *scratch)
+    result = json.loads((run / "result.json").read_text())
+    # All 40 rows are read each time, as many tokens as in 5 of the 10 steps.
+    assert [row["step"] for row in evaluations(run)] == [5, 10] and result["steps"] == 10
+    assert len(evaluations(finetune("asked", *scratch, "evaluate_every=2"))) == 5
+    assert len(evaluations(finetune("rows", *scratch, "evaluate_rows=all"))) == 10
 
 
 def test_evaluations_during_pretraining_read_a_sample_of_the_examples(place: Path) -> None:
