@@ -108,22 +108,27 @@ def _set_flag(arguments: Arguments, flag: str, value: str) -> None:
 _COMMANDS = {
     "lmtool pretrain or lmtool finetune": "train fit run",
     "lmtool finetune": "tune sft",
-    "lmtool evaluate": "eval test validate score",
-    "lmtool predict": "classify",
+    "lmtool evaluate": "eval test validate score perplexity ppl",
+    "lmtool predict": "classify fill-mask fill_mask pipeline",
     "lmtool generate": "chat complete",
     "lmtool predict or lmtool generate": "infer inference",
     "lmtool embed": "encode vectors",
     "lmtool export or lmtool import": "convert",
-    "lmtool export": "save",
+    "lmtool export": "save save_pretrained",
+    "lmtool export RUN output=FOLDER (other libraries quantize that folder)": "quantize gguf onnx",
+    "lmtool inspect word word=... text=...": "neighbours neighbors nearest word",
+    "lmtool inspect attention, lmtool inspect positions or lmtool inspect word": "visualize visualise show_attention",
+    "lmtool plan pretrain model=NAME, or lmtool show model=NAME": "summary model_summary",
+    "lmtool pretrain experiment=bert_tiny (nothing is set up before)": "init new setup",
     "lmtool fetch": "download",
-    "lmtool check or lmtool tokenizer": "prepare",
+    "lmtool check or lmtool tokenizer": "prepare preprocess",
     "lmtool inspect tokenizer text=... (how a text is split), or lmtool tokenizer (trains one)": "tokenize",
     "lmtool inspect attention checkpoint=RUN text=...": "attention",
     "lmtool inspect": "look debug",
     "lmtool show": "config explain",
     "lmtool doctor": "info env",
     "lmtool runs": "ls history",
-    "lmtool runs prune": "prune clean delete remove",
+    "lmtool runs prune": "prune clean delete remove rm",
     "lmtool report RUN (draws its curves), or lmtool report RUN RUN (compares runs)": "compare diff plot curves",
     "lmtool finetune -m task=sst2,cola seed=1,2 (-m runs every combination)": "sweep multirun grid",
     "lmtool finetune task=NAME distill=soft distill.teacher=RUN": "distill",
@@ -131,7 +136,7 @@ _COMMANDS = {
     "lmtool embed RUN input=FILE output=vectors.npy (products of the vectors are similarities)": "similarity",
     "lmtool pretrain logger=tensorboard (writes what TensorBoard shows)": "tensorboard",
     "lmtool predict RUN, or lmtool.load(RUN) in Python (there is no server)": "serve server deploy api",
-    "lmtool export RUN output=FOLDER (nothing is uploaded)": "push upload publish",
+    "lmtool export RUN output=FOLDER (nothing is uploaded)": "push upload publish push_to_hub",
     "lmtool --version": "version",
 }
 """Commands to type, and the words of other tools for them."""
@@ -344,7 +349,13 @@ def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]
     if typed_verb in TRAINING:
         return typed_verb, typed_verb
     if typed_verb is not None:
-        close = nearest(typed_verb, (*TRAINING, *LOOKS.get(command, ())))
+        subjects = LOOKS.get(command, ())
+        close = nearest(typed_verb, (*TRAINING, *subjects))
+        if not close and command == "inspect" and typed_verb.isidentifier():
+            raise UserError(
+                f"inspect {typed_verb}: there is no such view",
+                f"use lmtool inspect with pretrain or finetune (what the model is fed), {', '.join(subjects)}",
+            )
         if close or typed_verb in VERBS:
             hint = f"did you mean lmtool {command} {close}?" if close else f"lmtool {command} pretrain"
             raise UserError(f"{command} {typed_verb}: {VERBS[command].action} pretrain or finetune", hint)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from glob import glob
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan import devices_of, plan_in_phases, plan_of, what_fits
 from lmtool.costs.rate import PlannedDevice, planned_device
+from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
@@ -98,6 +100,8 @@ class _TimedLoader:
 
 # Of English text in vocabularies of 30,000 to 50,000 tokens.
 BYTES_PER_TOKEN = 4.0
+_SPECIAL_TOKENS = 3  # of a row: at its start and after its texts
+_SAMPLED_ROWS = 2000  # of a task, in which the mean length is estimated
 # Bytes of a window in the plan of an epoch: its record and its length.
 WINDOW_BYTES = 24
 
@@ -105,10 +109,11 @@ WINDOW_BYTES = 24
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Prints the plan of a run. Raises UserError if measure=true needs a device that is not available."""
     device, notes, training_rows = planned_device(config, keys.device), [], 0
-    unresolved_config = config
+    unresolved_config, length = config, float(config.max_length)
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)
         training_rows = sum(len(data.train) for data in task.members.values())
+        length = _mean_length([data.train for data in task.members.values()], config.max_length)
     else:
         preparation = PretrainPreparation(config)
         config, tasks = preparation.config, preparation.tasks
@@ -120,7 +125,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
         notes += [problem.message, str(problem.hint)]
     measurement = _measure(unresolved_config, device, problem is None) if keys.measure else None
     notes += [
-        _length_note(config, training_rows)
+        _length_note(config, training_rows, length)
         if measurement is None
         else f"measured: peak memory of the process {size(measurement.peak_bytes)}"
     ]
@@ -128,11 +133,17 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
         notes.append(f"{devices_of(config)} processes share the cores of one machine")
 
     config, epoch_tokens = _with_known_epochs(
-        config, training_rows, None if measurement is None else measurement.metadata, notes
+        config, training_rows, length, None if measurement is None else measurement.metadata, notes
     )
 
     def plan_with(config: RunConfig) -> RunPlan:
-        return _plan_of(config, learner, epoch_tokens, device, None if measurement is None else measurement.metadata)
+        if measurement is not None or length == config.max_length:
+            metadata = None if measurement is None else measurement.metadata
+            return _plan_of(config, learner, epoch_tokens, float(config.max_length), device, metadata)
+        # The longest batch decides the memory, the mean length of the rows all other numbers.
+        longest = _plan_of(config, learner, training_rows * config.max_length, float(config.max_length), device, None)
+        mean = _plan_of(config, learner, epoch_tokens, length, device, None)
+        return replace(mean, memory_bytes=longest.memory_bytes, advice=longest.advice)
 
     plan = replace(plan_with(config), store_bytes=_store_bytes(config), shared_bytes=_shared_bytes(config))
     plan = replace(plan, epoch_text=_epoch_text(config, training_rows, epoch_tokens, measurement is not None))
@@ -165,14 +176,14 @@ def _measure(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measu
 
 
 def _with_known_epochs(
-    config: TrainingConfig, rows: int, metadata: JsonMapping | None, notes: list[str]
+    config: TrainingConfig, rows: int, length: float, metadata: JsonMapping | None, notes: list[str]
 ) -> tuple[TrainingConfig, float | None]:
     """Returns the configuration and the tokens per epoch (None if unknown). If they are unknown, max_epochs is removed,
     with a note. Raises UserError if there is no other budget."""
     if metadata is not None:
         return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
-        return config, float(rows * config.max_length)
+        return config, rows * length
     if config.max_words is not None:
         config = _without_unknown(config, "max_words", "the words of the text are unknown before it is read", notes)
     is_unknown = any(form.data != config.data for form in config.phase_configs)
@@ -199,18 +210,21 @@ def _plan_of(
     config: RunConfig,
     learner: BaseLearner,
     epoch_tokens: float | None,
+    length: float,
     device: PlannedDevice,
     metadata: JsonMapping | None,
 ) -> RunPlan:
-    """Returns the plan. epoch_tokens: tokens of an epoch. metadata: the metadata of a loader that has read the text."""
+    """Returns the plan. epoch_tokens: tokens of an epoch. length: mean tokens of a sequence. metadata: the metadata of
+    a loader that has read the text."""
     if isinstance(config, PretrainConfig) and config.phases:
         by_phase = [
-            _assumed_metadata(form, epoch_tokens, form.objective.predicted_fraction) for form in config.phase_configs
+            _assumed_metadata(form, epoch_tokens, float(form.max_length), form.objective.predicted_fraction)
+            for form in config.phase_configs
         ]
         plan = plan_in_phases(config, learner, by_phase, device)[0]
     else:
         predicted = config.objective.predicted_fraction if isinstance(config, PretrainConfig) else 0.0
-        plan = plan_of(config, learner, metadata or _assumed_metadata(config, epoch_tokens, predicted), device)
+        plan = plan_of(config, learner, metadata or _assumed_metadata(config, epoch_tokens, length, predicted), device)
     return replace(plan, epochs=None if epoch_tokens is None else plan.tokens / epoch_tokens)
 
 
@@ -243,18 +257,30 @@ def _shared_bytes(config: TrainingConfig) -> int:
     return round((tokens or 0) / config.max_length * WINDOW_BYTES)
 
 
-def _length_note(config: TrainingConfig, rows: int) -> str:
+def _mean_length(splits: Sequence[Rows], max_length: int) -> float:
+    """Returns the mean tokens of rows, estimated from the bytes of their texts."""
+    lengths = []
+    for rows in splits:
+        stride = -(-len(rows) // _SAMPLED_ROWS) or 1
+        for texts in islice(zip(*rows.columns.values(), strict=True), 0, None, stride):
+            tokens = sum(len(str(text).encode()) for text in texts) / BYTES_PER_TOKEN + _SPECIAL_TOKENS
+            lengths.append(min(tokens, float(max_length)))
+    return statistics.mean(lengths)
+
+
+def _length_note(config: TrainingConfig, rows: int, length: float) -> str:
     if isinstance(config, FinetuneConfig):
-        length = f"max_length={config.max_length}"
-        return f"{counted(rows, 'training row')}, each assumed to have {length} tokens; most are shorter"
+        mean = f"about {length:.0f} tokens on average, estimated from their bytes"
+        return f"{counted(rows, 'training row')} of {mean}; the memory is that of max_length={config.max_length}"
     lengths = " or ".join(dict.fromkeys(str(form.max_length) for form in config.phase_configs))
     return f"the text is not read: every sequence is assumed to have max_length={lengths} tokens"
 
 
-def _assumed_metadata(config: RunConfig, epoch_tokens: float | None, predicted: float) -> dict[str, float]:
-    """Returns the metadata of a loader that is not built, if every sequence has `max_length` tokens. epoch_tokens:
-    tokens of an epoch; None if unknown."""
-    length = float(config.max_length)
+def _assumed_metadata(
+    config: RunConfig, epoch_tokens: float | None, length: float, predicted: float
+) -> dict[str, float]:
+    """Returns the metadata of a loader that is not built, if every sequence has `length` tokens. epoch_tokens: tokens
+    of an epoch; None if unknown."""
     tokens = config.batch_tokens or (config.batch_examples or 1) * length
     epoch_tokens = max(epoch_tokens or 0.0, tokens)
     return {

@@ -146,7 +146,7 @@ class StartScreen:
     choices: selected components ({"model": "bert_tiny", "data": "pydocs"}). data: metadata, with a section per split.
     model: layers, width, origin of the weights. trainable: parameter counts by role. rates: learning rates by depth.
     machine: device, precision, attention path, kind of dropout. resumed_step: step of the checkpoint that the run
-    resumes from. branch: run and step that the run branches from.
+    resumes from. branch: run and step that the run branches from. export: why the model or its head cannot be exported.
     """
 
     command: str
@@ -161,6 +161,7 @@ class StartScreen:
     rates: Sequence[RateRow] = ()
     resumed_step: int | None = None
     branch: str | None = None
+    export: str = ""
 
 
 def print_start(output: Output, screen: StartScreen) -> None:
@@ -176,7 +177,8 @@ def print_start(output: Output, screen: StartScreen) -> None:
     rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_parameter_text(screen.trainable)]
     if len(screen.rates) > 1:  # a single rate is in the configuration
         rows += _rows_under_label("rates", map(rate_text, screen.rates))
-    output.rows([*rows, ("machine", metadata_text(screen.machine))])
+    rows.append(("machine", metadata_text(screen.machine)))
+    output.rows([*rows, *([("export", plain(screen.export))] if screen.export else [])])
 
 
 # Keys of a validation row whose values are not scores.

@@ -121,7 +121,7 @@ _TABLE = (
     ),
     Verb(
         "inspect tokenizer", "one text as each vocabulary splits it", 'lmtool inspect tokenizer text="unhappiness"',
-        "InspectTokenizerConfig",
+        "InspectTokenizerConfig", ("text",),
         module="lmtool.commands.inspections:tokenizer",
     ),
     Verb(

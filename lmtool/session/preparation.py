@@ -42,7 +42,7 @@ from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import LoadReport, assemble
-from lmtool.weights.exporting import head_caveat
+from lmtool.weights.exporting import head_caveat, model_caveat
 
 _PROMPT_WORDS = 5  # number of words of the held-out text in the prompt that the last screen suggests
 _PROMPT_TOKENS = 40  # maximum number of tokens that are decoded to get these words
@@ -90,6 +90,8 @@ class PretrainPreparation:
         learner, loaded = assemble(config, tokenizer, start_weights(config, resumed_from=run.checkpoint))
         if loaded is None:
             metadata["warnings"] = [*metadata.get("warnings", ()), *unused_rows_warning(config, tokenizer)]
+        if caveat := model_caveat(config.model):
+            metadata["export"] = caveat
         return Session(
             run=run,
             subject={"model": config.model.name, "objective": config.objective.name, "data": config.data.name},
@@ -174,7 +176,7 @@ def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
     if text is None or not len(text):
         return "This function returns"
     tokens = text.tokens[: min(_PROMPT_TOKENS, int(text.lengths[0]))]
-    return " ".join(plain(tokenizer.decode(tokens.tolist())).split()[:_PROMPT_WORDS])
+    return " ".join(plain(tokenizer.decode(tokens.tolist())).split()[:_PROMPT_WORDS]).strip("\"'“”‘’ ")
 
 
 _SAMPLED_TEXTS = 2000
@@ -251,7 +253,8 @@ class FinetunePreparation:
         warnings = self.config.tuning.warnings(self.config.scaled_optimizer, self.config.model)
         metadata: JsonObject = self.task.metadata
         sections = (member.model_dump(mode="json") for member in self.config.task.member_configs())
-        caveats = filter(None, (head_caveat(self.config.model, section) for section in sections))
+        model = self.config.model
+        caveats = filter(None, (model_caveat(model), *(head_caveat(model, section) for section in sections)))
         return {
             **metadata,
             **({"export": caveat} if (caveat := next(caveats, None)) else {}),

@@ -132,6 +132,19 @@ _PARTS_OF_HEAD = {
 }
 
 
+def model_caveat(model: ModelConfig) -> str | None:
+    """Returns why a model will not be exported although transformers has its family, and what to do instead; None if it
+    will be, or if transformers does not have the family."""
+    declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
+    if declared is None or declared.model != model.name or not isinstance(model, TransformerConfig):
+        return None
+    try:
+        declared.to_hf_config(model)
+    except UserError as error:
+        return f"{error.message}; to export, {str(error.hint).rpartition('or ')[2]}"
+    return None
+
+
 def head_caveat(model: ModelConfig, task: JsonMapping) -> str | None:
     """Returns why a head of a task will not be exported although transformers has one, and the keys that change this;
     None if it will be, or if transformers has none for the family."""

@@ -40,6 +40,17 @@ COMMANDS = {
     "explain optimizer.lr": "lmtool show",
     "pretrian": "lmtool pretrain",
     "models": "lmtool list model",
+    "fill-mask": "lmtool predict",
+    "perplexity": "lmtool evaluate",
+    "neighbours": "lmtool inspect word",
+    "visualize": "lmtool inspect attention",
+    "preprocess": "lmtool tokenizer",
+    "rm": "lmtool runs prune",
+    "push_to_hub": "lmtool export RUN",
+    "summary": "lmtool plan pretrain model=NAME",
+    "init": "lmtool pretrain experiment=bert_tiny",
+    "quantize": "lmtool export RUN",
+    "inspect heads": "tokenizer, attention, positions, word",
 }
 FLAGS = {
     "predict --model RUN text=hi": "checkpoint=hf://RUN",

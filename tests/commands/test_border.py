@@ -434,3 +434,13 @@ def test_gpt_without_pad_token_is_exported_with_one(place: Path) -> None:
         )
     run("export", "checkpoint=published", "output=folder")
     require_equal("folder", predicted("published", text_pairs(), "text"), text_pairs(), False)
+
+
+def test_model_that_cannot_be_exported_is_said_before_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain("rotated", "model/positions=rotary", model="bert_tiny")
+    said = " export    model.positions=rotary: BERT in transformers supports only learned; to export, train a new run"
+    assert said in capsys.readouterr().out
+    finetune("run", "checkpoint=runs/rotated", *TINY[:5])
+    assert said in capsys.readouterr().out
+    pretrain("learned", model="bert_tiny")
+    assert "to export" not in capsys.readouterr().out

@@ -109,6 +109,20 @@ def test_plan_estimates_epochs_from_bytes(
         assert re.search(rf"^{name} +{re.escape(text)} *$", out, re.MULTILINE), out
 
 
+def test_plan_estimates_lengths_of_rows_from_bytes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # 40 bytes: 10 tokens, and 3 special ones.
+    rows = "".join(f"{'word ' * 7}{number:5d}\t{number % 2}\n" for number in range(100))
+    Path("short.tsv").write_text(f"text\tlabel\n{rows}")
+    words = ["plan", "finetune", "task=short.tsv", "model=bert_tiny", "checkpoint=none", "max_epochs=3"]
+    assert cli.main([*words, "max_length=64", "batch_examples=10"]) == 0
+    printed = capsys.readouterr().out
+    assert "90 training rows of about 13 tokens on average" in printed and "steps       27 of 130 tokens" in printed
+    (memory,) = [line for line in printed.splitlines() if line.startswith("memory ")]
+    # The memory is that of rows of max_length tokens.
+    assert cli.main([*words, "max_length=13", "batch_examples=10"]) == 0
+    assert memory not in capsys.readouterr().out
+
+
 def test_plan_counts_shared_epoch_plan_per_machine(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """24 bytes per window of 128 tokens, for 36,000 tokens."""
     (place / "text.txt").write_text("y" * 4 * 36000)
