@@ -111,6 +111,10 @@ def fill(folder: Path) -> None:
     (folder / "articles.csv").write_text("\n".join(["id;body", *articles]) + "\n")
     lines = [json.dumps({"title": "A cat", "body": text}) for text in articles]
     (folder / "crawl" / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    pair = {"sentence_good": "The cats are here.", "sentence_bad": "The cats is here."}
+    (folder / "blimp").mkdir()
+    (folder / "blimp" / "agreement.jsonl").write_text(json.dumps(pair) + "\n")
+    (folder / "pairs.csv").write_text("good,bad\nThe cats are here.,The cats is here.\n")
     (folder / "prompts.txt").write_text("Return the\nA list of\n")
     for split in ("train", "dev"):
         pairs = [f"The cat is {word}.\tDie Katze ist {word}." for word in ("old", "new", "red", "big") * 6]

@@ -1,14 +1,16 @@
 """`lmtool evaluate`: scores a checkpoint on the data that it was trained for or on other data of the same kind, and
-compares it with another checkpoint on the same rows."""
+compares it with another checkpoint on the same rows. Several runs are grouped by setting, with means over seeds."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lmtool.config.base import JsonObject
+from lmtool.config.saved import body, save
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
@@ -23,7 +25,22 @@ from lmtool.reporting.evaluations import (
     write_curve,
     write_evaluation,
 )
-from lmtool.resolver.commands import EvaluateConfig, FinetuneConfig, PretrainConfig
+from lmtool.reporting.seeds import (
+    SeedScore,
+    blocks_of_runs,
+    metric_scores,
+    print_seeds,
+    refuse_other_rows,
+    refuse_repetitions,
+    scores_of_runs,
+    unscored_job,
+    with_scores,
+    write_seeds,
+)
+from lmtool.reporting.sweep_groups import SeedGroup
+from lmtool.resolver.commands import EvaluateConfig, EvaluateRunsConfig, FinetuneConfig, PretrainConfig
+from lmtool.resolver.decoding import decode_config
+from lmtool.resolver.verbs import TRAINING
 from lmtool.runs.files import SCORED_ROWS, replace_text, rows_digest, to_json
 from lmtool.runs.finding import kept_checkpoints, read_state, run_of_all_kept
 from lmtool.runs.identity import require_own_folder
@@ -46,20 +63,104 @@ from lmtool.tasks.minimal_pairs import Pairs, PairScores, log_probabilities, rea
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 from lmtool.tasks.ngrams import NgramModel
 from lmtool.weights.folders import hf_folder
+from lmtool.weights.saved_model import saved_config
 
 
-def run(config: EvaluateConfig) -> JsonObject:
+def run(config: EvaluateRunsConfig) -> JsonObject:
     """Scores, prints, and writes predictions and a report if requested. Returns the metrics, the task's first, and for
-    a task the digest of the scored rows."""
+    a task the digest of the scored rows. Of several runs: the means of the best setting."""
     check_output(config.output)
     if config.report is not None:
         folder = user_path(config.report)
         require_own_folder(folder, (EVALUATION,), "report", "report")
         require_no_link(folder / "plots")
-    run_folder = run_of_all_kept(config.checkpoint)
+    runs = config.checkpoint
+    if len(runs) > 1:
+        return _score_runs(config, runs)
+    single = config.model_copy(update={"checkpoint": runs[0]})
+    run_folder = run_of_all_kept(runs[0])
     if run_folder is not None:
-        return _score_all_kept(config, run_folder)
-    return _score(config, Output())[0]
+        return _score_all_kept(single, run_folder)
+    return _score(single, Output())[0]
+
+
+def _score_runs(config: EvaluateConfig, runs: Sequence[str]) -> JsonObject:
+    """Scores several runs on the same rows or text, and prints and writes a row for each setting with means over its
+    seeds. Returns the means of the best setting."""
+    require_unset(config, ("output", "against", "lengths"), "several runs", "name one run")
+    pairs = None
+    if isinstance(config.task, MinimalPairsConfig):
+        if config.task.ngrams is not None:
+            raise UserError("task.ngrams= is the baseline of one run", "omit task.ngrams=, or name one run")
+        pairs = read_pairs(config.task)
+    for name in runs:
+        if run_of_all_kept(name) is not None:
+            raise UserError(f"{name} is a learning curve, which several runs do not have", "use RUN@AMOUNT, or one run")
+    jobs = [unscored_job(number, name, _complete_config(name, config.offline)) for number, name in enumerate(runs)]
+    refuse_repetitions(jobs)
+    output, notes = Output(), list[str]()
+    task = config.task.name if config.task is not None else None
+    for number, name in enumerate(runs):
+        output.stage(f"scoring {name}", number, len(runs))
+        # The data are those of the first run; minimal pairs need none.
+        changes = {"checkpoint": name, "report": None} | ({"data": None} if pairs is not None and number else {})
+        printed = list[str]()
+        metrics, _ = _score(config.model_copy(update=changes), Output(io.StringIO(), printed.append))
+        notes += [f"{line} ({name})" for line in printed if line.startswith("warning:")]
+        jobs[number] = with_scores(jobs[number], metrics, task)
+    output.stage("scoring", len(runs), len(runs))
+    refuse_other_rows(jobs)
+    blocks = blocks_of_runs(jobs)
+    scores = [
+        score
+        for block in blocks
+        for group in block.groups
+        for score in (metric_scores(group) if pairs is None else _pair_scores(group, pairs))
+    ]
+    title = task or "text"
+    print_seeds(output, title, blocks, scores)
+    if pairs is not None and (note := pairs.note()):
+        output.line(note)
+    for note in notes:
+        output.line(note, "yellow")
+    if config.report is not None:
+        folder = user_path(config.report)
+        write_seeds(folder, title, blocks, scores, task)
+        output.line(f"{EVALUATION}, seeds.csv, seeds.html and plots: {folder}")
+    best = blocks[0].best
+    means: JsonObject = {score.name: score.mean for score in scores if score.group is best}
+    return means if task is None else {**means, SCORED_ROWS: jobs[0].rows}
+
+
+def _complete_config(checkpoint: str, offline: bool) -> JsonObject:
+    """Returns the configuration of a checkpoint with default values for keys that are newer than it."""
+    data = saved_config(checkpoint, offline)
+    verb = str(data.get("command"))
+    if verb not in TRAINING:
+        return data
+    # What it started from is part of its setting, and may no longer exist.
+    decoded = decode_config(verb, {**body(data), "checkpoint": "none"}, reads_checkpoint=False)
+    return {**save(decoded, verb), "checkpoint": data.get("checkpoint")}
+
+
+def _pair_scores(group: SeedGroup, pairs: Pairs) -> Iterator[SeedScore]:
+    """Yields the accuracies of a setting on minimal pairs, with the intervals of their means over paradigms."""
+    names = list(dict.fromkeys(pairs.paradigms))
+    runs = [
+        PairScores({name: scores[name] for name in names}, {}, {}, pairs.phenomena) for scores in scores_of_runs(group)
+    ]
+    means = {name: float(np.mean([scores.accuracies[name] for scores in runs])) for name in names}
+    mean = PairScores(means, {}, {}, pairs.phenomena)
+
+    def score(kind: str, name: str, paradigms: Sequence[str]) -> SeedScore:
+        values = [float(np.mean([scores.accuracies[paradigm] for paradigm in paradigms])) for scores in runs]
+        return SeedScore(group, kind, name, values, mean.interval(paradigms) if len(paradigms) > 1 else None)
+
+    yield score("metric", "accuracy", names)
+    for phenomenon, members in mean.by_phenomenon().items():
+        yield score("phenomenon", phenomenon, members)
+    for name in names:
+        yield score("paradigm", name, [name])
 
 
 def _score_all_kept(config: EvaluateConfig, run_folder: str) -> JsonObject:

@@ -13,6 +13,7 @@ import itertools
 import math
 import re
 import shlex
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -64,6 +65,11 @@ class SeedGroup:
         return mean_and_error(list(self.scores.values()))[1] if self.scores else None
 
     @property
+    def deviation(self) -> float | None:
+        """The standard deviation over seeds; None for fewer than two."""
+        return deviation_of(list(self.scores.values()))
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval of the mean over seeds (Student's t); None for fewer than two."""
         if self.error is None:
@@ -82,6 +88,11 @@ class SeedGroup:
         """'optimizer.lr=0.001 batch_examples=16'; 'every job' where nothing varies but the seed."""
         words = [f"{key}={value}" for key, value in self.settings.items() if value is not None]
         return " ".join(words) or ("every job" if not self.settings else "nothing given")
+
+
+def deviation_of(values: Sequence[float]) -> float | None:
+    """Returns the sample standard deviation; None for fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ _INTERVAL = f"{LEVEL:.0%} interval"
 _SETTING_CHARACTERS = 200
 _NAME_CHARACTERS = 80
 _SAME_IN_EVERY_PAIR = "every pair of seeds differs by the same amount, which gives no interval"
-# Keys that change the prediction targets: losses over different targets are not comparable.
-_TARGET_KEYS = ("tokenizer", "data")
+# Groups whose keys change the prediction targets: losses over different targets are not comparable.
+_TARGET_GROUPS = ("tokenizer", "data")
 
 
 def setting(group: SeedGroup) -> str:
@@ -80,8 +80,9 @@ def headline(block: Block) -> str:
     return f"Best of {counted(settings, 'setting')}{on}{condition}: {best}."
 
 
-def sentences(block: Block) -> list[str]:
-    """Returns the sentences below the headline: ties, the named reference, missing cells, and cautions."""
+def sentences(block: Block, target_groups: Sequence[str] = _TARGET_GROUPS) -> list[str]:
+    """Returns the sentences below the headline: ties, the named reference, missing cells, and cautions. target_groups:
+    groups whose keys change the targets of these scores."""
     notes = [_ties(block)] if block.reference is block.best else [_difference_from_reference(block)]
     baseline = _mean_of(block.best, lambda result: result["baseline"])
     if baseline is not None:
@@ -96,7 +97,7 @@ def sentences(block: Block) -> list[str]:
     if block.missing:
         cells = [" ".join(f"{key}={value}" for key, value in cell.items()) for cell in block.missing]
         notes.append(f"Missing from the grid: {_first_names([plain(cell, 120) for cell in cells])}.")
-    target_keys = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in _TARGET_KEYS]
+    target_keys = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in target_groups]
     if target_keys and lower_is_better(block.metric):
         notes.append(
             f"{plain(target_keys[0], 80)} varies: {title(block.metric)} over different targets is not comparable."
@@ -187,7 +188,7 @@ def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
         row: list[object] = [*settings, group.mean if group.n else None]
         row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else [])
         row.append(group.n if group.n == len(group.jobs) else f"{group.n} of {len(group.jobs)}")
-        row += _difference_cells(contrasts.get(id(group)), group is block.reference, seeded) if compared else []
+        row += difference_cells(contrasts.get(id(group)), group is block.reference, seeded) if compared else []
         row += [values[index] for values in extra_columns.values()]
         rows.append([*row, _time(group.jobs), _job_numbers(group.jobs)])
     return header, rows
@@ -223,7 +224,9 @@ def _mean_of(group: SeedGroup, value: Callable[[JsonMapping], float]) -> float |
     return sum(values) / len(values) if values else None
 
 
-def _difference_cells(difference: Difference | None, reference: bool, seeded: bool) -> list[object]:
+def difference_cells(difference: Difference | None, reference: bool, seeded: bool) -> list[object]:
+    """Returns the difference from the reference setting; if `seeded`, its interval, number of pairs and significance,
+    too. difference: None if it is unknown."""
     if difference is None:
         return ["reference" if reference else "", *(["", None, ""] if seeded else [])]
     value = "" if difference.value is None else with_sign(difference.value)

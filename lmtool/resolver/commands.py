@@ -486,7 +486,9 @@ class EvaluateConfig(TaskUseConfig):
         min_length=1,
     )
     report: str | None = Field(
-        None, description="output folder: evaluation.json, predictions.jsonl and plots", min_length=1
+        None,
+        description="output folder: evaluation.json, predictions.jsonl and plots; of several runs seeds.csv and .html",
+        min_length=1,
     )
     task: OptionalTask = Field(None, description="null: the checkpoint's task; task.path=FILE changes its data only")
     data: OptionalText = Field(
@@ -525,6 +527,20 @@ class EvaluateConfig(TaskUseConfig):
         description="answer scores: none (summed log-probability), length (mean), calibrated (Zhao et al. 2021). "
         "calibrated: relative to the answer's probability for empty inputs (N/A, [MASK], none)",
     )
+
+
+class EvaluateRunsConfig(EvaluateConfig):
+    """`lmtool evaluate`, with one checkpoint or several."""
+
+    checkpoint: tuple[str, ...] = Field(  # type: ignore[assignment]
+        min_length=1,
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or several runs, for "
+        "their means over seeds: [a,b], the folder of a sweep, or a pattern (runs/gpt_*)",
+    )
+
+    @classmethod
+    def filled(cls, data: JsonObject) -> JsonObject:
+        return CheckpointsConfig.filled(data)
 
 
 class AskConfig(UseConfig):

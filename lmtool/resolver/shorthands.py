@@ -27,9 +27,9 @@ from lmtool.config.messages import as_typed, unknown_choice
 from lmtool.config.registry import Choice, lookup
 from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.verbs import TRAINING, VERBS
-from lmtool.runs.finding import read_checkpoint, run_folder
+from lmtool.runs.finding import names_several, read_checkpoint, run_folder, runs_named
 from lmtool.system.files import RUNS, user_path
-from lmtool.system.terminal import say
+from lmtool.system.terminal import counted, listing, say
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.training.phases import nested_keys
 from lmtool.weights.folders import hf_folder
@@ -62,6 +62,7 @@ _MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]
 
 def expand_arguments(line: CommandLine) -> CommandLine:
     """Returns the line with its shorthands expanded into overrides. Raises UserError if one cannot be expanded."""
+    line = _with_listed_runs(line) if line.verb == "evaluate" else line
     keys = iter(VERBS[line.verb].places)
     # Surplus positional arguments stay as they are, and are refused later.
     words = [
@@ -76,6 +77,14 @@ def expand_arguments(line: CommandLine) -> CommandLine:
     if line.verb != "predict" and "task" in line.values:
         line = replace(line, words=_with_task_file(line))
     return replace(line, words=_with_text_file(line)) if "data" in line.values else line
+
+
+def _with_listed_runs(line: CommandLine) -> CommandLine:
+    """Makes positional arguments of `evaluate` a list of runs, unless they are a run, or two to compare."""
+    runs = [word for word in line.words if not OVERRIDE.match(word)]
+    if len(runs) < 2 or (len(runs) == 2 and not any(map(names_several, runs))):
+        return line
+    return replace(line, words=(f"checkpoint={_typed(runs)}", *(word for word in line.words if word not in runs)))
 
 
 def _words_in_full(verb: str, word: str) -> list[str]:
@@ -139,6 +148,7 @@ def expand_sections(data: Data, line: CommandLine) -> Data:
     data = with_sections(with_random_weights(data, line), line.config_dirs)
     data = with_latest_run(data) if line.verb in TRAINING else data
     data = with_table_of_vocabulary(data, line)
+    data = with_several_runs(data) if line.verb == "evaluate" else data
     return with_published_weights(data) if line.verb == "finetune" else data
 
 
@@ -247,6 +257,28 @@ def with_table_of_vocabulary(data: Data, line: CommandLine) -> Data:
     if typed or not isinstance(entries, int) or not isinstance(model, dict) or "vocab_size" not in model:
         return data
     return data if data.get("checkpoint") not in (None, _NONE) else {**data, "model": {**model, "vocab_size": entries}}
+
+
+# --- evaluate checkpoint=SWEEP, checkpoint=runs/gpt_* ----------------------------------------------------------------
+
+
+def with_several_runs(data: Data) -> Data:
+    """Replaces the folder of a sweep, or a pattern, by its finished runs, and prints those left out. Raises UserError
+    if there are none."""
+    checkpoint = data.get("checkpoint")
+    paths = [checkpoint] if isinstance(checkpoint, str) else checkpoint
+    if checkpoint == MISSING or not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        return data
+    if not any(map(names_several, paths)):
+        return data
+    runs = list[str]()
+    for path in paths:
+        found, unfinished = runs_named(path)
+        runs += found
+        if unfinished:
+            left_out = f"{counted(len(unfinished), 'unfinished run')} left out: {listing(unfinished, 3)}"
+            say(f"checkpoint={path}: {left_out}", sys.stderr)
+    return {**data, "checkpoint": runs}
 
 
 # --- neither checkpoint= nor model= ----------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ _TABLE = (
         "FinetuneConfig", trains=True, sweeps=True,
     ),
     Verb(
-        "evaluate", "score a checkpoint", "lmtool evaluate runs/NAME", "EvaluateConfig", ("checkpoint", "against"),
-        sweeps=True,
+        "evaluate", "score a checkpoint", "lmtool evaluate runs/NAME", "EvaluateRunsConfig",
+        ("checkpoint", "against"), sweeps=True,
     ),
     Verb(
         "predict", "label texts, fill masks", 'lmtool predict runs/NAME text="..."', "PredictConfig",

@@ -10,6 +10,7 @@ checkpoints and reads their tensors. Imports no torch, because decoding a config
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -21,7 +22,9 @@ from lmtool.config import saved
 from lmtool.config.base import JsonObject
 from lmtool.errors import UserError, nearest
 from lmtool.runs.files import write_errors
+from lmtool.runs.identity import SUBMITTED, finished_result
 from lmtool.system.files import MANIFEST, RUNS, Damaged, Manifest, replace_bytes, user_path
+from lmtool.system.terminal import listing
 
 MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
     "model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json", "config.json", "data.json",
@@ -34,6 +37,8 @@ ADAPTER = "adapter_config.json"
 """The file that identifies a PEFT adapter folder."""
 SWEEP = "sweep.json"
 """The file of a sweep's folder that lists its jobs."""
+_RUN_MARKS = ("checkpoints", "config.yaml", "job.json", SUBMITTED)
+"""Files of which a run, or a job of a sweep, has at least one."""
 _ACCEPTED = (
     "use a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"
@@ -195,6 +200,36 @@ def run_of_all_kept(path: str) -> str | None:
     """Returns RUN of RUN@*, which means all checkpoints of `checkpoint_at=`; None for another path."""
     run, at, place = path.rpartition("@")
     return run if at and place == ALL_KEPT else None
+
+
+def names_several(path: str) -> bool:
+    """Whether a path names several runs: the folder of a sweep, or a pattern (runs/gpt_*, runs/gpt_*@10M)."""
+    if "://" in path or os.path.lexists(user_path(path)):
+        return (user_path(path) / SWEEP).is_file()
+    return glob.has_magic(path.partition("@")[0])
+
+
+def runs_named(path: str) -> tuple[list[str], list[str]]:
+    """Returns the finished runs of a sweep or a pattern (`names_several`), and those left out because they have not
+    finished; for another path, the path alone. Raises NoCheckpoint if no run has finished."""
+    if not names_several(path):
+        return [path], []
+    pattern, at, place = path.partition("@")
+    if (user_path(path) / SWEEP).is_file():
+        pattern, at, place = os.path.join(glob.escape(path), "*"), "", ""
+    runs, unfinished = list[str](), list[str]()
+    for name in sorted(glob.glob(str(user_path(pattern)))):
+        folder = Path(name)
+        if folder.is_symlink() or not folder.is_dir():  # runs/latest
+            continue
+        if any((folder / mark).exists() for mark in _RUN_MARKS):
+            (unfinished if finished_result(folder) is None else runs).append(f"{name}{at}{place}")
+        elif is_checkpoint(folder) or (folder / CONFIG).is_file():
+            runs.append(name)
+    if not runs:
+        others = f"; not finished: {listing(unfinished, 3)}" if unfinished else ""
+        raise NoCheckpoint(f"checkpoint={path}: no finished run has this name{others}", _ACCEPTED)
+    return runs, unfinished
 
 
 def _checkpoint_at(path: str, run: str, place: str) -> Path:
