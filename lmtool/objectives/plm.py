@@ -92,8 +92,10 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         return self.samples_of(visible_batch, "plm", lambda _, indices: self._logits(batch.inputs, indices), n)
 
     def logits_at(self, packed: Packed, indices: Tensor) -> Tensor:
-        """Returns the logits (M, V) at masked positions, predicted from all tokens that are not masked."""
-        rank_T = torch.zeros_like(packed.tokens).index_fill(0, indices, 1)
+        """Returns the logits (M, V) at masked positions, predicted from all tokens that are not masked. No token
+        attends to a mask token, which the model has never read."""
+        is_mask_T = packed.tokens == self.tokenizer.role("mask")
+        rank_T = is_mask_T.to(packed.tokens.dtype).index_fill(0, indices, 1)
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), indices)
 
     def _logits(self, packed: Packed, indices: Tensor) -> Tensor:

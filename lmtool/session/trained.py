@@ -251,8 +251,10 @@ def _as_pretrained(checkpoint: str, saved: JsonObject, weights: Weights) -> Json
     """
     model = saved.get("model") or {}
     family = chosen_class(saved.get("model"), Choice("model"))
-    architecture = family.architecture if family is not None and issubclass(family, ModelConfig) else None
-    head = "heads.masked_lm." if architecture == "encoder" else None
+    model_class = family if family is not None and issubclass(family, ModelConfig) else None
+    architecture = None if model_class is None else model_class.architecture
+    permutes = model_class is not None and model_class.query_stream
+    head = "heads.lm." if permutes else "heads.masked_lm." if architecture == "encoder" else None
     if head is None and model.get("tied") is False:
         head = "heads.lm.output."  # an untied output matrix, which a model without a head lacks
     if head is not None and not any(name.startswith(head) for name in weights.tensors):
@@ -260,7 +262,9 @@ def _as_pretrained(checkpoint: str, saved: JsonObject, weights: Weights) -> Json
             f"checkpoint={checkpoint} has no language modeling head",
             f"lmtool finetune task=NAME checkpoint={checkpoint}",
         )
-    objective = {"encoder": {"name": "mlm"}, "decoder": {"name": "clm"}}.get(str(architecture), AUTO)
+    objective = {"encoder": {"name": "plm" if permutes else "mlm"}, "decoder": {"name": "clm"}}.get(
+        str(architecture), AUTO
+    )
     return {
         "model": saved.get("model"),
         "tokenizer": saved.get("tokenizer", AUTO),

@@ -80,6 +80,37 @@ def test_pseudo_log_likelihood_equals_transformers(family: str, masking: str, pa
     assert np.allclose(differences(Path("model"), f"task.masking={masking}"), expected(score), atol=1e-5)
 
 
+@pytest.mark.parametrize("masking", ["token", "word"])
+def test_pseudo_log_likelihood_of_xlnet_equals_transformers(masking: str, pairs: Path) -> None:
+    """Each token is the last of a factorization order: no token attends to it (`perm_mask`), and the query stream
+    predicts it (`target_mapping`) from all the others, the special tokens among them. By word, no token attends to the
+    later tokens of its word either."""
+    model = make("xlnet", Path("model")).eval()
+    tokenizer = AutoTokenizer.from_pretrained("model")
+
+    @torch.no_grad()
+    def score(sentence: str) -> float:
+        ids = torch.tensor(tokenizer(sentence)["input_ids"])
+        pieces = tokenizer.convert_ids_to_tokens(ids)
+        assert pieces[-2:] == ["<sep>", "<cls>"]
+        words = np.cumsum([piece.startswith("▁") for piece in pieces[:-2]])
+        segments = torch.tensor([*[0] * (len(ids) - 1), 2])
+        total = 0.0
+        for place in range(len(ids) - 2):
+            hidden = torch.zeros(1, len(ids), len(ids))
+            hidden[:, :, place] = 1.0
+            for later in range(place + 1, len(ids) - 2):
+                if masking == "word" and words[later] == words[place]:
+                    hidden[:, :, later] = 1.0
+            target = torch.zeros(1, 1, len(ids))
+            target[0, 0, place] = 1.0
+            output = model(ids[None], perm_mask=hidden, target_mapping=target, token_type_ids=segments[None])
+            total += output.logits[0, 0].log_softmax(-1)[ids[place]].item()
+        return total
+
+    assert np.allclose(differences(Path("model"), f"task.masking={masking}"), expected(score), atol=1e-5)
+
+
 @pytest.mark.parametrize("first_token", ["scored", "skipped"])
 def test_decoder_log_probability_equals_transformers(first_token: str, pairs: Path) -> None:
     model = make("gpt", Path("model")).eval()
