@@ -331,6 +331,7 @@ class MntpConfig(TokenMaskingConfig, NextTokenConfig):
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     prefixes: ClassVar[bool] = True
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "mask")
+    phase_fields: ClassVar[tuple[str, ...]] = (*TokenMaskingConfig.phase_fields, "longest_span")
 
     name: Literal["mntp"] = Field("mntp", description="Masked next-token prediction.")
     causal: float = Field(
@@ -340,6 +341,28 @@ class MntpConfig(TokenMaskingConfig, NextTokenConfig):
         description="fraction of the texts read causally, without masks, and its weight in the loss; GPT-BERT: 0.5. "
         "Chosen anew for each text and epoch, and the mean loss of masked texts has the remaining weight",
     )
+    longest_span: int = Field(
+        1,
+        ge=1,
+        le=10_000,
+        description="maximum length in tokens of the spans that are masked whole; 1: single tokens; GPT-BERT: 3. The "
+        "text is divided into spans of random lengths from 1 to this maximum, all equally probable, and one kind of "
+        "replacement is chosen for each span. With select=exact, spans are masked until the fraction is reached",
+    )
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        description="weight in training of the mean squared logarithm of the softmax's normalizer; GPT-BERT: 1e-4. It "
+        "keeps logits small; held-out losses are cross entropies",
+    )
+
+    @model_validator(mode="after")
+    def _require_one_kind_of_unit(self) -> MntpConfig:
+        if self.whole_word and self.longest_span > 1:
+            raise ValueError(
+                f"whole_word=true masks words, and longest_span={self.longest_span} spans: set one of them"
+            )
+        return self
 
     @property
     def model_hint(self) -> str:

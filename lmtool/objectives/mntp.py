@@ -69,9 +69,9 @@ class MaskedNextTokens(MaskFiller):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         indices = {term: indices_of(batch.host, term) for term in self.loss_weights}
         hidden = hidden_at(self.backbone, batch, indices, self.dropout_rng(batch, step))
-        smoothing = self.config.label_smoothing
+        smoothing, z_loss = self.config.label_smoothing, self.config.z_loss
         sums = {
-            term: self.lm.loss_sum(hidden_MH, self.table_VW, labels_of(batch, term), smoothing)
+            term: self.lm.loss_sum(hidden_MH, self.table_VW, labels_of(batch, term), smoothing, z_loss)
             for term, hidden_MH in hidden.items()
         }
         return StepOutput(sums, self.loss_weights)

@@ -203,6 +203,8 @@ _DETAILS: tuple[tuple[str, object, str, str], ...] = (
     ("objective.pairs", "sop", "sentence-order prediction", "lan2020albert"),
     ("objective.lengths", "harmonic", "masks over n-grams", "lan2020albert"),
     ("objective.causal", None, "causal and masked texts with one head", "charpentier2024gptbert"),
+    ("objective.longest_span", 3, "masks over spans of one to three tokens", "charpentier2024gptbert"),
+    ("objective.z_loss", None, "a z-loss", "chowdhery2023palm"),
     ("objective.masking", "dynamic", "new masks in every epoch", "liu2019roberta"),
     ("objective.enhanced_decoder", True, "an enhanced mask decoder", "he2021deberta"),
     ("objective.label_smoothing", None, "label smoothing", "szegedy2016rethinking"),

@@ -96,6 +96,35 @@ def test_losses_and_gradients_equal_a_plain_loop(causal, documents):
         torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-4, atol=1e-6)
 
 
+def test_z_loss_and_its_gradient_equal_a_plain_loop_and_scores_leave_it_out():
+    weight, causal = 0.05, 0.4
+    built = learner(causal, z_loss=weight).train()
+    batch = batch_of(built)
+    losses, grads = gradients(built, [batch])
+    built.zero_grad()
+    squares, entropies = {"clm": [], "mntp": []}, {"clm": [], "mntp": []}
+    predicted = set((batch.targets["mntp"].at + 1).tolist())
+    texts = zip(
+        batch.inputs.starts, batch.inputs.lengths, batch.inputs.prefixes, originals_of(built, batch), strict=True
+    )
+    for start, length, prefix, text in texts:
+        logits = plain_gpt(built, batch.inputs.tokens[start : start + length], bidirectional=prefix > 0)
+        for position in range(1, length):
+            if prefix == 0 or start + position in predicted:
+                term = "mntp" if prefix else "clm"
+                squares[term].append(logits[position - 1].exp().sum().log() ** 2)
+                entropies[term].append(cross_entropy(logits[position - 1], torch.tensor(int(text[position]))))
+    means = {
+        term: torch.stack(entropies[term]).mean() + weight * torch.stack(squares[term]).mean() for term in entropies
+    }
+    assert losses == pytest.approx({name: value.item() for name, value in means.items()}, rel=1e-5)
+    (causal * means["clm"] + (1 - causal) * means["mntp"]).backward()
+    for name, parameter in built.named_parameters():
+        torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-4, atol=1e-6)
+    for term, scores in built.eval().score(batch).items():
+        assert scores.losses.mean().item() == pytest.approx(torch.stack(entropies[term]).mean().item(), rel=1e-5)
+
+
 def test_masked_texts_are_masked_and_read_in_both_directions_and_causal_texts_are_not():
     built = learner()
     batch = batch_of(built, 60)
@@ -113,8 +142,9 @@ def test_masked_texts_are_masked_and_read_in_both_directions_and_causal_texts_ar
     assert other.inputs.prefixes != batch.inputs.prefixes
 
 
-def test_batches_do_not_change_examples():
-    built = learner().train()
+@pytest.mark.parametrize("longest_span", [1, 3])
+def test_batches_do_not_change_examples(longest_span):
+    built = learner(longest_span=longest_span).train()
     examples = built.examples(split(STORE), 24)
     whole, whole_gradients = gradients(built, [rows_of(examples, 8)])
     rows = examples.plan(0).rows
@@ -162,6 +192,11 @@ def test_only_the_hybrid_continues_texts():
     assert learner(0.5).writer()
     with pytest.raises(UserError, match="fills masks, and cannot continue a text"):
         learner(0.0).writer()
+
+
+def test_spans_and_whole_words_exclude_each_other():
+    with pytest.raises(ValueError, match="whole_word=true masks words, and longest_span=3 spans"):
+        MntpConfig(whole_word=True, longest_span=3)
 
 
 @pytest.mark.parametrize("model", [BertConfig(), LstmConfig()])

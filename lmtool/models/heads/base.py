@@ -121,15 +121,22 @@ def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
 
 
 def linear_loss_sum(
-    hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor, label_smoothing: float = 0.0
+    hidden_MH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    labels_M: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Tensor:
-    """Computes `loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows.
+    """Computes `loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows, plus z_loss times
+    the sum of the squared logarithms of the softmax's normalizers (Chowdhery et al. 2022, PaLM, section 5).
 
     Logits and their gradients are not stored: the gradients of the inputs are computed in the forward pass (as in Hsu
     et al. 2024, Liger Kernel) and scaled in the backward pass. Products are computed in autocast's type, softmax and
     sums in fp32. The result can be differentiated only once.
     """
-    return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, product_type(hidden_MH), label_smoothing)
+    dtype = product_type(hidden_MH)
+    return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, dtype, label_smoothing, z_loss)
 
 
 @torch.no_grad()
@@ -159,7 +166,7 @@ def _wide(x: Tensor) -> Tensor:
 
 class ForwardGradient(torch.autograd.Function):
     """Base class of losses over a vocabulary that compute their gradients in the forward pass. `ctx.gradients` contains
-    those of the first three inputs; the other three inputs have none. The result can be differentiated only once."""
+    those of the first three inputs; the other inputs have none. The result can be differentiated only once."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -168,7 +175,8 @@ class ForwardGradient(torch.autograd.Function):
         (scale,), saved = gradients, ctx.gradients
         # They are scaled in place: another tensor of the vocabulary's size would cost as much as the product.
         ctx.gradients = None
-        return (*(None if gradient is None else gradient.mul_(scale) for gradient in saved), None, None, None)
+        others = len(ctx.needs_input_grad) - len(saved)
+        return (*(None if gradient is None else gradient.mul_(scale) for gradient in saved), *[None] * others)
 
 
 class _LinearLossSum(ForwardGradient):
@@ -181,6 +189,7 @@ class _LinearLossSum(ForwardGradient):
         labels: Tensor,
         dtype: torch.dtype,
         smoothing: float,
+        z_loss: float,
     ) -> Tensor:
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         rows, softmax_rows = _CHUNKS[hidden.device.type]
@@ -197,7 +206,7 @@ class _LinearLossSum(ForwardGradient):
                 logits = aligned_logits[: len(part)]
                 blocks = zip(logits.split(softmax_rows), part_labels.split(softmax_rows), strict=True)
                 for block, block_labels in blocks:
-                    total += _write_gradient(block, bias, block_labels, bias_gradient, smoothing)
+                    total += _write_gradient(block, bias, block_labels, bias_gradient, smoothing, z_loss)
                 if needs_hidden:
                     hidden_gradients.append((aligned_logits @ cast_weight)[: len(part)])
                 if needs_weight:
@@ -212,11 +221,17 @@ class _LinearLossSum(ForwardGradient):
 
 @region(0, 2)
 def _write_gradient(
-    logits: Tensor, bias: Tensor | None, labels: Tensor, bias_gradient: Tensor | None, smoothing: float
+    logits: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    bias_gradient: Tensor | None,
+    smoothing: float,
+    z_loss: float,
 ) -> Tensor:
     """Overwrites the logits with the gradient of the sum of their losses, and returns this sum. The gradient is the
-    softmax minus the smoothed one-hot labels. bias_gradient: the sum over all rows so far, to which these rows are
-    added. smoothing: the fraction of the target probability that is spread over all classes (Szegedy et al. 2016)."""
+    softmax minus the smoothed one-hot labels; that of z_loss is 2 z_loss log(normalizer) times the softmax.
+    bias_gradient: the sum over all rows so far, to which these rows are added. smoothing: the fraction of the target
+    probability that is spread over all classes (Szegedy et al. 2016). z_loss: the weight of log(normalizer)^2."""
     wide = _wide(logits)
     if bias is not None:
         wide += bias
@@ -230,6 +245,9 @@ def _write_gradient(
     total = (1 - smoothing) * (normalizer - picked).sum()
     if smoothing:
         total = total + smoothing * (normalizer - mean).sum()
+    if z_loss:
+        total = total + z_loss * normalizer.square().sum()
+        probabilities *= 1 + 2 * z_loss * normalizer
     probabilities.scatter_add_(1, labels, probabilities.new_full((len(labels), 1), smoothing - 1.0))
     if smoothing:
         probabilities -= smoothing / probabilities.shape[1]

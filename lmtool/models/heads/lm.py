@@ -68,14 +68,22 @@ class LMHead(PredictingHead):
         if self.tap is not None:
             self.tap(self, TokenLogits(self.transform(hidden_MH), self.table(table_VH), self.bias))
 
-    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Returns the sum of cross entropies, computed in chunks of rows."""
+    def loss_sum(
+        self,
+        hidden_MH: Tensor,
+        table_VH: Tensor,
+        labels_M: Tensor,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> Tensor:
+        """Returns the sum of cross entropies, computed in chunks of rows, plus z_loss times that of the squared
+        logarithms of the softmax's normalizers."""
         table_VH, hidden_MH = self.table(table_VH), self.transform(hidden_MH)
         if self.tap is not None:
             self.tap(self, TokenLogits(hidden_MH, table_VH, self.bias))
             if self.tap.predictions_only:
                 return hidden_MH.new_zeros(())
-        return linear_loss_sum(hidden_MH, table_VH, self.bias, labels_M, label_smoothing)
+        return linear_loss_sum(hidden_MH, table_VH, self.bias, labels_M, label_smoothing, z_loss)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the losses, (M,), and the most probable tokens, (M,), without gradient."""
@@ -150,9 +158,18 @@ class AdaptiveLMHead(LMHead):
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
         return self.observe(self(hidden_MH, table_VH)[:, tokens_C])
 
-    def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    def loss_sum(
+        self,
+        hidden_MH: Tensor,
+        table_VH: Tensor,
+        labels_M: Tensor,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> Tensor:
         """Returns the sum of cross entropies. Without smoothing, only the first softmax and the logits of each target's
-        cluster are computed."""
+        cluster are computed. Raises ValueError for a z_loss: there is a normalizer for each cluster."""
+        if z_loss:
+            raise ValueError("an adaptive softmax has several normalizers, and no z_loss")
         if self.tap is not None:
             self.observe(self(hidden_MH, table_VH))
             if self.tap.predictions_only:

@@ -15,7 +15,12 @@ from lmtool.config.base import JsonObject
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.objectives.checks.language import StreamInspector
-from lmtool.objectives.configs import MaskingConfig, ReplacementConfig, SpanConfig, TokenMaskingConfig
+from lmtool.objectives.configs import (
+    MaskingConfig,
+    ReplacementConfig,
+    SpanConfig,
+    TokenMaskingConfig,
+)
 from lmtool.objectives.corruption.masking import MaskedSpans, MaskedTexts, Vocabulary, budget, length_probabilities
 from lmtool.objectives.corruption.permutation import PermutedTexts, ngram_probabilities
 from lmtool.objectives.examples.language import CAUSAL, MASKED, MaskedNextTokenWindows
@@ -193,6 +198,8 @@ class MaskedNextTokensInspector(StreamInspector):
 
     def main_finding(self, stats: RunningStatistics) -> str:
         finding = "masked tokens are predicted from the position before them, with the whole text in view"
+        mean = stats.measured("tokens of a span, as sampled")
+        finding += "" if mean is None else f", in spans of {mean:.1f} tokens on average"
         share = stats.measured(_CAUSAL_SHARE)
         return f"{share:.1%} of the texts are read causally; in the others, {finding}" if share else finding
 
@@ -218,17 +225,28 @@ class MaskedNextTokensInspector(StreamInspector):
         is_text = ~vocabulary.special[original] & ~in_causal
         is_text[starts] = False  # no position comes before a first token
         stats.never("special or first tokens predicted as masked", (~is_text[at + 1]).sum())
-        check_branches(stats, config, vocabulary, tokens[at + 1], labels)
+        if config.longest_span > 1:
+            masked = cast(MaskedSpans, self.examples.mask(sample.rows, sample.numbers, sample.epoch))
+            self._check_spans(stats, masked, ~in_causal, at + 1, tokens)
+        else:
+            check_branches(stats, config, vocabulary, tokens[at + 1], labels)
         documents = np.repeat(np.arange(len(lengths)), lengths)
         eligible, selected = (
             np.bincount(documents[indices], minlength=len(lengths)) for indices in (np.flatnonzero(is_text), at)
         )
-        if config.whole_word:
+        budget_N = budget(eligible, config.probability)
+        if config.longest_span > 1 and config.select == "exact":
+            stats.report("predicted fraction of masked text", selected.sum(), eligible.sum(), is_fraction=True)
+            excess = selected - budget_N
+            stats.never(
+                "texts with a wrong number of predicted tokens", ((excess < 0) | (excess >= config.longest_span)).sum()
+            )
+        elif config.whole_word or config.longest_span > 1:
             stats.report("predicted fraction of masked text", selected.sum(), eligible.sum())
         elif config.select == "bernoulli":
             stats.fraction("predicted fraction of masked text", selected.sum(), eligible.sum(), config.probability)
         else:
-            check_budget(stats, selected, budget(eligible, config.probability), eligible)
+            check_budget(stats, selected, budget_N, eligible)
         if config.causal:
             at = indices_of(sample.batch, CAUSAL).numpy()
             stats.never(
@@ -236,6 +254,19 @@ class MaskedNextTokensInspector(StreamInspector):
                 (labels_of(sample.batch, CAUSAL).numpy() != tokens[at + 1]).sum(),
             )
             stats.never("causal tokens without a prediction", (lengths - 1)[is_causal].sum() - len(np.unique(at)))
+
+    def _check_spans(
+        self, stats: RunningStatistics, masked: MaskedSpans, is_used_T: np.ndarray, at: np.ndarray, tokens: np.ndarray
+    ) -> None:
+        """masked: the spans of all texts. is_used_T: whether a token's text is read with masks. at: the predicted
+        tokens. tokens: the inputs."""
+        longest = self.config.longest_span
+        check_lengths(stats, "tokens of a span", "spans", masked.sampled_lengths, np.full(longest, 1 / longest))
+        is_used_S, is_used_M = is_used_T[masked.spans[:, 0]], is_used_T[masked.at]
+        stats.never("spans partly predicted", len(np.setxor1d(masked.at[is_used_M], at)))
+        span_of = (np.cumsum(is_used_S) - 1)[masked.span_of[is_used_M]]
+        labels, visible = masked.labels[is_used_M], tokens[masked.at[is_used_M]]
+        check_span_branches(stats, self.config, self.examples.vocabulary, span_of, labels, visible)
 
 
 # Segment pairs: their classes, the documents that their segments come from, and truncation.
@@ -361,7 +392,11 @@ class SpanInspector(MaskingInspector):
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         spans = cast(MaskedSpans, masks.masked)
         check_lengths(stats, "words of a span", "spans", spans.sampled_lengths, length_probabilities(self.config))
-        self._check_branches(stats, spans, masks.inputs[spans.at])
+        visible_M = masks.inputs[spans.at]
+        if self.config.replace == "token":
+            check_branches(stats, self.config, self.vocabulary, visible_M, spans.labels)
+        else:
+            check_span_branches(stats, self.config, self.vocabulary, spans.span_of, spans.labels, visible_M)
         first_tokens = spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]
         starts_word = self.vocabulary.starts_word[first_tokens]
         # A window may begin within a word. If so, a span at the start of the window begins within the word too.
@@ -370,20 +405,34 @@ class SpanInspector(MaskingInspector):
         budget_N = np.ceil(masks.eligible_N * self.config.probability - 1e-9)
         check_budget(stats, masks.selected_N, budget_N, masks.eligible_N)
 
-    def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, visible_M: np.ndarray) -> None:
-        config, mask = self.config, self.vocabulary.mask
-        if config.replace == "token":
-            check_branches(stats, config, self.vocabulary, visible_M, spans.labels)
-            return
-        count, regular_count = len(spans.spans), len(self.vocabulary.regular)
-        sizes = np.bincount(spans.span_of, minlength=count)
-        masked = np.bincount(spans.span_of, visible_M == mask, count)
-        unchanged = np.bincount(spans.span_of, visible_M == spans.labels, count)
-        stats.never("spans partly replaced by [MASK]", ((masked > 0) & (masked < sizes)).sum())
-        stats.fraction("spans replaced by [MASK]", (masked > 0).sum(), count, config.mask)
-        # A span is unchanged by decision, or if all of its random tokens happen to equal the original tokens.
-        probabilities = 1 - config.mask - config.random + config.random * float(regular_count) ** -sizes.astype(float)
-        stats.fraction("unchanged spans", ((masked == 0) & (unchanged == sizes)).sum(), count, probabilities)
+
+def check_span_branches(
+    stats: RunningStatistics,
+    config: ReplacementConfig,
+    vocabulary: Vocabulary,
+    span_of: np.ndarray,
+    labels_M: np.ndarray,
+    visible_M: np.ndarray,
+) -> None:
+    """Checks the replacements of spans, each of which has one kind.
+
+    Args:
+        stats: The statistics to add to.
+        config: The configured probability of each replacement.
+        vocabulary: The vocabulary.
+        span_of: (M,) the index of each token's span, ascending from 0.
+        labels_M: The original tokens.
+        visible_M: The input tokens.
+    """
+    sizes = np.bincount(span_of)
+    count, regular_count = len(sizes), len(vocabulary.regular)
+    masked = np.bincount(span_of, visible_M == vocabulary.mask, count)
+    unchanged = np.bincount(span_of, visible_M == labels_M, count)
+    stats.never("spans partly replaced by [MASK]", ((masked > 0) & (masked < sizes)).sum())
+    stats.fraction("spans replaced by [MASK]", (masked > 0).sum(), count, config.mask)
+    # A span is unchanged by decision, or if all of its random tokens happen to equal the original tokens.
+    probabilities = 1 - config.mask - config.random + config.random * float(regular_count) ** -sizes.astype(float)
+    stats.fraction("unchanged spans", ((masked == 0) & (unchanged == sizes)).sum(), count, probabilities)
 
 
 def check_lengths(

@@ -1,4 +1,5 @@
-"""Masks of masked language models: single tokens, whole words, and spans of words (SpanBERT, ALBERT)."""
+"""Masks of masked language models: single tokens, whole words, and spans of words (SpanBERT, ALBERT) or tokens
+(GPT-BERT)."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ import numpy as np
 
 from lmtool import random_streams
 from lmtool.data.formats import ragged_ranges
-from lmtool.objectives.configs import ReplacementConfig, SpanConfig, TokenMaskingConfig
+from lmtool.objectives.configs import MntpConfig, ReplacementConfig, SpanConfig, TokenMaskingConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 # Shape letters: T tokens of the packed batch, N examples in it, M predicted positions, W words, V vocabulary.
 
 
-# Each position has four random numbers, of which three are used: for the selection, for the kind of replacement, and
-# for the random token.
+# Each position has four random numbers: for the selection, for the kind of replacement, for the random token, and for
+# the length of a span of tokens.
 _DRAWS = 4
-_SELECT, _BRANCH, _RANDOM = 0, 1, 2
+_SELECT, _BRANCH, _RANDOM, _TILE = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -234,14 +235,21 @@ class MaskedSpans(MaskedTexts):
     Attributes:
         spans: (S, 2) the flat indices of the first and the last token of each span, ascending.
         span_of: (M,) the index of the span that each masked token belongs to.
-        bordered: (S,) whether both tokens next to a span are text, so that they can predict the span.
-        sampled_lengths: (D,) the sampled lengths in words, before spans are truncated by the text or the budget.
+        sampled_lengths: (D,) the sampled lengths in words or tokens, before spans are truncated by the text or the
+            budget.
     """
 
     spans: np.ndarray
     span_of: np.ndarray
-    bordered: np.ndarray
     sampled_lengths: np.ndarray
+
+
+@dataclass(frozen=True)
+class BorderedSpans(MaskedSpans):
+    """Texts with masked spans. bordered: (S,) whether both tokens next to a span are text, so that they can predict the
+    span."""
+
+    bordered: np.ndarray
 
 
 def length_probabilities(config: SpanConfig) -> np.ndarray:
@@ -251,7 +259,7 @@ def length_probabilities(config: SpanConfig) -> np.ndarray:
     return fractions / fractions.sum()
 
 
-def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -> MaskedSpans:
+def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -> BorderedSpans:
     """Masks spans of words in packed texts. With masking=static, the masks repeat after `duplicates` epochs."""
     texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
     tokens_T, text = texts.tokens, _MaskableText(vocabulary, texts)
@@ -275,7 +283,7 @@ def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -
     ends_P = np.append(text.begins_run_P[1:], True)
     spans = np.stack([text.indices[first], text.indices[last]], axis=1)
     bordered = ~text.begins_run_P[first] & ~ends_P[last]
-    return MaskedSpans(tokens, indices, tokens_T[indices], spans, span_of, bordered, sampled_lengths)
+    return BorderedSpans(tokens, indices, tokens_T[indices], spans, span_of, sampled_lengths, bordered)
 
 
 class _MaskableText:
@@ -326,3 +334,60 @@ def _sample_spans(config: SpanConfig, text: _MaskableText, texts: PackedTexts) -
         masked_P[in_span[within_budget]] = True
         remaining_N[active] -= np.bincount(owner[within_budget], minlength=len(active))
     return masked_P, np.concatenate(sampled_lengths)
+
+
+# Masks over spans of tokens: GPT-BERT (Charpentier and Samuel 2024; SpanMaskingStrategy of the published code).
+#
+# A text is divided, from its first token on, into spans whose lengths are uniform from 1 to `longest_span` tokens. They
+# are masked in random order until the budget is reached, the last one whole, and each has one kind of replacement. The
+# budget is that of `mask_tokens`, where the published code rounds at random; the published code also prefers tokens
+# that were masked less often in earlier epochs, of which the masks here are independent. No span contains a special
+# token: the text after it begins a span.
+#
+# Shape letters: T tokens, N examples, P tokens that may be masked, M masked positions, S spans, D sampled lengths.
+
+
+def mask_tiles(config: MntpConfig, vocabulary: Vocabulary, texts: PackedTexts) -> MaskedSpans:
+    """Masks spans of tokens in packed texts. With masking=static, the masks repeat after `duplicates` epochs."""
+    texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
+    tokens_T = texts.tokens
+
+    def uniform(draw: int, indices: np.ndarray) -> np.ndarray:
+        return texts.uniform(texts.owners[indices], texts.positions[indices] * _DRAWS + draw)
+
+    begins_T, sampled_lengths = _tiles(config.longest_span, texts)
+    eligible = np.flatnonzero(~vocabulary.special[tokens_T])
+    begins_P = begins_T[eligible] | (np.diff(eligible, prepend=-2) != 1)
+    span_of_P, first_S = np.cumsum(begins_P) - 1, eligible[begins_P]
+    sizes_S = np.bincount(span_of_P, minlength=len(first_S))
+    owners_S, uniform_S = texts.owners[first_S], uniform(_SELECT, first_S)
+    if config.select == "bernoulli":
+        is_selected_S = uniform_S < config.probability
+    else:
+        tokens_N = np.bincount(owners_S, weights=sizes_S, minlength=len(texts.lengths)).astype(np.int64)
+        order = np.lexsort((uniform_S, owners_S))
+        owners = owners_S[order]
+        before_S = np.cumsum(sizes_S[order]) - sizes_S[order] - (np.cumsum(tokens_N) - tokens_N)[owners]
+        is_selected_S = np.zeros(len(first_S), dtype=bool)
+        is_selected_S[order] = before_S < budget(tokens_N, config.probability)[owners]
+    is_masked_P = is_selected_S[span_of_P] if len(first_S) else np.zeros(0, dtype=bool)
+    indices, first_M = eligible[is_masked_P], first_S[span_of_P[is_masked_P]]
+    tokens = replace_tokens(config, vocabulary, tokens_T, indices, uniform(_BRANCH, first_M), uniform(_RANDOM, indices))
+    first = first_S[is_selected_S]
+    spans = np.stack([first, first + sizes_S[is_selected_S] - 1], axis=1)
+    span_of = np.searchsorted(first, first_M)
+    return MaskedSpans(tokens, indices, tokens_T[indices], spans, span_of, sampled_lengths)
+
+
+def _tiles(longest: int, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
+    """Returns whether a span begins at each token, (T,) bool, and the sampled length of each span, (D,)."""
+    # The random number at position i is that of span i: a text has at most as many spans as tokens.
+    fractions_T = texts.uniform(texts.owners, texts.positions * _DRAWS + _TILE)
+    lengths_T = 1 + (fractions_T * longest).astype(np.int64)
+    before_T = np.cumsum(lengths_T) - lengths_T
+    starts_T = texts.starts[texts.owners]
+    offsets_T = before_T - before_T[starts_T]
+    is_inside_T = offsets_T < texts.lengths[texts.owners]
+    begins_T = np.zeros(len(texts.tokens), dtype=bool)
+    begins_T[(starts_T + offsets_T)[is_inside_T]] = True
+    return begins_T, lengths_T[is_inside_T]

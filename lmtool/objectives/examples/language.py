@@ -19,7 +19,14 @@ from lmtool.data.loader import segments
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MntpConfig
-from lmtool.objectives.corruption.masking import MaskedTexts, PackedTexts, Vocabulary, mask_tokens
+from lmtool.objectives.corruption.masking import (
+    MaskedSpans,
+    MaskedTexts,
+    PackedTexts,
+    Vocabulary,
+    mask_tiles,
+    mask_tokens,
+)
 from lmtool.objectives.corruption.noises import prefix_lengths
 from lmtool.objectives.examples.windows import (
     WINDOW,
@@ -262,11 +269,14 @@ class MaskedNextTokenWindows(CausalWindows):
         """Masks windows, all but their first tokens; indices count the tokens of a batch of these windows."""
         lengths = rows["length"].astype(np.int64)
         rest = self.stream.read(rows["start"] + 1, lengths - 1)
-        masked = mask_tokens(self.config, self.vocabulary, PackedTexts(rest, lengths - 1, examples, self.seed, epoch))
+        texts = PackedTexts(rest, lengths - 1, examples, self.seed, epoch)
+        mask = mask_tiles if self.config.longest_span > 1 else mask_tokens
+        masked = mask(self.config, self.vocabulary, texts)
         tokens = self.stream.read(rows["start"], lengths)
         in_batch = ragged_ranges(np.cumsum(lengths) - lengths + 1, lengths - 1)
         tokens[in_batch] = masked.tokens
-        return MaskedTexts(tokens, in_batch[masked.at], masked.labels)
+        masked = replace(masked, tokens=tokens, at=in_batch[masked.at])
+        return replace(masked, spans=in_batch[masked.spans]) if isinstance(masked, MaskedSpans) else masked
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         examples = np.asarray(examples)

@@ -19,7 +19,7 @@ from lmtool.data.loader import segments
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MaskingConfig, PlmConfig, SpanConfig, TokenMaskingConfig
 from lmtool.objectives.corruption.masking import (
-    MaskedSpans,
+    BorderedSpans,
     MaskedTexts,
     PackedTexts,
     Vocabulary,
@@ -71,13 +71,13 @@ class SpanMasks(TokenMasks):
 
     config: SpanConfig
 
-    def mask(self, texts: PackedTexts) -> MaskedSpans:
+    def mask(self, texts: PackedTexts) -> BorderedSpans:
         return mask_spans(self.config, self.vocabulary, texts)
 
     def targets(self, original: PackedArrays, masked: MaskedTexts) -> dict[str, Target]:
         targets = super().targets(original, masked)
         if self.config.boundary:
-            assert isinstance(masked, MaskedSpans)
+            assert isinstance(masked, BorderedSpans)
             boundaries = masked.spans[masked.span_of] + np.array([-1, 1])
             position_in_span = masked.at - boundaries[:, 0] - 1
             selected = masked.bordered[masked.span_of] & (position_in_span < self.config.boundary_targets)

@@ -22,14 +22,16 @@ def inputs(targets=20, dtype=torch.float64):
     return hidden, table, bias, torch.randint(31, (targets,), generator=generator)
 
 
+@pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_chunked_loss_and_gradients_match_torch(chunks, with_bias, smoothing):
+def test_chunked_loss_and_gradients_match_torch(chunks, with_bias, smoothing, z_loss):
     hidden, table, bias, labels = inputs()
     leaves = (hidden, table, bias) if with_bias else (hidden, table)
     logits = F.linear(hidden, table, bias if with_bias else None)
     wanted = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
-    loss = linear_loss_sum(hidden, table, bias if with_bias else None, labels, smoothing)
+    wanted = wanted + z_loss * logits.logsumexp(-1).square().sum()
+    loss = linear_loss_sum(hidden, table, bias if with_bias else None, labels, smoothing, z_loss)
     torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=0)
     pairs = zip(torch.autograd.grad(loss / 7, leaves), torch.autograd.grad(wanted / 7, leaves), strict=True)
     for mine, theirs in pairs:

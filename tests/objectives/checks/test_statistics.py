@@ -38,6 +38,8 @@ CASES = {
     "mntp": ("gpt", "roberta", MntpConfig()),
     "hybrid": ("gpt", "roberta", MntpConfig(causal=0.5, select="bernoulli")),
     "hybrid whole words": ("gpt", "roberta", MntpConfig(causal=0.25, whole_word=True)),
+    "hybrid spans": ("gpt", "roberta", MntpConfig(causal=0.5, longest_span=3, z_loss=1e-4)),
+    "independent spans": ("gpt", "roberta", MntpConfig(longest_span=4, select="bernoulli")),
     "prefix": ("gpt", "bytebpe", PrefixLmConfig()),
     "prefix encoder-decoder": ("t5", "t5", PrefixLmConfig()),
     "span corruption": ("t5", "t5", SpanCorruptionConfig()),
@@ -116,6 +118,20 @@ def test_deviation_from_the_config_is_found(claimed, done, broken):
 )
 def test_deviation_of_the_hybrid_is_found(claimed, broken):
     inspector = inspector_of("gpt", "roberta", MntpConfig(causal=0.5))
+    inspector.config = claimed
+    assert broken in {statistic.name for statistic in inspector.measure(20000).broken()}
+
+
+@pytest.mark.parametrize(
+    ("claimed", "broken"),
+    [
+        (MntpConfig(longest_span=3), "tokens of a span, as sampled"),
+        (MntpConfig(longest_span=4, probability=0.3), "texts with a wrong number of predicted tokens"),
+        (MntpConfig(longest_span=4, mask=0.9, random=0.05), "spans replaced by [MASK]"),
+    ],
+)
+def test_deviation_of_spans_of_tokens_is_found(claimed, broken):
+    inspector = inspector_of("gpt", "roberta", MntpConfig(longest_span=4))
     inspector.config = claimed
     assert broken in {statistic.name for statistic in inspector.measure(20000).broken()}
 
