@@ -133,7 +133,8 @@ def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: Packe
     owners = texts.owners[eligible]
     if config.whole_word:
         starts = vocabulary.starts_word[tokens_T[eligible]]
-        starts |= np.diff(eligible, prepend=-2) != 1  # after a special token or at the start of an example
+        starts |= np.diff(eligible, prepend=-2) != 1  # after a special token
+        starts |= np.diff(owners, prepend=-1) != 0  # or at the start of an example
         word_of = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
         sizes = np.bincount(word_of, minlength=len(first))

@@ -133,3 +133,14 @@ def test_text_without_regular_tokens_is_unchanged():
     for fields in ({}, {"whole_word": True}, {"select": "bernoulli"}):
         result = masked(np.array([CLS, SEP]), np.array([2]), **fields)
         assert len(result.at) == 0 and result.tokens.tolist() == [CLS, SEP]
+
+
+@pytest.mark.parametrize("fields", [{}, {"whole_word": True}])
+def test_texts_without_special_tokens_do_not_depend_on_their_batch(fields):
+    """The first token of a text may continue a word, but not that of another text."""
+    tokens, lengths = np.random.default_rng(4).integers(5, ENTRIES, 3000), np.full(100, 30)
+    assert not STARTS[tokens[::30]].all()
+    together = masked(tokens, lengths, **fields).tokens.reshape(100, 30)
+    for number, text in enumerate(tokens.reshape(100, 30)):
+        alone = masked(text, lengths[:1], examples=np.array([number]), **fields)
+        assert np.array_equal(alone.tokens, together[number])
