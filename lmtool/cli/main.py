@@ -402,11 +402,12 @@ _BY_INPUT: dict[Reads, Callable[[str, Arguments], int]] = {
 def _sweep(verb: str, arguments: Arguments) -> int:
     from lmtool.resolver import decoding
     from lmtool.resolver.verbs import COMMANDS
+    from lmtool.runs import branches
     from lmtool.sweeps import jobs, table
 
     if not VERBS[verb].sweeps:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"use -m with {', '.join(SWEPT)}")
-    decoding.refuse_in_sweep(arguments.rest)
+    branches.refuse_in_sweep(arguments.rest)
     if rank_info(os.environ).size > 1:
         raise UserError("-m under torchrun: each of its processes would start all jobs", "use -m without torchrun")
     if arguments.config is not None:

@@ -13,19 +13,17 @@ from lmtool.config.registry import Choice, chosen_class
 from lmtool.distillation.configs.base import DistillConfig
 from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.runs.finding import read_checkpoint
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.mixture import TaskObjectiveConfig
 from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
-from lmtool.weights.folders import hf_folder
+from lmtool.weights.folders import saved_configuration
 from lmtool.weights.task_heads import HEADS
 
 
 def saved_teacher(path: str, offline: bool) -> JsonObject:
     """Returns a teacher's saved configuration. Raises UserError if it cannot be read."""
-    published = hf_folder(path, offline)
-    saved = read_checkpoint(path) if published is None else published.saved_config()
+    saved = saved_configuration(path, offline)
     tokenizer = saved.get("tokenizer") or {}
     # A checkpoint contains a copy of a tokenizer that was read from a folder. The copy is read, because the folder may
     # no longer exist.

@@ -3,9 +3,8 @@ rules."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,25 +19,13 @@ from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.rules import violations
 from lmtool.resolver.shorthands import CommandLine, Data, expand_sections, started_config
 from lmtool.resolver.verbs import COMMANDS, VERBS
-from lmtool.runs.finding import (
-    CONFIG,
-    STATE,
-    best_of,
-    is_intact,
-    of_step,
-    read_checkpoint,
-    read_config,
-    read_manifest,
-    read_state,
-    run_folder,
-    saved_steps,
-    verify,
-)
+from lmtool.runs.branches import Trunk, branch_of, phases_ended, split_branch
+from lmtool.runs.finding import read_state, run_folder
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
-from lmtool.system.files import RUNS, Damaged, user_path
+from lmtool.system.files import RUNS, user_path
 from lmtool.tasks.configs.mixture import tasks_of
 from lmtool.training.devices import DEVICES
-from lmtool.weights.folders import NoNetwork, hf_folder
+from lmtool.weights.folders import NoNetwork, saved_configuration
 
 
 def decode_config(
@@ -94,27 +81,43 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, list) and checkpoint:
         checkpoint = checkpoint[0]  # `auto` uses the first of several checkpoints
-    if not isinstance(checkpoint, str) or checkpoint in ("none", "???", ""):
+    if checkpoint == "none":
         return None
-    try:
-        hf = hf_folder(checkpoint, bool(data.get("offline")))
-        config = read_checkpoint(checkpoint) if hf is None else hf.saved_config()
-    except NoNetwork as error:
-        problems.append(Problem("checkpoint", error.message, f"{error.hint}{_local_start(data.get('task'))}"))
-        return None
-    except UserError as error:
-        problems.append(Problem("checkpoint", error.message, error.hint))
-        return None
-    except OSError as error:  # a name too long for the file system, or a folder without permission
-        message = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
-        problems.append(Problem("checkpoint", message, "use a folder that you can read"))
-        return None
-    missing = [plugin for plugin in config.get("plugins") or () if plugin not in registry.typed_plugins()]
+    config = _read_saved_run("checkpoint", checkpoint, data, problems)
+    missing = [name for name in (config or {}).get("plugins") or () if name not in registry.typed_plugins()]
     if missing:
         message = f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded"
         problems.append(Problem("checkpoint", message, "add " + " ".join(f"--plugin {name}" for name in missing)))
         return None
     return config
+
+
+def _read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonObject]:
+    """Returns the saved configurations of the teachers named in the composed data. The errors of teachers that cannot
+    be read are appended to `problems`."""
+    section = data.get("distill")
+    section = section if isinstance(section, dict) else {}
+    paths = section.get("teachers")
+    keys = {section.get("teacher"): "distill.teacher"}
+    keys |= dict.fromkeys(paths if isinstance(paths, list | tuple) else (), "distill.teachers")
+    read = {path: _read_saved_run(key, path, data, problems) for path, key in keys.items()}
+    return {path: config for path, config in read.items() if path is not None and config is not None}
+
+
+def _read_saved_run(key: str, path: object, data: JsonMapping, problems: list[Problem]) -> JsonObject | None:
+    """Returns the saved configuration of the run or published folder that a key names, or None. Its error is appended
+    to `problems`."""
+    if not isinstance(path, str) or path in (MISSING, ""):
+        return None
+    try:
+        return (saved_configuration if key == "checkpoint" else saved_teacher)(path, bool(data.get("offline")))
+    except UserError as error:
+        hint = f"{error.hint}{_local_start(data.get('task'))}" if isinstance(error, NoNetwork) else error.hint
+        problems.append(Problem(key, error.message.replace(f"checkpoint={path}", f"{key}={path}"), hint))
+    except OSError as error:  # a name too long for the file system, or a folder without permission
+        message = f"{key}={path[:100]}: {(error.strerror or str(error)).lower()}"
+        problems.append(Problem(key, message, "use a folder that you can read"))
+    return None
 
 
 def _local_start(task: object) -> str:
@@ -124,29 +127,6 @@ def _local_start(task: object) -> str:
     tiny = "t5_tiny" if task.get("kind") == "seq2seq" else "bert_tiny"
     runs = "a run on this machine, checkpoint=RUN (`lmtool runs` lists them)"
     return f"; or start from {runs}, or from random weights: checkpoint=none model={tiny}"
-
-
-def _read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonObject]:
-    """Returns the saved configurations of the teachers named in the composed data. The errors of teachers that cannot
-    be read are appended to `problems`."""
-    section = data.get("distill")
-    section = section if isinstance(section, dict) else {}
-    paths = section.get("teachers")
-    key_of_teacher = {section.get("teacher"): "distill.teacher"}
-    key_of_teacher |= dict.fromkeys(paths if isinstance(paths, list | tuple) else (), "distill.teachers")
-    saved: dict[str, JsonObject] = {}
-    for path, key in key_of_teacher.items():
-        if not isinstance(path, str) or path in ("", "???"):
-            continue
-        try:
-            saved[path] = saved_teacher(path, bool(data.get("offline")))
-        except UserError as error:
-            message = error.message.replace(f"checkpoint={path}", f"{key}={path}")
-            problems.append(Problem(key, message, error.hint))
-        except OSError as error:  # a name too long for the file system, a folder that may not be entered
-            message = f"{key}={path[:100]}: {(error.strerror or str(error)).lower()}"
-            problems.append(Problem(key, message, "use a folder that you can read"))
-    return saved
 
 
 def _explained(verb: str, data: JsonMapping, problem: Problem) -> Problem:
@@ -225,136 +205,24 @@ def decoded_job(line: CommandLine, data: Data, override_problems: Sequence[Probl
     return config
 
 
-_FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
-_LISTED = 12  # steps in an error, at most
+# --- branch=RUN@STEP: the configuration of the trunk, updated with the overrides ------------------------------------
 
 
-@dataclass(frozen=True)
-class Trunk:
-    """The run that a branch starts from. run: its folder, as typed. point: the folder of the checkpoint."""
-
-    run: Path
-    point: Path
-
-    @classmethod
-    def of(cls, value: str) -> Trunk:
-        """Returns the trunk of RUN@STEP, RUN@last, RUN@best or RUN, which means RUN@last. Raises UserError if there is
-        no such checkpoint."""
-        name, position = _split_branch(value)
-        run = run_folder(name)
-        checkpoints = run / "checkpoints"
-        steps = saved_steps(checkpoints)
-        if not steps:
-            by_name = RUNS / name
-            hint = f"set branch={by_name}@{position}" if saved_steps(by_name / "checkpoints") else f"use {_FORM}"
-            raise UserError(f"branch={value}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
-        if position == "last":
-            return cls(run, steps[0])
-        point = best_of(checkpoints) if position == "best" else of_step(checkpoints, int(position))
-        if point is None:
-            step_numbers = [_step_of(folder) for folder in reversed(steps)]
-            raise UserError(
-                f"branch={value}: {run} has no checkpoint of step {int(position)}; it has "
-                f"{', '.join(map(str, step_numbers[-_LISTED:]))}",
-                f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to keep more",
-            )
-        return cls(run, point)
-
-    @classmethod
-    def without_reading(cls, name: str) -> Trunk:
-        """Returns the trunk RUN@STEP, whose checkpoint may have been deleted."""
-        run, _, step = name.rpartition("@")
-        return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
-
-    @property
-    def step(self) -> int:
-        return _step_of(self.point)
-
-    def __str__(self) -> str:
-        return f"{self.run}@{self.step}"
-
-    def config(self) -> JsonObject:
-        """Returns the configuration of the checkpoint, including `version` and `command`. Raises UserError if the
-        checkpoint is damaged."""
-        try:
-            verify(self.point, hashes=False)
-            manifest = read_manifest(self.point)
-            manifest.verify([CONFIG, STATE])
-        except Damaged as damage:
-            raise self.refusal(damage) from damage
-        return saved.require_version(read_config(self.point), self.point / CONFIG)
-
-    def complete(self) -> JsonObject:
-        """Returns `config` with default values for keys that are newer than the run. Raises UserError if it is not a
-        configuration."""
-        data = self.config()
-        verb = str(data.get("command"))
-        return saved.save(decode_config(verb, saved.body(data), reads_checkpoint=False), verb)
-
-    def phase(self) -> int:
-        """Returns the number of phases that were complete at the checkpoint."""
-        return phases_ended(read_state(self.point))
-
-    def refusal(self, damage: Damaged) -> UserError:
-        """Returns the error for a damaged checkpoint; its hint names the nearest intact checkpoint of the run."""
-        other_points = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
-        intact = [folder for folder in other_points if is_intact(folder)]
-        hint = f"set branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
-        return UserError(damage.message, hint)
-
-    def require_same(self, config: JsonObject) -> None:
-        """Raises UserError if a configuration differs from the trunk's in a key that a branch cannot change."""
-        if keys := changed_values(self.complete(), config, BRANCH_KEYS):
-            raise UserError(
-                f"branch={self} cannot change what its trunk learns: {'; '.join(keys)}",
-                f"omit the changes; checkpoint={self.point} instead of branch= starts a new run from its weights",
-            )
+def _complete(trunk: Trunk) -> JsonObject:
+    """Returns the trunk's configuration with default values for keys that are newer than it. Raises UserError if it is
+    not a configuration."""
+    data = trunk.config()
+    verb = str(data.get("command"))
+    return saved.save(decode_config(verb, saved.body(data), reads_checkpoint=False), verb)
 
 
-def phases_ended(state: JsonObject) -> int:
-    """Returns the number of phases that were complete at a checkpoint. state: its state.json."""
-    cursor = state.get("cursor")
-    return int(cursor.get("phase", 0)) if isinstance(cursor, dict) else 0
-
-
-def _step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step_"))
-
-
-def _nearest(step: int, folders: Sequence[Path]) -> int:
-    return min(map(_step_of, folders), key=lambda other: abs(other - step))
-
-
-def _split_branch(value: str) -> tuple[str, str]:
-    """Splits RUN@CHECKPOINT into the run and the checkpoint: a step, `last` (the default) or `best`."""
-    name, _, place = value.rpartition("@")
-    if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
-        return name, place
-    if name and not user_path(value).is_dir():
-        raise UserError(f"branch={value}: {place!r} is not a step", f"use {_FORM}")
-    folder = user_path(value)
-    if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
+def require_same_learning(trunk: Trunk, config: JsonObject) -> None:
+    """Raises UserError if a configuration differs from the trunk's in a key that a branch cannot change."""
+    if keys := changed_values(_complete(trunk), config, BRANCH_KEYS):
         raise UserError(
-            f"branch={value}: a branch starts from a run at a step",
-            f"set branch={folder.parent.parent}@{_step_of(folder)}",
+            f"branch={trunk} cannot change what its trunk learns: {'; '.join(keys)}",
+            f"omit the changes; checkpoint={trunk.point} instead of branch= starts a new run from its weights",
         )
-    return value, "last"
-
-
-def branch_of(words: Sequence[str]) -> str | None:
-    """Returns the value of branch= on the command line, or None. Raises UserError if there are two."""
-    values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
-    if len(set(values)) > 1:
-        raise UserError(
-            f"{' and '.join(f'branch={value}' for value in values)}: a key may be set only once", "keep one of them"
-        )
-    return values[-1].strip("'\"") if values and values[-1] not in ("null", "") else None
-
-
-def refuse_in_sweep(words: Sequence[str]) -> None:
-    """Raises UserError for branch= with -m: a branch has the configuration of its trunk."""
-    if branch_of(words) is not None:
-        raise UserError("branch= cannot be used with -m", "start each branch separately, with its own name=")
 
 
 def branch_configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool) -> CommandConfig:
@@ -366,51 +234,48 @@ def branch_configuration(line: CommandLine, accepted: AcceptedOverrides, running
     """
     if line.saved is not None:
         raise UserError("branch= cannot be used with --config", "omit --config: a branch has its trunk's configuration")
-    branch = branch_of(line.words)
-    assert branch is not None
     words = [word for word in line.words if not word.lstrip("+").startswith("branch=")]
     keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
-    before = started_config(keyed)
-    branch = _started_branch(branch, before)
-    try:
-        trunk = Trunk.of(branch)
-        base = trunk.config()
-    except UserError:
-        if before.get("branch") != branch or not _split_branch(branch)[1].isdigit():
-            raise
-        trunk, base = Trunk.without_reading(branch), before  # a branch that has started no longer needs its trunk
-    trunk_exists = base is not before
+    started = started_config(keyed)
+    trunk, base = _trunk(branch_of(line.words) or "", started)
     command = base.get("command")
     if command != line.verb:
-        raise UserError(
-            f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"use lmtool {command} branch={trunk} name=NEW"
-        )
+        hint = f"use lmtool {command} branch={trunk} name=NEW"
+        raise UserError(f"branch={trunk}: {trunk.run} is a run of lmtool {command}", hint)
     sections, words, problems = _branch_choices(replace(line, words=tuple(words)), saved.body(base), accepted, trunk)
     values, override_problems = overrides.as_values(words, accepted)
-    problems += [*override_problems, *_folder_problems(trunk, keyed)]
     data = saved.body(base) | {"name": None, "run_dir": None} | sections
     config = decode_config(
         line.verb,
         merge(data, values) | {"branch": str(trunk)},
-        earlier=problems,
+        earlier=[*problems, *override_problems, *_folder_problems(trunk, keyed)],
         running=running,
         reads_checkpoint=False,  # the configuration is complete, and the checkpoint of the trunk may be deleted
     )
     assert isinstance(config, RunConfig)
-    problems = (
-        [*_branch_changes(trunk, saved.save(config, line.verb)), *_spent_budgets(trunk, config)] if trunk_exists else []
-    )
+    if base is not started:
+        problems = [*_branch_changes(trunk, saved.save(config, line.verb)), *_spent_budgets(trunk, config)]
     if problems:
         raise ConfigError(problems)
     return config
 
 
-def _started_branch(value: str, before: JsonObject) -> str:
-    """Returns the value of branch=, with `last` or `best` replaced by the step if the branch has started already: its
-    trunk may have trained further since. before: the configuration with which the branch was started."""
-    name, place = _split_branch(value)
-    branch = str(before.get("branch") or "")
-    return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else value
+def _trunk(branch: str, started: JsonObject) -> tuple[Trunk, JsonObject]:
+    """Returns the trunk and its configuration. started: the configuration with which the branch was started, or empty.
+    It says which step `last` or `best` was then, since the trunk may have trained further, and replaces the trunk's
+    configuration if the trunk is gone."""
+    name, place = split_branch(branch)
+    before = str(started.get("branch") or "")
+    run, _, step = before.rpartition("@")
+    if not place.isdigit() and run == str(run_folder(name)):
+        branch, place = before, step
+    try:
+        trunk = Trunk.of(branch)
+        return trunk, trunk.config()
+    except UserError:
+        if before != branch or not place.isdigit():
+            raise
+        return Trunk(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}"), started
 
 
 def _branch_choices(
@@ -441,12 +306,9 @@ def _equals_trunk(group: str, name: str, base: JsonObject, config_dirs: Sequence
     return name == AUTO or all(base[group].get(key) == value for key, value in option.items() if value != MISSING)
 
 
-def _forbidden_change(key: str, message: str, trunk: Trunk) -> Problem:
-    return Problem(
-        key,
-        f"{message}: branch={trunk} cannot change what its trunk learns",
-        f"omit it; checkpoint={trunk.point} instead of branch= starts a new run from its weights",
-    )
+def _forbidden_change(key: str, change: str, trunk: Trunk) -> Problem:
+    hint = f"omit it; checkpoint={trunk.point} instead of branch= starts a new run from its weights"
+    return Problem(key, f"{change}: branch={trunk} cannot change what its trunk learns", hint)
 
 
 def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
@@ -458,22 +320,17 @@ def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
         key, value = ("run_dir", folder) if folder else ("name", name)
         yield Problem(key, f"{key}={value} is the trunk, which a branch does not change", f"use another {key}=")
     if keyed.get("checkpoint", "null") != "null":
-        yield Problem(
-            "checkpoint",
-            f"checkpoint={keyed['checkpoint']} and branch={trunk}: a run starts from only one of them",
-            "use branch= for weights, optimizer and data position, or checkpoint= for the weights only",
-        )
+        message = f"checkpoint={keyed['checkpoint']} and branch={trunk}: a run starts from only one of them"
+        hint = "use branch= for weights, optimizer and data position, or checkpoint= for the weights only"
+        yield Problem("checkpoint", message, hint)
 
 
 def _branch_changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
-    base = trunk.complete()
+    base, phase = _complete(trunk), phases_ended(read_state(trunk.point))
     for change in changed_values(base, now, BRANCH_KEYS):
         yield _forbidden_change(change.split()[0], change, trunk)
-    if budgets(base) != budgets(now) and trunk.phase():
-        message = (
-            f"branch={trunk} cannot change the budget: phase {trunk.phase() + 1} had started there, and phases are "
-            "fractions of the budget"
-        )
+    if budgets(base) != budgets(now) and phase:
+        message = f"branch={trunk} cannot change the budget: phase {phase + 1} had started, and phases are its parts"
         yield Problem("phases", message, "omit the new budget, or branch from a step of the first phase")
 
 
@@ -490,12 +347,6 @@ def _spent_budgets(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
     for key, amount in spent_budgets.items():
         limit = getattr(config, key)
         if limit is not None and amount >= limit:
-            yield Problem(
-                key,
-                f"{key}={limit:g} is used up at {trunk}: budgets include the trunk, which used {amount:g}",
-                f"set {key}={_larger_budget(key, amount)}, for example, or branch from an earlier step",
-            )
-
-
-def _larger_budget(key: str, amount: float) -> str:
-    return f"{amount * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(amount + max(amount // 10, 1)))
+            more = f"{amount * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else int(amount + max(amount // 10, 1))
+            message = f"{key}={limit:g} is used up at {trunk}: budgets include the trunk, which used {amount:g}"
+            yield Problem(key, message, f"set {key}={more}, for example, or branch from an earlier step")

@@ -27,12 +27,12 @@ from lmtool.config.messages import as_typed, unknown_choice
 from lmtool.config.registry import Choice, lookup
 from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.verbs import TRAINING, VERBS
-from lmtool.runs.finding import names_several, read_checkpoint, run_folder, runs_named
+from lmtool.runs.finding import names_several, run_folder, runs_named
 from lmtool.system.files import RUNS, user_path
 from lmtool.system.terminal import counted, listing, say
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.training.phases import nested_keys
-from lmtool.weights.folders import hf_folder
+from lmtool.weights.folders import saved_configuration
 
 Data = JsonObject
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
@@ -243,8 +243,7 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
         )
     if data.get("checkpoint") != _NONE:
         return data
-    published = hf_folder(runs[0], bool(data.get("offline")))
-    config = read_checkpoint(runs[0]) if published is None else published.saved_config()
+    config = saved_configuration(runs[0], bool(data.get("offline")))
     return {**data, "model": config["model"], "tokenizer": {"name": "folder", "path": runs[0]}}
 
 

@@ -28,7 +28,8 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.decoding import phases_ended, with_defaults
+from lmtool.resolver.decoding import with_defaults
+from lmtool.runs.branches import phases_ended
 from lmtool.runs.checkpoints import tensor_names
 from lmtool.runs.finding import find, read_config, read_state
 from lmtool.runs.identity import BUDGETS, FREE_KEYS, budgets, fingerprint, flatten, select_folder

@@ -25,7 +25,8 @@ from lmtool.config.registry import Choice, build
 from lmtool.data.sources import Source
 from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError, cannot_write
-from lmtool.resolver.decoding import Trunk
+from lmtool.resolver.decoding import require_same_learning
+from lmtool.runs.branches import Trunk
 from lmtool.runs.checkpoints import copy_checkpoint
 from lmtool.runs.files import read_rows, to_json
 from lmtool.runs.finding import (
@@ -201,7 +202,7 @@ def _copy_trunk(run: OpenRun) -> None:
     if branch is None or saved_steps(folder.checkpoints):
         return
     trunk = Trunk.of(branch)
-    trunk.require_same(folder.config)
+    require_same_learning(trunk, folder.config)
     require_optimizer(trunk.point)
     saved_state = read_state(trunk.point)
     state = _first_state(saved_state, trunk, folder.config)

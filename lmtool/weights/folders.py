@@ -18,7 +18,7 @@ from lmtool.config.registry import builder_module, entries, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import HFConfig
-from lmtool.runs.finding import ADAPTER
+from lmtool.runs.finding import ADAPTER, read_checkpoint
 from lmtool.system.environment import is_reachable
 from lmtool.system.files import read_json, user_path
 from lmtool.system.secrets import masked
@@ -294,6 +294,13 @@ class HFFolder:
 
     def _task(self) -> JsonObject | None:
         return self._decode(lambda: task_of(self.config))
+
+
+def saved_configuration(checkpoint: str, offline: bool) -> JsonObject:
+    """Returns the configuration of a run, checkpoint or published folder, as it was saved or as its files imply. Raises
+    UserError if it cannot be read."""
+    published = hf_folder(checkpoint, offline)
+    return read_checkpoint(checkpoint) if published is None else published.saved_config()
 
 
 def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
