@@ -424,7 +424,7 @@ def test_no_yaml_or_source_names_hydra_targets() -> None:
     assert naming == [PACKAGE / "config" / "overrides.py"]  # which refuses them in other files
 
 
-def test_dynamic_imports_are_in_registry_and_compose_only() -> None:
+def test_dynamic_imports_are_in_registry_and_plugins_of_hydra_only() -> None:
     """`importlib.import_module` is called only to build components, and to load plugins of the user and of Hydra."""
     callers = {
         str(path.relative_to(PACKAGE))
@@ -432,7 +432,7 @@ def test_dynamic_imports_are_in_registry_and_compose_only() -> None:
         for name, _ in names_used(path)
         if name in ("importlib.import_module", "import_module", "__import__")
     }
-    assert callers <= {"config/registry.py", "config/compose.py"}
+    assert callers <= {"config/registry.py", "sweeps/plugins.py"}
 
 
 def test_no_bare_except_or_swallowed_exception() -> None:

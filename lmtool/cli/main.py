@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtool import __version__, errors
+from lmtool.cli.help import help_of, overview
 from lmtool.config import groups
 from lmtool.errors import ConfigError, LmtoolError, UserError, nearest
-from lmtool.resolver.verbs import LOOKS, SWEPT, TRAINING, VERBS, Reads, help_of, keys_of, overview
+from lmtool.resolver.verbs import LOOKS, SWEPT, TRAINING, VERBS, Reads, keys_of
 from lmtool.system import ranks
 from lmtool.system.environment import ENVIRONMENT
 from lmtool.system.files import user_path
@@ -140,6 +141,32 @@ _COMMANDS = {
     "lmtool --version": "version",
 }
 """Commands to type, and the words of other tools for them."""
+FLAG_FORMS: dict[str, str] = {
+    # Hydra's: hydra.cc/docs/advanced/hydra-command-line-flags
+    "-cn": "--config FILE reads a saved configuration; experiment={} chooses a composed one",
+    "--config-name": "--config FILE reads a saved configuration; experiment={} chooses a composed one",
+    "-cd": "did you mean --config-dir {}?",
+    "-cp": "did you mean --config-dir {}? It adds a folder of YAML",
+    "--config-path": "did you mean --config-dir {}? It adds a folder of YAML",
+    "-c": "did you mean --cfg {}?",
+    "--info": "`lmtool doctor` prints what is installed, --cfg job prints a configuration",
+    "--resolve": "omit it: --cfg job prints resolved values",
+    "-p": "omit it: --cfg job prints the complete configuration",
+    "--package": "omit it: --cfg job prints the complete configuration",
+    "-r": "omit it: `lmtool pretrain` already runs",
+    "--run": "omit it: `lmtool pretrain` already runs",
+    "--hydra-help": "lmtool --help",
+    # Common flags
+    "--plugins": "did you mean --plugin {}?",
+    "-v": "lmtool --version; --debug shows tracebacks",
+    "--verbose": "--debug shows tracebacks",
+    "-o": "did you mean output={}?",
+    "--output": "did you mean output={}?",
+    "--onnx": "lmtool export RUN output=FOLDER writes a folder for transformers, which optimum converts to ONNX",
+    "--latex": "did you mean format=latex?",
+    "--csv": "did you mean format=csv?",
+}
+"""By flag of another tool: what to type here."""
 
 
 def command_hint(word: str) -> str:
@@ -161,8 +188,8 @@ def _flag_hint(flag: str, value: str, verb: str) -> str:
     from lmtool.config import messages
     from lmtool.resolver.verbs import COMMANDS
 
-    if flag in messages.FLAG_FORMS:
-        return messages.FLAG_FORMS[flag].replace("{}", value or "NAME")
+    if flag in FLAG_FORMS:
+        return FLAG_FORMS[flag].replace("{}", value or "NAME")
     key = flag.lstrip("-").replace("-", "_")
     command = COMMANDS.get(verb, COMMANDS["finetune"])
     if key in messages.known_keys(command, {}):

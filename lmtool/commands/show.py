@@ -104,7 +104,7 @@ def _show_key(typed_key: str, fields: list[DocumentedField]) -> None:
     if not matches and not nested_keys:
         known = sorted({field_entry.key for field_entry in fields})
         meaning = messages.meaning_elsewhere(typed_key, None, {*known, *registry.groups()}.__contains__)
-        similar = nearest_keys(typed_key, known) if meaning is None else [key for key, _ in meaning.pairs][-1:]
+        similar = nearest_keys(typed_key, known) if meaning is None else list(meaning.keys[-1:])
         options = [f"{group}={typed_key}" for group in registry.groups() if typed_key in groups.options(group)]
         similar = options or similar
         hint = f"did you mean {' or '.join(f'lmtool show {key}' for key in similar)}?" if similar else "lmtool list"

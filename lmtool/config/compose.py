@@ -5,7 +5,6 @@ The Compose API creates no folder and does not touch logging. Exceptions of Hydr
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hydra.conf
@@ -51,58 +49,10 @@ from lmtool.config.overrides import (
 from lmtool.config.registry import MULTI_SELECT_GROUPS, entries
 from lmtool.errors import UserError, nearest
 
-# --- launchers and sweepers ----------------------------------------------------------------------------------------
-
-_PACKAGES = {
-    "hydra/launcher": {
-        "joblib": "hydra_joblib_launcher",
-        "submitit_local": "hydra_submitit_launcher",
-        "submitit_slurm": "hydra_submitit_launcher",
-    },
-    "hydra/sweeper": {"optuna": "hydra_optuna_sweeper"},
-}
-"""Packages of the extra `sweeps` by group and option."""
-_scan = Plugins._scan_all_plugins
-
-
-def _own_plugins(modules: list[ModuleType]) -> Any:
-    return _scan(modules[:1])
-
-
-Plugins._scan_all_plugins = staticmethod(_own_plugins)  # type: ignore[method-assign]
-
-
-def require_plugin(group: str, name: str) -> None:
-    """Registers the launcher or sweeper of a name with Hydra. group: hydra/launcher or hydra/sweeper. Raises UserError
-    if the name is unknown or its package is not installed."""
-    if name in _registered(group):
-        return
-    package = _PACKAGES[group].get(name)
-    # The package of a plugin that lmtool does not know is found only by importing all of them.
-    module = "hydra_plugins" if package is None else f"hydra_plugins.{package}"
-    try:
-        plugins, _ = _scan([importlib.import_module(module)])
-    except ImportError as error:
-        if package is not None:
-            raise UserError(f"{group}={name} is not installed", "pip install 'lmtool[sweeps]'") from error
-        plugins = []
-    for plugin in plugins:
-        Plugins.instance().register(plugin)
-    if name not in _registered(group):
-        offered = sorted({*_registered(group), *_PACKAGES[group]})
-        close = nearest(name, offered)
-        hint = f"did you mean {group}={close}?" if close else "use one of these, or install its plugin"
-        raise UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
-
-
-def _registered(group: str) -> set[str]:
-    nodes: JsonObject = ConfigStore.instance().repo
-    for part in group.split("/"):
-        nodes = nodes.get(part, {})
-    return {name.removesuffix(".yaml") for name in nodes if name.endswith(".yaml")}
-
-
-# --- folders of YAML -----------------------------------------------------------------------------------------------
+scan_plugins = Plugins._scan_all_plugins
+"""Finds the plugins of Hydra in modules. Hydra itself finds only its own; the module of another is scanned when its
+launcher or sweeper is used, because importing all of them is slow."""
+Plugins._scan_all_plugins = staticmethod(lambda modules: scan_plugins(modules[:1]))  # type: ignore[method-assign]
 
 
 class LimitedFiles(FileConfigSource):
@@ -129,22 +79,12 @@ class LimitedFiles(FileConfigSource):
 
 def _refuse_unused_keys(path: Path, data: JsonObject) -> None:
     """Raises UserError if a YAML sets keys of Hydra itself other than sweep values, or names a class to import."""
-    keys = list(_dotted_keys(data))
-    selected = [
-        str(group).split()[-1] for item in data.get("defaults") or () if isinstance(item, dict) for group in item
-    ]
-    keys += [group.lstrip("/") for group in selected]
-    unused = [
-        key
-        for key in keys
-        if (re.match("hydra(?![^./])", key) and not f"{key}.".startswith(f"{GRID}.")) or imports_a_name(key)
-    ]
-    if unused:
-        advice = f", and type it on the command line: -m {unused[0]}=VALUE" if unused[0].startswith(SWEEP_KEYS) else ""
-        raise UserError(
-            f"{path}: {unused[0]} cannot be set in YAML; the only key of Hydra that can is {GRID}",
-            f"remove it from the file{advice}",
-        )
+    choices = [group for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
+    for key in [*_dotted_keys(data), *(str(group).split()[-1].lstrip("/") for group in choices)]:
+        if (re.match("hydra(?![^./])", key) and not f"{key}.".startswith(f"{GRID}.")) or imports_a_name(key):
+            advice = f", and type it on the command line: -m {key}=VALUE" if key.startswith(SWEEP_KEYS) else ""
+            message = f"{path}: {key} cannot be set in YAML; the only key of Hydra that can is {GRID}"
+            raise UserError(message, f"remove it from the file{advice}")
 
 
 def _dotted_keys(value: object) -> Iterator[str]:
@@ -250,9 +190,8 @@ def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> Accept
     for group, names in _stored_nodes(store.repo).items():
         clash = sorted(set(names) & set(groups.options(group, config_dirs)))
         if clash:
-            raise UserError(
-                f"a plugin registers {group}={clash[0]}, but lmtool has a YAML of that name", "rename it in the plugin"
-            )
+            message = f"a plugin registers {group}={clash[0]}, but lmtool has a YAML of that name"
+            raise UserError(message, "rename it in the plugin")
         extra[group] = names
     return read_accepted(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
 
@@ -322,31 +261,25 @@ def translated_errors() -> Iterator[None]:
         hint = "use fewer nested lists and sections in the overrides and in your YAML"
         raise UserError("the configuration cannot be composed: it is nested too deeply", hint) from error
     except _TooManyInterpolations as error:
-        raise UserError(
-            f"{str(error).splitlines()[0]}: the interpolations of this configuration expand to more than {MAX_SIZE} "
-            f"characters, or {MAX_REFERENCES} references",
-            "remove the interpolations (${...}) of this key, or of the keys that refer to it",
-        ) from error
+        key, limits = str(error).splitlines()[0], f"{MAX_SIZE} characters, or {MAX_REFERENCES} references"
+        message = f"{key}: the interpolations of this configuration expand to more than {limits}"
+        hint = "remove the interpolations (${...}) of this key, or of the keys that refer to it"
+        raise UserError(message, hint) from error
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
         message = " ".join(lines[:2]) if lines else type(error).__name__
+        fault, hint = f"the configuration cannot be composed: {message}", "see `lmtool list` and the YAML you named"
         if unknown_section := re.search(r"In '(\S+)/(\S+)': Could not override '(\S+)'", message):
             group, name, section = unknown_section.groups()
-            raise UserError(
-                f"{group}={name} sets {section}, which this command does not have",
-                f"`lmtool show {group}={name}` says which command it is for",
-            ) from error
-        if unknown_group := re.search(r"Could not override '(\w+)/(\w+)'\. No match", message):
+            fault = f"{group}={name} sets {section}, which this command does not have"
+            hint = f"`lmtool show {group}={name}` says which command it is for"
+        elif unknown_group := re.search(r"Could not override '(\w+)/(\w+)'\. No match", message):
             section, name = unknown_group.groups()
-            options_with_group = [entry.name for entry in entries(section) if name in entry.config.model_fields]
-            raise UserError(
-                f"{section}/{name} is set, but the selected {section} has no {name}",
-                f"omit it, or set {section}={'|'.join(options_with_group)}" if options_with_group else "omit it",
-            ) from error
-        raise UserError(
-            f"the configuration cannot be composed: {message}", "see `lmtool list` and the YAML you named"
-        ) from error
+            holders = [entry.name for entry in entries(section) if name in entry.config.model_fields]
+            fault = f"{section}/{name} is set, but the selected {section} has no {name}"
+            hint = f"omit it, or set {section}={'|'.join(holders)}" if holders else "omit it"
+        raise UserError(fault, hint) from error
 
 
 def set_values(config: DictConfig, values: Sequence[str]) -> None:
@@ -401,15 +334,11 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
         # If there are other problems, they are reported instead.
         if remaining and not checked.problems and not checked.sweeps:
             firsts = {key: "VALUE" if "(" in value else value.partition(",")[0] for key, value in remaining.items()}
-            first_values = " ".join(f"{key}={value}" for key, value in firsts.items())
-            selected_file = next((text for text in checked.choices if text.startswith(("sweep=", "experiment="))), None)
-            message = (
-                f"{selected_file or 'the YAML'} has several values for {', '.join(remaining)}, but a run takes one"
-            )
-            multirun = (
-                f"add -m to run a job for each{f': lmtool {primary} -m {selected_file}' if selected_file else ''}"
-            )
-            raise UserError(message, f"{multirun}; or set {first_values}")
+            set_first = f"set {' '.join(f'{key}={value}' for key, value in firsts.items())}"
+            file = next((text for text in checked.choices if text.startswith(("sweep=", "experiment="))), None)
+            message = f"{file or 'the YAML'} has several values for {', '.join(remaining)}, but a run takes one"
+            command = f": lmtool {primary} -m {file}" if file else ""
+            raise UserError(message, f"add -m to run a job for each{command}; or {set_first}")
         with open_dict(config):
             del config["hydra"]
         return to_data(config) | checked.verbatim

@@ -7,7 +7,7 @@ resolvers, no import of a name from the data.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -25,25 +25,15 @@ from lmtool.errors import ConfigError, Problem, nearest
 AUTO = "auto"
 
 
-def resolve_auto(
+def _resolve_auto(
     command: type[Config],
     data: JsonObject,
-    checkpoint: JsonObject | None,
-    unreadable: bool = False,
-    teacher: JsonObject | None = None,
+    saved: Mapping[str, JsonObject | None],
+    unreadable: Collection[str] = (),
 ) -> tuple[JsonObject, list[Problem], set[str]]:
-    """Replaces every `auto` section.
-
-    Args:
-        command: the class of the command.
-        data: plain nested data; not changed.
-        checkpoint: the saved configuration of the checkpoint, if there is one.
-        unreadable: whether reading the checkpoint failed, which is reported already.
-        teacher: the saved configuration of the teacher, if there is one.
-
-    Returns:
-        The data, the problems, and the names of sections that stay unresolved.
-    """
+    """Returns the data without `auto` sections, the problems, and the names of sections that stay unresolved.
+    saved: the saved configurations of the "checkpoint" and of the "teacher", if there are any. unreadable: those of
+    them that could not be read, which is reported already."""
     resolved, problems, unresolved = dict(data), list[Problem](), set[str]()
     sections = choices(command)
     for section, choice in sections.items():
@@ -51,70 +41,64 @@ def resolve_auto(
             resolved[section] = {choice.key: resolved[section]}
     for section, rule in command.auto.items():
         value, choice = resolved.get(section), sections[section]
-        if _is_auto(value, choice, rule):
-            source, blocked = _source_of(rule, section, resolved, checkpoint, teacher, command, unreadable)
+        name = value.get(choice.key, AUTO if rule.implied else None) if isinstance(value, dict) else None
+        if name == AUTO or (value is None and rule.implied):
+            try:
+                source = _source_of(rule, section, resolved, sections, saved, unreadable)
+            except _Blocked:
+                unresolved.add(section)
+                continue
             if source is not None:
                 typed_values = {key: inside for key, inside in (value or {}).items() if key != choice.key}
                 resolved[section] = merge(source, typed_values)
-            elif value is not None or blocked:
+            elif value is not None:
                 unresolved.add(section)
-                if not blocked:
-                    sources = [source.partition(".")[0] for source in rule.sources if isinstance(source, str)]
-                    fault = f"{section}={AUTO}: no {section} is set by {one_of([f'the {name}' for name in sources])}"
-                    problems.append(Problem(section, fault, rule.hint or None, absent=True))
-        if rule.agrees and checkpoint is not None and isinstance(resolved.get(section), dict):
-            problems += _disagreements(section, resolved[section], checkpoint.get(section), choice)
+                sources = [f"the {source.partition('.')[0]}" for source in rule.sources if isinstance(source, str)]
+                fault = f"{section}={AUTO}: no {section} is set by {one_of(sources)}"
+                problems.append(Problem(section, fault, rule.hint or None, absent=True))
+        if rule.agrees and saved["checkpoint"] is not None and isinstance(resolved.get(section), dict):
+            problems += _disagreements(section, resolved[section], saved["checkpoint"].get(section), choice)
     return resolved, problems, unresolved
 
 
-def _is_auto(value: object, choice: Choice, rule: Auto) -> bool:
-    if value is None:
-        return rule.implied
-    if not isinstance(value, dict):
-        return False
-    return value.get(choice.key) == AUTO or (rule.implied and choice.key not in value)
+class _Blocked(Exception):
+    """A section has no source because of an error in another section."""
 
 
 def _source_of(
     rule: Auto,
     section: str,
     resolved: JsonObject,
-    checkpoint: JsonObject | None,
-    teacher: JsonObject | None,
-    command: type[Config],
-    unreadable: bool,
-) -> tuple[JsonObject | None, bool]:
-    """Returns the section from the first source that exists, or None; and whether an error in another section is the
-    reason for None."""
+    sections: Mapping[str, Choice],
+    saved: Mapping[str, JsonObject | None],
+    unreadable: Collection[str],
+) -> JsonObject | None:
+    """Returns the section from the first source that exists, or None."""
     for source in rule.sources:
         if isinstance(source, dict):
-            return source, False
-        if source in ("checkpoint", "teacher"):
-            saved = ((checkpoint if source == "checkpoint" else teacher) or {}).get(section)
-            if isinstance(saved, dict):
-                return saved, False
-            if unreadable and source == "checkpoint":
-                return None, True
-            continue
-        other, method, *keys = source.split(".")
-        holder = _section_or_default(resolved.get(other), choices(command)[other])
-        if holder is None:
-            return None, True
-        result = getattr(holder, method)()
-        for key in keys:
-            result = result.get(key, {})
-        if result:
-            return json.loads(json.dumps(result)), False
-    return None, False
+            return source
+        if source in saved:
+            result = (saved[source] or {}).get(section)
+            if not isinstance(result, dict) and source in unreadable:
+                raise _Blocked
+        else:
+            other, method, *keys = source.split(".")
+            result = getattr(_section_or_default(resolved.get(other), sections[other]), method)()
+            for key in keys:
+                result = result.get(key, {})
+        if isinstance(result, dict) and result:
+            return json.loads(json.dumps(result))
+    return None
 
 
-def _section_or_default(value: object, choice: Choice) -> Config | None:
+def _section_or_default(value: object, choice: Choice) -> Config:
     """Returns the configuration of a section. If it has an error, which the decoder reports, the default values are
     returned, so that sections that depend on it can still be checked."""
     for build in (partial(choice.validate, value), chosen_class(value, choice)):
         with suppress(ValidationError, PydanticCustomError):
-            return None if build is None else build()
-    return None
+            if build is not None and (section := build()) is not None:
+                return section
+    raise _Blocked
 
 
 def merge(base: JsonObject, over: JsonObject) -> JsonObject:
@@ -130,28 +114,27 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
     config_class = chosen_class(value, choice)
     if config_class is None or not isinstance(saved, dict):
         return
-    defaults = {name: field.get_default() for name, field in config_class.model_fields.items()}
+    defaults = {name: _as_plain(field.get_default()) for name, field in config_class.model_fields.items()}
     values, saved_values = defaults | value, defaults | saved
     constant = [key for key in defaults if key not in config_class.adjustable_fields]
     for key in [choice.key] if values[choice.key] != saved.get(choice.key) else constant:
-        ours, theirs = (_plain_value(section_values[key]) for section_values in (values, saved_values))
-        if ours != theirs:
+        if values[key] != saved_values[key]:
+            # A selected component is displayed as its name.
+            ours, theirs = (
+                plain.get("name", plain) if isinstance(plain, dict) else plain
+                for plain in (values[key], saved_values[key])
+            )
             yield Problem(
                 f"{section}.{key}",
-                f"{section}.{key}={_displayed(ours)}, but the checkpoint has {section}.{key}={_displayed(theirs)}",
+                f"{section}.{key}={ours}, but the checkpoint has {section}.{key}={theirs}",
                 f"{section}=auto takes it from the checkpoint; checkpoint=none starts without a checkpoint",
             )
 
 
-def _plain_value(value: object) -> Any:
+def _as_plain(value: object) -> Any:
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     return list(value) if isinstance(value, tuple) else value
-
-
-def _displayed(plain: object) -> Any:
-    """Returns a value for a message. A selected component is displayed as its name."""
-    return plain.get("name", plain) if isinstance(plain, dict) else plain
 
 
 WITH = "with"
@@ -163,13 +146,16 @@ def with_member_values(section: JsonObject) -> JsonObject:
     changes, members = section.get(WITH), section.get("members")
     if not isinstance(changes, dict) or not isinstance(members, list):
         return section
-    members = list(members)
-    titles = [title_of(member) for member in members]
+    members, titles = list(members), [title_of(member) for member in members]
     for name, values in changes.items():
+        problem = f"{WITH}.{name}={values} has no key; write {WITH}.{name}.KEY=VALUE"
+        if name not in titles:
+            close = nearest(name, titles)
+            suggestion = f"; did you mean {WITH}.{close}?" if close else ""
+            problem = f"{WITH}.{name} names no member; the members are {', '.join(titles)}{suggestion}"
         if name not in titles or not isinstance(values, dict):
-            raise PydanticCustomError("value_error", "{problem}", {"problem": _member_error(name, values, titles)})
-        index = titles.index(name)
-        members[index] = _with_values(members[index], values)
+            raise PydanticCustomError("value_error", "{problem}", {"problem": problem})
+        members[titles.index(name)] = _with_values(members[titles.index(name)], values)
     return {**{key: value for key, value in section.items() if key != WITH}, "members": members}
 
 
@@ -177,10 +163,9 @@ def title_of(member: object) -> str:
     """Returns the name of a member: its `title` if it has one; for a task among objectives, the task's name."""
     if not isinstance(member, dict):
         return str(member)
-    if "title" in member:
-        return str(member["title"])
-    inner = member.get("task")
-    return title_of(inner) if inner is not None else str(member.get("name", member.get("kind")))
+    if "title" in member or member.get("task") is None:
+        return str(member.get("title", member.get("name", member.get("kind"))))
+    return title_of(member["task"])
 
 
 def _with_values(member: object, values: JsonObject) -> JsonObject:
@@ -188,14 +173,6 @@ def _with_values(member: object, values: JsonObject) -> JsonObject:
         return {"name": member, **values}
     inner = member.get("task")
     return merge(member, values) if inner is None else {**member, "task": _with_values(inner, values)}
-
-
-def _member_error(name: str, values: object, titles: list[str]) -> str:
-    if name in titles:
-        return f"{WITH}.{name}={values} has no key; write {WITH}.{name}.KEY=VALUE"
-    close = nearest(name, titles)
-    suggestion = f"; did you mean {WITH}.{close}?" if close else ""
-    return f"{WITH}.{name} names no member; the members are {', '.join(titles)}{suggestion}"
 
 
 MISSING = "???"
@@ -231,16 +208,11 @@ def decode(
     problems, missing = list(earlier), list[str]()
     clean = _plain(data, "", problems, missing)
     # A checkpoint that cannot be read, or whose key is misspelt, is reported already.
-    misspelt = {
-        name
-        for key in clean.keys() - command.model_fields
-        for name, _ in messages.meant_by(key, clean[key], command, clean).pairs
-    }
     reported = {key for problem in earlier for key in (problem.key, *problem.likely_keys)}
-    unreadable_checkpoint = "checkpoint" in reported | misspelt
-    clean, unresolved, unresolved_sections = resolve_auto(
-        command, clean, checkpoint_config, unreadable_checkpoint, next(iter((teachers or {}).values()), None)
-    )
+    for key in clean.keys() - command.model_fields:
+        reported |= {*messages.meant_by(key, clean[key], command, clean).keys}
+    saved = {"checkpoint": checkpoint_config, "teacher": next(iter((teachers or {}).values()), None)}
+    clean, unresolved, unresolved_sections = _resolve_auto(command, clean, saved, reported & {"checkpoint"})
     clean = command.filled(clean)
     problems += unresolved
     problems += messages.missing_values(command, missing, clean) if missing else []
@@ -275,30 +247,20 @@ def _decode_and_check(
     rules: Rules | None,
 ) -> tuple[Command | None, list[Problem]]:
     """Returns the decoded configuration, or None if it has an error; and the problems of its values, and of the rules
-    whose keys are valid. silent: keys that are reported already. unresolved_sections: sections without
-    data."""
-    config, errors = _validate(command, data)
-    problems = messages.from_pydantic(command, data, errors) if errors else []
-    problems = [problem for problem in problems if not _is_covered(problem.key, silent)]
-    known = {*silent, *(problem.key for problem in problems)}
-    values = _valid_values(
-        command, data, config, {key.split(".")[0].split("[")[0] for key in known} | unresolved_sections
-    )
-    values |= {} if teachers is None else {"teachers": teachers}
-    violations = [] if rules is None else rules(command, values)
-    return config, problems + [problem for problem in violations if problem.key not in known]
-
-
-def _validate(command: type[Command], data: JsonObject) -> tuple[Command | None, list[Any]]:
+    whose keys are valid. silent: keys that are reported already. unresolved_sections: sections without data."""
+    config, problems = None, list[Problem]()
     try:
         # Strict in JSON mode: a list becomes a tuple, but "fast" is not a number, 2.5 not a count and 7 not text.
-        return command.model_validate_json(json.dumps(data)), []
+        config = command.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        return None, error.errors(include_url=False, include_input=False)
-
-
-def _is_covered(key: str, keys: set[str]) -> bool:
-    return any(key == other or key.startswith((f"{other}.", f"{other}[")) for other in keys)
+        problems = messages.from_pydantic(command, data, error.errors(include_url=False, include_input=False))
+    inside = tuple(f"{key}{mark}" for key in silent for mark in ".[")
+    problems = [problem for problem in problems if problem.key not in silent and not problem.key.startswith(inside)]
+    known = {*silent, *(problem.key for problem in problems)}
+    invalid = {key.split(".")[0].split("[")[0] for key in known} | unresolved_sections
+    values = _valid_values(command, data, config, invalid) | ({} if teachers is None else {"teachers": teachers})
+    violations = [] if rules is None else rules(command, values)
+    return config, problems + [problem for problem in violations if problem.key not in known]
 
 
 def _valid_values(command: type[Config], data: JsonObject, config: Config | None, invalid: set[str]) -> JsonObject:
@@ -320,9 +282,8 @@ def _plain(value: object, key: str, problems: list[Problem], missing: list[str],
     """Returns a copy with JSON types only and without missing values, whose keys are added to `missing`. Adds a problem
     for a value of another type (a date, bytes), and for text that is not valid UTF-8."""
     if depth > MAX_DEPTH:
-        section = key.split(".")[0].split("[")[0]
         message = f"{key[:60]}...: nested more than {MAX_DEPTH} deep"
-        problems.append(Problem(section, message, "write it as text, in quotes"))
+        problems.append(Problem(key.split(".")[0].split("[")[0], message, "write it as text, in quotes"))
         return None
     if isinstance(value, dict):
         items = {_text(str(name), "a key", problems): item for name, item in value.items()}
@@ -346,10 +307,8 @@ def _plain(value: object, key: str, problems: list[Problem], missing: list[str],
         return 0
     if value is None or isinstance(value, bool | int | float):
         return value
-    kind = type(value).__name__
-    problems.append(
-        Problem(key, f"{key}: YAML read {value} as a {kind}, which no key accepts", f'quote it: {key}: "{value}"')
-    )
+    message = f"{key}: YAML read {value} as a {type(value).__name__}, which no key accepts"
+    problems.append(Problem(key, message, f'quote it: {key}: "{value}"'))
     return str(value)
 
 

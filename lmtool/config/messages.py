@@ -9,10 +9,10 @@ import json
 import re
 import shlex
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -20,18 +20,22 @@ from pydantic.fields import FieldInfo
 
 from lmtool.config import groups
 from lmtool.config.base import Config, JsonObject, summary
-from lmtool.config.registry import Choice, Several, choice_of, choices, chosen_class, entries, lookup, names, several_of
+from lmtool.config.registry import Choice, choice_of, choices, chosen_class, entries, names, several_of
 from lmtool.config.registry import groups as components
 from lmtool.errors import Problem, nearest, nearest_keys
 from lmtool.system.secrets import masked
 
 _KINDS = {
-    int: ("a whole number", "whole numbers"),
-    float: ("a number", "numbers"),
-    str: ("text", "texts"),
-    bool: ("true or false", "true or false"),
-    types.NoneType: ("null", "nulls"),
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    types.NoneType: "null",
+    list: "a list",
+    tuple: "a list",
+    dict: "a section",
 }
+"""Text of a type of values."""
 
 
 def quoted(value: object) -> str:
@@ -39,71 +43,43 @@ def quoted(value: object) -> str:
     # Masked before it is truncated: half a secret would not be recognized.
     text = masked(json.dumps(value, ensure_ascii=False, default=str))
     text = text if len(text) <= 80 else text[:77] + "..."
-    return f"{text} ({_VALUE_KINDS.get(type(value), type(value).__name__)})"
-
-
-_VALUE_KINDS = {
-    types.NoneType: "null",
-    bool: "true/false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    list: "list",
-    tuple: "list",
-    dict: "section",
-}
+    return f"{text} ({_KINDS.get(type(value), type(value).__name__).removeprefix('a ')})"
 
 
 def allowed_values(field: FieldInfo) -> str:
     """Returns what a field allows: `a number, above 0, or null`."""
-    return _allowed_values(field.annotation, field.metadata)
+    return _allowed(field.annotation, field.metadata)
 
 
-def _allowed_values(annotation: object, metadata: list[Any]) -> str:
+def _allowed(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     for mark in metadata:
         if isinstance(mark, Choice):
             return f"a section whose {mark.key} is one of {', '.join(names(mark.group))}"
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _allowed_values(arguments[0], [*metadata, *arguments[1:]])
+        return _allowed(arguments[0], [*metadata, *arguments[1:]])
     if origin in (Union, types.UnionType):
-        parts = [_allowed_values(argument, metadata) for argument in arguments if argument is not type(None)]
-        if type(None) in arguments:
-            parts.append("null")
-        return "; or ".join(parts) if len(parts) > 2 else ", or ".join(parts)
-    return _plain(annotation, origin, arguments) + bounds(metadata)
-
-
-def _plain(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
-    if origin is Literal:
-        return one_of(arguments)
+        parts = [_allowed(part, () if part is types.NoneType else metadata) for part in arguments]
+        return ("; or " if len(parts) > 2 else ", or ").join(parts)
     if origin is tuple:
-        items = [argument for argument in arguments if argument is not Ellipsis]
-        if not items:
-            return "an empty list"
-        plural = f"a list of {_plural(items[0])}"
-        return plural if len(arguments) != len(items) else f"a list of {len(items)} values: {_plural(items[0])}"
-    if origin is dict:
-        return f"a section of {_plural(arguments[1])} by name"
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return f"a section of {', '.join(annotation.model_fields)}"
-    return _KINDS.get(annotation, (annotation.__name__ if isinstance(annotation, type) else str(annotation), ""))[0]
+        items = [part for part in arguments if part is not Ellipsis]
+        length = "" if len(arguments) > len(items) else f" of {len(items)} values"
+        return f"a list{length}{_bounds(metadata)}, each {_allowed(items[0])}" if items else "an empty list"
+    if origin is Literal:
+        text = one_of(arguments)
+    elif origin is dict:
+        text = "a section of values by name"
+    elif isinstance(annotation, type) and issubclass(annotation, Config):
+        text = f"a section of {', '.join(annotation.model_fields)}"
+    else:
+        text = _KINDS.get(annotation, str(getattr(annotation, "__name__", annotation)))
+    return text + _bounds(metadata)
 
 
-def _plural(annotation: Any) -> str:
-    if get_origin(annotation) is Literal:
-        return f"values out of {one_of(get_args(annotation))}"
-    if get_origin(annotation) is Annotated:
-        plain, *metadata = get_args(annotation)
-        limits = bounds(metadata).removeprefix(", ")
-        return f"{_plural(plain)}, each {limits}" if limits else _plural(plain)
-    return _KINDS.get(annotation, ("", "values"))[1]
-
-
-def one_of(options: Any) -> str:
+def one_of(options: Iterable[object]) -> str:
     """Returns `a, b or c`."""
-    texts = ["null" if option is None else str(option) or '""' for option in options]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+    *most, last = ["null" if option is None else str(option) or '""' for option in options]
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 _LIMITS = {
@@ -119,28 +95,20 @@ _LIMITS = {
 """Text of a constraint by its attribute."""
 
 
-def bounds(metadata: list[Any]) -> str:
-    """Returns the bounds in the constraints of a field: `, at least 1, below 10`."""
+def _bounds(metadata: Sequence[Any]) -> str:
     marks = [mark for item in metadata for mark in (item.metadata if isinstance(item, FieldInfo) else [item])]
     limits = ((form, getattr(mark, name, None)) for mark in marks for name, form in _LIMITS.items())
     return "".join(form.format(limit) for form, limit in limits if limit is not None)
 
 
-def allowed_names(field: FieldInfo) -> tuple[str, ...]:
+def _literals(annotation: object) -> list[str]:
     """Returns the names that a field allows, also if it may be null or is a list of them; empty for other fields."""
-    literals: list[str] = []
-
-    def walk(annotation: object) -> None:
-        if get_origin(annotation) is Literal:
-            literals.extend(str(literal) for literal in get_args(annotation))
-        elif annotation is bool:
-            literals.extend(("true", "false"))
-        else:
-            for argument in get_args(annotation):
-                walk(argument)
-
-    walk(field.annotation)
-    return tuple(literals)
+    if annotation is bool:
+        return ["true", "false"]
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return [str(argument) for argument in arguments]
+    return [name for argument in arguments for name in _literals(argument)]
 
 
 Form = str | Mapping[str, str]
@@ -343,31 +311,6 @@ VALUE_FORMS: dict[str, dict[str, str]] = {
     },
 }
 """By key: lmtool's values, each with the names that other tools have for it."""
-FLAG_FORMS: dict[str, str] = {
-    # Hydra's: hydra.cc/docs/advanced/hydra-command-line-flags
-    "-cn": "--config FILE reads a saved configuration; experiment={} chooses a composed one",
-    "--config-name": "--config FILE reads a saved configuration; experiment={} chooses a composed one",
-    "-cd": "did you mean --config-dir {}?",
-    "-cp": "did you mean --config-dir {}? It adds a folder of YAML",
-    "--config-path": "did you mean --config-dir {}? It adds a folder of YAML",
-    "-c": "did you mean --cfg {}?",
-    "--info": "`lmtool doctor` prints what is installed, --cfg job prints a configuration",
-    "--resolve": "omit it: --cfg job prints resolved values",
-    "-p": "omit it: --cfg job prints the complete configuration",
-    "--package": "omit it: --cfg job prints the complete configuration",
-    "-r": "omit it: `lmtool pretrain` already runs",
-    "--run": "omit it: `lmtool pretrain` already runs",
-    "--hydra-help": "lmtool --help",
-    # Common flags
-    "--plugins": "did you mean --plugin {}?",
-    "-v": "lmtool --version; --debug shows tracebacks",
-    "--verbose": "--debug shows tracebacks",
-    "-o": "did you mean output={}?",
-    "--output": "did you mean output={}?",
-    "--onnx": "lmtool export RUN output=FOLDER writes a folder for transformers, which optimum converts to ONNX",
-    "--latex": "did you mean format=latex?",
-    "--csv": "did you mean format=csv?",
-}
 _COMMAND = re.compile(r"`[^`]*`")
 _KEY = re.compile(r"([a-z][\w.]*)=")
 _OVERRIDES = re.compile(r"[a-z][\w.]*=\S+( [a-z][\w.]*=\S+)*")
@@ -383,9 +326,8 @@ class Meaning:
     of_another_tool: bool = False
 
     @property
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The keys with their values as on the command line."""
-        return tuple((word.partition("=")[0], word.partition("=")[2]) for word in self.words)
+    def keys(self) -> tuple[str, ...]:
+        return tuple(word.partition("=")[0] for word in self.words)
 
 
 def meaning_elsewhere(key: str, value: object, has: Callable[[str], bool]) -> Meaning | None:
@@ -415,14 +357,12 @@ def of_value(key: str, value: object) -> str | None:
 
 
 def _forms_of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
+    values = [as_typed(part).lower() for part in (value if isinstance(value, list) else [value])]
     for form in forms if isinstance(forms, tuple) else (forms,):
         if isinstance(form, str):
             yield form
         else:
-            matches = [
-                part for part in (value if isinstance(value, list) else [value]) if as_typed(part).lower() in form
-            ]
-            yield form[as_typed(matches[0]).lower() if matches else ANY if ANY in form else next(iter(form))]
+            yield form[next((part for part in values if part in form), ANY if ANY in form else next(iter(form)))]
 
 
 def keys_in(form: str) -> list[str]:
@@ -430,12 +370,13 @@ def keys_in(form: str) -> list[str]:
 
 
 def _fill(word: str, value: object) -> str:
-    key = word.partition("=")[0]
-    parts = value if isinstance(value, list) else [value]
+    key, parts = word.partition("=")[0], value if isinstance(value, list) else [value]
     text = ",".join(of_value(key, part) or as_typed(part) for part in parts)
     if isinstance(value, list) and word.endswith("={}"):
         text = f"[{text}]"
-    return word.replace("{weights}", _weights(text)).replace("{}", text)
+    # The name of a model in another tool: a folder if it exists, otherwise a model on the hub.
+    is_path = text == "VALUE" or "://" in text or text[:1] in "./~" or Path(text).exists()
+    return word.replace("{weights}", text if is_path else f"hf://{text}").replace("{}", text)
 
 
 def as_typed(value: object) -> str:
@@ -445,16 +386,6 @@ def as_typed(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(as_typed, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _weights(value: str) -> str:
-    """Returns the value of `checkpoint=` for the name of a model in another tool: a folder if it exists, otherwise a
-    model on the hub."""
-    is_path = value == "VALUE" or "://" in value or value[:1] in "./~" or Path(value).exists()
-    return value if is_path else f"hf://{value}"
-
-
-_ABSENT = object()  # unlike None, no value of a key
 
 
 def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) -> list[Problem]:
@@ -503,44 +434,50 @@ def _validator_problem(command: type[Config], data: JsonObject, key: str, text: 
 
     text = re.sub(r"(?<![\w.=])with\.(?=\w)", f"{key}.with.", re.sub(r"(?<![\w.=])([\w.]+)=", with_section, text))
     message, *advice = re.split("[;:] (?=set |use |omit |give |write |did you mean )", text, maxsplit=1)
-    named_keys = [name for name in keys_in(message) if name in keys] or ([key] if key else [])
+    named = next((name for name in keys_in(message) if name in keys), key)
     message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
-    explained = f"`lmtool show {named_keys[0]}` explains it" if named_keys else None
-    return Problem(key, message, advice[0] if advice else explained)
+    return Problem(key, message, advice[0] if advice else f"`lmtool show {named}` explains it" if named else None)
 
 
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
-    options, list_key = allowed_names(field), key.split("[")[0]
-    in_list, is_name = list_key != key, options and isinstance(value, str)
-    allowed = one_of(options) if is_name else allowed_values(field)
+    options, list_key = _literals(field.annotation), key.split("[")[0]
+    in_list, is_name = key != list_key, bool(options) and isinstance(value, str)
     close = of_value(list_key, value) or (nearest(value, options) if is_name else None)
-    hint = f"{summary(field.description)} (`lmtool show {list_key}`)".strip()
-    numbers = re.fullmatch(r"(\d{1,9})(?:\.\.|-)(\d{1,9})", value) if isinstance(value, str) else None
-    if numbers and _takes(field, int(numbers[1])) and 0 < int(numbers[2]) - int(numbers[1]) < _LISTED:
-        values = ",".join(map(str, range(int(numbers[1]), int(numbers[2]) + 1)))
-        hint = f"write {key}={values} with -m, which runs each of them"
-    elif close:
-        hint = f"did you mean {close if in_list else f'{key}={close}'}?"
-    elif isinstance(value, bool | int | float) and "text" in allowed:
-        text = f'"{as_typed(value)}"' if not in_list else '["yes","no"]' if isinstance(value, bool) else f'["{value}"]'
-        reason = "; YAML reads a bare yes, no, on or off as true or false" if isinstance(value, bool) else ""
-        hint = f"quote it: '{list_key}={text}'{reason}"
-    elif (number := _number(value)) is not None and _takes(field, number):
-        hint = f"write {key}={_for_yaml(number)}"
-    elif not isinstance(value, list | dict) and value is not None and _takes(field, [value]):
-        hint = "write " + shlex.quote(f"{key}=[{as_typed(value)}]")
+    hint = (
+        f"did you mean {close if in_list else f'{key}={close}'}?"
+        if close
+        else _correction(list_key, in_list, field, value)
+    )
+    hint = hint or f"{summary(field.description)} (`lmtool show {list_key}`)".strip()
+    allowed = one_of(options) if is_name else allowed_values(field)
     return Problem(key, f"{key}: given {quoted(value)}; allowed: {allowed}", hint)
+
+
+def _correction(key: str, in_list: bool, field: FieldInfo, value: Any) -> str | None:
+    """Returns a hint with the same value in a form that the field takes, or None."""
+    typed, number = as_typed(value), _number(value)
+    ends = re.fullmatch(r"(\d{1,9})(?:\.\.|-)(\d{1,9})", typed)
+    numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else range(0)
+    if 1 < len(numbers) <= _LISTED and _takes(field, numbers[0]):
+        return f"write {key}={','.join(map(str, numbers))} with -m, which runs each of them"
+    if isinstance(value, bool | int | float) and _takes(field, [typed] if in_list else typed):
+        reason = "; YAML reads a bare yes, no, on or off as true or false" if isinstance(value, bool) else ""
+        text = f'["{typed}"]' if in_list else f'"{typed}"'
+        return f"quote it: '{key}={text}'{reason}"
+    if number is not None and _takes(field, number):
+        return f"write {key}={_for_yaml(number)}"
+    if value is not None and not isinstance(value, list | dict) and _takes(field, [value]):
+        return "write " + shlex.quote(f"{key}=[{typed}]")
+    return None
 
 
 def _number(value: object) -> int | float | None:
     """Returns the number that a text stands for, or the integer that a float equals; None otherwise."""
-    if isinstance(value, bool) or not isinstance(value, str | float):
-        return None
     try:
-        number = float(value)
+        number = float(value) if isinstance(value, str | float) else None
     except ValueError:
         return None
-    return int(number) if number.is_integer() and abs(number) < 2**63 else number
+    return int(number) if number is not None and number.is_integer() and abs(number) < 2**63 else number
 
 
 def _takes(field: FieldInfo, value: object) -> bool:
@@ -559,8 +496,9 @@ def _for_yaml(number: int | float) -> str:
 
 
 def missing_values(command: type[Config], keys: list[str], data: JsonObject) -> Iterator[Problem]:
+    fields = dict(fields_of(command, "", data))
     for key in keys:
-        field = _locate(command, data, tuple(key.split(".")))[1]
+        field = fields.get(key)
         choice = None if field is None else choice_of(field)
         if choice is None:
             about = f" ({summary(field.description)})" if field is not None and field.description else ""
@@ -614,36 +552,29 @@ def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _unknown(command, data, f"{key}.{name}", item)
-        return
-    yield unknown_key(key, value, command, data)
+    else:
+        yield unknown_key(key, value, command, data)
 
 
 def unknown_key(key: str, value: object, command: type[Config], data: JsonObject) -> Problem:
     """Returns the problem of an unknown key, with a hint: its meaning in other tools, otherwise the most similar keys.
     value: plain data; None: unknown."""
-    suggestions = meant_by(key, value, command, data)
-    return Problem(
-        key,
-        f"unknown key {key}",
-        suggestions.hint or _elsewhere(key, command),
-        likely_keys=tuple(name for name, _ in suggestions.pairs),
-    )
+    meaning = meant_by(key, value, command, data)
+    return Problem(key, f"unknown key {key}", meaning.hint or _elsewhere(key, command), likely_keys=meaning.keys)
 
 
 def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -> Meaning:
     """Returns the overrides to type instead of an unknown key, and a hint. They have its meaning in other tools;
     otherwise, the most similar spelling. Both are empty if nothing is similar."""
     known = known_keys(command, data)
-    if key.rpartition(".")[2] in KEY_FORMS:
-        for keys in (known, known_keys(command, {})):
-            if (meaning := meaning_elsewhere(key, value, keys.__contains__)) is not None:
-                selected = {name for name, _ in meaning.pairs if name in components()}
-                others = (name for name, _ in meaning.pairs if name not in known)
-                absent = next((name for name in others if name.partition(".")[0] not in selected), None)
-                holder = "" if absent is None else f" {_elsewhere(absent, command)}"
-                taken = value is None or all(_is_taken(word, command, data) for word in meaning.words)
-                hint = f"{meaning.hint}{holder}" if taken else _hint_without_value(meaning.pairs[0][0])
-                return replace(meaning, hint=hint)
+    for keys in (known, known_keys(command, {})) if key.rpartition(".")[2] in KEY_FORMS else ():
+        if (meaning := meaning_elsewhere(key, value, keys.__contains__)) is not None:
+            if value is not None and not all(_is_taken(word, command, data) for word in meaning.words):
+                return replace(meaning, hint=_hint_without_value(meaning.keys[0]))
+            # A key of another component than the selected one is named with that component.
+            absent = [name for name in meaning.keys if name not in known and name.partition(".")[0] not in meaning.keys]
+            holder = f" {_elsewhere(absent[0], command)}" if absent else ""
+            return replace(meaning, hint=f"{meaning.hint}{holder}")
     near = nearest_keys(key, known)
     words = tuple(f"{name}=" for name in near)
     if not near or value is None:
@@ -660,16 +591,13 @@ def _hint_without_value(key: str) -> str:
 def _is_taken(word: str, command: type[Config], data: JsonObject) -> bool:
     """Whether a key allows the value of an override; a section allows the name of an option."""
     key, _, text = word.partition("=")
-    fields = [field for name, field in fields_of(command, "", data) if name == key]
-    fields = fields or [field for name, field in fields_of(command, "", {}) if name == key]
-    marks = (choice_of(field) or several_of(field) for field in fields if field is not None)
-    mark = next((mark for mark in marks if mark is not None), None)
-    if mark is not None or key in command.overlays:
-        group = key if mark is None else mark.group
+    fields = [field for known in (data, {}) for name, field in fields_of(command, "", known) if name == key and field]
+    chosen = [mark.group for field in fields if (mark := choice_of(field) or several_of(field)) is not None]
+    if chosen or key in command.overlays:
+        group = chosen[0] if chosen else key
         is_file = group in ("data", "task") and groups.is_path_like(text)
         return is_file or text in ("null", *groups.options(group))
-    value = plain_value(text)
-    return any(field is not None and _takes(field, value) for field in fields)
+    return any(_takes(field, plain_value(text)) for field in fields)
 
 
 def plain_value(text: str) -> Any:
@@ -686,16 +614,16 @@ def _elsewhere(key: str, command: type[Config]) -> str:
     """Returns a hint: another component of the group that has the key, or else the command that lists the keys."""
     section, _, name = key.partition(".")
     choice = choices(command).get(section)
-    if choice is None and section in components() and section in command.model_fields:
-        return f"`lmtool list {section}` prints what it may hold, `lmtool show {section}` their keys"
-    if choice is None and section in components():
-        return f"this command reads no {section}"
-    if choice is None:
+    if choice is not None:
+        holders = [entry.name for entry in entries(choice.group) if name.partition(".")[0] in entry.config.model_fields]
+        return (
+            f"{section}={holders[0]} has {name}" if holders else f"`lmtool show {section}` prints the keys of {section}"
+        )
+    if section not in components():
         return "`lmtool list` prints the groups, `lmtool show KEY` explains a key"
-    holders = [entry.name for entry in entries(choice.group) if name.partition(".")[0] in entry.config.model_fields]
-    if holders:
-        return f"{section}={holders[0]} has {name}"
-    return f"`lmtool show {section}` prints the keys of {section}"
+    if section not in command.model_fields:
+        return f"this command reads no {section}"
+    return f"`lmtool list {section}` prints what it may hold, `lmtool show {section}` their keys"
 
 
 def known_keys(command: type[Config], data: JsonObject) -> list[str]:
@@ -718,49 +646,30 @@ def fields_of(config: type[Config], above: str, value: object) -> Iterator[tuple
 
 def _classes(field: FieldInfo, value: object) -> list[type[Config]]:
     choice = choice_of(field)
-    config_class = chosen_class(value, choice) if choice else section_class(field)
-    if config_class is None and choice is not None:
-        return [entry.config for entry in entries(choice.group)]
-    return [] if config_class is None else [config_class]
+    config_class = _class_below(field, value)
+    return [config_class] if config_class else [entry.config for entry in entries(choice.group)] if choice else []
 
 
 def section_class(field: FieldInfo) -> type[Config] | None:
     """Returns the class of a field that is a section itself, also if null is allowed."""
-    kinds = (
-        get_args(field.annotation) if get_origin(field.annotation) in (Union, types.UnionType) else (field.annotation,)
-    )
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, Config):
-            return kind
-    return None
+    is_union = get_origin(field.annotation) in (Union, types.UnionType)
+    kinds = get_args(field.annotation) if is_union else (field.annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)), None)
 
 
 def _locate(command: type[Config], data: JsonObject, loc: tuple[Any, ...]) -> tuple[str, FieldInfo | None, Any]:
     """Returns the dotted key of a pydantic location (which also contains tags of unions), its field and its value."""
-    key, field = "", None
-    value: Any = data
-    owner: type[Config] | None = command
-    several: Several | None = None
+    fields = dict(fields_of(command, "", data))
+    key, value = "", cast(Any, data)
     for part in loc:
+        inner = f"{key}.{part}" if key else str(part)
         if isinstance(part, int) and isinstance(value, list) and part < len(value):
-            key, value, owner = f"{key}[{part}]", value[part], None
-        elif several is not None and isinstance(value, dict) and part in value:
-            key, field, value = f"{key}.{part}", None, value[part]
-            entry, several = lookup(several.group, str(part)), None
-            owner = None if entry is None else entry.config
-        elif isinstance(value, dict) and (part in value or (owner is not None and part in owner.model_fields)):
-            key = f"{key}.{part}" if key else str(part)
-            if owner is not None:
-                field = owner.model_fields.get(part)
-            value = value.get(part, _ABSENT)
-            several = None if field is None else several_of(field)
-            owner = None if field is None or owner is None else _class_below(field, value)
-        elif part == loc[-1] and len(loc) == 1 or (owner is not None and part == loc[-1]):
-            key = f"{key}.{part}" if key else str(part)
-            field, value = None, _ABSENT
+            key, value = f"{key}[{part}]", value[part]
+        elif isinstance(value, dict) and (part in value or inner in fields):
+            key, value = inner, value.get(part)
         else:
             break
-    return key, field, None if value is _ABSENT else value
+    return key, fields.get(key.partition("[")[0]), value
 
 
 def _class_below(field: FieldInfo, value: object) -> type[Config] | None:

@@ -8,7 +8,6 @@ and those of `hydra.*`, stay as they are.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -79,7 +78,7 @@ def not_an_override(text: str, accepted: AcceptedOverrides) -> Problem:
     words = [f"{group}={text}" for group in sections if text in accepted.groups.get(group, ())]
     words = words or [f"{text}=VALUE"] * accepted.has(text)
     if not words and (meaning := messages.meaning_elsewhere(text, None, accepted.has)) is not None:
-        return Problem(text, message, meaning.hint, tuple(key for key, _ in meaning.pairs))
+        return Problem(text, message, meaning.hint, meaning.keys)
     if not words:
         group_of = {option: group for group in reversed(sections) for option in accepted.groups.get(group, ())}
         close = nearest(text, [*accepted.keys, *group_of])
@@ -108,6 +107,9 @@ LONGEST_KEY = 200
 """Maximum length of a key in bytes: Hydra uses it as a file name, which is limited to 255 bytes."""
 # Outside quotes, Hydra's lexer rejects non-ASCII characters and these signs; quoting them does not change a value.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
+# A text of a value, in quotes or without; in sections, a colon ends it.
+_WORD = re.compile(r"""'[^']*'|"[^"]*"|[^\s\[\],'"](?:[^\[\],'"]*[^\s\[\],'"])?""")
+_WORD_OF_SECTION = re.compile(r"""'[^']*'|"[^"]*"|[^\s\[\]{},:'"](?:[^\[\]{},:'"]*[^\s\[\]{},:'"])?""")
 SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
 """Hydra keys that may be set on the command line together with -m."""
 _IMPORTED = re.compile(
@@ -146,34 +148,38 @@ class CheckedOverrides:
 def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: bool = False) -> CheckedOverrides:
     """Checks and rewrites overrides. accepted: the overrides that the command accepts. multirun: whether -m is set."""
     checked = CheckedOverrides()
-    parser = OverridesParser.create()
     values: dict[str, str] = {}
     for text in overrides:
-        sign, key = _key(text)
-        if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
-            message = f"{key[:40]}...: the key has more than {LONGEST_KEY} bytes"
-            checked.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
-            continue
-        if "=" not in text and sign != "~":
-            checked.problems.append(not_an_override(text, accepted))
-            continue
-        value = text.partition("=")[2]
-        if sign != "~" and key not in accepted.groups and values.setdefault(key, value) != value:
-            values_text = f"{key}={values[key]} and {key}={value}"
-            checked.problems.append(Problem(key, f"{values_text}: a key may be set only once", "keep one of them"))
-        elif key in accepted.verbatim:
-            checked.verbatim[key] = value
-        elif (section := key.partition(".")[0]) in accepted.verbatim and section != key:
-            checked.problems.append(
-                Problem(key, f"{key}: {section}= is text here and has no keys", f"set {section}=TEXT")
-            )
-        elif (override := _parse(parser, text, key, checked)) is not None:
-            _classify(override, sign, key, accepted, multirun, checked)
+        checked.problems += _read_override(text, accepted, multirun, values, checked)
     for first, second in accepted.alternatives:
         if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
-            values_text = f"{first}={values[first]} and {second}={values[second]}"
-            checked.problems.append(Problem(second, f"{values_text} exclude each other", "keep one of them"))
+            message = f"{first}={values[first]} and {second}={values[second]} exclude each other"
+            checked.problems.append(Problem(second, message, "keep one of them"))
     return checked
+
+
+def _read_override(
+    text: str, accepted: AcceptedOverrides, multirun: bool, values: dict[str, str], checked: CheckedOverrides
+) -> Iterator[Problem]:
+    """Adds an override to `checked`, and its value to `values`, or yields its problems."""
+    sign, key = _key(text)
+    value, section = text.partition("=")[2], key.partition(".")[0]
+    if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
+        message = f"{key[:40]}...: the key has more than {LONGEST_KEY} bytes"
+        yield Problem(key, message, "`lmtool show KEY` explains a key")
+    elif "=" not in text and sign != "~":
+        yield not_an_override(text, accepted)
+    elif sign != "~" and key not in accepted.groups and values.setdefault(key, value) != value:
+        message = f"{key}={values[key]} and {key}={value}: a key may be set only once"
+        yield Problem(key, message, "keep one of them")
+    elif key in accepted.verbatim:
+        checked.verbatim[key] = value
+    elif section in accepted.verbatim:
+        yield Problem(key, f"{key}: {section}= is text here and has no keys", f"set {section}=TEXT")
+    elif isinstance(override := _parse(OverridesParser.create(), text, key), Problem):
+        yield override
+    else:
+        yield from _classify(override, sign, key, accepted, multirun, checked)
 
 
 def key_of(text: str) -> str:
@@ -187,87 +193,61 @@ def _key(text: str) -> tuple[str, str]:
     return key[: len(key) - len(bare)], bare
 
 
-def _parse(parser: OverridesParser, text: str, key: str, checked: CheckedOverrides) -> Override | None:
-    """Returns an override as Hydra reads it, or None if it is not valid; its problem is added to `checked`."""
+def _parse(parser: OverridesParser, text: str, key: str) -> Override | Problem:
+    """Returns an override as Hydra reads it, or the problem of one that is not valid."""
     if not key.isascii() or not key.strip():
         hint = "write a key of ASCII letters, digits, _ and dots; `lmtool COMMAND --help` prints the keys"
-        checked.problems.append(
-            Problem(key, f"{text}: {key} is not a key" if key.strip() else f"{text} has no key before =", hint)
-        )
-        return None
-    for form in (text, _quote(parser, text)):
+        return Problem(key, f"{text}: {key} is not a key" if key.strip() else f"{text} has no key before =", hint)
+    for form in (text, _quoted(text)):
         try:
-            if form is not None:
-                return parser.parse_override(form)
+            return parser.parse_override(form)
         except HydraException:
             continue
         except (RecursionError, ValueError) as error:
             # Hundreds of brackets, or a number of thousands of digits.
             fault = "is nested too deeply" if isinstance(error, RecursionError) else "is too long for a number"
-            checked.problems.append(Problem(key, f"{key}: the value {fault}", f"`lmtool show {key}` explains the key"))
-            return None
+            return Problem(key, f"{key}: the value {fault}", f"`lmtool show {key}` explains the key")
     value = text.partition("=")[2]
-    quote = "'" if '"' in value else '"'
-    inside = value.replace("'", "\\'") if quote == "'" else value
-    quoted = f"{key}={quote}{inside}{quote}"
-    quoted = f"'{quoted}'" if quote == '"' and "'" not in value else '"' + quoted.replace('"', '\\"') + '"'
-    checked.problems.append(
-        Problem(key, f"{text}: the value has a character with a special meaning outside quotes", f"quote it: {quoted}")
-    )
-    return None
+    quoted = f'{key}="{value}"' if '"' not in value else "{}='{}'".format(key, value.replace("'", "\\'"))
+    quoted = f"'{quoted}'" if "'" not in quoted else '"' + quoted.replace('"', '\\"') + '"'
+    message = f"{text}: the value has a character with a special meaning outside quotes"
+    return Problem(key, message, f"quote it: {quoted}")
 
 
-def _quote(parser: OverridesParser, text: str) -> str | None:
-    """Returns the override with its texts quoted, if it has characters that Hydra accepts only in quotes; None if it
-    has no such characters, or if quotes do not make it valid."""
+def _quoted(text: str) -> str:
+    """Returns the override with those texts in its value quoted that have characters which Hydra accepts only in
+    quotes."""
     key, _, value = text.partition("=")
-    unknown = _UNKNOWN_TO_HYDRA.findall(value)
-    if not unknown:
-        return None
-    # While the rest is parsed, each character is replaced by a word that the value does not contain.
-    word = "x" * (1 + max(map(len, re.findall("x+", value)), default=0))
-    numbers = itertools.count()
-    try:
-        override = parser.parse_override(f"{key}={_UNKNOWN_TO_HYDRA.sub(lambda _: f'{word}{next(numbers)}_', value)}")
-        parsed = override.value()
-        parts = parsed.list if isinstance(parsed, ChoiceSweep) and parsed.simple_form else [parsed]
-        values_text = ",".join(map(_to_hydra, parts))
-    except (HydraException, TypeError, RecursionError, ValueError):
-        return None
-    return f"{key}={re.sub(rf'{word}([0-9]+)_', lambda match: unknown[int(match[1])], values_text)}"
 
+    def quote(match: re.Match[str]) -> str:
+        word = match[0]
+        needed = word[0] not in "'\"" and _UNKNOWN_TO_HYDRA.search(word)
+        return str(QuotedString(word, Quote.single).with_quotes()) if needed else word
 
-def _to_hydra(value: object) -> str:
-    """Returns a value in the syntax of Hydra, with texts quoted. Raises TypeError for a value that has no such
-    syntax."""
-    if isinstance(value, QuotedString):
-        return str(value.with_quotes())
-    if isinstance(value, str):
-        return str(QuotedString(value, Quote.single).with_quotes())
-    if isinstance(value, list):
-        return f"[{','.join(map(_to_hydra, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{key}: {_to_hydra(item)}' for key, item in value.items())}}}"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return repr(value)
-    raise TypeError(value)
+    return f"{key}={(_WORD_OF_SECTION if '{' in value else _WORD).sub(quote, value)}"
 
 
 def _classify(
     override: Override, sign: str, key: str, accepted: AcceptedOverrides, multirun: bool, checked: CheckedOverrides
-) -> None:
+) -> Iterator[Problem]:
+    """Adds an override to `checked`, or yields its problems."""
     group, text = key.partition("@")[0], str(override.input_line)
-    value = text.partition("=")[2]
-    nested = key.replace(".", "/")
-    if _has_pattern(override.value()):
-        options = _matching_options(override.value(), accepted.groups.get(nested, ())) if multirun else []
-        if not options:
-            checked.problems.append(_pattern_problem(key, value, multirun))
+    value, nested = text.partition("=")[2], key.replace(".", "/")
+    parsed = override.value()
+    values = parsed.list if isinstance(parsed, ChoiceSweep) else parsed
+    if isinstance(parsed, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values)):
+        options = accepted.groups.get(nested, ()) if multirun and isinstance(parsed, Glob) else ()
+        matching: list[str] = parsed.filter(list(options)) if options else []
+        if not matching:
+            fault = (
+                f"matches no option of {key}" if multirun else "is a pattern of several options, but a run takes one"
+            )
+            runs = f"-m {shlex.quote(f'{key}={value}')} runs each option of a group that it matches; "
+            hint = f"{'' if multirun else runs}use a pattern alone, or quote a text"
+            yield Problem(key, f"{key}={value} {fault}", hint)
             return
         # A pattern is replaced by the options that it matches, in their order.
-        group, value = nested, ",".join(options)
+        group, value = nested, ",".join(matching)
         text = f"{group}={value}"
         override = OverridesParser.create().parse_override(text)
     names = _names(override)
@@ -279,36 +259,20 @@ def _classify(
         if is_used and not imports_a_name(text):
             checked.hydra.append(text)
         else:
-            checked.problems.append(_hydra_problem(key, value, multirun))
+            yield _hydra_problem(key, value, multirun)
     elif group in accepted.groups or "/" in group:
-        checked.problems += list(_choice(override, text, sign, group, accepted, multirun, checked))
+        yield from _choice(override, text, sign, group, accepted, multirun, checked)
     elif sign == "~":
-        hint = f"set {key}=VALUE, or null if the key allows it"
-        checked.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be removed", hint))
+        yield Problem(f"~{key}", f"~{key}: a value cannot be removed", f"set {key}=VALUE, or null if the key allows it")
     elif _sweeps_inside(override.value()):
         hint = f"write the values out; to sweep, write them without brackets: -m {key}=A,B"
-        checked.problems.append(Problem(key, f"{key}={value}: a list or section cannot contain a sweep", hint))
+        yield Problem(key, f"{key}={value}: a list or section cannot contain a sweep", hint)
     elif override.is_sweep_override() and not multirun:
         hint = f'-m sweeps over them; a list has brackets, a text quotes: [{value}] or "{value}"'
-        checked.problems.append(Problem(key, f"{key}={value} has several values, but a run takes one", hint))
+        yield Problem(key, f"{key}={value} has several values, but a run takes one", hint)
     else:
         checked.sweeps = checked.sweeps or override.is_sweep_override()
         checked.values.append(f"++{key}={value}")
-
-
-def _has_pattern(value: object) -> bool:
-    values = value.list if isinstance(value, ChoiceSweep) else value
-    return isinstance(value, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values))
-
-
-def _matching_options(value: object, options: Sequence[str]) -> list[str]:
-    return list(value.filter(list(options))) if isinstance(value, Glob) else []
-
-
-def _pattern_problem(key: str, value: str, multirun: bool) -> Problem:
-    fault = f"matches no option of {key}" if multirun else "is a pattern of several options, but a run takes one"
-    runs = "" if multirun else f"-m {shlex.quote(f'{key}={value}')} runs each option of a group that it matches; "
-    return Problem(key, f"{key}={value} {fault}", f"{runs}use a pattern alone, or quote a text")
 
 
 def _sweeps_inside(value: object) -> bool:
@@ -358,9 +322,8 @@ def _choice(
         yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
     elif override.is_sweep_override() and not multirun:
         together = f"; for all in one run, {group}=[{value}]" if group in accepted.several else ""
-        yield Problem(
-            group, f"{text} has several values, but a run takes one", f"add -m to run each: -m {text}{together}"
-        )
+        hint = f"add -m to run each: -m {text}{together}"
+        yield Problem(group, f"{text} has several values, but a run takes one", hint)
     elif override.value() in (None, []):
         # In Hydra, removing the group is the way to select no option.
         if accepted.primary.get(group) is not None:
@@ -397,13 +360,8 @@ def as_values(overrides: Sequence[str], accepted: AcceptedOverrides) -> tuple[Js
     problems = list(checked.problems)
     for text in checked.choices:
         group = text.partition("=")[0]
-        problems.append(
-            Problem(
-                group,
-                f"{text}: the file of --config sets {group}",
-                f"change its values ({group}.KEY=VALUE), or omit --config",
-            )
-        )
+        hint = f"change its values ({group}.KEY=VALUE), or omit --config"
+        problems.append(Problem(group, f"{text}: the file of --config sets {group}", hint))
     for text in checked.hydra:
         problems.append(Problem(text, f"{text}: a saved configuration is read without Hydra", "omit it"))
     parser, data = OverridesParser.create(), dict[str, Any](checked.verbatim)

@@ -280,33 +280,27 @@ def load_plugins(modules: Sequence[str]) -> None:
 
     Raises UserError if one cannot be imported.
     """
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        _import_plugin(
-            point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package"
-        )
+    plugins = [
+        (point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package")
+        for point in importlib.metadata.entry_points(group=ENTRY_POINTS)
+    ]
     for module in modules:
         if "/" in module or module.startswith(".") or module.endswith(".py"):
             path = Path(module)
             hint = f"use --plugin {path.stem}, with PYTHONPATH={path.parent} for a module in another folder"
             raise UserError(f"--plugin {module} is a path, not the dotted name of a module", hint)
-        folder = str(Path.cwd())
-        if folder not in sys.path:
-            sys.path.append(folder)
-        _import_plugin(
-            module,
-            f"--plugin {module}",
-            "use the dotted name of a module that Python can import from here, and fix any error in it",
-        )
+        hint = "use the dotted name of a module that Python can import from here, and fix any error in it"
+        plugins.append((module, f"--plugin {module}", hint))
+    if modules and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    for module, subject, hint in plugins:
+        try:
+            importlib.import_module(module)
+        # A plugin can raise any exception; the error names the plugin.
+        except Exception as error:
+            raise UserError(f"{subject} cannot be imported: {type(error).__name__}: {error}", hint) from error
     global _typed_plugins
     _typed_plugins = tuple(modules)
-
-
-def _import_plugin(module: str, subject: str, hint: str) -> None:
-    try:
-        importlib.import_module(module)
-    # A plugin can raise any exception; the error names the plugin.
-    except Exception as error:
-        raise UserError(f"{subject} cannot be imported: {type(error).__name__}: {error}", hint) from error
 
 
 def plugin_nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, JsonObject]]:
@@ -324,9 +318,6 @@ def plugin_nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tupl
 def default_values(entry: Entry) -> JsonObject:
     data: JsonObject = {}
     for name, field in entry.config.model_fields.items():
-        if field.is_required():
-            data[name] = "???"
-        else:
-            value = field.get_default(call_default_factory=True)
-            data[name] = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+        value = "???" if field.is_required() else field.get_default(call_default_factory=True)
+        data[name] = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
     return data

@@ -162,10 +162,8 @@ def require_version(data: object, path: Path) -> JsonObject:
         raise UserError(f"{path} contains no keys and values", "use the config.yaml of a run folder")
     version = data.get("version", VERSION)
     if version != VERSION:
-        raise UserError(
-            f"{path} has version {version} of the configuration, but this lmtool reads version {VERSION}",
-            "use the lmtool that wrote it",
-        )
+        message = f"{path} has version {version} of the configuration, but this lmtool reads version {VERSION}"
+        raise UserError(message, "use the lmtool that wrote it")
     return data
 
 

@@ -35,11 +35,14 @@ _START = (
     "set checkpoint=hf://google-bert/bert-base-uncased or others of the hub, checkpoint=runs/NAME (a run of lmtool "
     "pretrain), or model=bert_tiny for random weights; a task's data are read from task.path=FOLDER"
 )
-_TOKENIZER = ("checkpoint", "teacher", "model.recipe.tokenizer")
-_FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
+_TOKENIZER = Auto(("checkpoint", "teacher", "model.recipe.tokenizer"), hint="set tokenizer=NAME", agrees=True)
 
 
 # Fields of several commands.
+Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(gt=0)]
+Text = Annotated[str, Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Device = Annotated[str, Field(description="auto, cpu, cuda or cuda:N", pattern=DEVICE)]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"],
@@ -57,11 +60,11 @@ OptionalText = Annotated[DataConfig | None, Choice("data", optional=True)]
 class RunConfig(CommandConfig):
     """The keys that every training command shares."""
 
-    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+    alternatives = (
         ("schedule.warmup_steps", "schedule.warmup_fraction"),
         ("schedule.decay_steps", "schedule.decay_fraction"),
     )
-    overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug", "sweep")
+    overlays = ("experiment", "debug", "sweep")
     default_budget: ClassVar[tuple[str, float]]
     """A key of BUDGETS that may be `auto`, and its value then if no other budget is set."""
 
@@ -70,14 +73,11 @@ class RunConfig(CommandConfig):
         description="run name: runs/NAME; the same command resumes the run; null: generated",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
     )
-    run_dir: str | None = Field(None, description="folder of the run; null: runs/NAME", min_length=1)
-    seed: int = Field(
-        0, ge=0, lt=2**63, description="seed for all randomness: weights, data order, corruption, sampling, dropout"
-    )
+    run_dir: Text | None = Field(None, description="folder of the run; null: runs/NAME")
+    seed: Seed = Field(0, description="seed for all randomness: weights, data order, corruption, sampling, dropout")
     device: Device = "auto"
-    devices: int | None = Field(
+    devices: Count | None = Field(
         None,
-        ge=1,
         description="number of training processes, one per device; null: as started by torchrun, else one. On a CPU "
         "the processes share its cores",
     )
@@ -87,29 +87,24 @@ class RunConfig(CommandConfig):
         "is for models that do not fit on one device",
     )
     precision: Precision = "auto"
-    max_steps: int | None = Field(
-        None, ge=1, description="maximum number of steps; the first budget reached ends the run; null: no limit"
+    max_steps: Count | None = Field(
+        None, description="maximum number of steps; the first budget reached ends the run; null: no limit"
     )
-    max_epochs: float | None = Field(None, gt=0, description="maximum passes over the training examples")
-    max_tokens: int | None = Field(None, ge=1, description="maximum number of training tokens")
-    max_words: int | None = Field(
-        None, ge=1, description="maximum words of training text (as wc -w), repeats included; pretrain"
+    max_epochs: Amount | None = Field(None, description="maximum passes over the training examples")
+    max_tokens: Count | None = Field(None, description="maximum number of training tokens")
+    max_words: Count | None = Field(
+        None, description="maximum words of training text (as wc -w), repeats included; pretrain"
     )
-    max_minutes: float | None = Field(
-        None, gt=0, description="maximum minutes of training; evaluations are not counted"
-    )
-    max_flops: float | None = Field(
+    max_minutes: Amount | None = Field(None, description="maximum minutes of training; evaluations are not counted")
+    max_flops: Amount | None = Field(
         None,
-        gt=0,
         description="maximum floating-point operations of the matrix products in training, forward and backward; "
         "heads are counted, lookups of embeddings are not, and neither are evaluations",
     )
-    batch_examples: int | None = Field(None, ge=1, description="examples per step; or use batch_tokens")
-    batch_tokens: int | None = Field(None, ge=1, description="maximum number of real tokens (without padding) per step")
-    micro_batch_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="maximum tokens per forward pass, virtual tokens included; larger batches are accumulated",
+    batch_examples: Count | None = Field(None, description="examples per step; or use batch_tokens")
+    batch_tokens: Count | None = Field(None, description="maximum number of real tokens (without padding) per step")
+    micro_batch_tokens: Count | None = Field(
+        None, description="maximum tokens per forward pass, virtual tokens included; larger batches are accumulated"
     )
     gradient_checkpointing: bool = Field(
         False,
@@ -122,32 +117,28 @@ class RunConfig(CommandConfig):
         "Compilation takes about a minute; results change only by rounding and dropout masks",
     )
     max_length: int = Field(128, ge=SHORTEST, description="maximum tokens per sequence")
-    log_every: int = Field(
-        10, ge=1, description="maximum steps between rows in metrics.jsonl; a run has at least about fifty rows"
+    log_every: Count = Field(
+        10, description="maximum steps between rows in metrics.jsonl; a run has at least about fifty rows"
     )
-    evaluate_every: int | None = Field(
-        None, ge=1, description="steps between evaluations; null: about ten per run, fewer if it is short"
+    evaluate_every: Count | None = Field(
+        None, description="steps between evaluations; null: about ten per run, fewer if it is short"
     )
-    evaluate_rows: Annotated[int, Field(ge=1)] | Literal["auto", "all"] = Field(
+    evaluate_rows: Count | Literal["auto", "all"] = Field(
         "auto",
         description="size of the fixed sample of rows (of a text: examples) that evaluations during training read; "
         "auto: 256, or more if they take at most a quarter of the time; all. The final scores use all rows",
     )
-    checkpoint_every: int | None = Field(
-        None, ge=1, description="steps between checkpoints; null: one at each evaluation"
-    )
+    checkpoint_every: Count | None = Field(None, description="steps between checkpoints; null: one at each evaluation")
     checkpoint_at: tuple[int | str, ...] | None = Field(
         None,
         description="amounts of text at which a checkpoint is kept for good: [1M,2M,5M] tokens (K, M, B); words: "
         "[10Mw]. RUN@* scores them all, RUN@1M one of them",
     )
-    patience: int | None = Field(
-        None, ge=1, description="stop after this many evaluations without improvement; null: never"
+    patience: Count | None = Field(
+        None, description="stop after this many evaluations without improvement; null: never"
     )
-    checkpoint: str | None = Field(
-        None,
-        description="initial weights: a run, a published folder, hf://org/name@revision; none: random",
-        min_length=1,
+    checkpoint: Text | None = Field(
+        None, description="initial weights: a run, a published folder, hf://org/name@revision; none: random"
     )
     cache_dir: CacheDir = "~/.cache/lmtool"
     offline: Offline = False
@@ -166,11 +157,10 @@ class RunConfig(CommandConfig):
     distill: Annotated[DistillConfig, Choice("distill")] = Field(
         NoDistillConfig(), description="what the model learns from other models: soft, hard, ...; `lmtool list distill`"
     )
-    branch: str | None = Field(
+    branch: Text | None = Field(
         None,
         description="RUN@STEP: start a new run from there, with its optimizer and data position; null: none. @last "
         "and @best work too; everything but the schedule and the budgets stays as it was",
-        min_length=1,
     )
     weight_average: float | None = Field(
         None,
@@ -179,11 +169,11 @@ class RunConfig(CommandConfig):
         description="decay of a moving average of the weights, which is evaluated and saved instead of them; null: "
         "none. 0.999 is usual; smaller in the first steps, where it is (1 + step) / (10 + step)",
     )
-    keep: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+    keep: Count | Literal["all"] = Field(
         2, description="most recent checkpoints to keep, besides the best; all: every checkpoint"
     )
-    keep_every: int | None = Field(
-        None, ge=1, description="steps between checkpoints that are kept regardless of keep; null: none"
+    keep_every: Count | None = Field(
+        None, description="steps between checkpoints that are kept regardless of keep; null: none"
     )
     keep_optimizer: Literal["last", "all", "none"] = Field(
         "last",
@@ -214,16 +204,16 @@ class RunConfig(CommandConfig):
 class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""
 
-    descriptions: ClassVar[dict[str, str]] = {
+    descriptions = {
         "max_steps": "10000 if no other budget is set; the first budget reached ends the run; null: no limit"
     }
 
     tuning_config: ClassVar[None] = None
-    default_budget: ClassVar[tuple[str, float]] = ("max_steps", 10_000)
+    default_budget = ("max_steps", 10_000)
 
-    auto: ClassVar[dict[str, Auto]] = {
+    auto = {
         "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
-        "tokenizer": Auto(_TOKENIZER, hint="set tokenizer=NAME", agrees=True),
+        "tokenizer": _TOKENIZER,
         "objective": Auto(("model.recipe.pretrain.objective",), hint="set objective=NAME"),
         "optimizer": Auto(("model.recipe.pretrain.optimizer",)),
         "schedule": Auto(("model.recipe.pretrain.schedule",)),
@@ -235,11 +225,10 @@ class PretrainConfig(RunConfig):
     objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(
         description="training objective; auto: the one that the model was published with"
     )
-    minimal_pairs: str | None = Field(
+    minimal_pairs: Text | None = Field(
         None,
         description="a folder or a file of minimal pairs, of which about 500 are scored at every evaluation; null: "
         "none. Columns as in task=blimp",
-        min_length=1,
     )
     phases: tuple[JsonObject, ...] = Field(
         (),
@@ -281,7 +270,7 @@ class PretrainConfig(RunConfig):
 class FinetuneConfig(RunConfig):
     """`lmtool finetune`."""
 
-    descriptions: ClassVar[dict[str, str]] = {
+    descriptions = {
         "model": "auto: the checkpoint's; model=bert_tiny with checkpoint=none: random weights",
         "tokenizer": "auto: the checkpoint's, else the teacher's, else trained on the task's text",
         "optimizer": "update rule; auto: AdamW at 5e-5, more for narrow models, or the method's own",
@@ -290,11 +279,11 @@ class FinetuneConfig(RunConfig):
         "max_length": "maximum tokens per sequence; longer texts are truncated and counted; null: 128, or the task's",
     }
 
-    default_budget: ClassVar[tuple[str, float]] = ("max_epochs", 3.0)
+    default_budget = ("max_epochs", 3.0)
 
-    auto: ClassVar[dict[str, Auto]] = {
-        "model": _FROM_CHECKPOINT,
-        "tokenizer": Auto(_TOKENIZER, hint="set tokenizer=NAME", agrees=True),
+    auto = {
+        "model": Auto(("checkpoint",), hint=_START, agrees=True),
+        "tokenizer": _TOKENIZER,
         "optimizer": Auto(("tuning.recipe.optimizer", "model.recipe.finetune.optimizer")),
         "schedule": Auto(("tuning.recipe.schedule", "model.recipe.finetune.schedule")),
     }
@@ -305,11 +294,10 @@ class FinetuneConfig(RunConfig):
     tuning: Annotated[TuningConfig, Choice("tuning")] = Field(
         description="which parameters are trained; `lmtool list tuning`"
     )
-    forgetting: str | None = Field(
+    forgetting: Text | None = Field(
         None,
         description="held-out text on which the pretraining loss is measured before and after; null: off. A file, "
         "folder or glob pattern; also measures how far the weights move",
-        min_length=1,
     )
 
     @classmethod
@@ -317,20 +305,22 @@ class FinetuneConfig(RunConfig):
         """Resolves null values of the task, and a null max_length: the default of the task's kind, but at most the
         positions of the model."""
         data = super().filled(data)
-        task, model = data.get("task"), data.get("model")
-        if isinstance(task, dict) and "auxiliary_lm" in task and task["auxiliary_lm"] is None:
+        model, task, epochs = data.get("model"), data.get("task"), data.get("max_epochs")
+        task = dict(task) if isinstance(task, dict) else {}
+        if "auxiliary_lm" in task and task["auxiliary_lm"] is None:
             entry = lookup("model", str(model.get("name"))) if isinstance(model, dict) else None
             family: Any = ModelConfig if entry is None else entry.config
             by_text = task.get("head") in ("text_to_text", "prompt") or task.get("domain") is not None
-            data = {**data, "task": {**task, "auxiliary_lm": 0.0 if by_text else family.finetuning_lm_weight}}
-        epochs, task = data.get("max_epochs"), data.get("task")
-        if isinstance(task, dict) and isinstance(epochs, int | float) and _lacks_annealing_epochs(task):
-            data = {**data, "task": {**task, "annealing_epochs": math.ceil(epochs)}}
+            task["auxiliary_lm"] = 0.0 if by_text else family.finetuning_lm_weight
+        annealed = task.get("sampling") == "annealed" and task.get("annealing_epochs") is None
+        if annealed and isinstance(epochs, int | float):
+            task["annealing_epochs"] = math.ceil(epochs)
+        data = {**data, "task": task} if task else data
         if data.get("max_length", 0) is not None:
             return data
-        entry = lookup("task", str(task.get("kind"))) if isinstance(task, dict) else None
-        kind: Any = entry.config if entry is not None else TaskConfig
-        length = kind.default_length(task if isinstance(task, dict) else {})
+        entry = lookup("task", str(task.get("kind")))
+        kind: Any = TaskConfig if entry is None else entry.config
+        length = kind.default_length(task)
         positions = model.get("max_positions") if isinstance(model, dict) else None
         if not isinstance(positions, int):
             return {**data, "max_length": length}
@@ -345,18 +335,14 @@ class FinetuneConfig(RunConfig):
         return self.tuning
 
 
-def _lacks_annealing_epochs(task: JsonObject) -> bool:
-    return task.get("sampling") == "annealed" and task.get("annealing_epochs") is None
-
-
 def _positions_taken(data: JsonObject) -> int:
     try:
         tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
     except ValidationError:
         return 0
-    if not (isinstance(tuning, TuningConfig) and isinstance(model, ModelConfig)):
-        return 0
-    return tuning.reserved_positions(model)
+    if isinstance(tuning, TuningConfig) and isinstance(model, ModelConfig):
+        return tuning.reserved_positions(model)
+    return 0
 
 
 class TokenizerCommandConfig(CommandConfig):
@@ -366,9 +352,9 @@ class TokenizerCommandConfig(CommandConfig):
     tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(
         description="kind of tokenizer; `lmtool list tokenizer`"
     )
-    output: str = Field(description="output folder: tokenizer.json and related files", min_length=1)
-    seed: int = Field(0, ge=0, lt=2**63, description="seed for the split into training and validation text")
-    cache_dir: str = Field("~/.cache/lmtool", description="folder of caches, shared by all runs", min_length=1)
+    output: Text = Field(description="output folder: tokenizer.json and related files")
+    seed: Seed = Field(0, description="seed for the split into training and validation text")
+    cache_dir: Text = Field("~/.cache/lmtool", description="folder of caches, shared by all runs")
     offline: Offline = False
 
 
@@ -376,7 +362,7 @@ class TransferConfig(CommandConfig):
     """The keys of commands that convert weights from one format to another."""
 
     checkpoint: Checkpoint
-    output: str = Field(description="output folder, which must not exist yet", min_length=1)
+    output: Text = Field(description="output folder, which must not exist yet")
     offline: Offline = False
 
 
@@ -395,24 +381,20 @@ class ImportConfig(TransferConfig):
     """`lmtool import`: a checkpoint from a Hugging Face folder, a PEFT adapter, word vectors or ELMo's weights; or a
     pretrained checkpoint with another vocabulary or in another family."""
 
-    descriptions: ClassVar[dict[str, str]] = {
+    descriptions = {
         "checkpoint": "folder of published weights, hf://org/name@revision, an adapter, a run, or word vectors"
     }
 
-    starts_with_checkpoint: ClassVar[bool] = False
-    verbatim: ClassVar[tuple[str, ...]] = ("tokenizer", "model")
+    starts_with_checkpoint = False
+    verbatim = ("tokenizer", "model")
 
-    model: str | None = Field(
-        None,
-        description="family that receives the weights, if it has the same blocks; null: the checkpoint's own",
-        min_length=1,
+    model: Text | None = Field(
+        None, description="family that receives the weights, if it has the same blocks; null: the checkpoint's own"
     )
-
-    tokenizer: str | None = Field(
+    tokenizer: Text | None = Field(
         None,
         description="new tokenizer for the checkpoint: a folder, a run or hf://org/name; null: unchanged. From "
         "`lmtool tokenizer`, a run or the hub",
-        min_length=1,
     )
     data: OptionalText = Field(
         None, description="text for the loss before and after; null: the run's held-out text, else data=pydocs"
@@ -425,9 +407,7 @@ class MachineConfig(CommandConfig):
 
     device: Device = "auto"
     precision: Precision = "auto"
-    batch_tokens: int = Field(
-        8192, ge=1, description="maximum number of real tokens (without padding) in one forward pass"
-    )
+    batch_tokens: Count = Field(8192, description="maximum number of real tokens (without padding) in one forward pass")
     cache_dir: CacheDir = "~/.cache/lmtool"
     offline: Offline = False
 
@@ -436,59 +416,47 @@ class UseConfig(MachineConfig):
     """The keys of the commands that use a trained checkpoint."""
 
     checkpoint: Checkpoint
-    output: str | None = Field(None, description="output file; null: the screen only", min_length=1)
+    output: Text | None = Field(None, description="output file; null: the screen only")
 
 
 class TaskUseConfig(UseConfig):
     """The keys of commands that predict rows of a task."""
 
-    exit: int | None = Field(
-        None,
-        ge=1,
-        description="layer at which all rows exit a model with early exits (distill=self); null: the last layer",
+    exit: Count | None = Field(
+        None, description="layer at which all rows exit a model with early exits (distill=self); null: the last layer"
     )
     exit_entropy: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="each row exits where the entropy is at most this fraction of the maximum (0 to 1). 0: only if the "
-        "model is certain; 1: always; null: no early exit",
+        description="each row exits where the entropy is at most this fraction of the maximum (0 to 1). 0: only if "
+        "the model is certain; 1: always; null: no early exit",
     )
 
 
 class EvaluateConfig(TaskUseConfig):
     """`lmtool evaluate`: score a checkpoint on the data it was trained for, or on other data of the same kind."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "output": "output file of the predictions (.jsonl); null: the screen only"
-    }
+    descriptions = {"output": "output file of the predictions (.jsonl); null: the screen only"}
 
-    auto: ClassVar[dict[str, Auto]] = {
+    auto = {
         "task": Auto(
             ("checkpoint",),
-            hint="train it for the task first (lmtool finetune task=NAME checkpoint=RUN), or set data= to score it on "
-            "text",
+            hint="train it for the task first (lmtool finetune task=NAME checkpoint=RUN), or set data= to score text",
             implied=True,
         ),
         "data": Auto(("checkpoint",), hint="set task.path=: the checkpoint was trained for a task", implied=True),
     }
 
-    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("lengths", "max_length"),
-        ("lengths", "stride"),
-        ("lengths", "against"),
-        ("lengths", "output"),
-    )
+    alternatives = (("lengths", "max_length"), ("lengths", "stride"), ("lengths", "against"), ("lengths", "output"))
 
-    against: str | None = Field(
+    against: Text | None = Field(
         None,
         description="another checkpoint, scored on the same rows or documents; reports the difference and its interval",
-        min_length=1,
     )
-    report: str | None = Field(
+    report: Text | None = Field(
         None,
         description="output folder: evaluation.json, predictions.jsonl and plots; of several runs seeds.csv and .html",
-        min_length=1,
     )
     task: OptionalTask = Field(None, description="null: the checkpoint's task; task.path=FILE changes its data only")
     data: OptionalText = Field(
@@ -503,9 +471,8 @@ class EvaluateConfig(TaskUseConfig):
         "causal language models. Rotary positions are also scored with linear interpolation (Chen et al. 2023), "
         "NTK-aware scaling and YaRN (Peng et al. 2023), without training",
     )
-    stride: int | None = Field(
+    stride: Count | None = Field(
         None,
-        ge=1,
         description="tokens between overlapping windows, for causal language models; null: no overlap. Each token is "
         "predicted once, with at least max_length - stride tokens of context",
     )
@@ -521,7 +488,7 @@ class EvaluateConfig(TaskUseConfig):
         description="few-shot examples before each row: prompts task=NAME without training; null: no prompts. Brown "
         "et al. 2020",
     )
-    prompt_seeds: int = Field(3, ge=1, description="random draws of few-shot examples, each in its own order")
+    prompt_seeds: Count = Field(3, description="random draws of few-shot examples, each in its own order")
     normalisation: Literal["none", "length", "calibrated"] = Field(
         "length",
         description="answer scores: none (summed log-probability), length (mean), calibrated (Zhao et al. 2021). "
@@ -550,19 +517,15 @@ class AskConfig(UseConfig):
 
     text: str | None = Field(None, description="one text; or use input")
     pair: str | None = Field(None, description="second text, if the task reads pairs")
-    input: str | None = Field(
-        None,
-        description="file: one text per line (.txt), a text column or the task's (.tsv, .csv, .jsonl); -: stdin",
-        min_length=1,
+    input: Text | None = Field(
+        None, description="file: one text per line (.txt), a text column or the task's (.tsv, .csv, .jsonl); -: stdin"
     )
 
 
 class PredictConfig(AskConfig, TaskUseConfig):
     """`lmtool predict`: label texts, or fill their masks."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "output": "output file (.jsonl, .csv, .tsv), including the input's columns; null: the screen"
-    }
+    descriptions = {"output": "output file (.jsonl, .csv, .tsv), including the input's columns; null: the screen"}
 
     verbatim: ClassVar[tuple[str, ...]] = (*AskConfig.verbatim, "task")
 
@@ -575,29 +538,27 @@ class PredictConfig(AskConfig, TaskUseConfig):
 class GenerateConfig(UseConfig, GenerationConfig):
     """`lmtool generate`: write text."""
 
-    descriptions: ClassVar[dict[str, str]] = {
+    descriptions = {
         "output": "output file (.jsonl); null: the screen",
         "batch_tokens": "approximate number of tokens in the cache at a time",
     }
 
-    verbatim: ClassVar[tuple[str, ...]] = ("prompt",)
+    verbatim = ("prompt",)
 
     prompt: str | None = Field(None, description="one prompt; or use input")
-    input: str | None = Field(
-        None,
-        description="file: one prompt per line (.txt), or a column of prompts (.tsv, .csv, .jsonl); -: stdin",
-        min_length=1,
+    input: Text | None = Field(
+        None, description="file: one prompt per line (.txt), or a column of prompts (.tsv, .csv, .jsonl); -: stdin"
     )
     column: str | None = Field(
         None, description="column of the prompts in a table; null: text, or the text column of the checkpoint's task"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed for sampling: the same seed gives the same text")
+    seed: Seed = Field(0, description="seed for sampling: the same seed gives the same text")
 
 
 class EmbedConfig(AskConfig):
     """`lmtool embed`: texts as vectors of hidden states."""
 
-    descriptions: ClassVar[dict[str, str]] = {
+    descriptions = {
         "output": "output file: .npy (one row per text), .parquet (also one row per token); null: the screen"
     }
 
@@ -628,19 +589,17 @@ class CheckpointsConfig(CommandConfig):
 class ProbeConfig(MachineConfig, CheckpointsConfig):
     """`lmtool probe`: linear probes on every layer."""
 
-    auto: ClassVar[dict[str, Auto]] = {
-        "data": Auto(("checkpoint",), hint="set data=text data.path=FOLDER", implied=True)
-    }
+    auto = {"data": Auto(("checkpoint",), hint="set data=text data.path=FOLDER", implied=True)}
 
     checkpoint: tuple[str, ...] = Field(
         min_length=1,
         description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
     )
     target: Literal["token", "previous", "next", "task", "evolution"] = Field(
-        description="token, previous or next: the identity of each token, of the one before or after it; the name of a "
-        "task, such as sst2, whose classes are probed; or evolution: mutual information and similarity of layers"
+        description="token, previous or next: the identity of each token, of the one before or after it; the name of "
+        "a task, such as sst2, whose classes are probed; or evolution: mutual information and similarity of layers"
     )
-    output: str = Field("probe", description="output folder: probe.json, .png and .html", min_length=1)
+    output: Text = Field("probe", description="output folder: probe.json, .png and .html")
     pooling: Literal["first", "mean", "max", "last"] = Field(
         "mean", description="vector of a text, in tasks that classify texts: first, mean, max or last"
     )
@@ -653,7 +612,7 @@ class ProbeConfig(MachineConfig, CheckpointsConfig):
     held_out: int = Field(5000, ge=2, description="maximum number of tokens or texts in its test set")
     clusters: int = Field(100, ge=2, description="for target=evolution: the clusters of a layer's states (k-means)")
     max_length: int = Field(128, ge=8, description="maximum tokens per text")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed for the random weights, the samples and the held-out part")
+    seed: Seed = Field(0, description="seed for the random weights, the samples and the held-out part")
     task: OptionalTask = Field(None, description="labeled data, for target=NAME")
     data: OptionalText = Field(
         None, description="text whose held-out documents are read; null: the first checkpoint's pretraining data"
@@ -663,14 +622,12 @@ class ProbeConfig(MachineConfig, CheckpointsConfig):
 class CheckConfig(CommandConfig):
     """`lmtool check`: check a data set before training on it."""
 
-    starts_with_checkpoint: ClassVar[bool] = False
+    starts_with_checkpoint = False
 
     task: OptionalTask = Field(None, description="labeled data: the name of a task, or a file")
     data: OptionalText = Field(None, description="text to pretrain on")
-    checkpoint: str | None = Field(
-        None,
-        description="tokenizer that measures lengths: a run's, a folder's or `lmtool tokenizer`'s; null: words",
-        min_length=1,
+    checkpoint: Text | None = Field(
+        None, description="tokenizer that measures lengths: a run's, a folder's or `lmtool tokenizer`'s; null: words"
     )
     max_length: int = Field(128, ge=8, description="maximum tokens of a text; the number of longer texts is reported")
     near: float | None = Field(
@@ -680,14 +637,9 @@ class CheckConfig(CommandConfig):
         description="minimum Jaccard similarity of character 5-grams in near-duplicates; null: exact ones only",
     )
     listed: int = Field(20, ge=0, description="maximum number of rows listed per finding; all rows are counted")
-    output: str | None = Field(None, description="output file: every finding, as JSON", min_length=1)
-    seed: int = Field(
-        0,
-        ge=0,
-        lt=2**63,
-        description="seed for the rows held out when there is no development split, and for samples",
-    )
-    cache_dir: str = Field("~/.cache/lmtool", description="folder for collected or downloaded text", min_length=1)
+    output: Text | None = Field(None, description="output file: every finding, as JSON")
+    seed: Seed = Field(0, description="seed for the rows held out when there is no development split, and for samples")
+    cache_dir: Text = Field("~/.cache/lmtool", description="folder for collected or downloaded text")
     offline: Offline = False
 
 
@@ -695,7 +647,7 @@ class DoctorConfig(CommandConfig):
     """`lmtool doctor`: what this machine can do."""
 
     device: Device = "auto"
-    cache_dir: str = Field("~/.cache/lmtool", description="cache folder that runs will use", min_length=1)
+    cache_dir: Text = Field("~/.cache/lmtool", description="cache folder that runs will use")
     offline: Offline = False
     trains: bool = Field(True, description="train a tiny model twice and compare the results bit by bit")
 
@@ -706,10 +658,10 @@ Kind = Literal["wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "characte
 class InspectTokenizerConfig(CheckpointsConfig):
     """`lmtool inspect tokenizer`: one text as tokens of each type of tokenizer, side by side."""
 
-    starts_with_checkpoint: ClassVar[bool] = False
-    verbatim: ClassVar[tuple[str, ...]] = ("text",)
+    starts_with_checkpoint = False
+    verbatim = ("text",)
 
-    text: str = Field(description="text to tokenize", min_length=1)
+    text: Text = Field(description="text to tokenize")
     checkpoint: tuple[str, ...] = Field(
         (), description="tokenizers to compare with: runs, checkpoints, published folders, hf://org/name"
     )
@@ -719,8 +671,8 @@ class InspectTokenizerConfig(CheckpointsConfig):
     )
     vocab_size: int = Field(8192, ge=300, le=1_000_000, description="maximum vocabulary size of each")
     data: Annotated[DataConfig, Choice("data")] = Field(description="training text for the new tokenizers")
-    output: str = Field("tokenizers.html", description="output page", min_length=1)
-    cache_dir: str = Field("~/.cache/lmtool", description="folder for trained tokenizers", min_length=1)
+    output: Text = Field("tokenizers.html", description="output page")
+    cache_dir: Text = Field("~/.cache/lmtool", description="folder for trained tokenizers")
     offline: Offline = False
 
 
@@ -740,19 +692,19 @@ class ReadConfig(LookConfig):
 class InspectAttentionConfig(ReadConfig):
     """`lmtool inspect attention`: the attention weights of each head of a checkpoint for a text."""
 
-    verbatim: ClassVar[tuple[str, ...]] = ("text",)
+    verbatim = ("text",)
 
     checkpoint: Checkpoint
-    text: str = Field(description="input text", min_length=1)
+    text: Text = Field(description="input text")
     shown: int = Field(3, ge=0, description="heads shown on the screen: those with the most concentrated attention")
-    output: str = Field("attention.html", description="output page, with all heads", min_length=1)
+    output: Text = Field("attention.html", description="output page, with all heads")
 
 
 class InspectPositionsConfig(LookConfig, CheckpointsConfig):
     """`lmtool inspect positions`: the effect of each type of position encoding on the scores of equal words."""
 
-    starts_with_checkpoint: ClassVar[bool] = False
-    verbatim: ClassVar[tuple[str, ...]] = ("text",)
+    starts_with_checkpoint = False
+    verbatim = ("text",)
 
     kinds: tuple[str, ...] = Field(
         ("learned", "sinusoidal", "rotary", "t5", "alibi", "shaw"),
@@ -763,41 +715,39 @@ class InspectPositionsConfig(LookConfig, CheckpointsConfig):
     hidden_size: int = Field(64, ge=2, le=4096, description="width of the token vectors of untrained kinds")
     num_heads: int = Field(4, ge=1, le=64, description="attention heads of untrained kinds")
     causal: bool = Field(False, description="true: untrained kinds use causal attention")
-    text: str | None = Field(
-        None,
-        description="sentence for positions in a tree, words separated by spaces; null: an example",
-        min_length=1,
+    text: Text | None = Field(
+        None, description="sentence for positions in a tree, words separated by spaces; null: an example"
     )
     heads: tuple[int, ...] | None = Field(
         None, description="the head of each word of text=, counted from 1, 0 for the root: [2,3,0]; null: an example"
     )
-    output: str = Field("positions.html", description="output page", min_length=1)
+    output: Text = Field("positions.html", description="output page")
 
 
 class DemoConfig(CommandConfig):
     """`lmtool demo`: what pretraining is worth, shown on text that every machine has."""
 
-    starts_with_checkpoint: ClassVar[bool] = False
+    starts_with_checkpoint = False
 
-    folder: str = Field("runs", description="folder for the runs", min_length=1)
-    minutes: float = Field(2.25, gt=0, description="maximum minutes of pretraining")
+    folder: Text = Field("runs", description="folder for the runs")
+    minutes: Amount = Field(2.25, description="maximum minutes of pretraining")
 
 
 class CourseConfig(CommandConfig):
     """`lmtool course`: the commands of the course, and a page with their results."""
 
-    starts_with_checkpoint: ClassVar[bool] = False
+    starts_with_checkpoint = False
 
     topics: tuple[str, ...] = Field((), description="topics to run, by id; []: all that have not been run")
-    folder: str = Field("runs/course", description="folder of the runs, their output and the page", min_length=1)
+    folder: Text = Field("runs/course", description="folder of the runs, their output and the page")
 
 
 class PruneConfig(CommandConfig):
     """`lmtool runs prune`: the optimizer states that finished runs do not need."""
 
-    starts_with_checkpoint: ClassVar[bool] = False
+    starts_with_checkpoint = False
 
-    folder: str = Field("runs", description="folder of runs, or a run", min_length=1)
+    folder: Text = Field("runs", description="folder of runs, or a run")
     keep_optimizer: Literal["last", "none"] = Field(
         "last", description="last: keep those from which a larger budget resumes; none"
     )
@@ -807,16 +757,16 @@ class PruneConfig(CommandConfig):
 class InspectWordConfig(ReadConfig, CheckpointsConfig):
     """`lmtool inspect word`: one word in several sentences, in every layer of several checkpoints."""
 
-    starts_with_checkpoint: ClassVar[bool] = False
-    verbatim: ClassVar[tuple[str, ...]] = ("text", "word")
+    starts_with_checkpoint = False
+    verbatim = ("text", "word")
 
-    word: str = Field(description="the word, exactly as it is written in each sentence", min_length=1)
-    text: str = Field(description="the sentences, separated by |", min_length=1)
+    word: Text = Field(description="the word, exactly as it is written in each sentence")
+    text: Text = Field(description="the sentences, separated by |")
     checkpoint: tuple[str, ...] = Field(
         min_length=1,
         description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
     )
-    output: str = Field("word.html", description="output page", min_length=1)
+    output: Text = Field("word.html", description="output page")
 
 
 class RunKeys(Config):
@@ -858,10 +808,8 @@ class PlanKeys(RunKeys):
         if keys.device is not None:
             device_of(keys.device)
             if keys.measure:
-                raise UserError(
-                    f"device={keys.device} measure=true: steps can be measured only on a device of this machine",
-                    f"omit one of them, measure=true or device={keys.device}",
-                )
+                message = f"device={keys.device} measure=true: steps can be measured only on a device of this machine"
+                raise UserError(message, f"omit one of them, measure=true or device={keys.device}")
         return keys
 
 
@@ -869,7 +817,7 @@ class InspectKeys(RunKeys):
     """The additional keys of `lmtool inspect`."""
 
     n: int = Field(3, ge=0, description="examples to print")
-    tokens: int = Field(200_000, ge=1, description="tokens to measure")
+    tokens: Count = Field(200_000, description="tokens to measure")
     brief: bool = Field(False, description="print only deviations and the result of the checks")
     states: int = Field(
         0, ge=0, description="rows of each split whose hidden states are compared, for a task with checkpoint=; 0: none"
@@ -888,5 +836,5 @@ class InspectKeys(RunKeys):
 class ProfileKeys(RunKeys):
     """The additional keys of `lmtool profile`."""
 
-    steps: int = Field(5, ge=1, description="steps to profile")
+    steps: Count = Field(5, description="steps to profile")
     output: str | None = Field(None, description="new folder for the trace and the table; null: runs/profile-...")

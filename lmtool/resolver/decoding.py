@@ -36,7 +36,7 @@ def decode_config(
     running: bool = False,
     reads_checkpoint: bool = True,
 ) -> Any:
-    """Returns the decoded configuration of `verb`, an instance of COMMANDS[verb].
+    """Returns the decoded configuration of `verb`, an instance of COMMANDS[verb]. Raises ConfigError with all errors.
 
     Args:
         verb: the command.
@@ -45,20 +45,12 @@ def decode_config(
         running: whether the command runs on this machine, rather than only being planned.
         reads_checkpoint: whether to take sections from the checkpoint; False for a complete configuration. The teachers
             are read if this or `running` is true.
-
-    Raises:
-        ConfigError: all errors.
     """
     problems = list(earlier)
-    not_loaded = [plugin for plugin in data.get("plugins") or () if plugin not in registry.typed_plugins()]
-    problems += [
-        Problem(
-            "plugins",
-            f"plugins: {plugin} is not loaded, because names in a configuration are never imported",
-            f"type --plugin {plugin}",
-        )
-        for plugin in not_loaded
-    ]
+    for plugin in data.get("plugins") or ():
+        if plugin not in registry.typed_plugins():
+            message = f"plugins: {plugin} is not loaded, because names in a configuration are never imported"
+            problems.append(Problem("plugins", message, f"type --plugin {plugin}"))
     data = {**data, "plugins": list(registry.typed_plugins())}
     reads = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
     checkpoint_config = _checkpoint_config(data, problems) if reads else None
@@ -166,36 +158,28 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
     accepted = accepted_by(line)
     if branch_of(line.words) is not None:
         return branch_configuration(line, accepted, running)
-    data, override_problems = _composed(line, accepted) if line.saved is None else _read_saved(line, accepted)
-    return decode_config(line.verb, expand_sections(data, line), earlier=override_problems, running=running)
+    if line.saved is not None:
+        values, problems = overrides.as_values(line.words, accepted)
+        data = merge(_saved_body(line.saved, line.verb), values)
+    else:
+        checked = overrides.read(line.words, accepted)
+        data, problems = compose.compose(str(VERBS[line.verb].primary), checked, line.config_dirs), checked.problems
+    return decode_config(line.verb, expand_sections(data, line), earlier=problems, running=running)
 
 
 def accepted_by(line: CommandLine) -> AcceptedOverrides:
-    command, primary = COMMANDS[line.verb], VERBS[line.verb].primary
-    assert primary is not None
-    accepted = compose.accepted_overrides(primary, line.config_dirs)
-    return replace(
-        accepted,
-        verbatim=command.verbatim,
-        alternatives=command.alternatives,
-    )
+    command = COMMANDS[line.verb]
+    accepted = compose.accepted_overrides(str(VERBS[line.verb].primary), line.config_dirs)
+    return replace(accepted, verbatim=command.verbatim, alternatives=command.alternatives)
 
 
-def _composed(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
-    checked = overrides.read(line.words, accepted)
-    return compose.compose(str(VERBS[line.verb].primary), checked, line.config_dirs), checked.problems
-
-
-def _read_saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
-    path = line.saved
-    assert path is not None
+def _saved_body(path: Path, verb: str) -> JsonObject:
     data = saved.read(path)
-    command = str(data.get("command", line.verb))
-    if command != line.verb:
+    command = str(data.get("command", verb))
+    if command != verb:
         hint = registry.command_line(command, "--config", str(path))
-        raise UserError(f"{path} was saved by lmtool {command}, not by lmtool {line.verb}", hint)
-    values, override_problems = overrides.as_values(line.words, accepted)
-    return merge(saved.body(data), values), override_problems
+        raise UserError(f"{path} was saved by lmtool {command}, not by lmtool {verb}", hint)
+    return saved.body(data)
 
 
 def decoded_job(line: CommandLine, data: Data, override_problems: Sequence[Problem], running: bool) -> CommandConfig:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,6 @@ class CommandLine:
 
 
 _PLAIN = re.compile(r"[\w./:@~-]+")
-_NAMED_SECTIONS = ("data.task", "objective.task")
-"""Keys that name a task."""
 _MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
 
 
@@ -99,8 +98,7 @@ def _words_in_full(verb: str, word: str) -> list[str]:
         return ["target=task", f"task={value}"]
     if key in ("data", "objective") and (name := value.removeprefix("task:")) not in ("", value):
         return [f"{key}=task", f"{key}.task.name={name}"]
-    names_a_section = key in _NAMED_SECTIONS or key.endswith((".domain", "/domain"))
-    if names_a_section and value.isidentifier() and value != "null":
+    if key.endswith(("data.task", "objective.task", ".domain", "/domain")) and value.isidentifier() and value != "null":
         return [f"{key.replace('/', '.')}.name={value}"]
     return [_MEMBER.sub(r"\1.with.\2.", word)]
 
@@ -177,12 +175,10 @@ def _with_text_file(line: CommandLine) -> tuple[str, ...]:
     names = options("data", line.config_dirs)
     if line.values["data"] in names:
         return line.words
-    from lmtool.tasks import guessing
+    from lmtool.tasks.guessing import is_text_path, text_overrides
 
-    def expand(file: str) -> list[str]:
-        return guessing.text_overrides(file, line.values)
-
-    return _with_files(line, "data", lambda file: guessing.is_text_path(file, names), expand)
+    is_file, expand = partial(is_text_path, names=names), partial(text_overrides, values=line.values)
+    return _with_files(line, "data", is_file, expand)
 
 
 def _with_files(
@@ -195,24 +191,20 @@ def _with_files(
     section. The files of a sweep (-m SECTION=FILE,FILE2) may differ only in their paths. is_file: whether a value is a
     file or folder rather than a name. expand: returns the overrides for a file. Raises UserError if the path is also
     set by its key, or the values of a sweep cannot be expanded together."""
-    value = line.values.get(section, "")
+    value, path = line.values.get(section, ""), f"{section}.path"
     files = [value] if set(value) & set("[]()") else value.split(",")
     if not any(map(is_file, files)):
         return line.words
-    path = f"{section}.path"
     if path in line.values:
-        raise UserError(
-            f"{section}={value} and {path}={line.values[path]} both set {path}",
-            f"set {section}=NAME {path}={line.values[path]}, or only {section}={value}",
-        )
+        typed = f"{path}={line.values[path]}"
+        hint = f"set {section}=NAME {typed}, or only {section}={value}"
+        raise UserError(f"{section}={value} and {typed} both set {path}", hint)
     if not all(map(is_file, files)):
         raise UserError(f"{section}={value}: a sweep takes either names or files", "sweep them separately")
     expansions = [dict(word.split("=", 1) for word in expand(file)) for file in files]
     if any({**expansion, path: ""} != {**expansions[0], path: ""} for expansion in expansions):
-        raise UserError(
-            f"{section}={value}: the files have different columns or types, so one sweep cannot read them",
-            "repeat the command for each file",
-        )
+        message = f"{section}={value}: the files have different columns or types, so one sweep cannot read them"
+        raise UserError(message, "repeat the command for each file")
     merged = expansions[0] | {path: ",".join(expansion[path] for expansion in expansions)}
     expanded = [f"{key}={item}" for key, item in merged.items() if key == section or key not in line.values]
     typed_keys = [word for word in line.words if word.startswith(f"{section}.")]
@@ -236,15 +228,13 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
     if _NONE not in values or not runs or any(word.startswith(("model=", "tokenizer=")) for word in line.words):
         return data
     if len(runs) > 1:
-        raise UserError(
-            f"checkpoint={checkpoints}: none means random weights in the model of the other checkpoint, but there are "
-            f"{len(runs)} others",
-            f"run one sweep for each: -m checkpoint={runs[0]},{_NONE}",
-        )
+        others = f"the other checkpoint, but there are {len(runs)} others"
+        message = f"checkpoint={checkpoints}: none means random weights in the model of {others}"
+        raise UserError(message, f"run one sweep for each: -m checkpoint={runs[0]},{_NONE}")
     if data.get("checkpoint") != _NONE:
         return data
-    config = saved_configuration(runs[0], bool(data.get("offline")))
-    return {**data, "model": config["model"], "tokenizer": {"name": "folder", "path": runs[0]}}
+    model = saved_configuration(runs[0], bool(data.get("offline")))["model"]
+    return {**data, "model": model, "tokenizer": {"name": "folder", "path": runs[0]}}
 
 
 def with_table_of_vocabulary(data: Data, line: CommandLine) -> Data:
@@ -252,10 +242,10 @@ def with_table_of_vocabulary(data: Data, line: CommandLine) -> Data:
     `model.vocab_size=` is typed, too."""
     model, tokenizer = data.get("model"), data.get("tokenizer")
     entries = tokenizer.get("vocab_size") if isinstance(tokenizer, dict) else None
-    typed = line.saved is not None or "model.vocab_size" in line.values
+    typed = line.saved is not None or "model.vocab_size" in line.values or data.get("checkpoint") not in (None, _NONE)
     if typed or not isinstance(entries, int) or not isinstance(model, dict) or "vocab_size" not in model:
         return data
-    return data if data.get("checkpoint") not in (None, _NONE) else {**data, "model": {**model, "vocab_size": entries}}
+    return {**data, "model": {**model, "vocab_size": entries}}
 
 
 # --- evaluate checkpoint=SWEEP, checkpoint=runs/gpt_* ----------------------------------------------------------------
@@ -300,7 +290,6 @@ def with_published_weights(data: Data) -> Data:
 # --- runs/latest ---------------------------------------------------------------------------------------------------
 
 _LINK = "latest"
-_FOLDER_KEYS = ("name", "run_dir")  # they set the folder of this run, which is not read
 
 
 def started_config(config: JsonMapping) -> Data:
@@ -322,7 +311,9 @@ def with_latest_run(data: Data) -> Data:
         before = {}
     folder = _folder(data)
     run = None if folder is None else folder.absolute()
-    return {key: value if key in _FOLDER_KEYS else _resolve(value, before.get(key), run) for key, value in data.items()}
+    # `name` and `run_dir` set the folder of this run, which is not read.
+    paths = {key: value for key, value in data.items() if key not in ("name", "run_dir")}
+    return {**data, **{key: _resolve(value, before.get(key), run) for key, value in paths.items()}}
 
 
 def _folder(config: JsonMapping) -> Path | None:
@@ -338,12 +329,11 @@ def _resolve(value: object, before: object, current: Path | None) -> Any:
         earlier = before if isinstance(before, dict) else {}
         return {key: _resolve(inner, earlier.get(key), current) for key, inner in value.items()}
     if isinstance(value, list):
-        unknown: Sequence[Any] = [None] * len(value)
-        items_before = before if isinstance(before, list) and len(before) == len(value) else unknown
+        items_before = before if isinstance(before, list) and len(before) == len(value) else [None] * len(value)
         return [_resolve(inner, old, current) for inner, old in zip(value, items_before, strict=True)]
-    if not isinstance(value, str) or _LINK not in value or "://" in value or _LINK not in Path(value).parts:
+    parts = Path(value).parts if isinstance(value, str) and "://" not in value else ()
+    if _LINK not in parts:
         return value
-    parts = Path(value).parts
     end = parts.index(_LINK) + 1
     run = run_folder(Path(*parts[:end]))
     if current is not None and run.absolute() == current and isinstance(before, str):
@@ -356,15 +346,12 @@ def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObj
     `phases`. Raises ConfigError for an unknown name."""
     completed = dict(data)
     for key in ("task", "objective", "data"):
-        section = data.get(key)
-        if not isinstance(section, dict):
-            continue
-        section = dict(section)
+        section = dict(data[key]) if isinstance(data.get(key), dict) else {}
         if isinstance(section.get("members"), list):
             section["members"] = [_member(key, member, config_dirs) for member in section["members"]]
         if key != "task" and section.get("name") == "task" and "task" in section:
             section["task"] = _section("task", f"{key}.task", section["task"], config_dirs)
-        completed[key] = section
+        completed |= {key: section} if section else {}
     if isinstance(data.get("phases"), list):
         phases = [nested_keys(phase) if isinstance(phase, dict) else phase for phase in data["phases"]]
         for number, phase in enumerate(phases):

@@ -63,6 +63,7 @@ from lmtool.reporting.text import lower_is_better
 from lmtool.runs.finding import SWEEP
 from lmtool.runs.identity import require_name, require_own_folder
 from lmtool.sweeps.folders import Sweeper
+from lmtool.sweeps.plugins import require_plugin
 from lmtool.sweeps.table import write_plan
 from lmtool.system.files import RUNS, user_path
 from lmtool.system.signals import stop_error
@@ -461,8 +462,8 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = RUNS)
     checked = _with_sweep_problems(checked, hydra_keys)
     if checked.problems and not is_grid:
         raise ConfigError(checked.problems)
-    compose.require_plugin("hydra/launcher", launcher)
-    compose.require_plugin("hydra/sweeper", sweeper)
+    require_plugin("hydra/launcher", launcher)
+    require_plugin("hydra/sweeper", sweeper)
     checked, name = _pop_name(checked)
     jobs = _decoded_jobs(request, checked, running=launcher in LOCAL and not print_config) if is_grid else None
     if print_config:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lmtool.cli import help
 from lmtool.cli import main as cli
 from lmtool.commands import demo, show
 from lmtool.config import compose, messages
@@ -120,11 +121,11 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("finetune task=custom task.text.9=a", ["task.text is a list without this item", "task.text=[...]"]),
     (
         "pretrain optimizer.betas=[0.9]",
-        ["optimizer.betas: given [0.9] (list); allowed: a list of 2 values: numbers, each at least 0, below 1"],
+        ["optimizer.betas: given [0.9] (list); allowed: a list of 2 values, each a number, at least 0, below 1"],
     ),
     (
         "pretrain optimizer.betas=[1,1]",
-        ["optimizer.betas[0]: given 1 (whole number); allowed: a list of 2 values: numbers, each at least 0"],
+        ["optimizer.betas[0]: given 1 (whole number); allowed: a list of 2 values, each a number, at least 0"],
     ),
     (
         "pretrain optimizer.lr=1000",
@@ -570,7 +571,7 @@ def test_limits_of_the_machine_are_explained(
 
 
 def test_help_groups_every_command_once() -> None:
-    grouped = [name for names in verbs.PARTS.values() for name in names]
+    grouped = [name for names in help.PARTS.values() for name in names]
     assert sorted(grouped) == sorted(verbs.VERBS)
 
 

@@ -11,7 +11,6 @@ import pytest
 from lmtool import __version__
 from lmtool.cli import main
 from lmtool.cli import main as cli
-from lmtool.config import messages
 from lmtool.resolver import verbs
 from lmtool.resolver.shorthands import CommandLine, expand_arguments
 from tests.reporting.test_report import read_page
@@ -165,7 +164,7 @@ def test_suggested_commands_exist() -> None:
     named = {name for form in main._COMMANDS for name in re.findall(r"lmtool ([a-z]+)", form)}
     assert named <= verbs.VERBS.keys()
     assert not {*" ".join(main._COMMANDS.values()).split()} & verbs.VERBS.keys()
-    assert not {*messages.FLAG_FORMS} & {*main.FLAGS}
+    assert not {*main.FLAG_FORMS} & {*main.FLAGS}
 
 
 def test_positional_words_become_checkpoint_and_text(folder_with_runs: Path) -> None:

@@ -112,7 +112,7 @@ def test_suggested_overrides_decode(word: str) -> None:
         assert hint.startswith(f"did you mean {shlex.join(meaning.words)}?" if meaning.words else meaning.hint)
         # The hint names another component if that one has the key; the sample line's model may not fit it.
         chosen = re.findall(r"\? (\S+=\S+) has \S+$", hint)
-        keys = {key for key, _ in meaning.pairs}
+        keys = {*meaning.keys}
         wrong = [] if word in FILES else problems_of(verb, [*chosen, *meaning.words])
         assert not [problem for problem in wrong if not chosen or problem.key in keys]
 

@@ -141,7 +141,7 @@ def test_sweep_values_outside_hydra_grammar_are_quoted() -> None:
     assert typed.sweeps and not typed.problems
     assert [job.values for job in jobs_of(typed)][::2] == [
         ["++data.path='é.txt'", "++seed=1"],
-        ["++data.path='b.txt'", "++seed=1"],
+        ["++data.path=b.txt", "++seed=1"],
     ]
     (problem,) = read(["data.path=é.txt,b.txt"], ACCEPTED).problems
     assert "has several values, but a run takes one" in problem.message

@@ -15,10 +15,9 @@ import pytest
 import yaml
 
 from lmtool.cli import main as cli
-from lmtool.config import compose
 from lmtool.errors import Diverged, Stopped, UserError
 from lmtool.reporting.console import Output
-from lmtool.sweeps import jobs, table
+from lmtool.sweeps import jobs, plugins, table
 from lmtool.sweeps.folders import folder_name
 from lmtool.sweeps.job import perform
 from lmtool.sweeps.jobs import Launch
@@ -226,8 +225,8 @@ def test_missing_launcher_package_suggests_install(
             raise ModuleNotFoundError(name)
         return imported(name)
 
-    monkeypatch.setattr(compose.importlib, "import_module", no_module)
-    monkeypatch.setattr(compose, "_registered", lambda group: {"basic"})
+    monkeypatch.setattr(plugins.importlib, "import_module", no_module)
+    monkeypatch.setattr(plugins, "_registered", lambda group: {"basic"})
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "hydra/launcher=joblib"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: hydra/launcher=joblib is not installed", "hint: pip install 'lmtool[sweeps]'"
