@@ -37,7 +37,7 @@ import torch
 from common import name_list
 from torch import Tensor
 
-from lmtool.config import compose, overrides, registry
+from lmtool.config import compose, registry
 from lmtool.config.registry import build
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
@@ -192,7 +192,7 @@ def train_tokenizer(folder: Path, config: str) -> Tokenizer:
 def section(name: str, *arguments: str) -> Any:
     """Returns one section of the configuration that `lmtool finetune` composes from overrides. The sections of a model,
     a method and a kind can be combined freely, because the YAML of a group sets no key of another section."""
-    read = overrides.read([*arguments], compose.accepted_overrides("finetune"))
+    read = compose.read_overrides([*arguments], compose.accepted_overrides("finetune"))
     if read.problems:
         raise ConfigError(read.problems)
     return compose.compose("finetune", read)[name]

@@ -421,7 +421,7 @@ def test_no_yaml_or_source_names_hydra_targets() -> None:
 
     files = [*conf_dir().rglob("*.yaml"), *SOURCES]
     naming = [file for file in files if re.search(r"\b_target_\b", file.read_text(encoding="utf-8"))]
-    assert naming == [PACKAGE / "config" / "overrides.py"]  # which refuses them in other files
+    assert naming == [PACKAGE / "config" / "compose.py"]  # which refuses them in other files
 
 
 def test_dynamic_imports_are_in_registry_and_plugins_of_hydra_only() -> None:

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmtool.config import compose, overrides, registry, saved
+from lmtool.config import compose, registry, saved
 from lmtool.config.base import CommandConfig, JsonMapping, JsonObject
+from lmtool.config.compose import AcceptedOverrides
 from lmtool.config.decode import AUTO, MISSING, decode, merge
-from lmtool.config.overrides import AcceptedOverrides
 from lmtool.distillation.teacher_configs import saved_teacher
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
@@ -159,10 +159,10 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
     if branch_of(line.words) is not None:
         return branch_configuration(line, accepted, running)
     if line.saved is not None:
-        values, problems = overrides.as_values(line.words, accepted)
+        values, problems = compose.as_values(line.words, accepted)
         data = merge(_saved_body(line.saved, line.verb), values)
     else:
-        checked = overrides.read(line.words, accepted)
+        checked = compose.read_overrides(line.words, accepted)
         data, problems = compose.compose(str(VERBS[line.verb].primary), checked, line.config_dirs), checked.problems
     return decode_config(line.verb, expand_sections(data, line), earlier=problems, running=running)
 
@@ -227,7 +227,7 @@ def branch_configuration(line: CommandLine, accepted: AcceptedOverrides, running
         hint = f"use lmtool {command} branch={trunk} name=NEW"
         raise UserError(f"branch={trunk}: {trunk.run} is a run of lmtool {command}", hint)
     sections, words, problems = _branch_choices(replace(line, words=tuple(words)), saved.body(base), accepted, trunk)
-    values, override_problems = overrides.as_values(words, accepted)
+    values, override_problems = compose.as_values(words, accepted)
     data = saved.body(base) | {"name": None, "run_dir": None} | sections
     config = decode_config(
         line.verb,
@@ -276,7 +276,7 @@ def _branch_choices(
             changeable.append(word)
         elif not _equals_trunk(group, name, base, line.config_dirs):
             problems.append(_forbidden_change(group, word, trunk))
-    overrides_by_key = overrides.read(changeable, accepted)
+    overrides_by_key = compose.read_overrides(changeable, accepted)
     problems += overrides_by_key.problems
     composed = compose.compose(line.verb, overrides_by_key, line.config_dirs) if overrides_by_key.choices else {}
     groups = {word.lstrip("+~").partition("=")[0] for word in changeable}

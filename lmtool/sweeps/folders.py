@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool.config.base import JsonMapping, JsonObject
-from lmtool.config.overrides import CheckedOverrides
+from lmtool.config.compose import CheckedOverrides
 from lmtool.config.saved import read_yaml
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
 from lmtool.reporting.sweep_files import JOB, is_finished

@@ -54,9 +54,9 @@ from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
-from lmtool.config import compose, overrides
+from lmtool.config import compose
 from lmtool.config.base import Config, JsonObject
-from lmtool.config.overrides import AcceptedOverrides, CheckedOverrides, key_of
+from lmtool.config.compose import AcceptedOverrides, CheckedOverrides, key_of
 from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem
 from lmtool.reporting.text import lower_is_better
@@ -391,13 +391,13 @@ def with_grid(
     words: Sequence[str], accepted: AcceptedOverrides, primary: str, config_dirs: Sequence[Path]
 ) -> CheckedOverrides:
     """Checks the typed overrides. Adds the sweep values that the selected YAML files set for other keys."""
-    checked = overrides.read(words, accepted, multirun=True)
+    checked = compose.read_overrides(words, accepted, multirun=True)
     if checked.problems:
         return checked
     grid = compose.grid(primary, checked, config_dirs)
     typed_keys = {key_of(text) for text in words}
     from_yaml = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in typed_keys]
-    return overrides.read([*from_yaml, *words], accepted, multirun=True) if from_yaml else checked
+    return compose.read_overrides([*from_yaml, *words], accepted, multirun=True) if from_yaml else checked
 
 
 BATCH_SIZE = "hydra.sweeper.max_batch_size"
@@ -627,7 +627,7 @@ def _entry(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config
 def _hydra_defaults(folder: Path, hydra_keys: dict[str, str]) -> list[str]:
     quoted = str(folder).replace("'", "\\'")
     # GRID is cleared because `with_grid` has already added its values to the overrides.
-    settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'", f"{overrides.GRID}=null"]
+    settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'", f"{compose.GRID}=null"]
     return [setting for setting in settings if setting.partition("=")[0] not in hydra_keys]
 
 
@@ -684,7 +684,7 @@ def _decoded_jobs(request: SweepRequest, checked: CheckedOverrides, running: boo
     return jobs
 
 
-def jobs_of(checked: overrides.CheckedOverrides) -> Iterator[overrides.CheckedOverrides]:
+def jobs_of(checked: compose.CheckedOverrides) -> Iterator[compose.CheckedOverrides]:
     """Yields the jobs of a plain sweep: every combination of the values, in Hydra's order (the last key varies
     fastest). If a group varies, jobs with GROUP=none omit the group's keys: with `distill=soft,none distill.teacher=X`,
     the second job has no teacher."""

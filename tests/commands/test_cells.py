@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.config import compose, groups, overrides, registry
+from lmtool.config import compose, groups, registry
 from lmtool.config.registry import Choice, build
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import SplitData
@@ -55,7 +55,7 @@ def section(name: str, *typed: str) -> Any:
     """One section of the configuration that `lmtool pretrain` composes. YAML of one group sets no other section, so
     sections of models and objectives can be combined."""
     accepted = compose.accepted_overrides("pretrain")
-    read = overrides.read([*typed], accepted)
+    read = compose.read_overrides([*typed], accepted)
     assert not read.problems
     return compose.compose("pretrain", read)[name]
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from lmtool.cli import main as cli
-from lmtool.config import compose, overrides
+from lmtool.config import compose
 from lmtool.errors import ConfigError
 from lmtool.reporting.run_files import phase_starts, read_run
 from lmtool.resolver.decoding import decode_config
@@ -191,7 +191,7 @@ def test_every_objective_runs_in_phases(place: Path, objective: str, model: str,
 
 @pytest.fixture(scope="module")
 def base(place: Path) -> dict[str, Any]:
-    read = overrides.read(["model=bert_tiny", "objective=mlm"], compose.accepted_overrides("pretrain"))
+    read = compose.read_overrides(["model=bert_tiny", "objective=mlm"], compose.accepted_overrides("pretrain"))
     return with_sections(compose.compose("pretrain", read))
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lmtool.config import compose, messages, overrides, registry
+from lmtool.config import compose, messages, registry
+from lmtool.config.compose import AcceptedOverrides
 from lmtool.config.decode import merge
 from lmtool.config.messages import known_keys, unknown_key
-from lmtool.config.overrides import AcceptedOverrides
 from lmtool.errors import ConfigError, Problem
 from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.verbs import COMMANDS, VERBS
@@ -52,7 +52,7 @@ def base_of(verb: str) -> tuple[AcceptedOverrides, dict[str, Any], frozenset[str
     primary = VERBS[verb].primary
     assert primary is not None
     accepted = replace(compose.accepted_overrides(primary), verbatim=COMMANDS[verb].verbatim)
-    typed = overrides.read(BASES[verb], accepted)
+    typed = compose.read_overrides(BASES[verb], accepted)
     return accepted, compose.compose(primary, typed), frozenset(known_keys(COMMANDS[verb], {}))
 
 
@@ -62,7 +62,7 @@ option = cache(compose.option)
 def problems_of(verb: str, words: Sequence[str]) -> list[Problem]:
     """The problems of overrides added to a command's sample line; missing values are not counted."""
     accepted, data, _ = base_of(verb)
-    typed = overrides.read(words, accepted)
+    typed = compose.read_overrides(words, accepted)
     wrong = list(typed.problems)
     for choice in typed.choices:
         group, _, name = choice.partition("=")
@@ -71,7 +71,7 @@ def problems_of(verb: str, words: Sequence[str]) -> list[Problem]:
             entry is not None and group not in registry.MULTI_SELECT_GROUPS
         ):  # other values are files, read when they are chosen
             data = {**data, group: {**option(group, name), registry.choices(COMMANDS[verb])[group].key: name}}
-    values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in accepted.groups], accepted)
+    values, _ = compose.as_values([word for word in words if word.partition("=")[0] not in accepted.groups], accepted)
     try:
         decode_config(verb, merge(data, values), reads_checkpoint=False)
     except ConfigError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.config import compose, overrides
+from lmtool.config import compose
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError
 from lmtool.nn.configs import LearnedPositionsConfig, RotaryPositionsConfig
@@ -18,7 +18,7 @@ from lmtool.resolver.rules import violations
 
 
 def composed(*typed: str) -> dict[str, Any]:
-    read = overrides.read(typed, compose.accepted_overrides("pretrain"))
+    read = compose.read_overrides(typed, compose.accepted_overrides("pretrain"))
     assert not read.problems
     return compose.compose("pretrain", read)
 
@@ -75,14 +75,16 @@ def test_positions_error_has_key_and_hint(typed: str, key: str, message: str) ->
 
 
 def test_two_positions_are_refused() -> None:
-    read = overrides.read(["model/positions=rotary", "model.positions=alibi"], compose.accepted_overrides("pretrain"))
+    read = compose.read_overrides(
+        ["model/positions=rotary", "model.positions=alibi"], compose.accepted_overrides("pretrain")
+    )
     assert [problem.message for problem in read.problems] == [
         "model/positions=rotary and model/positions=alibi: a run takes one model/positions"
     ]
 
 
 def test_misspelled_positions_suggests_nearest_name() -> None:
-    read = overrides.read(["model/positions=alibbi"], compose.accepted_overrides("pretrain"))
+    read = compose.read_overrides(["model/positions=alibbi"], compose.accepted_overrides("pretrain"))
     assert [problem.hint for problem in read.problems] == ["did you mean model/positions=alibi?"]
 
 

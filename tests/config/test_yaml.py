@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtool.commands.show import PRIMARY
-from lmtool.config import compose, groups, overrides, registry, saved
+from lmtool.config import compose, groups, registry, saved
 from lmtool.config.base import Config
 from lmtool.config.messages import section_class
 from lmtool.resolver.decoding import decode_config
@@ -33,7 +33,7 @@ COMPONENTS = [
 
 def compose_and_decode(verb: str, *typed: str) -> Any:
     primary = PRIMARY[verb]
-    read = overrides.read(typed, compose.accepted_overrides(primary))
+    read = compose.read_overrides(typed, compose.accepted_overrides(primary))
     assert not read.problems
     return decode_config(verb, with_sections(compose.compose(primary, read)))
 

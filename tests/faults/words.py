@@ -216,7 +216,7 @@ def _require_exact_value(command: str, key: str, value: str, data: dict[str, Any
     """Raises TrialFailed if the configuration does not contain the value of the override. command: the command. key:
     the key of the override. value: the value of the override, as text. data: the configuration that the command
     printed."""
-    from lmtool.config.overrides import AcceptedOverrides, as_values
+    from lmtool.config.compose import AcceptedOverrides, as_values
     from lmtool.resolver.verbs import COMMANDS
     from lmtool.runs.identity import flatten
 

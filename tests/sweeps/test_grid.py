@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.config import compose, overrides
+from lmtool.config import compose
 from lmtool.sweeps.jobs import jobs_of, with_grid
 
 BERT = ["finetune", "task=pydocs", "model=bert_tiny", "sweep=bert"]
@@ -41,10 +41,10 @@ def test_bert_grid_has_18_combinations() -> None:
 def test_distill_none_drops_distillation_keys() -> None:
     words = ["distill=soft,none", "distill.teacher=runs/x", "optimizer.lr=1e-4"]
     accepted = compose.accepted_overrides("finetune")
-    soft, none = jobs_of(overrides.read(words, accepted, multirun=True))
+    soft, none = jobs_of(compose.read_overrides(words, accepted, multirun=True))
     assert [text.partition("=")[0] for text in soft.values] == ["++distill.teacher", "++optimizer.lr"]
     assert none.choices[-1].endswith("distill=none") and [*none.values] == soft.values[1:]
-    (alone,) = jobs_of(overrides.read(["distill=none", *words[1:]], accepted, multirun=True))
+    (alone,) = jobs_of(compose.read_overrides(["distill=none", *words[1:]], accepted, multirun=True))
     assert len(alone.values) == 2  # a single choice keeps every key, and composition refuses distill.teacher
 
 
