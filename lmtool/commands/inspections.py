@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lmtool.config.base import JsonObject
+from lmtool.config.messages import of_value
 from lmtool.config.registry import Choice, build, names
 from lmtool.data.formats import text_format
 from lmtool.data.sources import open_source
@@ -220,7 +221,7 @@ def _maps_of_kinds(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     sizes = PositionSizes(config.length, config.hidden_size, config.num_heads, head_width, config.causal)
     for kind in config.kinds:
         if kind not in known:
-            close = nearest(kind, known)
+            close = of_value(GROUP, kind) or nearest(kind, known)
             raise UserError(
                 f"kinds: {kind} is not one of {', '.join(known)}",
                 f"did you mean {close}?" if close else "lmtool list model/positions",

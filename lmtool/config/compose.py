@@ -342,7 +342,8 @@ def _choice(
         yield Problem(group, f"there is no group {group}", hint)
     elif section not in accepted.primary:
         offered = ", ".join(name for name in accepted.primary if accepted.groups.get(name))
-        yield Problem(group, f"{text}: this command has no {section}", f"use one of its groups: {offered}")
+        hint = "name the labeled rows: task=FILE" if section == "data" else f"use one of its groups: {offered}"
+        yield Problem(group, f"{text}: this command has no {section}", hint)
     elif isinstance(override.value(), list) and group not in accepted.several:
         names = value.strip("[]")
         first = names.split(",")[0].strip()

@@ -214,7 +214,11 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     ("task.label={}", "label_column_name"),
     ("task.train_examples={}", "max_train_samples"),
     ("evaluate_rows={}", "max_eval_samples max_val_samples eval_samples limit_val_batches eval_iters"),
-    ("max_length={}", "max_seq_length block_size tokens_per_sample"),
+    ("max_length={}", "max_seq_length block_size tokens_per_sample seq_len sequence_length"),
+    ("text={}", "question sentence1 premise"),
+    ("pair={}", "context sentence2 hypothesis text_pair"),
+    ("omit it: the development split is scored; task.path=FILE scores the rows of another file", "split"),
+    ({"true": "tuning=lora", "false": "tuning=full", ANY: "tuning=lora"}, "lora use_lora peft"),
     ("objective.probability={}", "mlm_probability"),
     ({"true": "data.document=line", "false": "data.document=block"}, "line_by_line"),
     ("set data.validation_fraction=, the fraction that is held out: 0.05 for 5 percent", "validation_split_percentage"),
@@ -288,7 +292,9 @@ VALUE_FORMS: dict[str, dict[str, str]] = {
         "roberta": "roberta_base",
         "bert": "bert_base",
         "bart": "bart_base",
+        "word_vectors": "word2vec skipgram skip_gram glove fasttext",
     },
+    "model/positions": {"rotary": "rope", "learned": "absolute", "shaw": "relative", "none": "nope null"},
     # peft.PeftType
     "tuning": {
         "prompt": "prompt_tuning",
@@ -508,7 +514,7 @@ def missing_values(command: type[Config], keys: list[str], data: JsonObject) -> 
         override = (choice.group if "." in key else key) if is_group else f"{key}.{choice.key}"
         offered = (groups.options(choice.group) if is_group else ()) or names(choice.group)
         hint = f"set {override}=NAME; `lmtool list {choice.group}` prints them with a line each"
-        yield Problem(key, f"missing required value: {override}, one of {', '.join(offered)}", hint, absent=True)
+        yield Problem(key, f"missing required value: {override}, one of {listed(offered)}", hint, absent=True)
 
 
 _HUB_OVERRIDES = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
-import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from lmtool.config import groups as yaml_groups
 from lmtool.config.base import Config, JsonObject
 from lmtool.errors import UserError
 from lmtool.errors import nearest as nearest
+from lmtool.system.terminal import shell_line
 
 ConfigClass = TypeVar("ConfigClass", bound=type[Config])
 
@@ -272,7 +272,7 @@ def command_line(verb: str, *words: str, modules: Sequence[str] | None = None) -
     """Returns an lmtool command line for the user, with the plugins that it needs. modules: the plugins to include;
     None means the plugins given with --plugin."""
     options = [part for module in (_typed_plugins if modules is None else modules) for part in ("--plugin", module)]
-    return shlex.join(["lmtool", verb, *options, *words])
+    return shell_line(["lmtool", verb, *options, *words])
 
 
 def load_plugins(modules: Sequence[str]) -> None:

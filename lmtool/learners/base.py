@@ -115,7 +115,7 @@ class Responder:
         if missing:
             raise UserError(
                 f"{origin[0][0]}: the column {missing[0]} is missing; the columns are {', '.join(columns)}",
-                f"name the text columns of the file {', '.join(self.columns)}",
+                f"rename the text columns of a copy of the file: {', '.join(self.columns)}",
             )
         return Rows(list(range(len(origin))), {name: columns[name] for name in self.columns}, None, origin)
 

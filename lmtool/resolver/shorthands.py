@@ -8,7 +8,6 @@ torch; what reads files is imported only when a file is typed.
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,7 +29,7 @@ from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.verbs import TRAINING, VERBS
 from lmtool.runs.finding import names_several, run_folder, runs_named
 from lmtool.system.files import RUNS, user_path
-from lmtool.system.terminal import counted, listing, say
+from lmtool.system.terminal import counted, listing, say, shell_line
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.training.phases import nested_keys
 from lmtool.weights.folders import saved_configuration
@@ -208,7 +207,7 @@ def _with_files(
     merged = expansions[0] | {path: ",".join(expansion[path] for expansion in expansions)}
     expanded = [f"{key}={item}" for key, item in merged.items() if key == section or key not in line.values]
     typed_keys = [word for word in line.words if word.startswith(f"{section}.")]
-    say(f"{section}={value} is read as: {shlex.join([*expanded, *typed_keys])}", sys.stderr)
+    say(f"{section}={value} is read as: {shell_line([*expanded, *typed_keys])}", sys.stderr)
     index = line.words.index(f"{section}={value}")
     return (*line.words[:index], *expanded, *line.words[index + 1 :])
 

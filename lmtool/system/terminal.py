@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from lmtool.system.secrets import masked, masker
@@ -52,6 +53,13 @@ def say_error(message: str, hint: str | None = None) -> None:
 def safe_line(text: str) -> str:
     """Makes a line safe to print: masks secrets, and escapes characters as `visible` does."""
     return visible(masked(text))
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Returns words as a line for a shell, with quotes where a word needs them."""
+    return " ".join(
+        f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word) for word in words
+    )
 
 
 def counted(number: int, noun: str) -> str:

@@ -89,6 +89,14 @@ KEYS = {
     "pretrain block_size=64": "max_length=64",
     "pretrain max_iters=10": "max_steps=10",
     "show bert": "lmtool show model=bert",
+    f"{SCRATCH} lora=true": "tuning=lora",
+    f"{SCRATCH} seq_len=64": "max_length=64",
+    "finetune data=text": "task=FILE",
+    "pretrain model=word2vec": "model=word_vectors",
+    "inspect positions kinds=[rope]": "did you mean rotary?",
+    "predict RUN question=Who": "text=Who",
+    "predict RUN text=Who context=There": "pair=There",
+    "evaluate RUN split=test": "task.path=FILE",
     "inspect word RUN": "set word=",
 }
 GUESSES = COMMANDS | FLAGS | KEYS

@@ -25,6 +25,7 @@ BASES = {
     "finetune": ["task=pydocs", "model=bert_tiny"],
     "generate": ["checkpoint=x", "prompt=a"],
     "export": ["checkpoint=x", "output=y"],
+    "predict": ["checkpoint=x"],
 }
 """A valid command line for each command."""
 SAMPLES: dict[str, Any] = {
@@ -35,7 +36,7 @@ SAMPLES: dict[str, Any] = {
     "n_positions": 512, "train_file": "rows.csv", "data_dir": "../rows", "dataset": "org/rows",
     **dict.fromkeys(("output_dir", "run_name", "logging_dir", "model_name_or_path", "tokenizer_name", "dataset_name",
                      "validation_file", "text_column_name", "label_column_name", "save_dir", "restore_file",
-                     "default_root_dir", "ckpt_path", "model_path"), "some"),
+                     "default_root_dir", "ckpt_path", "model_path", "premise", "text_pair"), "some"),
     **dict.fromkeys(("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "warmup_ratio",
                      "label_smoothing_factor", "mlm_probability", "hidden_dropout_prob", "lora_dropout", "lr",
                      "attention_probs_dropout_prob", "layer_norm_eps", "initializer_range", "adam_eps", "dropout",
