@@ -223,7 +223,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain checkpoint=runs/none", ["checkpoint=runs/none: no such folder"]),
     ("pretrain experiment=bert_tny", ["did you mean experiment=bert_tiny?"]),
     ("pretrain plugins=[os]", ["type --plugin os"]),
-    ("finetune", ["missing required value: task", "sst2", "model=auto"]),
+    ("finetune", ["missing required value: task", "`lmtool list task`", "model=auto"]),
     ("finetune task=sst2 offline=true", ["checkpoint=hf://google-bert/bert-base-uncased: config.json", "task.path="]),
     ("finetune task=[sst2,cola]", ["takes one task", "-m task=sst2,cola"]),
     ("finetune model=bert_tiny task=custom", ["missing required value: task.path"]),
