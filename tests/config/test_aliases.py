@@ -25,7 +25,7 @@ BASES = {
     "finetune": ["task=pydocs", "model=bert_tiny"],
     "generate": ["checkpoint=x", "prompt=a"],
     "export": ["checkpoint=x", "output=y"],
-    "predict": ["checkpoint=x"],
+    "predict": ["checkpoint=x", "text=a"],
 }
 """A valid command line for each command."""
 SAMPLES: dict[str, Any] = {
