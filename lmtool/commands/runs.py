@@ -21,7 +21,7 @@ from lmtool.config.registry import command_line
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.run_files import RunFiles, read_object
+from lmtool.reporting.run_files import RunFiles, read_object, read_result
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, last_step_text, read_sweep
 from lmtool.reporting.text import duration, is_number, size, title
@@ -176,7 +176,7 @@ def _run_line(folder: Path) -> RunLine | None:
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
         config = saved.load((folder / "config.yaml").read_text(encoding="utf-8"))
     files = RunFiles(folder)
-    files.result = read_object(files, "result.json", required=False)
+    files.result = read_result(files, required=False)
     files.metadata = read_object(files, "facts.json", required=False)
     score = score_of(files.result, files.baseline)
     timestamp, size_bytes = _written_and_size(folder)

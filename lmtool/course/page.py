@@ -19,6 +19,7 @@ from markupsafe import Markup
 from lmtool.course.document import Claim, Commands, Course, Part, Prose, Show, Topic, Value
 from lmtool.learners.metrics.intervals import mean_and_error, t_quantile
 from lmtool.reporting.html import escape, escape_lines, write_page
+from lmtool.reporting.run_files import with_own_errors
 from lmtool.reporting.scores import CLEAR_ERRORS
 from lmtool.reporting.text import duration, number
 
@@ -292,6 +293,7 @@ def _mean(value: Value, folder: Path) -> Mean:
     paths = [path for path in sorted(folder.glob(value.folder)) if path.name != "latest"]
     files = [path if path.suffix == ".json" else path / "result.json" for path in paths]
     results = [json.loads(path.read_text()) for path in files if path.is_file()]
+    results = [with_own_errors(result) if isinstance(result, dict) else result for result in results]
     if not results:
         raise LookupError(f"no result of {value.folder}")
     values = [_number(result, value) for result in results]

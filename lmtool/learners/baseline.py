@@ -179,6 +179,17 @@ def headline_terms(metric: Metric, loss_weights: Mapping[str, float]) -> Mapping
     return {term: 1.0} if term in loss_weights else loss_weights
 
 
+def headline_errors(
+    metric: Metric, loss_weights: Mapping[str, float], metrics: Mapping[str, float]
+) -> dict[str, float]:
+    """Returns the `standard_error` of a metric and the `gain_standard_error` of its gain over the baseline, as far as
+    they are known. metric, loss_weights: as for `headline_terms`. metrics: the result of `Evaluation.metrics`."""
+    term = metric.name.removesuffix("_loss")
+    prefix = f"{term}_" if term in loss_weights else ""
+    names = ("standard_error", "gain_standard_error")
+    return {name: metrics[f"{prefix}{name}"] for name in names if f"{prefix}{name}" in metrics}
+
+
 def nothing_predicted(term: str) -> UserError:
     """Returns the error for held-out text in which a term has no targets."""
     return UserError(

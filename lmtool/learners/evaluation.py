@@ -45,19 +45,30 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the gain over the baseline, or of the loss if a term has no baseline. The errors of the
-        terms are treated as independent."""
+        """The standard error of the loss. The errors of the terms are treated as independent."""
+        return self._combined({name: term.standard_error for name, term in self.terms.items()})
+
+    @property
+    def gain_standard_error(self) -> float | None:
+        """The standard error of the gain over the baseline, paired by example; None if a term has no baseline. The
+        errors of the terms are treated as independent."""
         gains = {name: term.gain_standard_error for name, term in self.terms.items()}
         errors = {name: gain for name, gain in gains.items() if gain is not None}
-        if len(errors) < len(gains):
-            errors = {name: term.standard_error for name, term in self.terms.items()}
+        return self._combined(errors) if len(errors) == len(gains) else None
+
+    def _combined(self, errors: Mapping[str, float]) -> float:
         return float(np.sqrt(sum((self.loss_weights[name] * error) ** 2 for name, error in errors.items())))
 
     def metrics(self) -> dict[str, float]:
-        """Returns the numbers for metrics.jsonl and result.json: `loss`, `standard_error`, the scores, and for each
-        term NAME `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline,
-        `NAME_baseline` and `NAME_gain_standard_error`."""
-        values: dict[str, float | None] = {"loss": self.loss, "standard_error": self.standard_error, **self.scores}
+        """Returns the numbers for metrics.jsonl and result.json: `loss`, `standard_error`, with baselines
+        `gain_standard_error`, the scores, and for each term NAME `NAME_loss`, `NAME_accuracy`, `NAME_count`,
+        `NAME_standard_error` and, with a baseline, `NAME_baseline` and `NAME_gain_standard_error`."""
+        values: dict[str, float | None] = {
+            "loss": self.loss,
+            "standard_error": self.standard_error,
+            "gain_standard_error": self.gain_standard_error,
+            **self.scores,
+        }
         for name, term in self.terms.items():
             values |= {
                 f"{name}_loss": term.loss,

@@ -163,7 +163,7 @@ def read_run(run_dir: str | Path) -> RunFiles:
             "name a folder written by a training command, such as runs/latest",
         )
     run.config = _read_text(run, "config.yaml")
-    run.result = read_object(run, "result.json")
+    run.result = read_result(run)
     run.metadata = read_object(run, "facts.json", required=False)
     run.environment = read_object(run, "environment.json", required=False)
     samples = _read_json(run, "samples.json", required=False)
@@ -223,6 +223,43 @@ def read_object(run: RunFiles, name: str, required: bool = True) -> JsonObject:
     if value is not None and not isinstance(value, dict):
         run.problems.append(f"{name} is not a JSON object.")
     return as_object(value)
+
+
+def read_result(run: RunFiles, required: bool = True) -> JsonObject:
+    """Returns result.json, and adds a problem to the run if it is damaged, or if it is missing and required."""
+    return with_own_errors(read_object(run, "result.json", required))
+
+
+def with_own_errors(result: JsonObject) -> JsonObject:
+    """Returns result.json with the standard error of the score as `standard_error`, and that of its gain over the
+    baseline as `gain_standard_error`.
+
+    Older results have only the former key, with the error of the gain if all terms of the loss have a baseline. The
+    error of the score is then that of the term with the same loss; without such a term it is unknown.
+    """
+    metrics, metric = as_object(result.get("metrics")), result.get("metric")
+    terms = [key.removesuffix("_count") for key in metrics if key.endswith("_count")]
+    terms = [term for term in terms if metric in ("loss", f"{term}_loss")]
+    if "gain_standard_error" in result or "standard_error" not in result or not terms:
+        return result
+    if any(f"{term}_gain_standard_error" not in metrics for term in terms):
+        return result
+
+    def separated(values: JsonObject, loss: object) -> JsonObject:
+        others = {name: value for name, value in values.items() if name != "standard_error"}
+        errors = (metrics.get(f"{term}_standard_error") for term in terms if metrics.get(f"{term}_loss") == loss)
+        error = next(errors, None)
+        return {
+            **others,
+            **({} if error is None else {"standard_error": error}),
+            **({"gain_standard_error": values["standard_error"]} if "standard_error" in values else {}),
+        }
+
+    separate = separated({**result, "metrics": separated(metrics, metrics.get("loss"))}, result.get("value"))
+    if models := as_objects(as_object(result.get("distillation")).get("models")):
+        kept = [{name: value for name, value in model.items() if name != "standard_error"} for model in models]
+        separate["distillation"] = {**result["distillation"], "models": kept}
+    return separate
 
 
 def _metrics(run: RunFiles) -> Iterator[JsonObject]:

@@ -20,13 +20,22 @@ CONSTANT_SUFFIXES = ("_count", "_standard_error", "_baseline")
 
 @dataclass(frozen=True)
 class Score:
-    """A metric's value with its standard error (None: unknown) and the baseline it must beat (None: unknown)."""
+    """A metric's value with its standard error (None: unknown) and the baseline it must beat (None: unknown).
+
+    gain_standard_error: the standard error of the difference to a baseline that was scored on the same examples; None
+    for a constant baseline, where it is that of the value.
+    """
 
     metric: str
     value: float
     standard_error: float | None = None
     baseline: float | None = None
     baseline_name: str = "baseline"
+    gain_standard_error: float | None = None
+
+    @property
+    def _gain_error(self) -> float | None:
+        return self.standard_error if self.gain_standard_error is None else self.gain_standard_error
 
     @property
     def gain(self) -> float | None:
@@ -40,7 +49,7 @@ class Score:
         """`better` or `worse` than the baseline, `unclear` (within CLEAR_ERRORS standard errors) or `unknown`."""
         if self.gain is None:
             return "unknown"
-        if self.standard_error and abs(self.gain) < CLEAR_ERRORS * self.standard_error:
+        if self._gain_error and abs(self.gain) < CLEAR_ERRORS * self._gain_error:
             return "unclear"
         return "better" if self.gain > 0 else "worse" if self.gain < 0 else "unclear"
 
@@ -57,8 +66,8 @@ class Score:
             return "no baseline to compare with"
         baseline_text = f"the {title(self.baseline_name)} baseline, {number(float(self.baseline))}"
         errors = ""
-        if self.standard_error:
-            ratio = abs(self.gain) / self.standard_error
+        if self._gain_error:
+            ratio = abs(self.gain) / self._gain_error
             errors = f", {ratio:.0f} standard errors" if ratio >= 99.5 else f", {ratio:.1f} standard errors"
         amount = f"{number(abs(float(self.gain)))}{errors}"
         if self.verdict == "unclear":
@@ -105,7 +114,8 @@ def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | Non
     """Returns the headline score of a run; None if there is none.
 
     Args:
-        result: result.json ("metric", "value", optionally "standard_error" and "validation_examples").
+        result: result.json ("metric", "value", optionally "standard_error", "gain_standard_error" and
+            "validation_examples"), as `read_result` returns it.
         baseline: the score's baseline.
         examples: number of scored examples, for the binomial standard error of an accuracy; None for the result's
             `validation_examples`.
@@ -126,4 +136,5 @@ def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | Non
         standard_error=error,
         baseline=as_number(baseline_values.get("value")) if is_same_metric else None,
         baseline_name=str(baseline_values.get("name", "baseline")),
+        gain_standard_error=as_number(result.get("gain_standard_error")),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
-from lmtool.reporting.run_files import RunFiles, as_object, read_object, scored_rows
+from lmtool.reporting.run_files import RunFiles, as_object, read_object, read_result, scored_rows
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import is_number
 from lmtool.runs.files import SCORED_ROWS
@@ -120,7 +120,7 @@ def final_status(exit_status: object) -> str:
 def _job(path: Path) -> ReportedJob:
     files = RunFiles(path.parent)
     record = read_object(files, JOB)
-    result = read_object(files, "result.json", required=False)
+    result = read_result(files, required=False)
     number = record.get("job")
     if not result and isinstance(record.get("metrics"), dict):
         result = {"metrics": record["metrics"]}  # for commands that write no result.json

@@ -16,6 +16,7 @@ from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.data.phases import PhasedLoader
 from lmtool.distillation.distilled import Distilled
 from lmtool.learners.base import BaseLearner
+from lmtool.learners.baseline import headline_errors
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
@@ -309,12 +310,12 @@ def measurements(name: str, learner: BaseLearner, session: Session) -> JsonObjec
     start = time.perf_counter()
     metrics = splits.score(session.run.precision).first.metrics()
     seconds = time.perf_counter() - start
-    error = {"standard_error": metrics["standard_error"]} if "standard_error" in metrics else {}
+    errors = headline_errors(learner.metric, learner.loss_weights, metrics)
     weights = [*learner.backbone.parameters(), *learner.heads.parameters()]
     return {
         "name": name,
         "score": metrics[learner.metric.name],
-        **error,
+        **errors,
         "parameters": sum(tensor.numel() for tensor in weights),
         "weight_bytes": sum(tensor.nbytes for tensor in weights),
         "tokens_per_second": splits.first.loader.metadata()["tokens_per_epoch"] / max(seconds, 1e-9),

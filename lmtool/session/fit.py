@@ -20,7 +20,7 @@ from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
-from lmtool.learners.baseline import headline_terms
+from lmtool.learners.baseline import headline_errors, headline_terms
 from lmtool.learners.rules import reads_lanes
 from lmtool.reporting.run_files import Baseline
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
@@ -151,9 +151,7 @@ def result_rows(session: Session, training: TrainingResult, baseline: Baseline) 
     learner, loader = session.learner, session.loader
     rows: JsonObject = {"baseline": baseline["value"], "compiled": session.compilation.on}
     rows |= {name: loader.metadata()[name] for name in screens.WASTE if name in loader.metadata()}
-    term = learner.metric.name.removesuffix("_loss")
-    error = f"{term}_gain_standard_error" if term in learner.loss_weights else "standard_error"
-    rows |= {"standard_error": training.metrics[error]} if error in training.metrics else {}
+    rows |= headline_errors(learner.metric, learner.loss_weights, training.metrics)
     rows["flops"] = session.plan.flops_per_token * training.tokens
     words = loader.metadata().get("words_per_epoch")
     rows |= {} if words is None else {"words": round(training.epochs * words)}

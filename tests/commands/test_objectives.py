@@ -18,7 +18,8 @@ def test_rtd_baseline_is_the_measured_base_rate(place: Path) -> None:
     metrics = result["metrics"]
     assert (result["metric"], result["value"]) == ("rtd_loss", metrics["rtd_loss"]), "not the weighted sum"
     assert result["baseline"] == metrics["rtd_baseline"] == metadata["baseline"]["value"]
-    assert result["standard_error"] == metrics["rtd_gain_standard_error"]
+    assert result["standard_error"] == metrics["rtd_standard_error"]
+    assert result["gain_standard_error"] == metrics["rtd_gain_standard_error"]
     assert metadata["baseline"]["name"] == "base rate" and metadata["data"]
 
 

@@ -178,6 +178,14 @@ def test_evaluation_matches_one_batch_and_has_baselines(built):
         assert term.standard_error > 0
         # An untrained model predicts uniformly; unigram frequencies are better.
         assert term.baseline < term.loss + 0.05
+    weights = evaluation.loss_weights
+    of_loss, of_gain = (
+        sum((weights[name] * getattr(term, error)) ** 2 for name, term in evaluation.terms.items()) ** 0.5
+        for error in ("standard_error", "gain_standard_error")
+    )
+    assert evaluation.metrics()["standard_error"] == pytest.approx(of_loss) != pytest.approx(of_gain)
+    assert evaluation.metrics()["gain_standard_error"] == pytest.approx(of_gain)
+    assert "gain_standard_error" not in again.metrics(), "without a baseline"
     metrics = evaluation.metrics()
     assert metrics["loss"] == evaluation.loss and all(np.isfinite(list(metrics.values())))
 

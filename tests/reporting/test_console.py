@@ -277,6 +277,12 @@ def test_verdict_follows_standard_error(score, verdict):
     assert score.sentence and score.text
 
 
+def test_errors_of_the_loss_and_of_its_gain_are_told_apart():
+    score = Score("loss", 6.668, 0.017, 6.569, "unigram", 0.0035)
+    assert score.text == "loss 6.668 ± 0.017"
+    assert score.sentence == "worse than the unigram baseline, 6.569, by 0.099, 28.3 standard errors"
+
+
 def test_baseline_of_other_metric_is_ignored():
     score = score_of({"metric": "f1", "value": 0.5}, {"name": "majority", "metric": "accuracy", "value": 0.4})
     assert score is not None and score.baseline is None

@@ -30,7 +30,8 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.examples import predicted_example, sample_groups, summarize
 from lmtool.reporting.html import render
 from lmtool.reporting.report import write_report
-from lmtool.reporting.run_files import read_predictions, read_run
+from lmtool.reporting.run_files import models_of, read_predictions, read_run
+from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.text import percent
 from lmtool.runs.locks import Owner
 from tests.breadth import slow_but
@@ -307,6 +308,26 @@ def test_values_of_wrong_types_are_skipped(language_run):
     (language_run / "facts.json").write_text(json.dumps(metadata))
     (language_run / "samples.json").write_text(json.dumps([1, {"pieces": 3}, {"pieces": ["a"], "masked": [{}]}]))
     read_page(write_report(language_run))
+
+
+def test_result_with_the_error_of_the_gain_alone_is_read(language_run: Path) -> None:
+    def score(metrics: dict[str, float]) -> Score:
+        result = json.loads((language_run / "result.json").read_text())
+        result |= {"standard_error": 0.02, "metrics": {"loss": 5.12, "standard_error": 0.02, **metrics}}
+        result["distillation"] = {"models": [{"name": "student", "score": 5.12, "standard_error": 0.02}]}
+        (language_run / "result.json").write_text(json.dumps(result))
+        run = read_run(language_run)
+        assert models_of(run) == [{"name": "student", "score": 5.12}]
+        found = score_of(run.result, run.baseline)
+        assert found is not None and found.standard_error == run.result["metrics"].get("standard_error")
+        return found
+
+    mlm = {"mlm_loss": 5.12, "mlm_count": 9, "mlm_standard_error": 0.07, "mlm_gain_standard_error": 0.02}
+    nsp = {"nsp_loss": 0.7, "nsp_count": 9, "nsp_standard_error": 0.01, "nsp_gain_standard_error": 0.01}
+    one_term, two_terms = score(mlm), score({**mlm, **nsp, "mlm_loss": 4.42})
+    assert (one_term.standard_error, one_term.gain_standard_error) == (0.07, 0.02)
+    assert (two_terms.standard_error, two_terms.gain_standard_error) == (None, 0.02), "unknown rather than wrong"
+    assert "84.5 standard errors" in two_terms.sentence
 
 
 def test_folder_without_run_is_refused(tmp_path):
