@@ -88,12 +88,13 @@ def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tupl
 
 
 def _tokenize(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
-    ids = tokenizer.encode(text).tolist()
-    unknown = tokenizer.roles.get("unk")
+    ids_T, ranges_T2 = tokenizer.encode_aligned(text)
+    ids, unknown = ids_T.tolist(), tokenizer.roles.get("unk")
     return Tokenization(
         name,
         tokenizer.vocab_size,
         tuple(tokenizer.readable(ids)),
+        tuple((start, end) for start, end in ranges_T2.tolist()),
         tuple(number for number, token in enumerate(ids) if token == unknown),
         tokenizer.decode(ids),
     )

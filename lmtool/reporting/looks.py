@@ -8,7 +8,6 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -30,12 +29,14 @@ _TOKEN_CHARACTERS = 14
 
 @dataclass(frozen=True)
 class Tokenization:
-    """The tokens of a text in one vocabulary. entries: size of the vocabulary. unknown: indices of unknown tokens.
-    decoded: the text decoded from the tokens."""
+    """The tokens of a text in one vocabulary. entries: size of the vocabulary. ranges: for each token, the start and
+    end of its characters in the text, without white space. unknown: indices of unknown tokens. decoded: the text
+    decoded from the tokens."""
 
     name: str
     entries: int
     pieces: tuple[str, ...]
+    ranges: tuple[tuple[int, int], ...]
     unknown: tuple[int, ...]
     decoded: str
 
@@ -66,6 +67,7 @@ def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Token
     output.paragraph(_LEGEND, "dim")
 
 
+_GRID_LEGEND = "Pieces stand below their letters. Bytes or other pieces of one letter share a cell, which names them."
 _LEGEND = "Spaces separate pieces; ␣ is a space in the text, ⏎ a line end, ## continues a word."
 
 
@@ -98,7 +100,16 @@ def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenizat
         ]
         letters = [visible_space(letter) if letter.isspace() else letter for letter in text[start:end]]
         lines.append((letters, rows_of_line))
-    html.write_page(path, "tokenizers.html", "tokenizers", text=text, rows=rows, lines=lines, legend=_LEGEND)
+    html.write_page(
+        path,
+        "tokenizers.html",
+        "tokenizers",
+        text=text,
+        rows=rows,
+        lines=lines,
+        legend=_LEGEND,
+        grid_legend=_GRID_LEGEND,
+    )
 
 
 # Maximum number of letters in a line of the grid, and of lines.
@@ -116,41 +127,26 @@ class _Span(NamedTuple):
 
 
 def _place(text: str, tokenization: Tokenization) -> list[_Span]:
-    """Returns the pieces with their places in the text. Pieces without letters of the text, such as unknown ones, share
-    the letters between their neighbors; a piece without any letter is left out."""
-    lower = "".join(letter.lower() if len(letter.lower()) == 1 else letter for letter in text)
+    """Returns the pieces with their places in the text. Pieces of the same letter, such as its bytes, share a place; a
+    piece of white space has the white space before the next piece, and is left out if there is none."""
     spans: list[_Span] = []
-    waiting: list[tuple[str, bool]] = []
     position = 0
-
-    def give_to_waiting(end: int) -> None:
-        words = [match.span() for match in re.finditer(r"\S+", text[position:end])]
-        if len(words) != len(waiting):
-            length = end - position
-            edges = [length * index // len(waiting) for index in range(len(waiting) + 1)] if waiting else []
-            words = list(pairwise(edges))
-        for (piece, unknown), (start, stop) in zip(waiting, words, strict=True):
-            if stop > start:
-                letters = _letters(piece) if not unknown else piece if 0.6 * len(piece) < stop - start else "?"
-                spans.append(_Span(position + start, position + stop, piece, letters, unknown))
-        waiting.clear()
-
-    for index, piece in enumerate(tokenization.pieces):
-        letters = _letters(piece)
-        start = lower.find(letters.lower(), position) if letters else -1
-        if not letters and position < len(text) and text[position].isspace() and not waiting:
-            start, letters = position, text[position]
-        between = text[position:start].strip() if start >= 0 else ""
-        if index in tokenization.unknown or start < 0 or (between and not waiting):
-            waiting.append((piece, index in tokenization.unknown))
+    for index, (piece, (start, end)) in enumerate(zip(tokenization.pieces, tokenization.ranges, strict=True)):
+        letters, is_unknown = _letters(piece), index in tokenization.unknown
+        if not letters:
+            start, end = position, position + len(text[position:end]) - len(text[position:end].lstrip())
+        elif end <= position and spans:
+            spans[-1] = spans[-1]._replace(piece=f"{spans[-1].piece} {piece}", letters=text[spans[-1].start : position])
             continue
-        if waiting:
-            give_to_waiting(start)
-        end = start + len(letters)
-        spans.append(_Span(start, end, piece, text[start:end].strip() or piece, False))
+        start = max(start, position)
+        if end <= start:
+            continue
+        if is_unknown:
+            letters = piece if 0.6 * len(piece) < end - start else "?"
+        elif not letters or letters.lower() == text[start:end].lower() or end - start < len(letters):
+            letters = text[start:end].strip() or piece
+        spans.append(_Span(start, end, piece, letters, is_unknown))
         position = end
-    if waiting:
-        give_to_waiting(len(text))
     return spans
 
 

@@ -12,7 +12,11 @@ import pytest
 from PIL import Image
 
 from lmtool.cli import main as cli
+from lmtool.commands import inspections
+from lmtool.config.registry import build
 from lmtool.reporting import looks
+from lmtool.tokenizers.configs import ByteBpeConfig, WordConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.commands.conftest import pretrain
 
 
@@ -83,20 +87,37 @@ def test_inspect_attention_positions_and_word_write_pages(place: Path, capsys: p
     assert "lmtool inspect attention" in capsys.readouterr().err
 
 
-def place(text: str, *pieces: str, unknown: tuple[int, ...] = ()) -> list[tuple[str, str]]:
-    spans = looks._place(text, looks.Tokenization("x", 9, pieces, unknown, text))
-    return [(span.piece, text[span.start : span.end]) for span in spans]
+def place(text: str, *pieces: tuple[str, int, int], unknown: tuple[int, ...] = ()) -> list[tuple[str, str, str]]:
+    names, ranges = tuple(piece for piece, *_ in pieces), tuple((start, end) for _, start, end in pieces)
+    spans = looks._place(text, looks.Tokenization("x", 9, names, ranges, unknown, text))
+    return [(span.piece, text[span.start : span.end], span.letters) for span in spans]
 
 
 def test_pieces_stand_below_their_letters() -> None:
-    assert place("Unhappy", "un", "##happy") == [("un", "Un"), ("##happy", "happy")]
-    assert place("a  b", "a", "␣", "␣b") == [("a", "a"), ("␣", " "), ("␣b", "b")]
-    assert place("of the x", "of</w>", "<unk>", "x</w>", unknown=(1,)) == [
-        ("of</w>", "of"), ("<unk>", "the"), ("x</w>", "x")
-    ]  # fmt: skip
-    assert place("naïve", "n", "##ai", "##ve") == [("n", "n"), ("##ai", "aï"), ("##ve", "ve")]
-    assert place("ab cd", "[UNK]", "[UNK]", unknown=(0, 1)) == [("[UNK]", "ab"), ("[UNK]", "cd")]
-    assert place("", "[UNK]", unknown=(0,)) == [] and place("a", "b", "b", "b") == [("b", "a")]
+    assert place("Unhappy", ("un", 0, 2), ("##happy", 2, 7)) == [("un", "Un", "Un"), ("##happy", "happy", "happy")]
+    spaced = place("a  b", ("a", 0, 1), ("␣", 2, 2), ("␣b", 3, 4))
+    assert spaced == [("a", "a", "a"), ("␣", " ", "␣"), ("␣b", "b", "b")]
+    assert place("a", ("␣", 0, 1), ("a", 0, 1)) == [("a", "a", "a")], "a mark before the text has no letters"
+    of_the = place("of [x", ("of</w>", 0, 2), ("<unk>", 3, 4), ("x</w>", 4, 5), unknown=(1,))
+    assert of_the == [("of</w>", "of", "of"), ("<unk>", "[", "?"), ("x</w>", "x", "x")]
+    assert place("naïve", ("n", 0, 1), ("##ai", 1, 3), ("##ve", 3, 5))[1] == ("##ai", "aï", "ai")
+    split = place("ïve", ("<C3>", 0, 1), ("<AF>", 0, 1), ("ve", 1, 3))
+    assert split == [("<C3> <AF>", "ï", "ï"), ("ve", "ve", "ve")], "the bytes of a letter share its cell"
+    assert place("ïve", ("<C3>", 0, 1), ("<AF>76", 0, 2), ("e", 2, 3))[1] == ("<AF>76", "v", "v")
+    assert place("", ("[UNK]", 0, 0), unknown=(0,)) == []
+
+
+def test_word_after_an_unknown_one_stands_below_itself() -> None:
+    text = "antidisestablishmentarianism is naïve"
+    words = build(WordConfig(minimum_count=1), ["this is what it is"] * 8, 64)
+    assert place_of(words, text) == [("[UNK]", text[:28]), ("is", "is"), ("[UNK]", "naïve")]
+    numbers = build(ByteBpeConfig(minimum_count=1), ["this is what it is"] * 8, 330)
+    assert ("<C3> <AF>", "ï") in place_of(numbers, text)
+
+
+def place_of(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:
+    spans = looks._place(text, inspections._tokenize("x", tokenizer, text))
+    return [(span.piece, text[span.start : span.end]) for span in spans]
 
 
 def test_lines_of_pieces_end_between_pieces() -> None:
