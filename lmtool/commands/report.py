@@ -8,14 +8,20 @@ from __future__ import annotations
 import shlex
 
 from lmtool.errors import UserError
-from lmtool.reporting.comparison import compare, report_comparison, scores_table, write_comparison_figures
+from lmtool.reporting.comparison import (
+    compare,
+    paper_table,
+    raw_scores_table,
+    report_comparison,
+    write_comparison_figures,
+)
 from lmtool.reporting.console import FIGURE_FORMATS, TABLE_FORMATS, Output
 from lmtool.reporting.methods import write_methods
 from lmtool.reporting.report import write_report, write_run_figures
 from lmtool.reporting.scaling import report_scaling
 from lmtool.reporting.sweep_files import is_sweep, read_sweep
 from lmtool.reporting.sweep_groups import blocks_of
-from lmtool.reporting.sweep_report import group_table, report_sweep, write_sweep_figures
+from lmtool.reporting.sweep_report import group_table, raw_group_table, report_sweep, write_sweep_figures
 from lmtool.runs.finding import run_folder
 from lmtool.system.terminal import say
 
@@ -79,8 +85,9 @@ def main(words: list[str]) -> int:
             f"format={formats[0]} prints the table of a sweep or of several runs", f"lmtool report {folders[0]}"
         )
     elif formats:
-        tables = [group_table(block) for block in blocks_of(read_sweep(sweeps[0]), *against)] if sweeps else []
-        for header, rows in tables or [scores_table(compare(folders))]:
+        scores, groups = (raw_scores_table, raw_group_table) if formats == ["csv"] else (paper_table, group_table)
+        tables = [groups(block) for block in blocks_of(read_sweep(sweeps[0]), *against)] if sweeps else []
+        for header, rows in tables or [scores(compare(folders))]:
             say(TABLE_FORMATS[formats[0]](header, rows))
     elif sweeps:
         report_sweep(output, sweeps[0], *against)

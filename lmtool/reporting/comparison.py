@@ -168,7 +168,7 @@ class RunComparison:
     """Compared runs.
 
     names: unique names of the runs. configurations: flat configuration of each run. keys: the differing keys. metrics:
-    the main metrics of the runs; of language models also the bits per byte, first if their losses cannot be compared.
+    the main metrics of the runs; of language models also the bits per byte, alone if their losses cannot be compared.
     paired: `paired_difference` of each other run and the first. caveat: why their losses cannot be compared, or None.
     """
 
@@ -206,7 +206,7 @@ def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
     metrics = list(dict.fromkeys(str(run.result["metric"]) for run in runs if run.result.get("metric")))
     caveat = loss_caveat(runs)
     if all(is_number(_value(run, _BITS)) for run in runs):
-        metrics = [_BITS, *metrics] if caveat else [*metrics, _BITS]
+        metrics = [_BITS] if caveat else [*metrics, _BITS]
     paired = [paired_difference(run, runs[0]) for run in runs[1:]]
     return RunComparison(runs, names, configurations, changed_keys(configurations), metrics, paired, caveat)
 
@@ -266,6 +266,8 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
         [title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics
     ]
     for key, (name, formatter) in _SUMMARY_ROWS.items():
+        if key == "baseline" and comparison.metrics == [_BITS]:  # that of the losses
+            continue
         values = [run.result.get(key) for run in runs]
         cells = [formatter(value) if is_number(value) else "" for value in values]
         rows += [[name, *cells]] if any(cells) else []
@@ -406,15 +408,22 @@ _SUMMARY_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def test_rows(runs: Sequence[RunFiles]) -> list[list[str | None]]:
     """Returns a row for each labeled test split: its name, and the score of each run."""
+    return [
+        [split, *(None if value is None else number(value) for value in values)]
+        for split, values in _test_scores(runs).items()
+    ]
+
+
+def _test_scores(runs: Sequence[RunFiles]) -> dict[str, list[float | None]]:
     tests = [as_object(run.result.get("tests")) for run in runs]
-    rows: list[list[str | None]] = []
+    scores: dict[str, list[float | None]] = {}
     for split in dict.fromkeys(name for splits in tests for name in splits):
         values = [
             as_object(splits.get(split)).get(str(run.result.get("metric")))
             for run, splits in zip(runs, tests, strict=True)
         ]
-        rows.append([plain(split), *(number(value) if is_number(value) else None for value in values)])
-    return rows
+        scores[plain(split)] = [value if is_number(value) else None for value in values]
+    return scores
 
 
 def scores_table(comparison: RunComparison) -> tuple[list[str], list[list[object]]]:
@@ -432,9 +441,7 @@ def scores_table(comparison: RunComparison) -> tuple[list[str], list[list[object
     numbered = list(enumerate(runs))
     if comparison.caveat is None or metrics[:1] == [_BITS]:
         numbered.sort(key=sort_key)
-    scores = [score_of(run.result, run.baseline) for run in runs]
-    errors = [None if score is None else score.standard_error for score in scores]
-    tests = test_rows(runs)
+    errors = [_error(run) for run in runs]
     columns: dict[str, Sequence[object]] = {"run": comparison.names}
     for metric in metrics:
         columns[title(metric)] = [_value(run, metric) for run in runs]
@@ -442,16 +449,59 @@ def scores_table(comparison: RunComparison) -> tuple[list[str], list[list[object
             columns[f"± {title(metric)}"] = [
                 error if run.result.get("metric") == metric else None for run, error in zip(runs, errors, strict=True)
             ]
-    columns |= {str(name): values for name, *values in tests}
-    columns["baseline"] = [run.baseline.get("value") for run in runs]
-    for name in ("parameters", "steps", "tokens", "words", "seconds"):
-        values = [run.result.get(name) for run in runs]
-        columns |= {} if name == "words" and None in values else {name: values}
-    spent = [run.result.get("flops") for run in runs]
-    columns["FLOPs"] = [flops(value) if is_number(value) else None for value in spent]
-    rates = [run.result.get("tokens_per_second") for run in runs]
-    columns["tokens/s"] = [round(rate) if is_number(rate) else None for rate in rates]
-    memory = [run.result.get("peak_memory_bytes") for run in runs]
-    columns["peak memory"] = [size(bytes_) if is_number(bytes_) else None for bytes_ in memory]
-    columns["status"] = [title(str(run.result.get("status", ""))) for run in runs]
+    columns |= {str(name): values for name, *values in test_rows(runs)}
+    if metrics != [_BITS]:  # that of the losses
+        columns["baseline"] = [run.baseline.get("value") for run in runs]
+    for key, (name, formatter) in _TABLE_COLUMNS.items():
+        values = [run.result.get(key) for run in runs]
+        if key != "words" or None not in values:
+            columns[name] = [formatter(value) if is_number(value) else None for value in values]
+    statuses = [title(str(run.result.get("status", ""))) for run in runs]
+    columns |= {} if set(statuses) == {"done"} else {"status": statuses}
     return list(columns), [[values[index] for values in columns.values()] for index, _ in numbered]
+
+
+def _error(run: RunFiles) -> float | None:
+    score = score_of(run.result, run.baseline)
+    return None if score is None else score.standard_error
+
+
+# By key of result.json: the name of the column, and the function that formats its values.
+_TABLE_COLUMNS: dict[str, tuple[str, Callable[[float], object]]] = {
+    **{name: (name, lambda value: value) for name in ("parameters", "steps", "tokens", "words", "seconds")},
+    "flops": ("FLOPs", flops),
+    "tokens_per_second": ("tokens/s", round),
+    "peak_memory_bytes": ("peak memory", size),
+}
+
+
+def paper_table(comparison: RunComparison) -> tuple[list[str], list[list[object]]]:
+    """Returns the table of all runs with durations as on the screen, which a page formats by itself."""
+    header, rows = scores_table(comparison)
+    place = header.index("seconds")
+    header[place] = "time"
+    for row in rows:
+        seconds = row[place]
+        row[place] = duration(seconds) if is_number(seconds) else None
+    return header, rows
+
+
+def raw_scores_table(comparison: RunComparison) -> tuple[list[str], list[list[object]]]:
+    """Returns the header and the rows of a table of all runs for other programs, as they were named: the keys of
+    result.json with their numbers, which have the unit in the key (FLOPs for flops)."""
+    runs = comparison.runs
+    metrics = dict.fromkeys(
+        [*comparison.metrics, *(str(run.result["metric"]) for run in runs if run.result.get("metric"))]
+    )
+    columns: dict[str, Sequence[object]] = {"run": comparison.names}
+    for metric in metrics:
+        columns[metric] = [_value(run, metric) for run in runs]
+        if metric != _BITS:
+            own = [run.result.get("metric") == metric for run in runs]
+            errors = [_error(run) if is_own else None for run, is_own in zip(runs, own, strict=True)]
+            columns |= {f"{metric}_standard_error": errors} if any(errors) else {}
+    columns |= dict(_test_scores(runs))
+    columns["baseline"] = [run.baseline.get("value") for run in runs]
+    columns |= {key: [run.result.get(key) for run in runs] for key in _TABLE_COLUMNS}
+    columns["status"] = [run.result.get("status", "") for run in runs]
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
@@ -194,6 +195,25 @@ def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
     return header, rows
 
 
+def raw_group_table(block: Block) -> tuple[list[str], list[list[object]]]:
+    """Returns the header, and a row per setting, best first, for other programs: plain numbers, which are means over
+    jobs, with the unit in the name (FLOPs for flops)."""
+    contrasts = {id(group): difference for group, difference in block.contrasts()}
+    rows: list[dict[str, object]] = []
+    for group in block.groups:
+        row: dict[str, object] = {key: group.settings[key] for key in block.keys} or {"setting": group.label}
+        row |= {block.metric: group.mean if group.n else None, "standard_error_of_seeds": group.error}
+        row |= {"standard_error_of_rows": group.rows_error, "n": group.n, "jobs": len(group.jobs)}
+        contrast = contrasts.get(id(group), Difference(None, 0))
+        row |= {"difference": contrast.value, "difference_low": contrast.low, "difference_high": contrast.high}
+        row["pairs"] = contrast.pairs
+        for name in ("flops", "tokens", "trainable_parameters"):
+            row[name] = _mean_of(group, itemgetter(name))
+        row["seconds"] = _seconds(group.jobs)
+        rows.append(row)
+    return list(rows[0]), [list(row.values()) for row in rows]
+
+
 def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
     """Returns further columns, averaged over the jobs of each group."""
 
@@ -235,8 +255,13 @@ def difference_cells(difference: Difference | None, reference: bool, seeded: boo
 
 
 def _time(jobs: Sequence[ReportedJob]) -> str | None:
+    seconds = _seconds(jobs)
+    return None if seconds is None else duration(seconds)
+
+
+def _seconds(jobs: Sequence[ReportedJob]) -> float | None:
     seconds = [job.seconds for job in jobs if job.seconds is not None]
-    return duration(sum(seconds) / len(seconds)) if seconds else None
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 def _job_numbers(jobs: Sequence[ReportedJob]) -> str:

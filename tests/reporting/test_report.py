@@ -564,7 +564,7 @@ def test_language_models_of_other_vocabularies_are_compared_by_bits_per_byte(tmp
     large = write_language_run(tmp_path / "large", loss=3.0, bits=1.2, vocabulary=1000)
     text = comparison_text(small, large)
     assert "different vocabularies (entries: small 100, large 1000)" in text and "bits per byte can" in text
-    assert text.index("bits per byte  1.500  1.200") < text.index("loss ")
+    assert "bits per byte  1.500  1.200" in text and not re.search("^(loss|baseline) ", text, re.MULTILINE)
     report_comparison(Output(io.StringIO()), [small, large], tmp_path / "page.html")
     page = read_page(tmp_path / "page.html").text
     assert page.index("large") < page.index("small")  # best first
@@ -614,6 +614,30 @@ def test_tables_for_other_programs(task_run, capsys: pytest.CaptureFixture[str],
     for words in (folders[:1], [folders[0], "format=xlsx"]):
         with pytest.raises(UserError, match="format"):
             report.main([*words, *(["format=csv"] if len(words) == 1 else [])])
+
+
+def test_csv_has_plain_numbers_and_a_paper_readable_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"small": (2.0, 1.5, 100), "large": (3.0, 1.2, 1000)}
+    runs = [write_language_run(tmp_path / name, *values) for name, values in sizes.items()]
+    for run in runs:
+        result = json.loads((run / "result.json").read_text())
+        result |= {"seconds": 91.755, "flops": 978446531954.5, "peak_memory_bytes": 973266944, "standard_error": 0.02}
+        (run / "result.json").write_text(json.dumps(result))
+    assert report.main([*map(str, runs), "format=csv"]) == 0
+    row = next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert row.pop("run") == "small" and row.pop("status") == "done"
+    values = {key: float(value) for key, value in row.items() if value}
+    assert values == {
+        "bits_per_byte": 1.5, "loss": 2.0, "loss_standard_error": 0.02, "seconds": 91.755, "flops": 978446531954.5,
+        "peak_memory_bytes": 973266944,
+    }  # fmt: skip
+    assert report.main([*map(str, runs), "format=latex"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header, *rows = ([cell.strip(" \\") for cell in line.split("&")] for line in lines if "&" in line)
+    cells = dict(zip(header, rows[0], strict=True))
+    assert cells["run"] == "large" and cells["bits per byte"] == "1.200", "best first"
+    assert (cells["time"], cells["FLOPs"], cells["peak memory"]) == ("1 min 32 s", "978 GFLOP", "973 MB")
+    assert not {"loss", "$\\pm$ loss", "baseline", "status"} & cells.keys()
 
 
 def test_figures_of_runs_for_a_paper(task_run, language_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -458,6 +458,21 @@ def test_curves_are_means_over_seeds_with_standard_errors(tmp_path: Path) -> Non
     assert (band.y0, band.y1) == pytest.approx((1.0, 4.0))  # 1.5 - 0.5 and 3 + 1
 
 
+def test_csv_of_a_sweep_has_plain_numbers(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {("a", 1): 0.4, ("a", 2): 0.5, ("b", 1): 0.3, ("b", 2): 0.2}
+    folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda *setting: scores[setting], seconds=200.0)
+    for number in range(4):
+        (folder / str(number) / "result.json").write_text(json.dumps({"flops": 978e9, "tokens": 120_000}))
+    assert report.main([str(folder), "format=csv"]) == 0
+    best, other = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert best.pop("tuning") == "a" and other.pop("tuning") == "b"
+    numbers = {key: float(value) for key, value in other.items() if value}
+    assert numbers["difference"] == pytest.approx(-0.2)
+    assert numbers["difference_low"] < numbers["difference"] < numbers["difference_high"]
+    assert (numbers["n"], numbers["seconds"], numbers["flops"], numbers["tokens"]) == (2, 200.0, 978e9, 120_000)
+    assert float(best["accuracy"]) == pytest.approx(0.45) and best["difference"] == ""
+
+
 @pytest.mark.parametrize("file_format", ["svg", "pdf"])
 def test_figures_of_a_sweep_for_a_paper(
     grid: Callable[..., Path], capsys: pytest.CaptureFixture[str], file_format: str
