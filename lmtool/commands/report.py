@@ -6,6 +6,8 @@ With `fit=scaling`, fits a scaling law to a sweep."""
 from __future__ import annotations
 
 import shlex
+import sys
+from pathlib import Path
 
 from lmtool.errors import UserError
 from lmtool.reporting.comparison import (
@@ -18,6 +20,7 @@ from lmtool.reporting.comparison import (
 from lmtool.reporting.console import FIGURE_FORMATS, TABLE_FORMATS, Output
 from lmtool.reporting.methods import write_methods
 from lmtool.reporting.report import write_report, write_run_figures
+from lmtool.reporting.run_files import is_run
 from lmtool.reporting.scaling import report_scaling
 from lmtool.reporting.sweep_files import is_sweep, read_sweep
 from lmtool.reporting.sweep_groups import blocks_of
@@ -48,7 +51,7 @@ def main(words: list[str]) -> int:
         raise UserError(f"report: format={' format='.join(formats)}", f"use one of {', '.join(_FORMATS)}")
     if not names or len(against) > 1:
         raise UserError(f"{' '.join(['report', *words])}: give run folders", "lmtool report runs/NAME")
-    folders, output = [run_folder(name) for name in names], Output()
+    folders, output = _runs_among(names), Output()
     sweeps = [folder for folder in folders if is_sweep(folder)]
     if sweeps and len(folders) > 1:
         jobs = [str(job.folder) for job in read_sweep(sweeps[0]).jobs[:2]]
@@ -96,3 +99,22 @@ def main(words: list[str]) -> int:
     else:
         report_comparison(output, folders, page)
     return 0
+
+
+def _runs_among(names: list[str]) -> list[Path]:
+    """Returns the folders of the names. If several are runs, as in `lmtool report runs/*`, returns these alone, and
+    says what is left out."""
+    folders = [run_folder(name) for name in names]
+    runs, left_out = list[Path](), list[str]()
+    for name, folder in zip(names, folders, strict=True):
+        if folder.name != Path(name).name and folders.count(folder) > 1:  # runs/latest
+            left_out.append(f"{name} ({folder.name})")
+        elif not folder.exists() or (is_run(folder) and not is_sweep(folder)):
+            runs.append(folder)
+        else:
+            kind = "a file" if folder.is_file() else "a sweep" if is_sweep(folder) else "no run"
+            left_out.append(f"{name} ({kind})")
+    if len(runs) < 2 or not left_out:
+        return folders
+    say(f"left out: {', '.join(left_out)}", sys.stderr)
+    return runs

@@ -150,14 +150,18 @@ def as_objects(value: object) -> list[JsonObject]:
     return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else []
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder has a file that training writes."""
+    return any((folder / name).is_file() for name in ("config.yaml", "result.json", "metrics.jsonl"))
+
+
 def read_run(run_dir: str | Path) -> RunFiles:
     """Reads a run folder. Raises UserError if it is not a run."""
     folder = Path(run_dir)
     if not folder.is_dir():
         raise no_run(folder)
     run = RunFiles(folder)
-    present = [name for name in ("config.yaml", "result.json", "metrics.jsonl") if (folder / name).is_file()]
-    if not present:
+    if not is_run(folder):
         raise UserError(
             f"{folder} is not a run: no config.yaml, result.json or metrics.jsonl",
             "name a folder written by a training command, such as runs/latest",

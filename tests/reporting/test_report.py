@@ -640,6 +640,27 @@ def test_csv_has_plain_numbers_and_a_paper_readable_ones(tmp_path: Path, capsys:
     assert not {"loss", "$\\pm$ loss", "baseline", "status"} & cells.keys()
 
 
+def test_report_of_all_of_a_folder_compares_its_runs(task_run, capsys: pytest.CaptureFixture[str]) -> None:
+    one = task_run("one", 0.75)
+    folder = task_run("two", 0.5).parent
+    (folder / "sweep" / "0").mkdir(parents=True)
+    (folder / "sweep" / "0" / "job.json").write_text("{}")
+    (folder / "course").mkdir()
+    (folder / "index.html").write_text("<html></html>")
+    (folder / "latest").symlink_to("two")
+    names = [str(folder / name) for name in ("course", "index.html", "latest", "one", "sweep", "two")]
+    assert report.main(names) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"accuracy +0\.750 +0\.500", shown.out)
+    assert shown.err.replace(f"{folder}/", "") == (
+        "left out: course (no run), index.html (a file), latest (two), sweep (a sweep)\n"
+    )
+    with pytest.raises(UserError, match="sweep is a sweep"):
+        report.main([str(one), str(folder / "sweep")])
+    with pytest.raises(UserError, match="absent"):
+        report.main([*names, str(folder / "absent")])
+
+
 def test_figures_of_runs_for_a_paper(task_run, language_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of a run are in its folder, those of a comparison beside the page."""
     first, second = (task_run(run, value) for run, value in (("one", 0.75), ("two", 0.5)))
