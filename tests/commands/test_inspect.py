@@ -88,6 +88,18 @@ def test_inspect_pretrain_checks_every_objective(
     assert not Path("runs").exists()
 
 
+def test_random_second_segments_are_those_of_the_warning(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first documents have two sentences and the others one, so that a sample differs from the whole epoch."""
+    lines = [f"The cat number {n} sat down. It was glad." if n < 150 else f"The dog {n} ran." for n in range(800)]
+    Path("text.txt").write_text("\n".join(lines) + "\n")
+    assert inspect("pretrain", "model=bert_tiny", "objective=mlm_nsp", *DATA, "data.document=line", "n=1") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    (finding,) = re.findall(r"the second text of ([\d.]+)% of the pairs is a random one", printed)
+    (row,) = re.findall(r"random second segments of an epoch ([\d.]+)%", printed)
+    (warned,) = re.findall(r"([\d.]+)% of the second segments are random", printed)
+    assert finding == row and float(warned) == pytest.approx(float(row), abs=0.5)
+
+
 def test_inspect_finetune_shows_example(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["task=sst2", "task.path=rows", "model=bert_tiny", "checkpoint=none", "cache_dir=cache"]
     assert inspect(*words, "n=1", "output=seen.jsonl") == 0

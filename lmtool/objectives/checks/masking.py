@@ -84,6 +84,9 @@ class MaskingInspector(StreamInspector):
     def check_plan(self, stats: RunningStatistics) -> None:
         if self.has_pairs:
             Inspector.check_plan(self, stats)
+            if self.examples.config.pairs != "sop":  # all pairs, as in the warning about them
+                label = self.examples.plan(0).rows["label"]
+                stats.report(_RANDOM, label.sum(), len(label), is_fraction=True)
         else:
             super().check_plan(stats)
 
@@ -275,7 +278,7 @@ class MaskedNextTokensInspector(StreamInspector):
 # How the classes 0 and 1 of each term are shown.
 _CLASSES = {"nsp": ("the second follows", "the second is random"), "sop": ("in order", "swapped")}
 # The name of the statistic of class 1. Without sentence-order prediction, the second segment of some pairs is random.
-_RANDOM, _SWAPPED = "random second segments in all", "pairs that are swapped"
+_RANDOM, _SWAPPED = "random second segments of an epoch", "pairs that are swapped"
 
 
 def check_pairs(stats: RunningStatistics, examples: MaskedPairs, rows: np.ndarray) -> None:
@@ -303,7 +306,6 @@ def _check_classes(stats: RunningStatistics, examples: MaskedPairs, rows: np.nda
         stats.never("pairs whose order contradicts their class", (~np.where(label, swapped, in_order)).sum())
         return
     stats.fraction("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
-    stats.report(_RANDOM, label.sum(), len(rows), is_fraction=True)
     stats.never("pairs without a choice whose second segment is not random", (~choice & ~label).sum())
     stats.never("random segments of the same document", (label & (document_a == document_b)).sum())
     stats.never("following segments of another document", (~label & (document_a != document_b)).sum())
