@@ -102,11 +102,13 @@ class Scorer(ABC):
     learner on its own batches and adds the results of all processes in the same order, so all have the same scores.
     calibrates: whether the result may tune decision thresholds. It may in training, on the rows that select the best
     checkpoint. selects: whether the scores select checkpoints during training. If so, expensive scores may be computed
-    for a fraction of the rows. by_document: whether to sum the losses of each document of a text, if the scorer can.
+    for a fraction of the rows. has_documents: whether it can sum the losses of each document of a text. by_document:
+    whether to do so, if it can.
     """
 
     calibrates: bool = False
     selects: bool = False
+    has_documents: bool = False
     by_document: bool = False
 
     @abstractmethod

@@ -183,6 +183,11 @@ class HeldOutSplits:
         return next(iter(self.splits.values()))
 
     @property
+    def has_documents(self) -> bool:
+        """Whether the first split has a loss for each document of its text."""
+        return scorer_of(self.learner, self.first.data, self.first.examples, self.predictors).has_documents
+
+    @property
     def tokens(self) -> tuple[int, int]:
         """The number of tokens that an evaluation during training and one of all examples reads."""
         sampled, complete = (

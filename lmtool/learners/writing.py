@@ -69,6 +69,7 @@ class TextScorer(PerplexityScorer):
     ):
         super().__init__(learner, predictors)
         self.metadata, self.end_id, self.documents_of = metadata, end_id, documents_of
+        self.has_documents = documents_of is not None
         self.loss_sum, self.token_count = 0.0, 0
         self.document_losses: Counter[int] = Counter()
 

@@ -89,7 +89,8 @@ def evaluate_text(
         )
     data, title = text_to_score(config, trained, pretraining)
     held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, pretraining.seed)
-    evaluations = held_out.score(trained.precision, by_document=config.against is not None)
+    other = None if config.against is None else _held_out_of_other(config, trained, pretraining, held_out)
+    evaluations = held_out.score(trained.precision, by_document=other is not None)
     if config.output is not None:
         write_output(config.output, evaluations.records())
     metrics = evaluations.metrics()
@@ -106,32 +107,31 @@ def evaluate_text(
         output.line(description)
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
-    if config.against is not None:
-        differences = {BITS: _difference_in_bits(config, trained, pretraining, data, evaluations.first)}
-        print_difference(output, config.checkpoint, config.against, metrics, differences, "documents")
+    if other is not None:
+        second = other.score(trained.precision, by_document=True).first
+        differences = {BITS: paired_difference(evaluations.first, second, document_bytes(trained, data.text))}
+        print_difference(output, config.checkpoint, str(config.against), metrics, differences, "documents")
     return metrics, {}
 
 
 BITS = "bits_per_byte"
 
 
-def _difference_in_bits(
-    config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, data: SplitData, first: Evaluation
-) -> dict[str, float]:
-    """Returns the bits per byte of a language model minus those of against= on the same text, with an interval that
-    resamples documents.
+def _held_out_of_other(
+    config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, held_out: HeldOutSplits
+) -> HeldOutSplits:
+    """Prepares the language model of against= on the same text, without scoring it.
 
     Args:
         config: The command's configuration.
         trained: The first model.
         pretraining: The configuration with which it was trained, which selects the text.
-        data: The text, tokenized for it.
-        first: Its evaluation.
+        held_out: Its text.
 
-    Returns:
-        "value", and the ends of the 95% interval "low" and "high".
+    Raises:
+        UserError: The text is a single document, or one of the models has no bits per byte by document.
     """
-    checkpoint = str(config.against)
+    checkpoint, data = str(config.against), held_out.first.data
     if data.store is None or len(data.text) < 2:
         raise UserError(
             f"against={checkpoint}: the difference has no interval without at least two documents of one text",
@@ -142,16 +142,21 @@ def _difference_in_bits(
         raise UserError(f"against={checkpoint} was trained for a task", "use a checkpoint of lmtool pretrain")
     text, _ = text_to_score(config, other, pretraining)
     length = config.max_length or other.config.max_length
-    held_out = HeldOutSplits(other.learner(), {"validation": text}, length, config.batch_tokens, other.config.seed)
-    second = held_out.score(other.precision, by_document=True).first
-    for name, evaluation in ((config.checkpoint, first), (checkpoint, second)):
-        if not evaluation.details.get(DOCUMENT_LOSSES):
-            raise UserError(
-                f"against={checkpoint}: {name} has no bits per byte by document, which causal language models without "
-                "carried state have",
-                "omit against=, and evaluate each checkpoint",
-            )
-    return paired_difference(first, second, document_bytes(trained, data.text))
+    prepared = HeldOutSplits(other.learner(), {"validation": text}, length, config.batch_tokens, other.config.seed)
+    for name, model in ((config.checkpoint, held_out), (checkpoint, prepared)):
+        if model.has_documents:
+            continue
+        objective = model.learner.config
+        reason = (
+            f"{name} carries state from one document to the next"
+            if objective.supports_stride
+            else f"the loss of {name} (objective={objective.name}) is not that of predicting every next token"
+        )
+        raise UserError(
+            f"{config.checkpoint} and {checkpoint} cannot be compared on a text: {reason}",
+            "set task=blimp, which compares language models of all kinds on minimal pairs, or finetune both on a task",
+        )
+    return prepared
 
 
 def document_bytes(trained: Trained, text: TokenStore) -> np.ndarray:

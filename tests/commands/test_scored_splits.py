@@ -12,7 +12,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.data.examples import Rows
-from lmtool.learners.held_out import sampled_rows
+from lmtool.learners.held_out import HeldOutSplits, sampled_rows
 from lmtool.session import session
 from tests.commands.conftest import TINY, finetune, pretrain
 
@@ -101,7 +101,9 @@ def test_sample_depends_on_texts_only() -> None:
     assert len(sampled_rows(Rows.of_texts(text=["same", "other"] * 100), 1)) == 100  # equal texts stay together
 
 
-def test_language_models_are_compared_on_the_same_documents(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_language_models_are_compared_on_the_same_documents(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     bits = {}
     for name, size in (("small", 300), ("large", 350)):
         run = pretrain(name, f"tokenizer.vocab_size={size}", "data.document=line", model="gpt_tiny")
@@ -116,8 +118,13 @@ def test_language_models_are_compared_on_the_same_documents(place: Path, capsys:
     assert (first, second) == (pytest.approx(bits["small"], abs=1e-3), pytest.approx(bits["large"], abs=1e-3))
     assert difference == pytest.approx(first - second, abs=2e-4) and low < difference < high
     pretrain("masked")
-    assert cli.main([*evaluate, "against=runs/masked"]) == 2
-    assert "runs/masked has no bits per byte by document" in capsys.readouterr().err
+    monkeypatch.setattr(HeldOutSplits, "score", lambda *_: pytest.fail("refused before anything is scored"))
+    for pair in (["runs/small", "runs/masked"], ["runs/masked", "runs/small"]):
+        capsys.readouterr()
+        assert cli.main(["evaluate", *pair, "data.document=line", *evaluate[2:]]) == 2
+        error = capsys.readouterr().err
+        assert f"{pair[0]} and {pair[1]} cannot be compared on a text: the loss of runs/masked (objective=mlm)" in error
+        assert "set task=blimp" in error and "against" not in error
 
 
 def bits_by_row(shown: str) -> dict[tuple[int, str], tuple[float, ...]]:
