@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,6 +139,15 @@ class EvaluationSplit:
             yield self.examples.batch(plan.rows[order[start:end]], order[start:end], 0)
 
 
+def _counted(batches: Iterator[Batch], progress: Callable[[int, int], None], total: int) -> Iterator[Batch]:
+    done = 0
+    for batch in batches:
+        progress(done, total)
+        yield batch
+        done = min(done + batch.tokens, total)
+    progress(total, total)
+
+
 class HeldOutSplits:
     """All held-out splits of a run; the first one gives the main score.
 
@@ -221,6 +230,7 @@ class HeldOutSplits:
         calibrates: bool = False,
         group: ProcessGroup = ALONE,
         by_document: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> SplitEvaluations:
         """Scores the learner on all splits.
 
@@ -230,6 +240,7 @@ class HeldOutSplits:
                 split also tunes the decision thresholds.
             group: The processes that share the work.
             by_document: Whether to sum the losses of each document, see `Scorer`.
+            progress: Takes the number of tokens of a split that are scored, and the number of all its tokens.
         """
         evaluations: dict[str, Evaluation] = {}
         for name, split in (self.samples if calibrates else self.splits).items():
@@ -237,6 +248,9 @@ class HeldOutSplits:
             scorer.calibrates, scorer.selects = calibrates and not evaluations, calibrates
             scorer.by_document = by_document
             batches = split.loader.epoch_batches()
+            if progress is not None:
+                total = int(split.loader.metadata()["tokens_per_epoch"])
+                batches = _counted(batches, progress, total)
             evaluations[name] = evaluate(self.learner, scorer, batches, precision, group)
         return SplitEvaluations(evaluations)
 

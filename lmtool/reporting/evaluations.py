@@ -78,6 +78,25 @@ def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMap
         output.line(f"warning: {split}: {warning}", "yellow")
 
 
+def print_text_scores(output: Output, title: str, metrics: Mapping[str, float]) -> None:
+    """Prints the scores of a language model on text, each loss with its standard error.
+
+    Args:
+        output: where to print.
+        title: the checkpoint and the text.
+        metrics: the result of `Evaluation.metrics`.
+    """
+    rows = []
+    for name, value in metrics.items():
+        # The only term of a loss is the loss.
+        if name.endswith("standard_error") or (name.endswith("_loss") and value == metrics["loss"]):
+            continue
+        error = metrics.get(f"{name.removesuffix('loss')}standard_error") if name.endswith("loss") else None
+        text = number(value) if isinstance(value, int) or abs(value) >= 100 else f"{value:.4f}"
+        rows.append([name, text + (f" ± {error:.4f}" if error else "")])
+    print_table(output, ["metric", "value"], rows, heading=title)
+
+
 _SCORE_KEYS = ("id", "gold", "prediction", "score", "loss", "probabilities")
 _ANSWER_KEYS = ("start", "end", "null_difference", "n_best")
 

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -32,7 +33,14 @@ from lmtool.models.base import AdjustableMemory, Backbone
 from lmtool.nn.configs import Extension
 from lmtool.nn.positions import Rotary
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.evaluations import interval_text, print_difference, print_few_shot, write_evaluation
+from lmtool.reporting.evaluations import (
+    interval_text,
+    print_difference,
+    print_few_shot,
+    print_text_scores,
+    write_evaluation,
+)
+from lmtool.reporting.text import count
 from lmtool.resolver.commands import EvaluateConfig, PretrainConfig
 from lmtool.runs.files import SCORED_ROWS, rows_digest
 from lmtool.session.requests import write_output
@@ -90,12 +98,12 @@ def evaluate_text(
     data, title = text_to_score(config, trained, pretraining)
     held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, pretraining.seed)
     other = None if config.against is None else _held_out_of_other(config, trained, pretraining, held_out)
-    evaluations = held_out.score(trained.precision, by_document=other is not None)
+    progress = _scoring_progress(output, config.checkpoint)
+    evaluations = held_out.score(trained.precision, by_document=other is not None, progress=progress)
     if config.output is not None:
         write_output(config.output, evaluations.records())
     metrics = evaluations.metrics()
-    rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
-    print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
+    print_text_scores(output, f"{config.checkpoint} · {title}", metrics)
     metadata = held_out.first.loader.metadata()
     in_lanes = "lanes" in metadata
     description = (
@@ -108,7 +116,8 @@ def evaluate_text(
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
     if other is not None:
-        second = other.score(trained.precision, by_document=True).first
+        progress = _scoring_progress(output, str(config.against))
+        second = other.score(trained.precision, by_document=True, progress=progress).first
         differences = {BITS: paired_difference(evaluations.first, second, document_bytes(trained, data.text))}
         print_difference(output, config.checkpoint, str(config.against), metrics, differences, "documents")
     return metrics, {}
@@ -157,6 +166,17 @@ def _held_out_of_other(
             "set task=blimp, which compares language models of all kinds on minimal pairs, or finetune both on a task",
         )
     return prepared
+
+
+def _scoring_progress(output: Output, checkpoint: str) -> Callable[[int, int], None]:
+    """Returns a function that shows how many of a number of tokens are scored, and their rate."""
+    began = time.perf_counter()
+
+    def show(done: int, total: int) -> None:
+        rate = f"{count(round(done / max(time.perf_counter() - began, 1e-9)))} tokens/s"
+        output.stage(f"scoring {checkpoint}", done, total, rate)
+
+    return show
 
 
 def document_bytes(trained: Trained, text: TokenStore) -> np.ndarray:
@@ -326,7 +346,11 @@ def text_to_score(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
         source, title = source.complete(), f"all text of {setting}"
     # The members of a mixture that are tasks are scored on their own rows.
     _, tasks = read_tasks(pretraining.objective, pretraining.seed, config.cache_dir, config.offline)
-    rows, progress = rows_of(tasks, "validation"), Output().stage
+    rows, on_stage = rows_of(tasks, "validation"), Output().stage
+
+    def progress(stage: str, done: int, total: int, rate: str = "", /) -> None:
+        on_stage(stage.replace("validation", title, 1), done, total, rate)
+
     text = tokenized_split(
         data, source, "validation", trained.tokenizer, config.cache_dir, progress, rows, config.stride
     )

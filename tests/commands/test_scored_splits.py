@@ -127,6 +127,24 @@ def test_language_models_are_compared_on_the_same_documents(
         assert "set task=blimp" in error and "against" not in error
 
 
+def test_scores_of_a_text_are_printed_once_with_progress(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = pretrain("run", model="gpt_tiny")
+    metrics = json.loads((run / "result.json").read_text())["metrics"]
+    Path("other.txt").write_text(Path("text.txt").read_text())
+    capsys.readouterr()
+    assert cli.main(["evaluate", "runs/run", "data=other.txt", "cache_dir=cache", "device=cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "tokenizing all text of data.path=other.txt" in shown and "validation" not in shown
+    assert "scoring runs/run …" in shown
+    names = re.findall(r"^(\w+) +\d.*$", shown, re.MULTILINE)
+    assert names == ["loss", "perplexity", "word_perplexity", "bits_per_byte", "clm_accuracy", "clm_count"], shown
+    assert cli.main(["evaluate", "runs/run", "cache_dir=cache", "device=cpu", "precision=fp32"]) == 0
+    score = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("loss "))
+    loss, sign, error = score.split()[1:]
+    assert (float(loss), sign) == (pytest.approx(metrics["loss"], abs=1e-3), "±")
+    assert float(error) == pytest.approx(metrics["standard_error"], abs=2e-4), "the same error as after training"
+
+
 def bits_by_row(shown: str) -> dict[tuple[int, str], tuple[float, ...]]:
     """The bits per byte of each row of the table by length, and the difference with its interval."""
     row = re.compile(

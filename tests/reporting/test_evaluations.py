@@ -7,7 +7,7 @@ import io
 import pytest
 
 from lmtool.reporting.console import Output
-from lmtool.reporting.evaluations import print_evaluation, print_probes
+from lmtool.reporting.evaluations import print_evaluation, print_probes, print_text_scores
 from lmtool.reporting.run_files import Accuracy, CheckpointProbes, LayerProbes
 
 
@@ -32,3 +32,14 @@ def test_probe_with_perfect_accuracy_has_no_error() -> None:
     print_probes(Output(stream), "next", probes)
     row = next(line for line in stream.getvalue().splitlines() if line.startswith("0 (embedding)"))
     assert row.split() == ["0", "(embedding)", "1.0000", "0.5000", "±", "0.2500"]
+
+
+def test_scores_of_a_text_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics: dict[str, float] = {"loss": 6.668, "standard_error": 0.0169, "word_perplexity": 2873377.1409}
+    metrics |= {"clm_loss": 6.668, "clm_standard_error": 0.0169, "clm_accuracy": 0.04769, "clm_count": 17715}
+    print_text_scores(Output(), "runs/gpt", metrics)
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[3:]]
+    assert rows == ["loss 6.6680 ± 0.0169", "word_perplexity 2.87 M", "clm_accuracy 0.0477", "clm_count 17,715"]
+    several = {"loss": 7.0, "standard_error": 0.1, "mlm_loss": 6.3, "mlm_standard_error": 0.08, "nsp_loss": 0.7}
+    print_text_scores(Output(), "runs/bert", several)
+    assert "mlm_loss  6.3000 ± 0.0800" in capsys.readouterr().out
