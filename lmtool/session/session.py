@@ -27,6 +27,7 @@ from lmtool.distillation.recording import StudentData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import (
     CHEAP_EVALUATION_TOKENS,
+    EVALUATED_SHARE,
     MIN_EVALUATION_ROWS,
     EvaluationSize,
     HeldOutSplits,
@@ -258,9 +259,9 @@ class Session:
 
     @property
     def _evaluation_size(self) -> EvaluationSize | None:
-        """The size of an evaluation during training. By default it reads at most as many tokens as are trained on in a
-        tenth of the run, which takes about a third of the time of training. It does not depend on measured times, so
-        that a resumed run has the same; a tenth of a run in minutes is that of a slow machine."""
+        """The size of an evaluation during training. By default the evaluations of a run together read at most
+        `EVALUATED_SHARE` of the tokens that it trains on. The size does not depend on measured times, so that a resumed
+        run has the same; a run in minutes is that of a slow machine."""
         config = self.config
         if config.evaluate_rows == "all":
             return None
@@ -269,21 +270,21 @@ class Session:
         plan = self.plan
         if config.max_minutes is None or config.evaluate_every is not None:
             interval = config.evaluate_every or max(1, plan.steps // 10)
-            return EvaluationSize(MIN_EVALUATION_ROWS, interval * plan.tokens_per_step)
+            return EvaluationSize(MIN_EVALUATION_ROWS, EVALUATED_SHARE * interval * plan.tokens_per_step)
         tokens = 6 * config.max_minutes * SLOW_FLOPS / plan.flops_per_token
         if config.max_steps is not None:
             tokens = min(tokens, config.max_steps / 10 * plan.tokens_per_step)
-        return EvaluationSize(MIN_EVALUATION_ROWS, tokens)
+        return EvaluationSize(MIN_EVALUATION_ROWS, EVALUATED_SHARE * tokens)
 
     @cached_property
     def evaluate_every(self) -> int | None:
-        """Steps between evaluations; None for a tenth of the run. A short run is evaluated less often, so that its
-        evaluations together read at most as many tokens as it trains on."""
+        """Steps between evaluations; None for a tenth of the run. A short run is evaluated less often, but twice, so
+        that `EVALUATED_SHARE` holds although an evaluation has a minimum size."""
         config, plan, (tokens, _) = self.config, self.plan, self.held_out.tokens
-        evaluations = int(plan.tokens / max(tokens, 1))
+        evaluations = max(2, int(EVALUATED_SHARE * plan.tokens / max(tokens, 1)))
         if config.evaluate_rows != "auto" or config.max_minutes is not None or tokens < CHEAP_EVALUATION_TOKENS:
             return config.evaluate_every
-        return config.evaluate_every or (math.ceil(plan.steps / max(evaluations, 1)) if evaluations < 10 else None)
+        return config.evaluate_every or (math.ceil(plan.steps / evaluations) if evaluations < 10 else None)
 
     @property
     def student_data(self) -> StudentData:
