@@ -83,7 +83,8 @@ def run_plan(name: str) -> Any:
 
     config, learner = _meta_learner(name)
     device = planned_device(config, DEVICE)
-    return plan_of(config, learner, _assumed_metadata(config, 0, config.objective.predicted_fraction), device)
+    metadata = _assumed_metadata(config, 0, float(config.max_length), config.objective.predicted_fraction)
+    return plan_of(config, learner, metadata, device)
 
 
 # --- measurements ----------------------------------------------------------------------------------------------------

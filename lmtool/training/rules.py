@@ -28,7 +28,9 @@ def require_unit_of_reference(
     unit, other = ("examples", "tokens") if batch_tokens is None else ("tokens", "examples")
     if getattr(scaling, unit) is None:
         reference, batch = getattr(scaling, other), batch_tokens or batch_examples
-        message = f"optimizer.batch_scaling has its reference in {other} ({reference}), but batch_{unit}={batch}"
+        message = (
+            f"optimizer.batch_scaling has its reference in {other} ({reference}), but batch_{unit}={batch} in {unit}"
+        )
         hint = (
             f'set "optimizer.batch_scaling={{rule: {scaling.rule}, {unit}: N}}", or batch_{other}=N batch_{unit}=null'
         )
