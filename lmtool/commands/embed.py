@@ -195,13 +195,8 @@ def run(config: EmbedConfig) -> None:
     )
     # All rows are read before the first one is embedded, so that an error in one of them comes first.
     in_portions = config.output is not None and config.input not in (None, "-")
-    if in_portions:
-        count = sum(
-            len(_rows(config, portion, task)) for portion in input_portions(str(config.input), task, embedder.portion)
-        )
-    else:
-        rows = _rows(config, requested_input(config, task), task)
-        count = len(rows)
+    rows = None if in_portions else _rows(config, requested_input(config, task), task)
+    count = sum(map(len, _portions(config, task, rows, embedder.portion)))
     check_output(config.output, embedder.pooling)
 
     def warn(text: str) -> None:
@@ -211,6 +206,7 @@ def run(config: EmbedConfig) -> None:
         warn(note)
     truncated: Counter[str] = Counter()
     if config.output is None:
+        assert rows is not None
         for line in _lines(rows, embedder.vectors(rows, truncated), embedder):
             output.line(line)
         for text in truncation_warnings(truncated, count):
@@ -225,29 +221,30 @@ def run(config: EmbedConfig) -> None:
             if first:
                 output.line(f"continues after {first:,} of {counted(count, 'text')}, which were embedded before")
             start = 0
-            for portion in _portions():
+            for portion in _portions(config, task, rows, embedder.portion):
                 if start >= first:
                     report = partial(_report, progress, start, count)
                     yield start, portion, embedder.vectors(portion, truncated, report)
                 start += len(portion)
 
-        def _portions() -> Iterator[Rows]:
-            if in_portions:
-                for portion in input_portions(str(config.input), task, embedder.portion):
-                    yield _rows(config, portion, task)
-            else:
-                for start in range(0, count, embedder.portion):
-                    yield rows.take(np.arange(start, min(start + embedder.portion, count)))
-
         settings = [embedder.pooling, embedder.average, embedder.states.layers, config.batch_tokens, precision.name]
         weights = [digest(part.state_dict()) for part in (loaded.model, embedder.modules) if part is not None]
         identity = loaded.saved.get("model"), embedder.tokenizer.fingerprint
         request = [*weights, *identity, embedder.format_name, embedder.prompt, embedder.max_length, *settings]
-        request.append(file_digest(str(config.input)) if in_portions else rows.columns)
+        request.append(file_digest(str(config.input)) if rows is None else rows.columns)
         written = _write(config.output, count, portions_from, embedder, request)
     for text in truncation_warnings(truncated, embedded):
         warn(text)
     output.line(f"{written}: {config.output} · {description} · {precision.name}")
+
+
+def _portions(config: EmbedConfig, task: TaskConfig | None, rows: Rows | None, size: int) -> Iterator[Rows]:
+    """Yields the rows in portions: `rows`, or if these are None, those of `input=`."""
+    if rows is None:
+        yield from (_rows(config, portion, task) for portion in input_portions(str(config.input), task, size))
+        return
+    for start in range(0, len(rows), size):
+        yield rows.take(np.arange(start, min(start + size, len(rows))))
 
 
 def _report(progress: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
