@@ -67,7 +67,7 @@ def padded(path, records, header, skip_ragged, rows, before=tables._from_records
         for number, cells in records:
             width = width or len(cells)
             yield number, (cells + [""] * width)[:width]
-    return before(path, even(), header, skip_ragged)
+    return before(path, even(), header, skip_ragged, rows)
 tables._from_records = padded
 sys.argv[0] = {str(SCRIPT)!r}
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
