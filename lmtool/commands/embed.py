@@ -193,11 +193,11 @@ def run(config: EmbedConfig) -> None:
     embedder, description = embedder_of(
         loaded, config.checkpoint, config.layers, config.pooling, config.batch_tokens, precision, config.offline
     )
+    check_output(config.output, embedder.pooling)
     # All rows are read before the first one is embedded, so that an error in one of them comes first.
     in_portions = config.output is not None and config.input not in (None, "-")
     rows = None if in_portions else _rows(config, requested_input(config, task), task)
     count = sum(map(len, _portions(config, task, rows, embedder.portion)))
-    check_output(config.output, embedder.pooling)
 
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")

@@ -141,7 +141,8 @@ def model_caveat(model: ModelConfig) -> str | None:
     try:
         declared.to_hf_config(model)
     except UserError as error:
-        return f"{error.message}; to export, {str(error.hint).rpartition('or ')[2]}"
+        hint = str(error.hint)
+        return f"{error.message}; to export, {hint.partition(', or ')[2] or hint}"
     return None
 
 
