@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +118,8 @@ class LayerCache:
     accumulates = True
 
     def __init__(self, cache: Cache):
-        self._cache = cache
+        # Strong references in both directions would keep the keys and values until Python collects cycles.
+        self._cache = proxy(cache)
         self._keys_NCAD: Tensor | None = None
         self._values_NCAD: Tensor | None = None
         self._kept: list[Any] = []
@@ -125,7 +127,7 @@ class LayerCache:
     def of(self, cache: Cache) -> LayerCache:
         """Returns the same keys and values in another cache."""
         layer = copy(self)
-        layer._cache = cache
+        layer._cache = proxy(cache)
         return layer
 
     def keep(self, compute: Callable[[], Any]) -> Any:

@@ -76,25 +76,26 @@ class CandidateScorer:
             prefix_cache = backbone.new_cache(1, max(sizes))
             backbone(self._pack([shared]), cache=prefix_cache, read_M=self._index([len(shared) - 1]))
         for group in groups_by_length(sizes, sizes, self.batch_tokens):
-            group_prompts = [prompts[number] for number in group]
-            lengths = tuple(map(len, group_prompts))
+            longest = max(sizes[number] for number in group)
             if prefix_cache is None:
-                cache = backbone.new_cache(len(group), max(sizes[number] for number in group))
+                cache = backbone.new_cache(len(group), longest)
             else:
                 cache = prefix_cache.branch([0] * len(group))
-            packed = self._pack(group_prompts, lengths if self.bidirectional_prompt else ())
+            lengths = tuple(len(prompts[number]) for number in group)
+            packed = self._pack([prompts[number] for number in group], lengths if self.bidirectional_prompt else ())
             hidden_NH = backbone(packed, cache=cache, read_M=self._index(np.cumsum(lengths) - 1))
             self._add_first_tokens(hidden_NH, group, candidates, scores)
             pairs = _multi_token_candidates(group, candidates)
-            size = max(1, self.batch_tokens // max(sizes[number] for number in group))
+            size = max(1, self.batch_tokens // longest)
             for start in range(0, len(pairs), size):
                 batch = pairs[start : start + size]
-                branch_cache = cache.branch([row for row, _, _ in batch])
                 texts = [candidates[number][index] for _, number, index in batch]
-                hidden_TH = backbone(self._pack([text[:-1] for text in texts]), cache=branch_cache)
+                packed = self._pack([text[:-1] for text in texts])
+                hidden_TH = backbone(packed, cache=cache.branch([row for row, _, _ in batch]))
                 sums = self._log_probabilities(hidden_TH, [text[1:] for text in texts])
                 for (_, number, index), value in zip(batch, sums, strict=True):
                     scores[number][index] += value
+            del cache  # before the next one is made
         return scores
 
     def _answers(
