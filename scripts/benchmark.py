@@ -6,7 +6,7 @@ Trainer, as documented and tuned; prediction with the pipeline; and what a train
     python scripts/benchmark.py --quick            about ten minutes: two rounds, wide spreads
     python scripts/benchmark.py --only sst2,mnli   some of the tables
     python scripts/benchmark.py --sizes base       BERT-base and GPT-2 small instead: a few steps, about eight minutes
-    python scripts/benchmark.py --corpus 40 160    memory of pretraining up to its first step, by megabytes of text
+    python scripts/benchmark.py --corpus 40 160    memory of pretrain, predict and embed, by megabytes
     python scripts/benchmark.py --resume FILE      finish the measurements of FILE, with its settings
     python scripts/benchmark.py --markdown FILE    the table of docs/speed.md from a finished FILE; nothing is measured
 
@@ -170,7 +170,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="two rounds instead of ten")
     add("--only", metavar="A,B", type=name_list("--only", NAMES), help=f"some of the tables: {', '.join(NAMES)}")
     add("--sizes", choices=["small", "base"], default="small", help="base: BERT-base and GPT-2 small, pretraining only")
-    add("--corpus", metavar="MB", nargs="+", type=int, help="measure only pretraining, on so many megabytes of text")
+    add("--corpus", metavar="MB", nargs="+", type=int, help="only the memory of some commands, by megabytes of text")
     add("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="auto: lmtool's own")
     add("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
     add("--output", type=Path, help="for the JSON lines (runs/bench/TIME.jsonl)")

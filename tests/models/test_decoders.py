@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 import pytest
 import torch
 
@@ -28,6 +31,21 @@ def test_cache_stores_key_value_heads_only():
     cache = backbone.new_cache(1, 40)
     backbone(Packed(torch.arange(7), (7,)), cache=cache)
     assert cache.layers[0]._keys_NCAD.shape[2] == 2
+
+
+@torch.no_grad()
+def test_cache_and_its_branch_are_freed_without_the_garbage_collector():
+    backbone = loaded(CASES["llama"].pair()).ours.backbone
+    cache = backbone.new_cache(1, 40)
+    gc.disable()
+    try:
+        backbone(Packed(torch.arange(7), (7,)), cache=cache)
+        branch = cache.branch([0, 0])
+        keys = [ref(each.layers[0]._keys_NCAD) for each in (cache, branch)]
+        del cache, branch
+        assert [key() for key in keys] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_grouped_queries_read_their_key_head():

@@ -311,10 +311,11 @@ def test_markdown_option_prints_table_of_a_file(benchmark, works, finished, monk
 @pytest.mark.slow
 def test_corpus_option_measures_memory(benchmark, monkeypatch, capsys):
     run(benchmark, monkeypatch, "--corpus", "1")
-    header, row = capsys.readouterr().out.splitlines()
-    size, seconds, peak = row.split()
-    assert header.split()[-2:] == ["peak", "MB"] and size == "1" and float(seconds) > 0 and 50 < float(peak) < 4000
-    monkeypatch.setattr("timing.corpus.COMMAND", ("model=nothing",))
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header == ["text", "MB", "command", "seconds", "peak", "MB"]
+    assert [row[:2] for row in rows] == [["1", "pretrain"], ["1", "predict"], ["1", "embed"]]
+    assert all(float(seconds) > 0 and 50 < float(peak) < 4000 for _, _, seconds, peak in rows)
+    monkeypatch.setattr("timing.corpus.PRETRAIN", ("pretrain", "model=nothing"))
     with pytest.raises(SystemExit) as caught:
         run(benchmark, monkeypatch, "--corpus", "1")
     assert caught.value.code == 1 and "lmtool pretrain ended with status 2" in capsys.readouterr().err
