@@ -51,8 +51,6 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     skip_reports(monkeypatch)
     monkeypatch.setattr("lmtool.session.companions.SAMPLES", 1)  # number of texts generated at the end
-    # It measures products of 8,192 rows, which take minutes on a CPU.
-    monkeypatch.setattr("lmtool.commands.profile.product_rate", lambda *_: 1e12)
 
 
 def losses(run: Path) -> list[float]:
@@ -259,6 +257,7 @@ COMMANDS = {
     "doctor": "doctor trains=false",
     "profile": "profile pretrain model=bert_tiny model.hidden_size=32 model.num_heads=2 model.feedforward_size=64 "
     "model.vocab_size=400 max_length=32 batch_tokens=128 data=text data.path=text.txt data.document=block",
+    "profile generate": "profile generate runs/start_gpt prompt='The happy' max_new_tokens=10 min_new_tokens=10",
     "plan": "plan finetune task=sst2 task.path=rows checkpoint=runs/start_bert",
 }
 WITHOUT_DEVICE = ("inspect", "doctor")
