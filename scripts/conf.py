@@ -26,7 +26,7 @@ from lmtool.commands.show import PRIMARY
 from lmtool.config import groups, registry
 from lmtool.config.base import Config, summary
 from lmtool.config.messages import section_class
-from lmtool.resolver.verbs import COMMANDS
+from lmtool.resolver.verbs import command_classes
 
 WIDTH, COLUMN = 120, 27  # the maximum width of a line, and the maximum column at which aligned comments start
 FIELD = re.compile(r"^(\s*)(- )?([A-Za-z_]\w*):(?: +(.*?))?(?:\s+#.*)?$")
@@ -126,7 +126,7 @@ def files() -> Iterator[tuple[Path, str]]:
                 chosen = {name for item in _load(path).get("defaults", []) if isinstance(item, dict) for name in item}
                 values: Any = OmegaConf.to_container(OmegaConf.create(registry.default_values(entry)))
                 yield path, updated_text(path, entry.config, {k: v for k, v in values.items() if k not in chosen})
-    for verb, config in COMMANDS.items():
+    for verb, config in command_classes().items():
         path = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
         yield path, updated_text(path, config, None)
 

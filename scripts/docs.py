@@ -18,7 +18,7 @@ from common import ROOT
 
 from lmtool.commands.show import PRIMARY, DocumentedField, about, all_fields
 from lmtool.config import groups, messages
-from lmtool.resolver.verbs import COMMANDS, VERBS
+from lmtool.resolver.verbs import VERBS, command_classes
 
 SOURCE, SITE = ROOT / "build" / "docs_source", ROOT / "build" / "docs"
 GUIDE = (
@@ -70,7 +70,7 @@ def main() -> None:
     for name in ("CHANGELOG.md", "SECURITY.md"):
         shutil.copy(ROOT / name, SOURCE / name)
     fields = list(all_fields())
-    commands = {f"commands/{PRIMARY[verb]}": command_page(verb, fields) for verb in COMMANDS}
+    commands = {f"commands/{PRIMARY[verb]}": command_page(verb, fields) for verb in command_classes()}
     options = {f"groups/{group.replace('/', '.')}": group_page(group, fields) for group in groups.all_groups()}
     for folder in ("commands", "groups"):
         (SOURCE / folder).mkdir()

@@ -9,7 +9,7 @@ from functools import cache
 from lmtool.cli import main
 from lmtool.config import groups, messages, registry
 from lmtool.resolver import verbs
-from lmtool.resolver.verbs import COMMANDS
+from lmtool.resolver.verbs import command_classes
 from lmtool.training.devices import DEVICES
 
 UNKNOWN = "\0"
@@ -33,7 +33,7 @@ _OF_FILES = (
 def _fields(components: int) -> dict[str, list[messages.FieldInfo | None]]:
     """Every key of every command, with its fields. components: how many there are; plugins add some."""
     known: dict[str, list[messages.FieldInfo | None]] = {}
-    for command in COMMANDS.values():
+    for command in command_classes().values():
         known |= {key: [*known.get(key, []), None] for key in command.overlays}
         for key, field in messages.fields_of(command, "", {}):
             known.setdefault(key, []).append(field)
@@ -44,7 +44,7 @@ def _fields(components: int) -> dict[str, list[messages.FieldInfo | None]]:
 
 @cache
 def _keys_of(verb: str) -> frozenset[str]:
-    return frozenset(messages.known_keys(COMMANDS[verb], {}))
+    return frozenset(messages.known_keys(command_classes()[verb], {}))
 
 
 def fields() -> dict[str, list[messages.FieldInfo | None]]:
@@ -81,7 +81,7 @@ def wrong_in(text: str, local: bool = False) -> Iterator[str]:
         rest = match[3].rstrip("?.").split()
         if verb not in verbs.VERBS and quoted:
             yield f"{match[0]}: there is no such command"
-        elif verb in COMMANDS:
+        elif verb in command_classes():
             typed = {word.partition("=")[0] for word in rest if re.match(r"[a-z][\w.]*=", word)}
             yield from (f"{match[0]}: it has no {key}" for key in typed - _keys_of(verb) if key not in _groups())
         elif verb in ("show", "list") and rest and not _OPEN.search(rest[0]):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, Unio
 from lmtool import __version__
 from lmtool.config import groups
 from lmtool.errors import UserError, nearest
-from lmtool.resolver.verbs import ABOUT_A_RUN, COMMANDS, LOOKS, TRAINING, VERBS, keys_of
+from lmtool.resolver.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS, command_classes, keys_of
 from lmtool.system.files import RUNS, replace_bytes, user_path
 from lmtool.system.terminal import safe_line, say
 
@@ -133,7 +133,7 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTab
     for group, name in registry.plugin_nodes(config_dirs):
         options.setdefault(group, {})[name] = name
     verbs: dict[str, KeyNodes] = {}
-    for verb, command in COMMANDS.items():
+    for verb, command in command_classes().items():
         keys = dict(_key_nodes(command))
         defaults = yaml_files.read_yaml(groups.conf_dir() / f"{VERBS[verb].primary}.yaml").get("defaults", [])
         groups_of_primary = {str(key).split()[-1] for item in defaults if isinstance(item, dict) for key in item}

@@ -186,12 +186,12 @@ def _flag_hint(flag: str, value: str, verb: str) -> str:
     verb: the typed command, such as "pretrain"; "" without one."""
     # Imported here because importing the configuration classes is slow.
     from lmtool.config import messages
-    from lmtool.resolver.verbs import COMMANDS
+    from lmtool.resolver.verbs import command_classes
 
     if flag in FLAG_FORMS:
         return FLAG_FORMS[flag].replace("{}", value or "NAME")
     key = flag.lstrip("-").replace("-", "_")
-    command = COMMANDS.get(verb, COMMANDS["finetune"])
+    command = command_classes().get(verb, command_classes()["finetune"])
     if key in messages.known_keys(command, {}):
         return f"a key has no dashes: write {key}={value or 'VALUE'}"
     # A command without the key model= reads a checkpoint.
@@ -428,7 +428,7 @@ _BY_INPUT: dict[Reads, Callable[[str, Arguments], int]] = {
 
 def _sweep(verb: str, arguments: Arguments) -> int:
     from lmtool.resolver import decoding
-    from lmtool.resolver.verbs import COMMANDS
+    from lmtool.resolver.verbs import command_classes
     from lmtool.runs import branches
     from lmtool.sweeps import jobs, table
 
@@ -451,7 +451,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
         show=table.show,
         plugins=tuple(arguments.plugins),
         typed=[word for word in arguments.typed if word != verb],
-        has_result="run_dir" in COMMANDS[verb].model_fields,
+        has_result="run_dir" in command_classes()[verb].model_fields,
     )
     return jobs.run(request, print_config=arguments.cfg)
 

@@ -20,11 +20,11 @@ from lmtool.config.messages import section_class
 from lmtool.config.registry import choice_of, several_of
 from lmtool.errors import UserError, nearest, nearest_keys
 from lmtool.models import recipes
-from lmtool.resolver.verbs import COMMANDS, TRAINING, VERBS, keys_of
+from lmtool.resolver.verbs import TRAINING, VERBS, command_classes, keys_of
 from lmtool.system.terminal import say
 
 # The name of the YAML file that each command composes its configuration from.
-PRIMARY = {verb: str(VERBS[verb].primary) for verb in COMMANDS}
+PRIMARY = {name: verb.primary for name, verb in VERBS.items() if verb.primary is not None}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
 
 def all_fields(config_dirs: Sequence[Path] = ()) -> Iterator[DocumentedField]:
     """Yields every key of every command and component."""
-    for verb, command in COMMANDS.items():
+    for verb, command in command_classes().items():
         file = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
         yield from _fields(command, "", f"lmtool {verb}", file, "")
     for verb in VERBS:
@@ -230,7 +230,7 @@ def json_schema(config_dirs: Sequence[Path] = ()) -> JsonObject:
         if "auto" in groups.options(group, config_dirs):
             section["properties"]["name"]["anyOf"].append({"const": "auto"})
     commands: dict[str, dict[type[Config], Path | None]] = {
-        verb: {config: groups.conf_dir() / f"{PRIMARY[verb]}.yaml"} for verb, config in COMMANDS.items()
+        verb: {config: groups.conf_dir() / f"{PRIMARY[verb]}.yaml"} for verb, config in command_classes().items()
     }
     definitions |= {PRIMARY[verb]: _section_schema(config, definitions) for verb, config in commands.items()}
     run = _section_schema(dict(pair for verb in TRAINING for pair in commands[verb].items()), definitions)

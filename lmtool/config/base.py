@@ -114,9 +114,6 @@ def summary(description: str | None) -> str:
     return re.split(r"(?<!et al)\. ", description or "")[0].removesuffix(".")
 
 
-DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
-
-
 class CommandConfig(Config):
     """The keys that every command shares."""
 

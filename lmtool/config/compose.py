@@ -44,7 +44,6 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from lmtool.config import groups, messages, registry, saved
 from lmtool.config.base import JsonObject
-from lmtool.config.messages import listed
 from lmtool.config.registry import MULTI_SELECT_GROUPS, entries
 from lmtool.errors import Problem, UserError, nearest
 
@@ -62,8 +61,6 @@ class AcceptedOverrides:
 
     groups: dict[str, tuple[str, ...]]
     primary: dict[str, str | None]
-    several: frozenset[str] = frozenset()
-    """Groups that accept a list of options in one run: GROUP=[ONE,TWO]."""
     keys: frozenset[str] = frozenset()
     """The command's top-level keys, except groups."""
     verbatim: Sequence[str] = ()
@@ -76,21 +73,8 @@ class AcceptedOverrides:
         section, _, name = key.partition(".")
         if not name:
             return section in self.keys or section in self.primary
-        configs = [entry.config for entry in registry.entries(section)] if section in self.primary else []
-        return any(name.partition(".")[0] in config.model_fields for config in configs)
-
-
-def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> AcceptedOverrides:
-    """Reads the overrides that a primary YAML file accepts. extra: options of plugins, by group."""
-    offered = groups.all_options(config_dirs)
-    for name, options in extra.items():
-        offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
-    content = saved.read_yaml(primary)
-    defaults = content.get("defaults", [])
-    primary_groups = {
-        str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()
-    }
-    return AcceptedOverrides(offered, primary_groups, registry.MULTI_SELECT_GROUPS, frozenset(content) - {"defaults"})
+        components = entries(section) if section in self.primary else ()
+        return any(name.partition(".")[0] in entry.config.model_fields for entry in components)
 
 
 def not_an_override(text: str, accepted: AcceptedOverrides) -> Problem:
@@ -175,10 +159,10 @@ def read_overrides(
     overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: bool = False
 ) -> CheckedOverrides:
     """Checks and rewrites overrides. accepted: the overrides that the command accepts. multirun: whether -m is set."""
-    checked = CheckedOverrides()
-    values: dict[str, str] = {}
+    reader = _Reader(accepted, multirun)
+    checked, values = reader.checked, reader.values
     for text in overrides:
-        checked.problems += _read_override(text, accepted, multirun, values, checked)
+        checked.problems += reader.read(text)
     for first, second in accepted.alternatives:
         if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
             message = f"{first}={values[first]} and {second}={values[second]} exclude each other"
@@ -186,28 +170,129 @@ def read_overrides(
     return checked
 
 
-def _read_override(
-    text: str, accepted: AcceptedOverrides, multirun: bool, values: dict[str, str], checked: CheckedOverrides
-) -> Iterator[Problem]:
-    """Adds an override to `checked`, and its value to `values`, or yields its problems."""
-    sign, key = _key(text)
-    value, section = text.partition("=")[2], key.partition(".")[0]
-    if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
-        message = f"{key[:40]}...: the key has more than {LONGEST_KEY} bytes"
-        yield Problem(key, message, "`lmtool show KEY` explains a key")
-    elif "=" not in text and sign != "~":
-        yield not_an_override(text, accepted)
-    elif sign != "~" and key not in accepted.groups and values.setdefault(key, value) != value:
-        message = f"{key}={values[key]} and {key}={value}: a key may be set only once"
-        yield Problem(key, message, "keep one of them")
-    elif key in accepted.verbatim:
-        checked.verbatim[key] = value
-    elif section in accepted.verbatim:
-        yield Problem(key, f"{key}: {section}= is text here and has no keys", f"set {section}=TEXT")
-    elif isinstance(override := _parse(OverridesParser.create(), text, key), Problem):
-        yield override
-    else:
-        yield from _classify(override, sign, key, accepted, multirun, checked)
+class _Reader:
+    """Checks overrides one after the other. values: the typed value of each key that is not a group."""
+
+    def __init__(self, accepted: AcceptedOverrides, multirun: bool):
+        self.accepted, self.multirun = accepted, multirun
+        self.checked, self.values = CheckedOverrides(), dict[str, str]()
+        self.parser = OverridesParser.create()
+
+    def read(self, text: str) -> Iterator[Problem]:
+        """Adds an override to `checked`, and its value to `values`, or yields its problems."""
+        accepted, values = self.accepted, self.values
+        sign, key = _key(text)
+        value, section = text.partition("=")[2], key.partition(".")[0]
+        if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
+            message = f"{key[:40]}...: the key has more than {LONGEST_KEY} bytes"
+            yield Problem(key, message, "`lmtool show KEY` explains a key")
+        elif "=" not in text and sign != "~":
+            yield not_an_override(text, accepted)
+        elif sign != "~" and key not in accepted.groups and values.setdefault(key, value) != value:
+            message = f"{key}={values[key]} and {key}={value}: a key may be set only once"
+            yield Problem(key, message, "keep one of them")
+        elif key in accepted.verbatim:
+            self.checked.verbatim[key] = value
+        elif section in accepted.verbatim:
+            yield Problem(key, f"{key}: {section}= is text here and has no keys", f"set {section}=TEXT")
+        elif isinstance(override := _parse(self.parser, text, key), Problem):
+            yield override
+        else:
+            yield from self._classify(override, sign, key)
+
+    def _classify(self, override: Override, sign: str, key: str) -> Iterator[Problem]:
+        accepted, multirun, checked = self.accepted, self.multirun, self.checked
+        group, text = key.partition("@")[0], str(override.input_line)
+        value, nested = text.partition("=")[2], key.replace(".", "/")
+        parsed = override.value()
+        values = parsed.list if isinstance(parsed, ChoiceSweep) else parsed
+        if isinstance(parsed, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values)):
+            options = accepted.groups.get(nested, ()) if multirun and isinstance(parsed, Glob) else ()
+            matching: list[str] = parsed.filter(list(options)) if options else []
+            if not matching:
+                fault = (
+                    f"matches no option of {key}"
+                    if multirun
+                    else "is a pattern of several options, but a run takes one"
+                )
+                runs = f"-m {shlex.quote(f'{key}={value}')} runs each option of a group that it matches; "
+                hint = f"{'' if multirun else runs}use a pattern alone, or quote a text"
+                yield Problem(key, f"{key}={value} {fault}", hint)
+                return
+            # A pattern is replaced by the options that it matches, in their order.
+            group, value = nested, ",".join(matching)
+            text = f"{group}={value}"
+            override = self.parser.parse_override(text)
+        names = _names(override)
+        if "." in key and nested in accepted.groups and names and all(isinstance(name, str) for name in names):
+            # A group within a section may also be written with a dot, like a value: model.positions=rotary.
+            group, text = nested, f"{nested}={value}"
+        if key.startswith(("hydra.", "hydra/")):
+            is_used = multirun and key.startswith(SWEEP_KEYS) and not key.startswith(GRID)
+            if is_used and not imports_a_name(text):
+                checked.hydra.append(text)
+            else:
+                yield _hydra_problem(key, value, multirun)
+        elif group in accepted.groups or "/" in group:
+            yield from self._choose(override, text, sign, group)
+        elif sign == "~":
+            yield Problem(
+                f"~{key}", f"~{key}: a value cannot be removed", f"set {key}=VALUE, or null if the key allows it"
+            )
+        elif _sweeps_inside(override.value()):
+            hint = f"write the values out; to sweep, write them without brackets: -m {key}=A,B"
+            yield Problem(key, f"{key}={value}: a list or section cannot contain a sweep", hint)
+        elif override.is_sweep_override() and not multirun:
+            hint = f'-m sweeps over them; a list has brackets, a text quotes: [{value}] or "{value}"'
+            yield Problem(key, f"{key}={value} has several values, but a run takes one", hint)
+        else:
+            checked.sweeps = checked.sweeps or override.is_sweep_override()
+            checked.values.append(f"++{key}={value}")
+
+    def _choose(self, override: Override, text: str, sign: str, group: str) -> Iterator[Problem]:
+        accepted, checked = self.accepted, self.checked
+        section, value = group.split("/")[0], text.partition("=")[2]
+        if sign == "~":
+            yield Problem(
+                f"~{group}", f"~{group}: a section cannot be removed", f"`lmtool list {group}` prints its options"
+            )
+        elif group not in accepted.groups:
+            close = nearest(group, accepted.groups)
+            hint = f"did you mean {close}={value}?" if close else "`lmtool list` prints the groups"
+            yield Problem(group, f"there is no group {group}", hint)
+        elif section not in accepted.primary:
+            offered = ", ".join(name for name in accepted.primary if accepted.groups.get(name))
+            hint = "name the labeled rows: task=FILE" if section == "data" else f"use one of its groups: {offered}"
+            yield Problem(group, f"{text}: this command has no {section}", hint)
+        elif isinstance(override.value(), list) and group not in MULTI_SELECT_GROUPS:
+            names = value.strip("[]")
+            first = names.split(",")[0].strip()
+            hint = f"choose one, {group}={first}, or run each: -m {group}={names.replace(' ', '')}"
+            yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
+        elif override.is_sweep_override() and not self.multirun:
+            together = f"; for all in one run, {group}=[{value}]" if group in MULTI_SELECT_GROUPS else ""
+            hint = f"add -m to run each: -m {text}{together}"
+            yield Problem(group, f"{text} has several values, but a run takes one", hint)
+        elif override.value() in (None, []):
+            # In Hydra, removing the group is the way to select no option.
+            if accepted.primary.get(group) is not None:
+                checked.choices.append(f"~{group}")
+        else:
+            selected = _names(override)
+            unknown = [name for name in selected if str(name) not in accepted.groups[group]]
+            for name in unknown:
+                yield messages.unknown_choice(group, group, str(name), accepted.groups[group])
+            before = next((choice for choice in checked.choices if choice.partition("=")[0] == group), None)
+            if before not in (None, text.lstrip("+")):
+                values_text = f"{before.partition('=')[2]},{value}".replace("[", "").replace("]", "")
+                together = (
+                    f"for both, set {group}=[{values_text}]" if group in MULTI_SELECT_GROUPS else "keep one of them"
+                )
+                hint = f"{together}; or run each: -m {group}={values_text}"
+                yield Problem(group, f"{before} and {group}={value}: a run takes one {group}", hint)
+            elif not unknown:
+                checked.sweeps = checked.sweeps or override.is_sweep_override()
+                checked.choices.append(text.lstrip("+"))
 
 
 def key_of(text: str) -> str:
@@ -255,54 +340,6 @@ def _quoted(text: str) -> str:
     return f"{key}={(_WORD_OF_SECTION if '{' in value else _WORD).sub(quote, value)}"
 
 
-def _classify(
-    override: Override, sign: str, key: str, accepted: AcceptedOverrides, multirun: bool, checked: CheckedOverrides
-) -> Iterator[Problem]:
-    """Adds an override to `checked`, or yields its problems."""
-    group, text = key.partition("@")[0], str(override.input_line)
-    value, nested = text.partition("=")[2], key.replace(".", "/")
-    parsed = override.value()
-    values = parsed.list if isinstance(parsed, ChoiceSweep) else parsed
-    if isinstance(parsed, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values)):
-        options = accepted.groups.get(nested, ()) if multirun and isinstance(parsed, Glob) else ()
-        matching: list[str] = parsed.filter(list(options)) if options else []
-        if not matching:
-            fault = (
-                f"matches no option of {key}" if multirun else "is a pattern of several options, but a run takes one"
-            )
-            runs = f"-m {shlex.quote(f'{key}={value}')} runs each option of a group that it matches; "
-            hint = f"{'' if multirun else runs}use a pattern alone, or quote a text"
-            yield Problem(key, f"{key}={value} {fault}", hint)
-            return
-        # A pattern is replaced by the options that it matches, in their order.
-        group, value = nested, ",".join(matching)
-        text = f"{group}={value}"
-        override = OverridesParser.create().parse_override(text)
-    names = _names(override)
-    if "." in key and nested in accepted.groups and names and all(isinstance(name, str) for name in names):
-        # A group within a section may also be written with a dot, like a value: model.positions=rotary.
-        group, text = nested, f"{nested}={value}"
-    if key.startswith(("hydra.", "hydra/")):
-        is_used = multirun and key.startswith(SWEEP_KEYS) and not key.startswith(GRID)
-        if is_used and not imports_a_name(text):
-            checked.hydra.append(text)
-        else:
-            yield _hydra_problem(key, value, multirun)
-    elif group in accepted.groups or "/" in group:
-        yield from _choice(override, text, sign, group, accepted, multirun, checked)
-    elif sign == "~":
-        yield Problem(f"~{key}", f"~{key}: a value cannot be removed", f"set {key}=VALUE, or null if the key allows it")
-    elif _sweeps_inside(override.value()):
-        hint = f"write the values out; to sweep, write them without brackets: -m {key}=A,B"
-        yield Problem(key, f"{key}={value}: a list or section cannot contain a sweep", hint)
-    elif override.is_sweep_override() and not multirun:
-        hint = f'-m sweeps over them; a list has brackets, a text quotes: [{value}] or "{value}"'
-        yield Problem(key, f"{key}={value} has several values, but a run takes one", hint)
-    else:
-        checked.sweeps = checked.sweeps or override.is_sweep_override()
-        checked.values.append(f"++{key}={value}")
-
-
 def _sweeps_inside(value: object) -> bool:
     """Whether part of a list or section is itself a sweep (`[range(1,3)]`), which Hydra would silently treat as a
     value."""
@@ -320,57 +357,6 @@ def _hydra_problem(key: str, value: str, multirun: bool) -> Problem:
     add = "add -m, or " if key.startswith(SWEEP_KEYS) and not multirun else ""
     folder = "; run_dir=FOLDER sets the folder of a run" if key.startswith(("hydra.run", "hydra.sweep.dir")) else ""
     return Problem(key, f"{key}={value}: {reason}", f"{add}omit it{folder}")
-
-
-def _choice(
-    override: Override,
-    text: str,
-    sign: str,
-    group: str,
-    accepted: AcceptedOverrides,
-    multirun: bool,
-    checked: CheckedOverrides,
-) -> Iterator[Problem]:
-    section, value = group.split("/")[0], text.partition("=")[2]
-    if sign == "~":
-        yield Problem(
-            f"~{group}", f"~{group}: a section cannot be removed", f"`lmtool list {group}` prints its options"
-        )
-    elif group not in accepted.groups:
-        close = nearest(group, accepted.groups)
-        hint = f"did you mean {close}={value}?" if close else "`lmtool list` prints the groups"
-        yield Problem(group, f"there is no group {group}", hint)
-    elif section not in accepted.primary:
-        offered = ", ".join(name for name in accepted.primary if accepted.groups.get(name))
-        hint = "name the labeled rows: task=FILE" if section == "data" else f"use one of its groups: {offered}"
-        yield Problem(group, f"{text}: this command has no {section}", hint)
-    elif isinstance(override.value(), list) and group not in accepted.several:
-        names = value.strip("[]")
-        first = names.split(",")[0].strip()
-        hint = f"choose one, {group}={first}, or run each: -m {group}={names.replace(' ', '')}"
-        yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
-    elif override.is_sweep_override() and not multirun:
-        together = f"; for all in one run, {group}=[{value}]" if group in accepted.several else ""
-        hint = f"add -m to run each: -m {text}{together}"
-        yield Problem(group, f"{text} has several values, but a run takes one", hint)
-    elif override.value() in (None, []):
-        # In Hydra, removing the group is the way to select no option.
-        if accepted.primary.get(group) is not None:
-            checked.choices.append(f"~{group}")
-    else:
-        selected = _names(override)
-        unknown = [name for name in selected if str(name) not in accepted.groups[group]]
-        for name in unknown:
-            yield messages.unknown_choice(group, group, str(name), accepted.groups[group])
-        before = next((choice for choice in checked.choices if choice.partition("=")[0] == group), None)
-        if before not in (None, text.lstrip("+")):
-            values_text = f"{before.partition('=')[2]},{value}".replace("[", "").replace("]", "")
-            together = f"for both, set {group}=[{values_text}]" if group in accepted.several else "keep one of them"
-            hint = f"{together}; or run each: -m {group}={values_text}"
-            yield Problem(group, f"{before} and {group}={value}: a run takes one {group}", hint)
-        elif not unknown:
-            checked.sweeps = checked.sweeps or override.is_sweep_override()
-            checked.choices.append(text.lstrip("+"))
 
 
 def _names(override: Override) -> list[Any]:
@@ -547,23 +533,26 @@ FIRST_LINE = f"add {WHOLE_RUN} as its first line"
 
 
 def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> AcceptedOverrides:
-    """Returns the groups and options that a primary file can be composed with, including components of plugins.
+    """Returns the groups, options and keys that a primary file can be composed with, including components of plugins.
 
     Plugins' components reach Hydra here, as nodes of its ConfigStore. Raises UserError if a plugin's node has the name
     of a shipped YAML.
     """
-    extra: dict[str, tuple[str, ...]] = {}
-    store = ConfigStore.instance()
+    offered, store = groups.all_options(config_dirs), ConfigStore.instance()
     for (group, name), (entry, data) in registry.plugin_nodes(config_dirs).items():
         package = f"{group}.{name}" if group in MULTI_SELECT_GROUPS else None
         store.store(group=group, name=name, node=data, package=package, provider=entry.config.__module__)
     for group, names in _stored_nodes(store.repo).items():
-        clash = sorted(set(names) & set(groups.options(group, config_dirs)))
-        if clash:
+        if clash := sorted(set(names) & set(offered.get(group, ()))):
             message = f"a plugin registers {group}={clash[0]}, but lmtool has a YAML of that name"
             raise UserError(message, "rename it in the plugin")
-        extra[group] = names
-    return read_accepted(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
+        offered[group] = tuple(sorted({*offered.get(group, ()), *names}))
+    content = saved.read_yaml(groups.conf_dir() / f"{primary}.yaml")
+    defaults = content.get("defaults", [])
+    primary_groups = {
+        str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()
+    }
+    return AcceptedOverrides(offered, primary_groups, frozenset(content) - {"defaults"})
 
 
 def _stored_nodes(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
@@ -626,7 +615,11 @@ def translated_errors() -> Iterator[None]:
     try:
         yield
     except MissingConfigException as error:
-        raise _missing(error) from error
+        group, _, name = (error.missing_cfg_file or "").removesuffix(".yaml").rpartition("/")
+        offered = tuple(error.options or ()) or groups.options(group)
+        close = nearest(name, offered)
+        hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints its options"
+        raise UserError(f"{group}={name} is not one of {messages.listed(offered)}", hint) from error
     except RecursionError as error:
         hint = "use fewer nested lists and sections in the overrides and in your YAML"
         raise UserError("the configuration cannot be composed: it is nested too deeply", hint) from error
@@ -668,15 +661,6 @@ def set_values(config: DictConfig, values: Sequence[str]) -> None:
                 raise UserError(f"{text}: {reason}", "`lmtool show KEY` explains a key") from error
             hint = f"set the whole list: {items}=[...]"
             raise UserError(f"{text}: {items} is a list without this item", hint) from error
-
-
-def _missing(error: MissingConfigException) -> UserError:
-    missing_file = (error.missing_cfg_file or "").removesuffix(".yaml")
-    group, _, name = missing_file.rpartition("/")
-    offered = tuple(error.options or ()) or groups.options(group)
-    close = nearest(name, offered)
-    hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints its options"
-    return UserError(f"{group}={name} is not one of {listed(offered)}", hint)
 
 
 def search_path(config_dirs: Sequence[Path]) -> list[str]:

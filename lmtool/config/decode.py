@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from lmtool.config import messages
-from lmtool.config.base import Auto as Auto
-from lmtool.config.base import Config, JsonObject
+from lmtool.config.base import Auto, Config, JsonObject
 from lmtool.config.messages import one_of
 from lmtool.config.registry import Choice, Several, choices, chosen_class
 from lmtool.errors import ConfigError, Problem, nearest
@@ -219,12 +218,12 @@ def decode(
     for section in unresolved_sections:
         clean.pop(section, None)
     silent = {*unresolved_sections, *missing, *(problem.key for problem in problems)}
-    config, config_problems = _decode_and_check(command, clean, silent, unresolved_sections, teachers, rules)
+    config, config_problems = _decode_and_check(command, clean, silent, teachers, rules)
     problems += config_problems
     for variant in command.variants(clean):
         problems += variant.problems
         if variant.data is not None:
-            _, errors = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, rules)
+            _, errors = _decode_and_check(command, variant.data, silent, teachers, rules)
             problems += [variant.located(problem) for problem in errors if problem not in config_problems]
     # A value is not missing if its key is misspelt, or if it could not be read. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.likely_keys)}
@@ -242,12 +241,11 @@ def _decode_and_check(
     command: type[Command],
     data: JsonObject,
     silent: set[str],
-    unresolved_sections: set[str],
     teachers: Mapping[str, JsonObject] | None,
     rules: Rules | None,
 ) -> tuple[Command | None, list[Problem]]:
     """Returns the decoded configuration, or None if it has an error; and the problems of its values, and of the rules
-    whose keys are valid. silent: keys that are reported already. unresolved_sections: sections without data."""
+    whose keys are valid. silent: keys that are reported already, and sections without data."""
     config, problems = None, list[Problem]()
     try:
         # Strict in JSON mode: a list becomes a tuple, but "fast" is not a number, 2.5 not a count and 7 not text.
@@ -257,7 +255,7 @@ def _decode_and_check(
     inside = tuple(f"{key}{mark}" for key in silent for mark in ".[")
     problems = [problem for problem in problems if problem.key not in silent and not problem.key.startswith(inside)]
     known = {*silent, *(problem.key for problem in problems)}
-    invalid = {key.split(".")[0].split("[")[0] for key in known} | unresolved_sections
+    invalid = {key.split(".")[0].split("[")[0] for key in known}
     values = _valid_values(command, data, config, invalid) | ({} if teachers is None else {"teachers": teachers})
     violations = [] if rules is None else rules(command, values)
     return config, problems + [problem for problem in violations if problem.key not in known]

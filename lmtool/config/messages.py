@@ -115,7 +115,6 @@ Form = str | Mapping[str, str]
 ANY = "*"
 """In a mapping of forms: any value that is not listed."""
 
-_HELD_OUT = "omit it: held-out rows are scored every evaluate_every= steps, and by `lmtool evaluate RUN`"
 _RESUME = "the same command with the same name= resumes; so does `lmtool resume RUN`"
 _ACCUMULATION = (
     "batch_examples= (or batch_tokens=) is a whole step's batch; micro_batch_tokens= limits the tokens of one forward, "
@@ -123,13 +122,8 @@ _ACCUMULATION = (
 )
 _UPLOAD = "lmtool uploads nothing: `lmtool export RUN output=FOLDER` writes a folder for transformers"
 _BY_STEPS = "intervals are in steps: evaluate_every=, checkpoint_every= and log_every="
-_NOT_NEEDED = "omit it: batches are packed without padding"
-_NO_CODE = "omit it: lmtool runs no code of a checkpoint"
-_WORKERS = "omit it: batches are made in the training process, in memory"
 _SPLITS = "name the files train.csv, dev.csv and test.csv, in one folder: task=FOLDER"
 _BATCH = ("batch_examples={} batch_tokens=null", "batch_tokens= is the size here: tokens in one forward, at most")
-_FP16 = {"true": "precision=fp16", "false": "precision=fp32"}
-_WEIGHTS = "checkpoint={weights}"
 _LOGGERS = {
     "wandb": "logger=wandb",
     "tensorboard": "logger=tensorboard",
@@ -180,21 +174,21 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     ("name={}", "run_name"),
     (_LOGGERS, "report_to wandb"),
     ("logger=tensorboard logger.tensorboard.folder={}", "logging_dir"),
-    (_FP16, "fp16"),
+    ({"true": "precision=fp16", "false": "precision=fp32"}, "fp16"),
     ({"true": "precision=bf16", "false": "precision=fp32"}, "bf16"),
     ({"true": "device=cpu", "false": "device=auto"}, "use_cpu no_cuda"),
     ("compile={}", "torch_compile"),
     ("seed={}", "data_seed seed_everything"),
     (("task.loss.label_smoothing={}", "objective.label_smoothing={}"), "label_smoothing_factor"),
-    (_NOT_NEEDED, "group_by_length pad_to_max_length"),
-    (_WORKERS, "dataloader_num_workers num_workers"),
+    ("omit it: batches are packed without padding", "group_by_length pad_to_max_length"),
+    ("omit it: batches are made in the training process, in memory", "dataloader_num_workers num_workers"),
     ("devices=N trains on several devices, and parallel=fsdp shards the weights across them", "deepspeed"),
     ("omit it: torchrun sets it for each process, and devices=N starts processes without torchrun", "local_rank"),
     ("omit it: `lmtool pretrain` and `lmtool finetune` train", "do_train"),
-    (_HELD_OUT, "do_eval"),
+    ("omit it: held-out rows are scored every evaluate_every= steps, and by `lmtool evaluate RUN`", "do_eval"),
     ("omit it: `lmtool predict RUN input=FILE` labels a file", "do_predict"),
     (_UPLOAD, "push_to_hub hub_model_id"),
-    (_WEIGHTS, "model_name_or_path restore_file ckpt_path model_path"),
+    ("checkpoint={weights}", "model_name_or_path restore_file ckpt_path model_path"),
     ("set model=NAME, one of `lmtool list model`; model.KEY= changes its sizes", "config_name"),
     ("model={}", "model_type arch"),
     ("tokenizer=folder tokenizer.path={weights}", "tokenizer_name"),
@@ -222,7 +216,7 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     ("objective.probability={}", "mlm_probability"),
     ({"true": "data.document=line", "false": "data.document=block"}, "line_by_line"),
     ("set data.validation_fraction=, the fraction that is held out: 0.05 for 5 percent", "validation_split_percentage"),
-    (_NO_CODE, "trust_remote_code"),
+    ("omit it: lmtool runs no code of a checkpoint", "trust_remote_code"),
     ("max_steps={}", "max_train_steps max_update total_num_update max_iters num_steps"),
     ("model.num_layers={}", "num_hidden_layers n_layer"),
     ("model.hidden_size={}", "n_embd d_model"),
@@ -411,7 +405,7 @@ def _problems_of(command: type[Config], data: JsonObject, error: Any) -> Iterato
     key, field, value = _locate(command, data, error["loc"])
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
-        yield from _unknown(command, data, key, value)
+        yield from unknown_keys(key, value, command, data)
     elif error["type"] == "missing" and isinstance(value, list) and field is not None:
         yield _not_allowed(key, field, value)  # a list that is too short
     elif error["type"] in ("missing", "choice_missing"):
@@ -554,19 +548,15 @@ def listed(offered: Sequence[str]) -> str:
     return ", ".join(offered) if len(offered) <= _LISTED else f"the {len(offered)} options"
 
 
-def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -> Iterator[Problem]:
+def unknown_keys(key: str, value: object, command: type[Config], data: JsonObject) -> Iterator[Problem]:
+    """Yields the problem of an unknown key, or of each key in an unknown section. Its hint: the meaning in other tools,
+    otherwise the most similar keys. value: plain data; None: unknown."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
-            yield from _unknown(command, data, f"{key}.{name}", item)
+            yield from unknown_keys(f"{key}.{name}", item, command, data)
     else:
-        yield unknown_key(key, value, command, data)
-
-
-def unknown_key(key: str, value: object, command: type[Config], data: JsonObject) -> Problem:
-    """Returns the problem of an unknown key, with a hint: its meaning in other tools, otherwise the most similar keys.
-    value: plain data; None: unknown."""
-    meaning = meant_by(key, value, command, data)
-    return Problem(key, f"unknown key {key}", meaning.hint or _elsewhere(key, command), likely_keys=meaning.keys)
+        meaning = meant_by(key, value, command, data)
+        yield Problem(key, f"unknown key {key}", meaning.hint or _elsewhere(key, command), likely_keys=meaning.keys)
 
 
 def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -> Meaning:
@@ -652,7 +642,7 @@ def fields_of(config: type[Config], above: str, value: object) -> Iterator[tuple
 
 def _classes(field: FieldInfo, value: object) -> list[type[Config]]:
     choice = choice_of(field)
-    config_class = _class_below(field, value)
+    config_class = chosen_class(value, choice) if choice else section_class(field)
     return [config_class] if config_class else [entry.config for entry in entries(choice.group)] if choice else []
 
 
@@ -676,8 +666,3 @@ def _locate(command: type[Config], data: JsonObject, loc: tuple[Any, ...]) -> tu
         else:
             break
     return key, fields.get(key.partition("[")[0]), value
-
-
-def _class_below(field: FieldInfo, value: object) -> type[Config] | None:
-    choice = choice_of(field)
-    return chosen_class(value, choice) if choice else section_class(field)

@@ -25,7 +25,6 @@ from pydantic_core import PydanticCustomError, core_schema
 from lmtool.config import groups as yaml_groups
 from lmtool.config.base import Config, JsonObject
 from lmtool.errors import UserError
-from lmtool.errors import nearest as nearest
 from lmtool.system.terminal import shell_line
 
 ConfigClass = TypeVar("ConfigClass", bound=type[Config])

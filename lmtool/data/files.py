@@ -16,10 +16,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from lmtool.config.registry import nearest
 from lmtool.data.compressed import PACKED, Broken, open_bytes, without_compression_suffix
 from lmtool.data.configs import kind_of
-from lmtool.errors import UserError
+from lmtool.errors import UserError, nearest
 from lmtool.system.files import user_path
 
 _collected: ContextVar[list[UserError] | None] = ContextVar("collected", default=None)

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.config.registry import nearest
 from lmtool.data import docstrings
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import hold_lock, rebuilding, writing
-from lmtool.errors import UserError
+from lmtool.errors import UserError, nearest
 from lmtool.system.files import Damaged, replace_bytes, user_path
 
 _SHORTEST = 20  # minimum number of characters of a docstring

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from lmtool.config.base import DEVICE, CommandConfig, Config, JsonObject, Variant
-from lmtool.config.decode import AUTO, Auto, decode
+from lmtool.config.base import Auto, CommandConfig, Config, JsonObject, Variant
+from lmtool.config.decode import AUTO, decode
 from lmtool.config.messages import plain_value
 from lmtool.config.registry import Choice, Several, lookup
 from lmtool.data.configs import SHORTEST, DataConfig
@@ -38,12 +38,14 @@ _START = (
 _TOKENIZER = Auto(("checkpoint", "teacher", "model.recipe.tokenizer"), hint="set tokenizer=NAME", agrees=True)
 
 
+_DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
+
 # Fields of several commands.
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Device = Annotated[str, Field(description="auto, cpu, cuda or cuda:N", pattern=DEVICE)]
+Device = Annotated[str, Field(description="auto, cpu, cuda or cuda:N", pattern=_DEVICE)]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"],
     Field(description="auto (bf16 if the device supports it), fp32, bf16, fp16"),
@@ -799,7 +801,7 @@ class PlanKeys(RunKeys):
     @classmethod
     def has(cls, word: str) -> bool:
         """Whether a word of the command line sets one of these keys; a device of this machine is a key of the run."""
-        return super().has(word) and re.fullmatch(DEVICE, word.removeprefix("device=")) is None
+        return super().has(word) and re.fullmatch(_DEVICE, word.removeprefix("device=")) is None
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:

@@ -18,7 +18,7 @@ from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.rules import violations
 from lmtool.resolver.shorthands import CommandLine, Data, expand_sections, started_config
-from lmtool.resolver.verbs import COMMANDS, VERBS
+from lmtool.resolver.verbs import VERBS, command_classes
 from lmtool.runs.branches import Trunk, branch_of, phases_ended, split_branch
 from lmtool.runs.finding import read_state, run_folder
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
@@ -36,7 +36,7 @@ def decode_config(
     running: bool = False,
     reads_checkpoint: bool = True,
 ) -> Any:
-    """Returns the decoded configuration of `verb`, an instance of COMMANDS[verb]. Raises ConfigError with all errors.
+    """Returns the decoded configuration of `verb`, an instance of its class. Raises ConfigError with all errors.
 
     Args:
         verb: the command.
@@ -52,11 +52,12 @@ def decode_config(
             message = f"plugins: {plugin} is not loaded, because names in a configuration are never imported"
             problems.append(Problem("plugins", message, f"type --plugin {plugin}"))
     data = {**data, "plugins": list(registry.typed_plugins())}
-    reads = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
+    command = command_classes()[verb]
+    reads = reads_checkpoint and command.starts_with_checkpoint
     checkpoint_config = _checkpoint_config(data, problems) if reads else None
     try:
         return decode(
-            COMMANDS[verb],
+            command,
             data,
             checkpoint_config=checkpoint_config,
             teachers=_read_teachers(data, problems) if reads_checkpoint or running else None,
@@ -64,7 +65,7 @@ def decode_config(
             rules=partial(violations, running=running),
         )
     except ConfigError as error:
-        raise ConfigError([_explained(verb, data, problem) for problem in error.problems]) from error
+        raise ConfigError([_explained(data, problem) for problem in error.problems]) from error
 
 
 def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject | None:
@@ -121,13 +122,13 @@ def _local_start(task: object) -> str:
     return f"; or start from {runs}, or from random weights: checkpoint=none model={tiny}"
 
 
-def _explained(verb: str, data: JsonMapping, problem: Problem) -> Problem:
+def _explained(data: JsonMapping, problem: Problem) -> Problem:
     """Returns a problem with a hint that names other commands: those that have an unknown key, or `plan` for a type of
     device (`h100`). Other problems are returned unchanged."""
     if problem.key == "device" and (name := data.get("device")) in DEVICES:
         fault = f"device={name} is a type of device, not a device of this machine"
         return Problem("device", fault, "set device=auto, cpu, cuda or cuda:N; `lmtool plan` takes types too")
-    others = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
+    others = [name for name, command in command_classes().items() if problem.key in command.model_fields]
     if not problem.message.startswith("unknown key") or problem.likely_keys or not others:
         return problem
     return replace(problem, hint=f"omit it: {problem.key} is a key of lmtool {', '.join(others)}")
@@ -137,7 +138,7 @@ def with_defaults(config: JsonMapping) -> JsonMapping:
     """Returns a saved configuration with default values for keys that are newer than it. A configuration that cannot be
     decoded is returned unchanged."""
     verb = str(config.get("command"))
-    if verb not in COMMANDS:
+    if verb not in command_classes():
         return config
     try:
         decoded = decode_config(verb, saved.body(dict(config)), reads_checkpoint=False)
@@ -168,7 +169,7 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
 
 
 def accepted_by(line: CommandLine) -> AcceptedOverrides:
-    command = COMMANDS[line.verb]
+    command = command_classes()[line.verb]
     accepted = compose.accepted_overrides(str(VERBS[line.verb].primary), line.config_dirs)
     return replace(accepted, verbatim=command.verbatim, alternatives=command.alternatives)
 

@@ -5,8 +5,8 @@ Imports the standard library only: classes and modules are named here, and impor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -135,27 +135,14 @@ def _class(name: str) -> type:
     return named_class
 
 
-class _Classes(Mapping[str, type["CommandConfig"]]):
-    """The configuration class of each command, imported on access."""
-
-    _names = {
-        name: verb.config or f"{name.title().replace(' ', '')}Config"
+@cache
+def command_classes() -> dict[str, type[CommandConfig]]:
+    """Returns the class of the configuration of each command that reads one."""
+    return {
+        name: _class(verb.config or f"{name.title().replace(' ', '')}Config")
         for name, verb in VERBS.items()
         if verb.reads == "configuration"
     }
-
-    def __getitem__(self, verb: str) -> type[CommandConfig]:
-        return _class(self._names[verb])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-COMMANDS: Mapping[str, type[CommandConfig]] = _Classes()
-"""The commands that read a configuration, and its class."""
 
 
 def keys_of(verb: str) -> type[RunKeys] | None:

@@ -23,7 +23,7 @@ from lmtool.config import compose, messages
 from lmtool.config.messages import known_keys
 from lmtool.errors import CheckFailed, Diverged, Stopped
 from lmtool.resolver import verbs
-from lmtool.resolver.verbs import COMMANDS
+from lmtool.resolver.verbs import command_classes
 from lmtool.runs.identity import BUDGETS
 from lmtool.system.files import write_manifest
 
@@ -302,7 +302,7 @@ def test_invalid_config_dir_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_overlays_are_groups_without_config_section() -> None:
-    for verb, command in COMMANDS.items():
+    for verb, command in command_classes().items():
         primary = verbs.VERBS[verb].primary
         assert primary is not None
         groups = set(compose.accepted_overrides(primary).primary) - {"_self_", "local"}
@@ -500,7 +500,7 @@ def test_list_and_show_print_groups_and_keys(capsys: pytest.CaptureFixture[str])
 
 
 def test_show_explains_every_key(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = {key for verb in COMMANDS for key in known_keys(COMMANDS[verb], {})}
+    keys = {key for command in command_classes().values() for key in known_keys(command, {})}
     assert all(messages.allowed_values(place.field) for place in show.all_fields())
     # One key of each nested section.
     nested = {key.rpartition(".")[0]: key for key in sorted(keys) if key.count(".") > 1}

@@ -15,10 +15,10 @@ import pytest
 from lmtool.config import compose, messages, registry
 from lmtool.config.compose import AcceptedOverrides
 from lmtool.config.decode import merge
-from lmtool.config.messages import known_keys, unknown_key
+from lmtool.config.messages import known_keys, unknown_keys
 from lmtool.errors import ConfigError, Problem
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.verbs import COMMANDS, VERBS
+from lmtool.resolver.verbs import VERBS, command_classes
 
 BASES = {
     "pretrain": ["model=bert_tiny"],
@@ -52,9 +52,9 @@ def base_of(verb: str) -> tuple[AcceptedOverrides, dict[str, Any], frozenset[str
     """The accepted overrides of a command, the data of its sample command line, and all of its keys."""
     primary = VERBS[verb].primary
     assert primary is not None
-    accepted = replace(compose.accepted_overrides(primary), verbatim=COMMANDS[verb].verbatim)
+    accepted = replace(compose.accepted_overrides(primary), verbatim=command_classes()[verb].verbatim)
     typed = compose.read_overrides(BASES[verb], accepted)
-    return accepted, compose.compose(primary, typed), frozenset(known_keys(COMMANDS[verb], {}))
+    return accepted, compose.compose(primary, typed), frozenset(known_keys(command_classes()[verb], {}))
 
 
 option = cache(compose.option)
@@ -71,7 +71,7 @@ def problems_of(verb: str, words: Sequence[str]) -> list[Problem]:
         if (
             entry is not None and group not in registry.MULTI_SELECT_GROUPS
         ):  # other values are files, read when they are chosen
-            data = {**data, group: {**option(group, name), registry.choices(COMMANDS[verb])[group].key: name}}
+            data = {**data, group: {**option(group, name), registry.choices(command_classes()[verb])[group].key: name}}
     values, _ = compose.as_values([word for word in words if word.partition("=")[0] not in accepted.groups], accepted)
     try:
         decode_config(verb, merge(data, values), reads_checkpoint=False)
@@ -119,13 +119,13 @@ def test_suggested_overrides_decode(word: str) -> None:
 
 
 def test_suggested_sentences_name_existing_keys() -> None:
-    known = {key for command in COMMANDS.values() for key in known_keys(command, {})}
+    known = {key for command in command_classes().values() for key in known_keys(command, {})}
     forms = [form for word in messages.KEY_FORMS for form, _ in forms_of(word)]
     assert {key.removesuffix(".KEY") for form in forms for key in messages.keys_in(form)} <= known
 
 
 def test_aliases_are_not_keys_of_lmtool() -> None:
-    top = {key for command in COMMANDS.values() for key in command.model_fields}
+    top = {key for command in command_classes().values() for key in command.model_fields}
     assert not top & messages.KEY_FORMS.keys() and len(messages.KEY_FORMS) > 60
 
 
@@ -174,7 +174,11 @@ def test_suggestion_carries_the_value(verb: str, typed: dict[str, Any], hint: st
 
 def test_misspelled_key_keeps_its_value() -> None:
     base = base_of("pretrain")[1]
-    assert unknown_key("max_stps", "many", COMMANDS["pretrain"], base).hint == (
-        "did you mean max_steps? `lmtool show max_steps` says what it takes"
-    )
-    assert unknown_key("modle", "bert_mini", COMMANDS["pretrain"], base).hint == "did you mean model=bert_mini?"
+    hints = {
+        "max_stps": "did you mean max_steps? `lmtool show max_steps` says what it takes",
+        "modle": "did you mean model=bert_mini?",
+    }
+    typed = {"max_stps": "many", "modle": "bert_mini"}
+    pretrain = command_classes()["pretrain"]
+    problems = [problem for key in typed for problem in unknown_keys(key, typed[key], pretrain, base)]
+    assert {problem.key: problem.hint for problem in problems} == hints

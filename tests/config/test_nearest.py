@@ -10,7 +10,7 @@ from lmtool.cli.main import VERBS
 from lmtool.config import groups
 from lmtool.config.messages import known_keys
 from lmtool.errors import distance, nearest, nearest_keys
-from lmtool.resolver.verbs import COMMANDS
+from lmtool.resolver.verbs import command_classes
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz_"
 
@@ -71,7 +71,7 @@ def typos(draw: random.Random) -> Iterator[tuple[str, str, str | None]]:
     """The misspelled name, the intended name, and the first suggestion."""
     for command, data in SECTIONS.items():
         # A group is a key as well; groups within a section are tested below.
-        keys = known_keys(COMMANDS[command], data)
+        keys = known_keys(command_classes()[command], data)
         for key in draw.sample([key for key in keys if len(key.rpartition(".")[2]) >= SHORTEST], 80):
             wrong = misspelled(key, keys, draw)
             yield wrong, key, next(iter(nearest_keys(wrong, keys)), None)

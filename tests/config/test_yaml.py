@@ -18,7 +18,7 @@ from lmtool.config.base import Config
 from lmtool.config.messages import section_class
 from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.shorthands import with_sections
-from lmtool.resolver.verbs import COMMANDS
+from lmtool.resolver.verbs import command_classes
 from tests.breadth import slow_but
 
 CONF = groups.conf_dir()
@@ -232,13 +232,13 @@ def with_nested_choices(path: Path) -> dict[str, Any]:
     return written
 
 
-@pytest.mark.parametrize("verb", list(COMMANDS))
+@pytest.mark.parametrize("verb", list(command_classes()))
 def test_primary_yaml_has_the_keys_of_its_class(verb: str) -> None:
     written = OmegaConf.to_container(OmegaConf.load(CONF / f"{PRIMARY[verb]}.yaml"))
     assert isinstance(written, dict)
     chosen = {str(key) for item in written.pop("defaults", []) if isinstance(item, dict) for key in item}
-    given = {str(key) for key in written} | {key for key in chosen if key in COMMANDS[verb].model_fields}
-    assert given == set(COMMANDS[verb].model_fields) - {"plugins"}
+    given = {str(key) for key in written} | {key for key in chosen if key in command_classes()[verb].model_fields}
+    assert given == set(command_classes()[verb].model_fields) - {"plugins"}
 
 
 @pytest.mark.parametrize("path", YAMLS)
@@ -260,7 +260,7 @@ def documented(config: type[Config]) -> Iterator[tuple[str, str | None]]:
 
 
 def test_every_config_field_is_documented() -> None:
-    classes = {*COMMANDS.values(), *(registry.lookup(*config_class).config for config_class in COMPONENTS)}  # type: ignore[union-attr]
+    classes = {*command_classes().values(), *(registry.lookup(*config_class).config for config_class in COMPONENTS)}  # type: ignore[union-attr]
     missing = [name for config_class in classes for name, text in documented(config_class) if not text or len(text) < 4]
     assert not missing
 

@@ -217,14 +217,14 @@ def _require_exact_value(command: str, key: str, value: str, data: dict[str, Any
     the key of the override. value: the value of the override, as text. data: the configuration that the command
     printed."""
     from lmtool.config.compose import AcceptedOverrides, as_values
-    from lmtool.resolver.verbs import COMMANDS
+    from lmtool.resolver.verbs import command_classes
     from lmtool.runs.identity import flatten
 
     if "${" in value or value == "???":
         return
     actual: Any = data
     expected: Any = value
-    if key not in COMMANDS[command].verbatim:
+    if key not in command_classes()[command].verbatim:
         expected = as_values([f"{key}={value}"], AcceptedOverrides({}, {}))[0]
     for part in key.split("."):
         actual = actual.get(part) if isinstance(actual, dict) else None

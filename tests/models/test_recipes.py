@@ -17,7 +17,7 @@ from lmtool.errors import UserError
 from lmtool.models import recipes
 from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.resolver.decoding import decode_config
-from lmtool.resolver.verbs import COMMANDS
+from lmtool.resolver.verbs import command_classes
 
 FAMILIES = {
     entry.name: entry.config for entry in registry.entries("model") if entry.config.__module__.startswith("lmtool.")
@@ -134,7 +134,7 @@ def test_saved_config_decodes_without_recipe_files(monkeypatch: pytest.MonkeyPat
     config = configured("pretrain", "model=bert_tiny")
     data = saved.body(saved.save(config, "pretrain"))
     monkeypatch.setattr(recipes, "read", lambda path: pytest.fail(f"{path} is read"))
-    assert decode_config("pretrain", data) == config and type(config) is COMMANDS["pretrain"]
+    assert decode_config("pretrain", data) == config and type(config) is command_classes()["pretrain"]
 
 
 def test_show_prints_the_recipe_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import main as cli
+from lmtool.config.base import CommandConfig
 from lmtool.errors import UserError
 from lmtool.resolver.shorthands import (
     CommandLine,
     expand_arguments,
     expand_sections,
 )
-from lmtool.resolver.verbs import COMMANDS
+from lmtool.resolver.verbs import command_classes
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_task_file_expands_after_other_shorthands(tmp_path: Path, monkeypatch: p
 
 
 def test_each_command_has_its_class() -> None:
-    assert all(COMMANDS[name].__name__ for name in COMMANDS)
+    assert all(issubclass(command, CommandConfig) for command in command_classes().values())
 
 
 def test_checkpoint_none_needs_exactly_one_other_checkpoint() -> None:
