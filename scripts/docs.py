@@ -71,7 +71,7 @@ def main() -> None:
         shutil.copy(ROOT / name, SOURCE / name)
     fields = list(all_fields())
     commands = {f"commands/{PRIMARY[verb]}": command_page(verb, fields) for verb in command_classes()}
-    options = {f"groups/{group.replace('/', '.')}": group_page(group, fields) for group in groups.all_groups()}
+    options = {f"groups/{group.replace('/', '.')}": group_page(group, fields) for group in groups.all_options()}
     for folder in ("commands", "groups"):
         (SOURCE / folder).mkdir()
     for page, text in {**commands, **options}.items():

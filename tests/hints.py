@@ -58,7 +58,7 @@ def _ends(keys: int) -> frozenset[str]:
     return frozenset(key[at + 1 :] for key in fields() for at, sign in enumerate(key) if sign == ".")
 
 
-_groups, _options = cache(groups.all_groups), cache(groups.options)
+_groups, _options = cache(groups.all_options), cache(groups.options)
 
 
 def wrong_in(text: str, local: bool = False) -> Iterator[str]:

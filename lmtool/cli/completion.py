@@ -125,13 +125,15 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
 
 
 def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTable:
+    from lmtool.commands.show import component_of
     from lmtool.config import registry
     from lmtool.config import saved as yaml_files
 
     registry.load_plugins(plugins)
-    options = {group: _components_of(group, config_dirs) for group in groups.all_groups(config_dirs)}
-    for group, name in registry.plugin_nodes(config_dirs):
-        options.setdefault(group, {})[name] = name
+    options = {
+        group: {name: component_of(group, name, config_dirs) for name in names}
+        for group, names in registry.all_options(config_dirs).items()
+    }
     verbs: dict[str, KeyNodes] = {}
     for verb, command in command_classes().items():
         keys = dict(_key_nodes(command))
@@ -144,26 +146,6 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTab
     }
     own_keys = {verb: list(command_keys.model_fields) for verb in VERBS if (command_keys := keys_of(verb)) is not None}
     return {"verbs": verbs, "components": components, "options": options, "own": own_keys}
-
-
-def _components_of(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
-    """Returns the component that each option of a group configures, according to the option's YAML."""
-    from lmtool.config import saved as yaml_files
-
-    components = {}
-    for option in groups.options(group, config_dirs):
-        base: str = option
-        for _ in range(10):  # presets may build on presets
-            path = groups.yaml_file(group, base, config_dirs)
-            content = {} if path is None else yaml_files.read_yaml(path)
-            parents = (item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_")
-            parent = next(parents, None)
-            if parent is None:
-                base = str(content.get("kind") or content.get("name") or base)
-                break
-            base = parent
-        components[option] = base
-    return components
 
 
 def _key_nodes(config: type[Config]) -> Iterator[tuple[str, KeyNode]]:

@@ -173,9 +173,9 @@ def command_hint(word: str) -> str:
     """Returns the hint for an unknown command."""
     if ours := next((ours for ours, others in _COMMANDS.items() if word.lower() in others.split()), None):
         return f"did you mean {ours}?"
-    all_groups = groups.all_groups()
-    group = groups.singular(word, all_groups)
-    if group in all_groups:
+    offered = groups.all_options()
+    group = groups.singular(word, offered)
+    if group in offered:
         return f"did you mean lmtool list {group}?"
     close = nearest(word, tuple(VERBS))
     return f"did you mean lmtool {close}?" if close else "write a command first; `lmtool --help` lists them"
@@ -370,8 +370,6 @@ def _run_about_run(command: str, arguments: Arguments) -> int:
 
 def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]:
     """Returns the training command, and the argument that names it (None if a task key decides)."""
-    from lmtool.errors import nearest
-
     typed_verb = next((word for word in words if "=" not in word), None)
     if typed_verb in TRAINING:
         return typed_verb, typed_verb

@@ -4,8 +4,9 @@ list`: the groups, or the options of a group; `lmtool show schema`: the JSON Sch
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
             say(json.dumps(json_schema(config_dirs), indent=1, ensure_ascii=False))
         elif "=" in typed:
             group, _, name = typed.partition("=")
-            _require_group(group, _all_groups(config_dirs), f"show {{}}={name}")
+            _require_group(group, registry.all_options(config_dirs), f"show {{}}={name}")
             _show_choice(group, name, config_dirs)
         else:
             _show_key(typed, fields)
@@ -99,7 +100,7 @@ def _show_key(typed_key: str, fields: list[DocumentedField]) -> None:
     key = typed_key if any(field_entry.key == typed_key for field_entry in fields) else _full_key(typed_key, fields)
     matches = [field_entry for field_entry in fields if field_entry.key == key]
     nested_keys = sorted({field_entry.key for field_entry in fields if field_entry.key.startswith(key + ".")})
-    if not matches and not nested_keys and typed_key in groups.all_groups():
+    if not matches and not nested_keys and typed_key in groups.all_options():
         raise UserError(f"{typed_key} is a group, whose options set keys of others", f"lmtool list {typed_key}")
     if not matches and not nested_keys:
         known = sorted({field_entry.key for field_entry in fields})
@@ -135,7 +136,7 @@ def _defaults(entries: list[DocumentedField]) -> list[tuple[str, str]]:
     """Returns the defaults with the file and line that set them; equal defaults without a file are merged."""
     defaults: dict[tuple[str, str], None] = {}
     for field_entry in entries:
-        line = groups.line_of(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
+        line = _line_of(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
         place = f"{_short(field_entry.file)}:{line}" if field_entry.file is not None and line is not None else ""
         defaults[(_value(field_entry, line), place)] = None
     return list(defaults)
@@ -159,6 +160,20 @@ def _value(field_entry: DocumentedField, line: int | None) -> str:
         return "must be given"
     default = field_entry.field.get_default(call_default_factory=True)
     return _format(default.model_dump(mode="json") if isinstance(default, Config) else default)
+
+
+def _line_of(path: Path, key: str) -> int | None:
+    """Returns the number of the line that sets a key in a block-style YAML file; `loss.label_smoothing` is a nested
+    key."""
+    open_keys: list[tuple[int, str]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        match = re.match(r"^( *)([A-Za-z0-9_]+):", line)
+        if match:
+            indent = len(match[1])
+            open_keys = [(column, name) for column, name in open_keys if column < indent] + [(indent, match[2])]
+            if ".".join(name for _, name in open_keys) == key:
+                return number
+    return None
 
 
 def _format(value: object) -> str:
@@ -185,7 +200,7 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
 
         problem = unknown_choice(group, group, name, groups.options(group, config_dirs) or registry.names(group))
         raise UserError(problem.message, problem.hint)
-    for recipe in _recipes(group, _component(group, name, config_dirs)):
+    for recipe in _recipes(group, component_of(group, name, config_dirs)):
         say(f"\n# {_short(recipe)}")
         say(recipe.read_text(encoding="utf-8").removesuffix("\n"))
 
@@ -204,13 +219,17 @@ def _recipes(group: str, name: str) -> list[Path]:
     return [] if file is None else [file]
 
 
-def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
-    """Returns the registered component on which the YAML of an option is based: the first entry of its defaults list,
-    or the option itself."""
-    path = groups.yaml_file(group, name, config_dirs)
-    content = {} if path is None else saved.read_yaml(path)
-    base = next((item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
-    return _component(group, base, config_dirs) if base else name
+def component_of(group: str, option: str, config_dirs: Sequence[Path] = ()) -> str:
+    """Returns the component that an option of a group configures, according to the option's YAML."""
+    for _ in range(10):  # presets may build on presets
+        path = groups.yaml_file(group, option, config_dirs)
+        content = {} if path is None else saved.read_yaml(path)
+        parents = (item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_")
+        parent = next(parents, None)
+        if parent is None:
+            return str(content.get("kind") or content.get("name") or option)
+        option = parent
+    return option
 
 
 # --- lmtool show schema ---------------------------------------------------------------------------------------------
@@ -291,37 +310,26 @@ def _alternatives(schemas: list[JsonObject]) -> JsonObject:
 
 def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     """Prints the groups, or the options of the named ones. Raises UserError for an unknown group."""
-    known = _all_groups(config_dirs)
-    requested = [groups.singular(argument, known) for argument in arguments]
+    offered = registry.all_options(config_dirs)
+    requested = [groups.singular(argument, offered) for argument in arguments]
     for group in requested:
-        _require_group(group, known, "list {}")
+        _require_group(group, offered, "list {}")
     if not arguments:
-        for group in known:
-            _line(group, ", ".join(_options(group, config_dirs)), max(map(len, known)))
+        for group, options in offered.items():
+            _line(group, ", ".join(options), max(map(len, offered)))
         say("\n`lmtool list GROUP` prints one line per option; `lmtool show GROUP=NAME` prints its YAML.")
     for group in requested:
-        options = _options(group, config_dirs)
-        for name in options:
-            _line(name, about(group, name, config_dirs), max(map(len, options)))
+        for name in offered[group]:
+            _line(name, about(group, name, config_dirs), max(map(len, offered[group])))
     return 0
 
 
-def _all_groups(config_dirs: Sequence[Path]) -> list[str]:
-    """Returns the names of all groups, including those of plugins."""
-    return sorted({*groups.all_groups(config_dirs), *(group for group, _ in registry.plugin_nodes(config_dirs))})
-
-
-def _require_group(group: str, known: Sequence[str], command: str) -> None:
+def _require_group(group: str, known: Collection[str], command: str) -> None:
     """Raises UserError for an unknown group. command: the command for the hint, with {} in place of the group."""
     if group not in known:
         close = nearest(group, known)
         hint = f"did you mean lmtool {command.format(close)}?" if close else "`lmtool list` prints the groups"
         raise UserError(f"there is no group {group}; there are {', '.join(known)}", hint)
-
-
-def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:
-    from_plugins = [name for node_group, name in registry.plugin_nodes(config_dirs) if node_group == group]
-    return sorted({*groups.options(group, config_dirs), *from_plugins})
 
 
 def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:

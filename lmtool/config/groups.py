@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -32,11 +31,6 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
             hint = f"did you mean --config-dir {folder.parent / close}?" if close else structure
             raise UserError(f"--config-dir {folder}: {kind}", hint)
     return [conf_dir(), *config_dirs]
-
-
-def all_groups(config_dirs: Sequence[Path] = ()) -> list[str]:
-    """Returns all groups, such as `model` and `model/positions`, sorted."""
-    return list(all_options(config_dirs))
 
 
 def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
@@ -80,14 +74,6 @@ def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path
     return None
 
 
-def data_sets(task: str) -> tuple[str, ...]:
-    """Returns the shipped tasks that build on another one and have data of their own: conll2003 for ner."""
-    files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((conf_dir() / "task").glob("*.yaml"))}
-    builds = re.compile(rf"^defaults: \[{re.escape(task)}[,\]]", re.M)
-    has_data = re.compile(r"^(hub|embedded): (?!null)", re.M)
-    return tuple(name for name, text in files.items() if builds.search(text) and has_data.search(text))
-
-
 def purpose(path: Path) -> str:
     """Returns the first sentence of the first comment in a YAML file: its purpose. A line with a command ends it."""
     purpose = ""
@@ -99,17 +85,3 @@ def purpose(path: Path) -> str:
             break
         purpose = f"{purpose} {text}".strip()
     return purpose
-
-
-def line_of(path: Path, key: str) -> int | None:
-    """Returns the number of the line that sets a key in a block-style YAML file; `loss.label_smoothing` is a nested
-    key."""
-    open_keys: list[tuple[int, str]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        match = re.match(r"^( *)([A-Za-z0-9_]+):", line)
-        if match:
-            indent = len(match[1])
-            open_keys = [(column, name) for column, name in open_keys if column < indent] + [(indent, match[2])]
-            if ".".join(name for _, name in open_keys) == key:
-                return number
-    return None

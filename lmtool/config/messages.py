@@ -123,7 +123,8 @@ _ACCUMULATION = (
 _UPLOAD = "lmtool uploads nothing: `lmtool export RUN output=FOLDER` writes a folder for transformers"
 _BY_STEPS = "intervals are in steps: evaluate_every=, checkpoint_every= and log_every="
 _SPLITS = "name the files train.csv, dev.csv and test.csv, in one folder: task=FOLDER"
-_BATCH = ("batch_examples={} batch_tokens=null", "batch_tokens= is the size here: tokens in one forward, at most")
+_FORWARD = "batch_tokens= is the size here: tokens in one forward, at most"
+_BATCH = ("batch_examples={} batch_tokens=null", _FORWARD)
 _LOGGERS = {
     "wandb": "logger=wandb",
     "tensorboard": "logger=tensorboard",
@@ -140,10 +141,7 @@ FORMS: tuple[tuple[Form | tuple[Form, ...], str], ...] = (
     ("optimizer.lr={}", "learning_rate lr"),
     (_BATCH, "per_device_train_batch_size max_sentences batch_size train_batch_size"),
     (
-        (
-            "omit it: held-out rows are read in the batches of training, limited by micro_batch_tokens=",
-            "batch_tokens= is the size here: tokens in one forward, at most",
-        ),
+        ("omit it: held-out rows are read in the batches of training, limited by micro_batch_tokens=", _FORWARD),
         "per_device_eval_batch_size",
     ),
     (_ACCUMULATION, "gradient_accumulation_steps auto_find_batch_size update_freq accumulate_grad_batches"),

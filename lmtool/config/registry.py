@@ -314,6 +314,14 @@ def plugin_nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tupl
     }
 
 
+def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
+    """Returns the options of every group, including those of plugins, sorted."""
+    options = yaml_groups.all_options(config_dirs)
+    for group, name in plugin_nodes(config_dirs):
+        options[group] = tuple(sorted({*options.get(group, ()), name}))
+    return dict(sorted(options.items()))
+
+
 def default_values(entry: Entry) -> JsonObject:
     data: JsonObject = {}
     for name, field in entry.config.model_fields.items():

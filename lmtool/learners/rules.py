@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import get_args
 
+from lmtool.config.base import JsonObject
 from lmtool.data.configs import FORMATS, DataConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig, ObjectiveConfig, missing_token
@@ -152,3 +153,33 @@ def require_trees(learned: LearnedConfig, model: ModelConfig) -> Iterator[Proble
         message = f"{subject} reads dependency trees; {learned.group}={learned.name} has none"
         hint = "set task.heads=COLUMN in a task that tags words or reads a text or a pair; or model/positions=learned"
         yield Problem("task.heads", message, hint)
+
+
+def _counts_words(max_words: int | None, checkpoint_at: Sequence[int | str] | None) -> str | None:
+    """Returns the key that needs the words of the text, or None."""
+    if max_words is not None:
+        return f"max_words={max_words}"
+    words = [str(amount) for amount in checkpoint_at or () if str(amount).endswith("w")]
+    return f"checkpoint_at={words[0]}" if words else None
+
+
+def refuse_words_of_rows(max_words: int | None, checkpoint_at: Sequence[int | str] | None) -> Iterator[Problem]:
+    if setting := _counts_words(max_words, checkpoint_at):
+        message = f"{setting}: the words of labeled rows are not counted"
+        yield Problem(setting.partition("=")[0], message, "use max_tokens= or max_epochs=, and amounts of tokens")
+
+
+def require_words_of_one_text(
+    max_words: int | None,
+    checkpoint_at: Sequence[int | str] | None,
+    phases: Sequence[JsonObject],
+    data: DataConfig,
+    objective: ObjectiveConfig,
+) -> Iterator[Problem]:
+    setting = _counts_words(max_words, checkpoint_at)
+    reason = "phases=" if phases else f"data={data.name}" if data.name == "mixture" else None
+    if not objective.reads_text:
+        reason = f"objective={objective.name}"
+    if setting and reason:
+        message = f"{setting}: words are counted in passes over one text, not with {reason}"
+        yield Problem(setting.partition("=")[0], message, "use max_tokens=, and amounts of tokens")

@@ -7,14 +7,14 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError
 
 from lmtool.config.base import Auto, CommandConfig, Config, JsonObject, Variant
 from lmtool.config.decode import AUTO, decode
 from lmtool.config.messages import plain_value
-from lmtool.config.registry import Choice, Several, lookup
+from lmtool.config.registry import Choice, Several, chosen_class
 from lmtool.data.configs import SHORTEST, DataConfig
 from lmtool.distillation.configs.base import DistillConfig, NoDistillConfig
 from lmtool.errors import ConfigError, UserError
@@ -38,6 +38,7 @@ _START = (
 _TOKENIZER = Auto(("checkpoint", "teacher", "model.recipe.tokenizer"), hint="set tokenizer=NAME", agrees=True)
 
 
+_CHECKPOINT = "a run or checkpoint folder, a published folder, or hf://org/name@revision"
 _DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
 
 # Fields of several commands.
@@ -52,9 +53,8 @@ Precision = Annotated[
 ]
 CacheDir = Annotated[str, Field(description="folder of the token stores, shared by all runs", min_length=1)]
 Offline = Annotated[bool, Field(description="open no network connection")]
-Checkpoint = Annotated[
-    str, Field(description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1)
-]
+Checkpoint = Annotated[str, Field(description=_CHECKPOINT, min_length=1)]
+Checkpoints = Annotated[tuple[str, ...], Field(description=f"{_CHECKPOINT}; or a list: [a,b]", min_length=1)]
 OptionalTask = Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)]
 OptionalText = Annotated[DataConfig | None, Choice("data", optional=True)]
 
@@ -310,8 +310,7 @@ class FinetuneConfig(RunConfig):
         model, task, epochs = data.get("model"), data.get("task"), data.get("max_epochs")
         task = dict(task) if isinstance(task, dict) else {}
         if "auxiliary_lm" in task and task["auxiliary_lm"] is None:
-            entry = lookup("model", str(model.get("name"))) if isinstance(model, dict) else None
-            family: Any = ModelConfig if entry is None else entry.config
+            family: Any = chosen_class(model, Choice("model")) or ModelConfig
             by_text = task.get("head") in ("text_to_text", "prompt") or task.get("domain") is not None
             task["auxiliary_lm"] = 0.0 if by_text else family.finetuning_lm_weight
         annealed = task.get("sampling") == "annealed" and task.get("annealing_epochs") is None
@@ -320,8 +319,7 @@ class FinetuneConfig(RunConfig):
         data = {**data, "task": task} if task else data
         if data.get("max_length", 0) is not None:
             return data
-        entry = lookup("task", str(task.get("kind")))
-        kind: Any = TaskConfig if entry is None else entry.config
+        kind: Any = chosen_class(task, Choice("task", key="kind")) or TaskConfig
         length = kind.default_length(task)
         positions = model.get("max_positions") if isinstance(model, dict) else None
         if not isinstance(positions, int):
@@ -498,18 +496,26 @@ class EvaluateConfig(TaskUseConfig):
     )
 
 
-class EvaluateRunsConfig(EvaluateConfig):
+class CheckpointsConfig(CommandConfig):
+    """A command that reads several checkpoints."""
+
+    checkpoint: tuple[str, ...] = ()
+
+    @classmethod
+    def filled(cls, data: JsonObject) -> JsonObject:
+        """Makes a single checkpoint a list of one."""
+        checkpoint = data.get("checkpoint")
+        return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
+
+
+class EvaluateRunsConfig(CheckpointsConfig, EvaluateConfig):
     """`lmtool evaluate`, with one checkpoint or several."""
 
     checkpoint: tuple[str, ...] = Field(  # type: ignore[assignment]
         min_length=1,
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or several runs, for "
-        "their means over seeds: [a,b], the folder of a sweep, or a pattern (runs/gpt_*)",
+        description=f"{_CHECKPOINT}; or several runs, for their means over seeds: [a,b], the folder of a sweep, or a "
+        "pattern (runs/gpt_*)",
     )
-
-    @classmethod
-    def filled(cls, data: JsonObject) -> JsonObject:
-        return CheckpointsConfig.filled(data)
 
 
 class AskConfig(UseConfig):
@@ -576,27 +582,12 @@ class EmbedConfig(AskConfig):
     )
 
 
-class CheckpointsConfig(CommandConfig):
-    """A command that reads several checkpoints."""
-
-    checkpoint: tuple[str, ...] = ()
-
-    @classmethod
-    def filled(cls, data: JsonObject) -> JsonObject:
-        """Makes a single checkpoint a list of one."""
-        checkpoint = data.get("checkpoint")
-        return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
-
-
 class ProbeConfig(MachineConfig, CheckpointsConfig):
     """`lmtool probe`: linear probes on every layer."""
 
     auto = {"data": Auto(("checkpoint",), hint="set data=text data.path=FOLDER", implied=True)}
 
-    checkpoint: tuple[str, ...] = Field(
-        min_length=1,
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
-    )
+    checkpoint: Checkpoints
     target: Literal["token", "previous", "next", "task", "evolution"] = Field(
         description="token, previous or next: the identity of each token, of the one before or after it; the name of "
         "a task, such as sst2, whose classes are probed; or evolution: mutual information and similarity of layers"
@@ -667,10 +658,7 @@ class InspectTokenizerConfig(CheckpointsConfig):
     checkpoint: tuple[str, ...] = Field(
         (), description="tokenizers to compare with: runs, checkpoints, published folders, hf://org/name"
     )
-    kinds: tuple[Kind, ...] = Field(
-        ("wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"),
-        description="kinds of tokenizer to train; [] for none",
-    )
+    kinds: tuple[Kind, ...] = Field(get_args(Kind), description="kinds of tokenizer to train; [] for none")
     vocab_size: int = Field(8192, ge=300, le=1_000_000, description="maximum vocabulary size of each")
     data: Annotated[DataConfig, Choice("data")] = Field(description="training text for the new tokenizers")
     output: Text = Field("tokenizers.html", description="output page")
@@ -685,17 +673,12 @@ class LookConfig(CommandConfig):
     offline: Offline = False
 
 
-class ReadConfig(LookConfig):
-    """The keys of an inspection in which the checkpoint reads a text."""
-
-    precision: Precision = "auto"
-
-
-class InspectAttentionConfig(ReadConfig):
+class InspectAttentionConfig(LookConfig):
     """`lmtool inspect attention`: the attention weights of each head of a checkpoint for a text."""
 
     verbatim = ("text",)
 
+    precision: Precision = "auto"
     checkpoint: Checkpoint
     text: Text = Field(description="input text")
     shown: int = Field(3, ge=0, description="heads shown on the screen: those with the most concentrated attention")
@@ -756,18 +739,16 @@ class PruneConfig(CommandConfig):
     delete: bool = Field(False, description="remove the states; false: only list them")
 
 
-class InspectWordConfig(ReadConfig, CheckpointsConfig):
+class InspectWordConfig(LookConfig, CheckpointsConfig):
     """`lmtool inspect word`: one word in several sentences, in every layer of several checkpoints."""
 
     starts_with_checkpoint = False
     verbatim = ("text", "word")
 
+    precision: Precision = "auto"
     word: Text = Field(description="the word, exactly as it is written in each sentence")
     text: Text = Field(description="the sentences, separated by |")
-    checkpoint: tuple[str, ...] = Field(
-        min_length=1,
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
-    )
+    checkpoint: Checkpoints
     output: Text = Field("word.html", description="output page")
 
 

@@ -3,7 +3,7 @@ rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,11 @@ from lmtool.distillation.teacher_configs import saved_teacher
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.rules import violations
-from lmtool.resolver.shorthands import CommandLine, Data, expand_sections, started_config
+from lmtool.resolver.shorthands import CommandLine, expand_sections
 from lmtool.resolver.verbs import VERBS, command_classes
-from lmtool.runs.branches import Trunk, branch_of, phases_ended, split_branch
-from lmtool.runs.finding import read_state, run_folder
-from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
-from lmtool.system.files import RUNS, user_path
+from lmtool.runs.branches import Trunk, branch_of
+from lmtool.runs.finding import started_config
+from lmtool.runs.identity import BRANCH_KEYS, changed_values
 from lmtool.tasks.configs.mixture import tasks_of
 from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import NoNetwork, saved_configuration
@@ -183,7 +182,9 @@ def _saved_body(path: Path, verb: str) -> JsonObject:
     return saved.body(data)
 
 
-def decoded_job(line: CommandLine, data: Data, override_problems: Sequence[Problem], running: bool) -> CommandConfig:
+def decoded_job(
+    line: CommandLine, data: JsonObject, override_problems: Sequence[Problem], running: bool
+) -> CommandConfig:
     config = decode_config(line.verb, expand_sections(data, line), earlier=override_problems, running=running)
     if isinstance(config, RunConfig) and (config.devices or 1) > 1:
         raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "omit devices=")
@@ -220,9 +221,10 @@ def branch_configuration(line: CommandLine, accepted: AcceptedOverrides, running
     if line.saved is not None:
         raise UserError("branch= cannot be used with --config", "omit --config: a branch has its trunk's configuration")
     words = [word for word in line.words if not word.lstrip("+").startswith("branch=")]
-    keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
-    started = started_config(keyed)
-    trunk, base = _trunk(branch_of(line.words) or "", started)
+    pairs = (word.lstrip("+").partition("=") for word in words)
+    typed = {key: value for key, _, value in pairs if value != "null"}
+    started = started_config(typed)
+    trunk, base = Trunk.with_config(branch_of(line.words) or "", started)
     command = base.get("command")
     if command != line.verb:
         hint = f"use lmtool {command} branch={trunk} name=NEW"
@@ -233,34 +235,14 @@ def branch_configuration(line: CommandLine, accepted: AcceptedOverrides, running
     config = decode_config(
         line.verb,
         merge(data, values) | {"branch": str(trunk)},
-        earlier=[*problems, *override_problems, *_folder_problems(trunk, keyed)],
+        earlier=[*problems, *override_problems, *trunk.conflicts_with_words(typed)],
         running=running,
         reads_checkpoint=False,  # the configuration is complete, and the checkpoint of the trunk may be deleted
     )
     assert isinstance(config, RunConfig)
-    if base is not started:
-        problems = [*_branch_changes(trunk, saved.save(config, line.verb)), *_spent_budgets(trunk, config)]
-    if problems:
-        raise ConfigError(problems)
+    if base is not started and (errors := list(trunk.conflicts(_complete(trunk), saved.save(config, line.verb)))):
+        raise ConfigError(errors)
     return config
-
-
-def _trunk(branch: str, started: JsonObject) -> tuple[Trunk, JsonObject]:
-    """Returns the trunk and its configuration. started: the configuration with which the branch was started, or empty.
-    It says which step `last` or `best` was then, since the trunk may have trained further, and replaces the trunk's
-    configuration if the trunk is gone."""
-    name, place = split_branch(branch)
-    before = str(started.get("branch") or "")
-    run, _, step = before.rpartition("@")
-    if not place.isdigit() and run == str(run_folder(name)):
-        branch, place = before, step
-    try:
-        trunk = Trunk.of(branch)
-        return trunk, trunk.config()
-    except UserError:
-        if before != branch or not place.isdigit():
-            raise
-        return Trunk(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}"), started
 
 
 def _branch_choices(
@@ -276,7 +258,7 @@ def _branch_choices(
         elif group in BRANCH_KEYS:
             changeable.append(word)
         elif not _equals_trunk(group, name, base, line.config_dirs):
-            problems.append(_forbidden_change(group, word, trunk))
+            problems.append(trunk.forbidden_change(group, word))
     overrides_by_key = compose.read_overrides(changeable, accepted)
     problems += overrides_by_key.problems
     composed = compose.compose(line.verb, overrides_by_key, line.config_dirs) if overrides_by_key.choices else {}
@@ -289,49 +271,3 @@ def _equals_trunk(group: str, name: str, base: JsonObject, config_dirs: Sequence
         return False
     option = compose.option(group, name, config_dirs)
     return name == AUTO or all(base[group].get(key) == value for key, value in option.items() if value != MISSING)
-
-
-def _forbidden_change(key: str, change: str, trunk: Trunk) -> Problem:
-    hint = f"omit it; checkpoint={trunk.point} instead of branch= starts a new run from its weights"
-    return Problem(key, f"{change}: branch={trunk} cannot change what its trunk learns", hint)
-
-
-def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
-    """Yields the errors of a branch that has no name, has the folder of its trunk, or also sets checkpoint=."""
-    name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
-    if not name and not folder:
-        yield Problem("name", f"branch={trunk}: a branch is a new run and needs a name", "set name=NEW")
-    elif (user_path(folder) if folder else RUNS / str(name)).resolve() == trunk.run.resolve():
-        key, value = ("run_dir", folder) if folder else ("name", name)
-        yield Problem(key, f"{key}={value} is the trunk, which a branch does not change", f"use another {key}=")
-    if keyed.get("checkpoint", "null") != "null":
-        message = f"checkpoint={keyed['checkpoint']} and branch={trunk}: a run starts from only one of them"
-        hint = "use branch= for weights, optimizer and data position, or checkpoint= for the weights only"
-        yield Problem("checkpoint", message, hint)
-
-
-def _branch_changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
-    base, phase = _complete(trunk), phases_ended(read_state(trunk.point))
-    for change in changed_values(base, now, BRANCH_KEYS):
-        yield _forbidden_change(change.split()[0], change, trunk)
-    if budgets(base) != budgets(now) and phase:
-        message = f"branch={trunk} cannot change the budget: phase {phase + 1} had started, and phases are its parts"
-        yield Problem("phases", message, "omit the new budget, or branch from a step of the first phase")
-
-
-def _spent_budgets(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
-    """Yields the errors of budgets that the trunk has used up; budgets count from the start of the trunk."""
-    state = read_state(trunk.point)
-    spent_budgets = {
-        "max_steps": state["step"],
-        "max_epochs": state.get("epoch") or 0,
-        "max_tokens": state.get("tokens") or 0,
-        "max_words": state.get("words") or 0,
-        "max_minutes": (state.get("seconds") or 0) / 60,
-    }
-    for key, amount in spent_budgets.items():
-        limit = getattr(config, key)
-        if limit is not None and amount >= limit:
-            more = f"{amount * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else int(amount + max(amount // 10, 1))
-            message = f"{key}={limit:g} is used up at {trunk}: budgets include the trunk, which used {amount:g}"
-            yield Problem(key, message, f"set {key}={more}, for example, or branch from an earlier step")

@@ -7,7 +7,6 @@ of one subject are in its package (`learners/rules.py`, `distillation/rules.py`,
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import signature
@@ -22,7 +21,7 @@ from lmtool.errors import Problem
 from lmtool.learners import rules as learners
 from lmtool.learners.configs import ObjectiveConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig, TransformerConfig
-from lmtool.reporting.trackers.base import TrackerConfig
+from lmtool.reporting.trackers import base as trackers
 from lmtool.resolver.commands import (
     AskConfig,
     CheckConfig,
@@ -36,8 +35,7 @@ from lmtool.resolver.commands import (
     TransferConfig,
     UseConfig,
 )
-from lmtool.runs.files import output_errors, overwriting_errors
-from lmtool.system.files import user_path
+from lmtool.runs.files import output_errors, output_folder_errors, overwriting_errors, run_folder_errors
 from lmtool.tasks import rules as tasks
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
@@ -89,36 +87,6 @@ def require_separate_layers_for_decay(optimizer: OptimizerConfig, model: ModelCo
         yield Problem("optimizer.layer_decay", message, "set optimizer.layer_decay=1.0")
 
 
-def _counts_words(max_words: int | None, checkpoint_at: Sequence[int | str] | None) -> str | None:
-    """Returns the key that needs the words of the text, or None."""
-    if max_words is not None:
-        return f"max_words={max_words}"
-    words = [str(amount) for amount in checkpoint_at or () if str(amount).endswith("w")]
-    return f"checkpoint_at={words[0]}" if words else None
-
-
-def refuse_words_of_rows(max_words: int | None, checkpoint_at: Sequence[int | str] | None) -> Iterator[Problem]:
-    if setting := _counts_words(max_words, checkpoint_at):
-        message = f"{setting}: the words of labeled rows are not counted"
-        yield Problem(setting.partition("=")[0], message, "use max_tokens= or max_epochs=, and amounts of tokens")
-
-
-def require_words_of_one_text(
-    max_words: int | None,
-    checkpoint_at: Sequence[int | str] | None,
-    phases: Sequence[JsonObject],
-    data: DataConfig,
-    objective: ObjectiveConfig,
-) -> Iterator[Problem]:
-    setting = _counts_words(max_words, checkpoint_at)
-    reason = "phases=" if phases else f"data={data.name}" if data.name == "mixture" else None
-    if not objective.reads_text:
-        reason = f"objective={objective.name}"
-    if setting and reason:
-        message = f"{setting}: words are counted in passes over one text, not with {reason}"
-        yield Problem(setting.partition("=")[0], message, "use max_tokens=, and amounts of tokens")
-
-
 def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelConfig) -> Iterator[Problem]:
     entries, rows = tokenizer.vocab_size, model.vocab_size
     if entries is not None and entries > rows:
@@ -134,21 +102,6 @@ def require_own_folder(name: str | None, run_dir: str | None) -> Iterator[Proble
         yield Problem("run_dir", f"name={name} and run_dir={run_dir}: a run has one folder", "set only one of the two")
 
 
-def require_run_folder(run_dir: str | None) -> Iterator[Problem]:
-    yield from _file_in_place_of_folder("run_dir", run_dir)
-
-
-def require_output_folder(output: str | None) -> Iterator[Problem]:
-    yield from _file_in_place_of_folder("output", output)
-
-
-def _file_in_place_of_folder(key: str, folder: str | None) -> Iterator[Problem]:
-    paths = () if folder is None else (user_path(folder), *user_path(folder).parents)
-    existing = next((path for path in paths if path.exists()), None)
-    if existing is not None and not existing.is_dir():
-        yield Problem(key, f"{key}={folder}: {existing} is a file, not a folder", f"set another {key}=")
-
-
 def refuse_output_over_input(output: str | None, input: str | None) -> Iterator[Problem]:
     if input is not None:
         yield from overwriting_errors(output, partial(contains, input))
@@ -158,14 +111,6 @@ def refuse_output_over_data(output: str | None, task: TaskConfig | None, data: D
     for source in (task, data):
         if source is not None:
             yield from overwriting_errors(output, source.reads_file)
-
-
-def require_device(device: str) -> Iterator[Problem]:
-    """A run on CUDA needs a driver. The number of devices is checked later."""
-    if not device.startswith("cuda") or not sys.platform.startswith("linux"):
-        return
-    if not any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")):
-        yield Problem("device", f"device={device}: this machine has no such device", "set device=cpu or device=auto")
 
 
 def require_text_or_input(text: str | None, input: str | None) -> Iterator[Problem]:
@@ -223,19 +168,6 @@ def refuse_forgetting_with_fsdp(parallel: str, forgetting: str | None) -> Iterat
     if forgetting is not None and parallel == "fsdp":
         reason = "forgetting= compares the weights before and after training"
         yield needs_whole_weights("forgetting", reason, "set forgetting=null")
-
-
-def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
-    for name, config in logger.items():
-        if offline and config.needs_network:
-            key = f"logger.{name}.mode"
-            yield Problem(key, f"{key}=online contradicts offline=true", f"set {key}=offline, or offline=false")
-
-
-def require_installed_trackers(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
-    for name, config in logger.items():
-        if (problem := config.missing(f"logger.{name}")) is not None:
-            yield problem
 
 
 def refuse_interrupted_state(
@@ -303,7 +235,7 @@ RULES: Mapping[type[Config], Sequence[Rule]] = {
         training.require_ascending_amounts,
         require_own_folder,
         refuse_scaler_with_fsdp,
-        require_offline_trackers,
+        trackers.offline_errors,
     ),
     PretrainConfig: (
         learners.require_tokens_of_objective,
@@ -315,7 +247,7 @@ RULES: Mapping[type[Config], Sequence[Rule]] = {
         distillation.refuse_phases,
         distillation.require_objective_of_teachers,
         require_positions_for_memory,
-        require_words_of_one_text,
+        learners.require_words_of_one_text,
         training.refuse_epochs_of_unequal_phases,
         refuse_unused_length,
         refuse_interrupted_state,
@@ -333,7 +265,7 @@ RULES: Mapping[type[Config], Sequence[Rule]] = {
         distillation.refuse_both_orders,
         distillation.require_task_of_teachers,
         refuse_forgetting_with_fsdp,
-        refuse_words_of_rows,
+        learners.refuse_words_of_rows,
     ),
     TokenizerCommandConfig: (tasks.require_task_texts, require_trainable_tokenizer),
     PredictConfig: (require_text_or_input, require_text_for_pair, require_output_for_probabilities),
@@ -346,17 +278,17 @@ RULES_OF_MACHINE: Mapping[type[Config], Sequence[Rule]] = {
         distillation.require_teachers,
         distillation.require_label_file,
         distillation.require_one_student_start,
-        require_run_folder,
-        require_device,
-        require_installed_trackers,
+        run_folder_errors,
+        training.require_device,
+        trackers.package_errors,
     ),
     FinetuneConfig: (
         tasks.require_available_task_data,
         tuning.require_pretrained_weights,
         require_checkpoint_for_forgetting,
     ),
-    TokenizerCommandConfig: (require_output_folder,),
-    TransferConfig: (require_output_folder,),
+    TokenizerCommandConfig: (output_folder_errors,),
+    TransferConfig: (output_folder_errors,),
     UseConfig: (output_errors,),
     AskConfig: (refuse_output_over_input,),
     GenerateConfig: (refuse_output_over_input,),

@@ -20,21 +20,19 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from lmtool.config import compose, saved
-from lmtool.config.base import JsonMapping, JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.config.decode import AUTO, MISSING, merge
 from lmtool.config.groups import options
 from lmtool.config.messages import as_typed, unknown_choice
 from lmtool.config.registry import Choice, lookup
 from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.verbs import TRAINING, VERBS
-from lmtool.runs.finding import names_several, run_folder, runs_named
-from lmtool.system.files import RUNS, user_path
+from lmtool.runs.finding import names_several, own_folder, run_folder, runs_named, started_config
 from lmtool.system.terminal import counted, listing, say, shell_line
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.training.phases import nested_keys
 from lmtool.weights.folders import saved_configuration
 
-Data = JsonObject
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 """The start of an override."""
 
@@ -140,7 +138,7 @@ def _typed(value: object) -> str:
     return "null" if value is None else as_typed(value)
 
 
-def expand_sections(data: Data, line: CommandLine) -> Data:
+def expand_sections(data: JsonObject, line: CommandLine) -> JsonObject:
     """Returns a composed configuration with its shorthands expanded. Raises UserError if one cannot be expanded."""
     data = with_sections(with_random_weights(data, line), line.config_dirs)
     data = with_latest_run(data) if line.verb in TRAINING else data
@@ -217,7 +215,7 @@ def _with_files(
 _NONE = "none"
 
 
-def with_random_weights(data: Data, line: CommandLine) -> Data:
+def with_random_weights(data: JsonObject, line: CommandLine) -> JsonObject:
     """Gives the job `none` of a sweep over `checkpoint=RUN,none` the model and the vocabulary of RUN with random
     weights, so that the jobs differ only in their initial weights. Raises UserError if several checkpoints are
     listed."""
@@ -236,7 +234,7 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
     return {**data, "model": model, "tokenizer": {"name": "folder", "path": runs[0]}}
 
 
-def with_table_of_vocabulary(data: Data, line: CommandLine) -> Data:
+def with_table_of_vocabulary(data: JsonObject, line: CommandLine) -> JsonObject:
     """Gives a model with random weights as many token vectors as `tokenizer.vocab_size=` asks for, unless
     `model.vocab_size=` is typed, too."""
     model, tokenizer = data.get("model"), data.get("tokenizer")
@@ -250,7 +248,7 @@ def with_table_of_vocabulary(data: Data, line: CommandLine) -> Data:
 # --- evaluate checkpoint=SWEEP, checkpoint=runs/gpt_* ----------------------------------------------------------------
 
 
-def with_several_runs(data: Data) -> Data:
+def with_several_runs(data: JsonObject) -> JsonObject:
     """Replaces the folder of a sweep, or a pattern, by its finished runs, and prints those left out. Raises UserError
     if there are none."""
     checkpoint = data.get("checkpoint")
@@ -272,7 +270,7 @@ def with_several_runs(data: Data) -> Data:
 # --- neither checkpoint= nor model= ----------------------------------------------------------------------------------
 
 
-def with_published_weights(data: Data) -> Data:
+def with_published_weights(data: JsonObject) -> JsonObject:
     """Sets the checkpoint to the published weights of the task's default model if neither a checkpoint nor a model is
     set. A task with an error is left to the decoder."""
     model = data.get("model")
@@ -291,15 +289,7 @@ def with_published_weights(data: Data) -> Data:
 _LINK = "latest"
 
 
-def started_config(config: JsonMapping) -> Data:
-    """Returns the configuration with which the run in the folder of `config` was started; empty if there is no run."""
-    folder = _folder(config)
-    if folder is None or not (folder / "config.yaml").is_file():
-        return {}
-    return saved.read(folder / "config.yaml")
-
-
-def with_latest_run(data: Data) -> Data:
+def with_latest_run(data: JsonObject) -> JsonObject:
     """Replaces `runs/latest` in paths by the run that it points to now, because the new run becomes `runs/latest` when
     it starts. If it points to this very run, which is being resumed, the path that the run was started with is used."""
     if _LINK not in repr(data):
@@ -308,17 +298,11 @@ def with_latest_run(data: Data) -> Data:
         before = started_config(data)
     except UserError:  # reported when the run is opened
         before = {}
-    folder = _folder(data)
+    folder = own_folder(data)
     run = None if folder is None else folder.absolute()
     # `name` and `run_dir` set the folder of this run, which is not read.
     paths = {key: value for key, value in data.items() if key not in ("name", "run_dir")}
     return {**data, **{key: _resolve(value, before.get(key), run) for key, value in paths.items()}}
-
-
-def _folder(config: JsonMapping) -> Path | None:
-    if config.get("run_dir"):
-        return user_path(str(config["run_dir"]))
-    return RUNS / str(config["name"]) if config.get("name") else None
 
 
 def _resolve(value: object, before: object, current: Path | None) -> Any:
@@ -397,5 +381,4 @@ def _section(group: str, key: str, section: Any, config_dirs: Sequence[Path]) ->
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> tuple[str, ...]:
-    primary = "finetune" if group == "task" else "pretrain"
-    return compose.accepted_overrides(primary, config_dirs).groups.get(group, ())
+    return compose.accepted_overrides("pretrain", config_dirs).groups.get(group, ())

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmtool.config import saved
 from lmtool.config.base import JsonObject
-from lmtool.errors import UserError
+from lmtool.errors import Problem, UserError
 from lmtool.runs.finding import (
     CONFIG,
     STATE,
     best_of,
     is_intact,
     of_step,
+    own_folder,
     read_config,
     read_manifest,
+    read_state,
     run_folder,
     saved_steps,
     verify,
 )
+from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
 from lmtool.system.files import RUNS, Damaged, user_path
 
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
@@ -55,6 +58,24 @@ class Trunk:
             raise UserError(f"branch={value}: {run} has no checkpoint of step {int(position)}; it has {newest}", hint)
         return cls(run, point)
 
+    @classmethod
+    def with_config(cls, branch: str, started: JsonObject) -> tuple[Trunk, JsonObject]:
+        """Returns the trunk and its configuration. started: the configuration with which the branch was started, or
+        empty. It says which step `last` or `best` was then, since the trunk may have trained further, and replaces the
+        trunk's configuration if the trunk is gone."""
+        name, place = split_branch(branch)
+        before = str(started.get("branch") or "")
+        run, _, step = before.rpartition("@")
+        if not place.isdigit() and run == str(run_folder(name)):
+            branch, place = before, step
+        try:
+            trunk = cls.of(branch)
+            return trunk, trunk.config()
+        except UserError:
+            if before != branch or not place.isdigit():
+                raise
+            return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}"), started
+
     @property
     def step(self) -> int:
         return _step_of(self.point)
@@ -78,6 +99,48 @@ class Trunk:
         intact = [folder for folder in others if is_intact(folder)]
         hint = f"set branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
         return UserError(damage.message, hint)
+
+    def forbidden_change(self, key: str, change: str) -> Problem:
+        hint = f"omit it; checkpoint={self.point} instead of branch= starts a new run from its weights"
+        return Problem(key, f"{change}: branch={self} cannot change what its trunk learns", hint)
+
+    def conflicts_with_words(self, typed: Mapping[str, str]) -> Iterator[Problem]:
+        """Yields the errors of a branch that has no name, has the folder of its trunk, or also sets checkpoint=. typed:
+        the values of the command line by key, except null."""
+        folder, key = own_folder(typed), "run_dir" if typed.get("run_dir") else "name"
+        if folder is None:
+            yield Problem("name", f"branch={self}: a branch is a new run and needs a name", "set name=NEW")
+        elif folder.resolve() == self.run.resolve():
+            message = f"{key}={typed[key]} is the trunk, which a branch does not change"
+            yield Problem(key, message, f"use another {key}=")
+        if "checkpoint" in typed:
+            message = f"checkpoint={typed['checkpoint']} and branch={self}: a run starts from only one of them"
+            hint = "use branch= for weights, optimizer and data position, or checkpoint= for the weights only"
+            yield Problem("checkpoint", message, hint)
+
+    def conflicts(self, config: JsonObject, now: JsonObject) -> Iterator[Problem]:
+        """Yields the errors of a branch that changes what its trunk learns, or whose budgets the trunk has used up:
+        they count from the start of the trunk. config: the trunk's. now: the branch's."""
+        state = read_state(self.point)
+        for change in changed_values(config, now, BRANCH_KEYS):
+            yield self.forbidden_change(change.split()[0], change)
+        if budgets(config) != budgets(now) and (phase := phases_ended(state)):
+            message = f"branch={self} cannot change the budget: phase {phase + 1} had started, and phases are its parts"
+            yield Problem("phases", message, "omit the new budget, or branch from a step of the first phase")
+        spent_budgets = {
+            "max_steps": state["step"],
+            "max_epochs": state.get("epoch") or 0,
+            "max_tokens": state.get("tokens") or 0,
+            "max_words": state.get("words") or 0,
+            "max_minutes": (state.get("seconds") or 0) / 60,
+        }
+        for key, amount in spent_budgets.items():
+            limit = now[key]
+            if limit is not None and amount >= limit:
+                is_whole = key not in ("max_epochs", "max_minutes")
+                more = int(amount + max(amount // 10, 1)) if is_whole else f"{amount * 1.1:.3g}"
+                message = f"{key}={limit:g} is used up at {self}: budgets include the trunk, which used {amount:g}"
+                yield Problem(key, message, f"set {key}={more}, for example, or branch from an earlier step")
 
 
 def phases_ended(state: JsonObject) -> int:

@@ -122,6 +122,23 @@ def output_errors(output: str | None) -> Iterator[Problem]:
         yield Problem("output", f"output={output} is {kind}, not a file", hint)
 
 
+def output_folder_errors(output: str | None) -> Iterator[Problem]:
+    """Yields a problem if a file is in the place of the output folder."""
+    yield from _file_in_place_of_folder("output", output)
+
+
+def run_folder_errors(run_dir: str | None) -> Iterator[Problem]:
+    """Yields a problem if a file is in the place of the run's folder."""
+    yield from _file_in_place_of_folder("run_dir", run_dir)
+
+
+def _file_in_place_of_folder(key: str, folder: str | None) -> Iterator[Problem]:
+    paths = () if folder is None else (user_path(folder), *user_path(folder).parents)
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None and not existing.is_dir():
+        yield Problem(key, f"{key}={folder}: {existing} is a file, not a folder", f"set another {key}=")
+
+
 def overwriting_errors(output: str | None, reads: Callable[[Path], bool]) -> Iterator[Problem]:
     """Yields a problem if the output file would replace a file that the command reads. reads: whether it reads a file,
     given by its real path."""

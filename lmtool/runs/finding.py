@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmtool.config import saved
-from lmtool.config.base import JsonObject
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError, nearest
 from lmtool.runs.files import write_errors
 from lmtool.runs.identity import SUBMITTED, finished_result
@@ -279,6 +279,21 @@ def run_folder(path: str | Path) -> Path:
             _ACCEPTED,
         )
     return folder.parent / name
+
+
+def own_folder(config: JsonMapping) -> Path | None:
+    """Returns the folder that a configuration sets for its run, or None."""
+    if config.get("run_dir"):
+        return user_path(str(config["run_dir"]))
+    return RUNS / str(config["name"]) if config.get("name") else None
+
+
+def started_config(config: JsonMapping) -> JsonObject:
+    """Returns the configuration with which the run in the folder of `config` was started; empty if there is no run."""
+    folder = own_folder(config)
+    if folder is None or not (folder / "config.yaml").is_file():
+        return {}
+    return saved.read(folder / "config.yaml")
 
 
 def checkpoint_folder(path: str | Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from lmtool.config.groups import data_sets, purpose, yaml_file
+from lmtool.config.groups import conf_dir, purpose, yaml_file
 from lmtool.config.messages import one_of
 from lmtool.data.configs import DataConfig, missing_hub_data
 from lmtool.errors import Problem
@@ -27,11 +27,19 @@ def require_task_data(task: TaskConfig) -> Iterator[Problem]:
 
 
 def _data_hint(task: str) -> str:
-    file, named = yaml_file("task", task), data_sets(task)
+    file, named = yaml_file("task", task), _data_sets(task)
     described = None if file is None else re.fullmatch(r"Your own [\w -]+: (.+)\.", purpose(file))
     form = f" ({described[1]})" if described is not None else ""
     names = f"; or take a data set by its name: {one_of([f'task={name}' for name in named])}" if named else ""
     return f"set task.path=FOLDER, or a file to train on{form}{names}"
+
+
+def _data_sets(task: str) -> tuple[str, ...]:
+    """Returns the shipped tasks that build on another one and have data of their own: conll2003 for ner."""
+    files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((conf_dir() / "task").glob("*.yaml"))}
+    builds = re.compile(rf"^defaults: \[{re.escape(task)}[,\]]", re.M)
+    has_data = re.compile(r"^(hub|embedded): (?!null)", re.M)
+    return tuple(name for name, text in files.items() if builds.search(text) and has_data.search(text))
 
 
 def require_available_task_data(task: TaskConfig, cache_dir: str, offline: bool) -> Iterator[Problem]:

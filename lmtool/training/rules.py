@@ -1,8 +1,10 @@
-"""The rules of training: batches, budgets, amounts of text and phases. Imports no torch."""
+"""The rules of training: batches, budgets, amounts of text, phases and devices. Imports no torch."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 
 from lmtool.config.base import JsonObject
@@ -89,3 +91,11 @@ def refuse_epochs_of_unequal_phases(
         )
         rest = f"; max_steps={max_steps} ends the run" if max_steps is not None else " max_steps=10000"
         yield Problem("max_epochs", message, f"set max_epochs=null{rest}")
+
+
+def require_device(device: str) -> Iterator[Problem]:
+    """A run on CUDA needs a driver. The number of devices is checked later."""
+    if not device.startswith("cuda") or not sys.platform.startswith("linux"):
+        return
+    if not any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")):
+        yield Problem("device", f"device={device}: this machine has no such device", "set device=cpu or device=auto")

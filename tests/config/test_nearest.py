@@ -75,10 +75,10 @@ def typos(draw: random.Random) -> Iterator[tuple[str, str, str | None]]:
         for key in draw.sample([key for key in keys if len(key.rpartition(".")[2]) >= SHORTEST], 80):
             wrong = misspelled(key, keys, draw)
             yield wrong, key, next(iter(nearest_keys(wrong, keys)), None)
-    inner = [group for group in groups.all_groups() if "/" in group]
+    inner = [group for group in groups.all_options() if "/" in group]
     for group in inner * 3:
         wrong = misspelled(group, inner, draw)
-        yield wrong, group, nearest(wrong, groups.all_groups())
+        yield wrong, group, nearest(wrong, groups.all_options())
     for group in ("model", "objective", "task", "experiment"):
         known = groups.options(group)
         for name in draw.sample([name for name in known if len(name) >= SHORTEST], 20):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,6 +39,19 @@ class TrackerConfig(Config):
     def unwritten_rows(self, folder: str) -> str:
         """Returns a sentence about rows that were not written when the run ended. folder: the run's folder."""
         return "its last rows may be missing, but metrics.jsonl has every row"
+
+
+def offline_errors(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
+    for name, config in logger.items():
+        if offline and config.needs_network:
+            key = f"logger.{name}.mode"
+            yield Problem(key, f"{key}=online contradicts offline=true", f"set {key}=offline, or offline=false")
+
+
+def package_errors(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
+    for name, config in logger.items():
+        if (problem := config.missing(f"logger.{name}")) is not None:
+            yield problem
 
 
 @dataclass(frozen=True)
