@@ -124,7 +124,7 @@ def files() -> Iterator[tuple[Path, str]]:
                 path = groups.yaml_file(entry.group, entry.name)
                 assert path is not None, f"{entry.group}={entry.name} has no YAML"
                 chosen = {name for item in _load(path).get("defaults", []) if isinstance(item, dict) for name in item}
-                values: Any = OmegaConf.to_container(OmegaConf.create(registry.default_values(entry)))
+                values: Any = OmegaConf.to_container(OmegaConf.create(registry.default_values(entry.config)))
                 yield path, updated_text(path, entry.config, {k: v for k, v in values.items() if k not in chosen})
     for verb, config in command_classes().items():
         path = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"

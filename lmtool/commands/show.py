@@ -194,11 +194,10 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
         say(path.read_text(encoding="utf-8").removesuffix("\n"))
     elif entry is not None:
         say(f"# {about(group, name)}")
-        say(yaml.safe_dump(registry.default_values(entry), sort_keys=False).removesuffix("\n"))
+        say(yaml.safe_dump(registry.default_values(entry.config), sort_keys=False).removesuffix("\n"))
     else:
-        from lmtool.config.messages import unknown_choice
-
-        problem = unknown_choice(group, group, name, groups.options(group, config_dirs) or registry.names(group))
+        offered = groups.options(group, config_dirs) or registry.names(group)
+        problem = messages.unknown_choice(group, group, name, offered)
         raise UserError(problem.message, problem.hint)
     for recipe in _recipes(group, component_of(group, name, config_dirs)):
         say(f"\n# {_short(recipe)}")

@@ -389,18 +389,8 @@ def as_values(overrides: Sequence[str], accepted: AcceptedOverrides) -> tuple[Js
             if not isinstance(inside, dict):
                 break
         if isinstance(inside, dict):
-            inside[last] = _plain(override.value())
+            inside[last] = override.value()
     return data, problems
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, QuotedString):
-        return value.text
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value
 
 
 # --- composition ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from lmtool.config import messages
 from lmtool.config.base import Auto, Config, JsonObject
 from lmtool.config.messages import one_of
-from lmtool.config.registry import Choice, Several, choices, chosen_class
+from lmtool.config.registry import Choice, Several, choices, chosen_class, default_values
 from lmtool.errors import ConfigError, Problem, nearest
 
 AUTO = "auto"
@@ -113,7 +113,7 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
     config_class = chosen_class(value, choice)
     if config_class is None or not isinstance(saved, dict):
         return
-    defaults = {name: _as_plain(field.get_default()) for name, field in config_class.model_fields.items()}
+    defaults = default_values(config_class)
     values, saved_values = defaults | value, defaults | saved
     constant = [key for key in defaults if key not in config_class.adjustable_fields]
     for key in [choice.key] if values[choice.key] != saved.get(choice.key) else constant:
@@ -128,12 +128,6 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
                 f"{section}.{key}={ours}, but the checkpoint has {section}.{key}={theirs}",
                 f"{section}=auto takes it from the checkpoint; checkpoint=none starts without a checkpoint",
             )
-
-
-def _as_plain(value: object) -> Any:
-    if isinstance(value, Config):
-        return value.model_dump(mode="json")
-    return list(value) if isinstance(value, tuple) else value
 
 
 WITH = "with"

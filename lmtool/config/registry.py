@@ -304,10 +304,10 @@ def load_plugins(modules: Sequence[str]) -> None:
 
 def plugin_nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, JsonObject]]:
     """Returns the components without a YAML file, each with its default values, by (group, name). Only components of
-    plugins have no YAML file. A required value is `???`."""
+    plugins have no YAML file."""
     options = yaml_groups.all_options(config_dirs)
     return {
-        (group, name): (entry, default_values(entry))
+        (group, name): (entry, default_values(entry.config))
         for group in sorted(_TABLES)
         for name, entry in sorted(_TABLES[group].items())
         if (group, name) not in _MODULES and name not in options.get(group, ())
@@ -322,9 +322,11 @@ def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
     return dict(sorted(options.items()))
 
 
-def default_values(entry: Entry) -> JsonObject:
+def default_values(config: type[Config]) -> JsonObject:
+    """Returns the defaults of a configuration class as plain data; a required value is `???`."""
     data: JsonObject = {}
-    for name, field in entry.config.model_fields.items():
+    for name, field in config.model_fields.items():
         value = "???" if field.is_required() else field.get_default(call_default_factory=True)
-        data[name] = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+        value = value.model_dump(mode="json") if isinstance(value, Config) else value
+        data[name] = list(value) if isinstance(value, tuple) else value
     return data

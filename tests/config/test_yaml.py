@@ -212,7 +212,7 @@ def test_every_yaml_is_covered_by_a_case() -> None:
 def default_values_of(entry: registry.Entry) -> dict[str, Any]:
     from lmtool.config.registry import default_values
 
-    return OmegaConf.to_container(OmegaConf.create(default_values(entry)))  # type: ignore[return-value]
+    return OmegaConf.to_container(OmegaConf.create(default_values(entry.config)))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(("group", "name"), COMPONENTS, ids=lambda argument: argument)
