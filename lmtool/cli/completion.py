@@ -125,13 +125,12 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
 
 
 def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTable:
-    from lmtool.commands.show import component_of
     from lmtool.config import registry
     from lmtool.config import saved as yaml_files
 
     registry.load_plugins(plugins)
     options = {
-        group: {name: component_of(group, name, config_dirs) for name in names}
+        group: {name: registry.component_of(group, name, config_dirs) for name in names}
         for group, names in registry.all_options(config_dirs).items()
     }
     verbs: dict[str, KeyNodes] = {}

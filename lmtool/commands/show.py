@@ -199,7 +199,7 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
         offered = groups.options(group, config_dirs) or registry.names(group)
         problem = messages.unknown_choice(group, group, name, offered)
         raise UserError(problem.message, problem.hint)
-    for recipe in _recipes(group, component_of(group, name, config_dirs)):
+    for recipe in _recipes(group, registry.component_of(group, name, config_dirs)):
         say(f"\n# {_short(recipe)}")
         say(recipe.read_text(encoding="utf-8").removesuffix("\n"))
 
@@ -216,19 +216,6 @@ def _recipes(group: str, name: str) -> list[Path]:
     assert isinstance(defaults, TuningConfig)
     file = recipes.tuning_file(entry.config, defaults.recipe_name)
     return [] if file is None else [file]
-
-
-def component_of(group: str, option: str, config_dirs: Sequence[Path] = ()) -> str:
-    """Returns the component that an option of a group configures, according to the option's YAML."""
-    for _ in range(10):  # presets may build on presets
-        path = groups.yaml_file(group, option, config_dirs)
-        content = {} if path is None else saved.read_yaml(path)
-        parents = (item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_")
-        parent = next(parents, None)
-        if parent is None:
-            return str(content.get("kind") or content.get("name") or option)
-        option = parent
-    return option
 
 
 # --- lmtool show schema ---------------------------------------------------------------------------------------------

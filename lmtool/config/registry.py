@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
 from lmtool.config import groups as yaml_groups
+from lmtool.config import saved
 from lmtool.config.base import Config, JsonObject
 from lmtool.errors import UserError
 from lmtool.system.terminal import shell_line
@@ -320,6 +321,19 @@ def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
     for group, name in plugin_nodes(config_dirs):
         options[group] = tuple(sorted({*options.get(group, ()), name}))
     return dict(sorted(options.items()))
+
+
+def component_of(group: str, option: str, config_dirs: Sequence[Path] = ()) -> str:
+    """Returns the component that an option of a group configures, according to the option's YAML."""
+    for _ in range(10):  # presets may build on presets
+        path = yaml_groups.yaml_file(group, option, config_dirs)
+        content = {} if path is None else saved.read_yaml(path)
+        parents = (item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_")
+        parent = next(parents, None)
+        if parent is None:
+            return str(content.get("kind") or content.get("name") or option)
+        option = parent
+    return option
 
 
 def default_values(config: type[Config]) -> JsonObject:
