@@ -159,7 +159,7 @@ def read_overrides(
     overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: bool = False
 ) -> CheckedOverrides:
     """Checks and rewrites overrides. accepted: the overrides that the command accepts. multirun: whether -m is set."""
-    reader = _Reader(accepted, multirun)
+    reader = _OverrideReader(accepted, multirun)
     checked, values = reader.checked, reader.values
     for text in overrides:
         checked.problems += reader.read(text)
@@ -170,7 +170,7 @@ def read_overrides(
     return checked
 
 
-class _Reader:
+class _OverrideReader:
     """Checks overrides one after the other. values: the typed value of each key that is not a group."""
 
     def __init__(self, accepted: AcceptedOverrides, multirun: bool):

@@ -21,7 +21,7 @@ from lmtool.errors import Problem
 from lmtool.learners import rules as learners
 from lmtool.learners.configs import ObjectiveConfig, needs_whole_weights
 from lmtool.models.configs import ModelConfig, TransformerConfig
-from lmtool.reporting.trackers import base as trackers
+from lmtool.reporting.trackers.base import require_installed_trackers, require_offline_trackers
 from lmtool.resolver.commands import (
     AskConfig,
     CheckConfig,
@@ -235,7 +235,7 @@ RULES: Mapping[type[Config], Sequence[Rule]] = {
         training.require_ascending_amounts,
         require_own_folder,
         refuse_scaler_with_fsdp,
-        trackers.offline_errors,
+        require_offline_trackers,
     ),
     PretrainConfig: (
         learners.require_tokens_of_objective,
@@ -280,7 +280,7 @@ RULES_OF_MACHINE: Mapping[type[Config], Sequence[Rule]] = {
         distillation.require_one_student_start,
         run_folder_errors,
         training.require_device,
-        trackers.package_errors,
+        require_installed_trackers,
     ),
     FinetuneConfig: (
         tasks.require_available_task_data,

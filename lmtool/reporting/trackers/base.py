@@ -41,14 +41,14 @@ class TrackerConfig(Config):
         return "its last rows may be missing, but metrics.jsonl has every row"
 
 
-def offline_errors(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
+def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
     for name, config in logger.items():
         if offline and config.needs_network:
             key = f"logger.{name}.mode"
             yield Problem(key, f"{key}=online contradicts offline=true", f"set {key}=offline, or offline=false")
 
 
-def package_errors(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
+def require_installed_trackers(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
     for name, config in logger.items():
         if (problem := config.missing(f"logger.{name}")) is not None:
             yield problem
