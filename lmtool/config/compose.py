@@ -15,6 +15,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import accumulate
@@ -669,9 +670,8 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
     one.
     """
     _require_package(checked.choices, config_dirs)
-    words = [*checked.choices, *search_path(config_dirs)]
-    with translated_errors(), _hydra_for_a_run():
-        config = hydra_compose(primary, overrides=words, return_hydra_config=True)
+    with translated_errors():
+        config = _composed(primary, checked.choices, config_dirs)
         set_values(config, checked.values)
         typed_keys = {key_of(text) for text in [*checked.choices, *checked.values]}
         remaining = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
@@ -683,9 +683,21 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
             message = f"{file or 'the YAML'} has several values for {', '.join(remaining)}, but a run takes one"
             command = f": lmtool {primary} -m {file}" if file else ""
             raise UserError(message, f"add -m to run a job for each{command}; or {set_first}")
-        with open_dict(config):
-            del config["hydra"]
         return to_data(config) | checked.verbatim
+
+
+def _composed(primary: str, choices: Sequence[str], config_dirs: Sequence[Path]) -> DictConfig:
+    """Returns what Hydra composes, before values are set. A result of shipped files alone is kept, since the jobs of a
+    sweep often differ in values only."""
+    shipped_only = not config_dirs and not _stored_nodes(ConfigStore.instance().repo)
+    composing = _compose_choices if shipped_only else _compose_choices.__wrapped__
+    return deepcopy(composing(primary, (*choices, *search_path(config_dirs))))
+
+
+@lru_cache(maxsize=100)
+def _compose_choices(primary: str, words: tuple[str, ...]) -> DictConfig:
+    with _hydra_for_a_run():
+        return hydra_compose(primary, overrides=list(words), return_hydra_config=True)
 
 
 def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> None:
@@ -718,14 +730,15 @@ def _grid(config: Any) -> dict[str, str]:
 
 def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> JsonObject:
     """Returns one option of a group as plain data. Raises UserError if the group has no such option."""
-    with translated_errors(), _hydra_for_a_run():
-        composed = to_data(hydra_compose(f"{group}/{name}", overrides=search_path(config_dirs)))
-    section: JsonObject = composed[group]
+    with translated_errors():
+        section: JsonObject = to_data(_composed(f"{group}/{name}", (), config_dirs))[group]
     return section
 
 
 def to_data(config: DictConfig) -> JsonObject:
-    """Returns a composed configuration as plain data with interpolations resolved."""
+    """Returns a composed configuration as plain data with interpolations resolved, without Hydra's own section."""
+    with open_dict(config):
+        config.pop("hydra", None)
     with _limited_interpolations():
         data = OmegaConf.to_container(config, resolve=True)
     assert isinstance(data, dict)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 
 from lmtool.errors import UserError, nearest
 
 
+@cache
 def conf_dir() -> Path:
     """Returns the shipped configuration: inside the package (wheel) or next to it (checkout)."""
     package = Path(__file__).resolve().parents[1]

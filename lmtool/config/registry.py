@@ -14,6 +14,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -275,6 +276,11 @@ def command_line(verb: str, *words: str, modules: Sequence[str] | None = None) -
     return shell_line(["lmtool", verb, *options, *words])
 
 
+@cache
+def _installed_plugins() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=ENTRY_POINTS)
+
+
 def load_plugins(modules: Sequence[str]) -> None:
     """Imports the plugins: those of installed packages, then the modules of --plugin (also from the working folder).
 
@@ -282,7 +288,7 @@ def load_plugins(modules: Sequence[str]) -> None:
     """
     plugins = [
         (point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package")
-        for point in importlib.metadata.entry_points(group=ENTRY_POINTS)
+        for point in _installed_plugins()
     ]
     for module in modules:
         if "/" in module or module.startswith(".") or module.endswith(".py"):
