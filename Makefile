@@ -7,6 +7,8 @@ export PIP_USE_PEP517 := 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 PYTHONS ?= 3.12 3.13
+# Tests of a file share runs and models, which only one process should make. tests/conftest.py puts the longest first.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: help install demo course test versions conf faults matrix lint types bench docs gpu rehearse bundle clean
 
@@ -39,7 +41,7 @@ course: $(VENV)/test  ## Run docs/course.md, about half an hour on two cores, an
 	$(BIN)/lmtool course
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 $(BY_FILE)
 
 versions:  ## Run some two thousand tests with each of Python 3.12 and 3.13 that is installed.
 	@for version in $(PYTHONS); do \
@@ -49,7 +51,7 @@ versions:  ## Run some two thousand tests with each of Python 3.12 and 3.13 that
 	done
 
 some: $(VENV)/test
-	$(BIN)/python -m pytest -q -n 2 tests/cli tests/config tests/data tests/learners tests/nn tests/runs tests/system
+	$(BIN)/python -m pytest -q -n 2 $(BY_FILE) tests/cli tests/config tests/data tests/learners tests/nn tests/runs tests/system
 
 faults: $(VENV)/test  ## Plant faults and see that nothing goes wrong silently, at most 20 minutes on two cores.
 	$(BIN)/python scripts/faults.py

@@ -42,7 +42,7 @@ class CandidateScorer:
     head: LMHead
     start: int | None = None
     bidirectional_prompt: bool = False
-    batch_tokens: int = 8192
+    batch_tokens: int = 4096
 
     @torch.no_grad()
     def score(self, shared: Ids, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]) -> list[np.ndarray]:
