@@ -35,14 +35,14 @@ class CandidateScorer:
         head: The language-model head.
         start: The first token of an encoder-decoder's answer; None for a decoder.
         bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional.
-        batch_tokens: Approximate number of tokens of a forward, and of tokens in the cache.
+        batch_tokens: Approximate number of tokens of a forward, and of tokens in all caches.
     """
 
     backbone: Backbone
     head: LMHead
     start: int | None = None
     bidirectional_prompt: bool = False
-    batch_tokens: int = 4096
+    batch_tokens: int = 8192
 
     @torch.no_grad()
     def score(self, shared: Ids, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]) -> list[np.ndarray]:
@@ -71,11 +71,11 @@ class CandidateScorer:
         # The last token of a candidate is predicted, but never read.
         tokens_read = [max(map(len, texts), default=1) - 1 for texts in candidates]
         sizes = [len(shared) + len(prompt) + count for prompt, count in zip(prompts, tokens_read, strict=True)]
-        prefix_cache = None
+        prefix_cache, cached_tokens = None, self.batch_tokens // 2  # of the prompts, and as many of their candidates
         if shared:
             prefix_cache = backbone.new_cache(1, max(sizes))
             backbone(self._pack([shared]), cache=prefix_cache, read_M=self._index([len(shared) - 1]))
-        for group in groups_by_length(sizes, sizes, self.batch_tokens):
+        for group in groups_by_length(sizes, sizes, cached_tokens):
             longest = max(sizes[number] for number in group)
             if prefix_cache is None:
                 cache = backbone.new_cache(len(group), longest)
@@ -86,7 +86,7 @@ class CandidateScorer:
             hidden_NH = backbone(packed, cache=cache, read_M=self._index(np.cumsum(lengths) - 1))
             self._add_first_tokens(hidden_NH, group, candidates, scores)
             pairs = _multi_token_candidates(group, candidates)
-            size = max(1, self.batch_tokens // longest)
+            size = max(1, cached_tokens // longest)
             for start in range(0, len(pairs), size):
                 batch = pairs[start : start + size]
                 texts = [candidates[number][index] for _, number, index in batch]
