@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from os.path import commonprefix
 from typing import cast
 
 import torch
@@ -20,6 +21,9 @@ from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
 from lmtool.types import Packed, receive, send
+
+_LEAST_SAVED = 64
+"""Tokens that must be saved by reading the beginning of all prompts once."""
 
 
 class Decoding(ABC):
@@ -105,18 +109,33 @@ class ContinuationDecoding(Decoding):
     ):
         super().__init__(backbone, head, vocab_size)
         self.prompts, self.bidirectional_prompt = prompts, bidirectional_prompt
-        self.cache = backbone.new_cache(len(prompts), capacity)
+        self.shared = 0 if bidirectional_prompt else _shared_tokens(prompts)
+        self.cache = backbone.new_cache(1 if self.shared else len(prompts), capacity)
 
     def read_prompts(self) -> Tensor:
-        lengths = tuple(map(len, self.prompts))
-        packed = self.pack(self.prompts, lengths if self.bidirectional_prompt else ())
+        if self.shared:
+            self._read([self.prompts[0][: self.shared]])
+            self.cache = self.cache.branch([0] * len(self.prompts))
+        return self.logits(self._read([prompt[self.shared :] for prompt in self.prompts]))
+
+    def _read(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Appends texts to the cache. Returns the hidden states (N, H) of their last tokens."""
+        lengths = tuple(map(len, texts))
+        packed = self.pack(texts, lengths if self.bidirectional_prompt else ())
         last_N = torch.tensor([start + length - 1 for start, length in zip(packed.starts, lengths, strict=True)])
-        return self.logits(self.backbone(packed, cache=self.cache, read_M=send(last_N, self.device)))
+        return self.backbone(packed, cache=self.cache, read_M=send(last_N, self.device))
 
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         if rows is not None:
             self.cache.select(rows)
         return self.logits(self.backbone(self.single_tokens(tokens_R), cache=self.cache))
+
+
+def _shared_tokens(prompts: Sequence[Sequence[int]]) -> int:
+    """Returns the number of tokens that all prompts begin with, such as demonstrations or an instruction, if reading
+    them once is worth a forward of its own. At least one token of each prompt remains."""
+    shared = min(len(commonprefix([list(prompt) for prompt in prompts])), min(map(len, prompts)) - 1)
+    return shared if shared * (len(prompts) - 1) >= _LEAST_SAVED else 0
 
 
 class EncoderDecoderDecoding(Decoding):

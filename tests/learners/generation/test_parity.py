@@ -13,6 +13,7 @@ from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.types import Packed
 from tests.breadth import slow_but
+from tests.learners.generation.test_scoring import built
 from tests.models.parity import CASES, loaded
 
 START = 5
@@ -134,6 +135,24 @@ def test_samples_depend_on_the_prompt_and_not_on_the_batch(family):
     assert together[::-1] == ours(family, PROMPTS[::-1], **drawn)
     twice = ours(family, [PROMPTS[0], PROMPTS[0]], **drawn)
     assert twice[0] == together[0] and twice[0] != twice[1]
+
+
+@pytest.mark.parametrize("choice", [{"temperature": 2.0}, {"beams": 3}])
+@pytest.mark.parametrize("family", ["gpt", "llama", "lstm"])
+def test_common_beginning_of_prompts_is_read_once(family, choice, monkeypatch):
+    model, head = built(family) if family == "lstm" else (pair(family).ours.backbone, pair(family).ours.heads["lm"])
+    beginning = [5 + number % 40 for number in range(24)]
+    prompts = [[*beginning, *rest] for rest in ([60, 61], [62], [60, 63, 64, 65], [66, 67, 68])]
+    config = GenerationConfig(max_new_tokens=8, **choice)
+    writer = GenerativeModel(model, head)
+    alone = [writer.generate([prompt], config)[0] for prompt in prompts]
+    forward, read = model.forward, []
+    monkeypatch.setattr(model, "forward", lambda packed, **more: read.append(packed.lengths) or forward(packed, **more))
+    assert writer.generate(prompts, config) == alone and len({str(text) for text in alone}) > 1
+    assert read[:2] == [(24,), (1, 2, 3, 4)], "read by length"
+    read.clear()
+    writer.generate([prompt[20:] for prompt in prompts], config)
+    assert read[0] == (5, 6, 7, 8), "too little to share"
 
 
 def test_batch_tokens_does_not_change_beam_search():
