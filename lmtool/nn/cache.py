@@ -26,7 +26,7 @@ from lmtool.types import Lanes, Packed, Segments, send
 
 
 # Rows grow in steps of this many tokens, at least by a quarter of their length.
-_GROWTH = 64
+_GROWTH = 16
 
 
 class Cache:
