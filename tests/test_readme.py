@@ -20,7 +20,7 @@ import pytest
 from lmtool.cli import main as cli
 from lmtool.config import registry
 from lmtool.data.pydocs import pydocs_rows
-from tests.commands.conftest import merge_overrides, pretrain, skip_reports, write_rows, write_text
+from tests.commands.conftest import coarsen, merge_overrides, pretrain, skip_reports, write_rows, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -145,6 +145,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("COLUMNS", "100")  # xdist sets 80
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     skip_reports(monkeypatch)
+    coarsen(monkeypatch)
     few = partial(pydocs_rows, per_class_train=8, per_class_validation=6)
     monkeypatch.setattr("lmtool.tasks.loading.pydocs_rows", few)
     monkeypatch.setattr("lmtool.data.pydocs._MODULES", (25, 30))

@@ -64,6 +64,14 @@ def skip_reports(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("lmtool.session.screens.write_report", lambda run, **state: run / "report.html")
 
 
+def coarsen(patch: pytest.MonkeyPatch) -> None:
+    """The elements of figures are placed roughly, and intervals have a tenth of the resamples: both take longer than
+    scoring a tiny model. Layouts are tested in tests/reporting, intervals in tests/learners/metrics."""
+    # Without an engine: a figure with the one named "none" is drawn twice.
+    patch.setattr("lmtool.reporting.drawing._arrange", lambda figure: figure.set_layout_engine(None))
+    patch.setattr("lmtool.learners.metrics.intervals.RESAMPLES", 1_000)
+
+
 @pytest.fixture
 def reports() -> None:
     """Runs write reports, for tests that read them."""
@@ -74,6 +82,11 @@ def reports_on_request(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """Runs write no reports, except in tests that use the fixture `reports`."""
     if "reports" not in request.fixturenames:
         skip_reports(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def coarse_figures_and_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    coarsen(monkeypatch)
 
 
 def work_in_copy(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
