@@ -150,6 +150,7 @@ def test_measured_plan_writes_no_run(
     monkeypatch.setattr(rate, "measure_rate", no_rate)
     monkeypatch.setattr(rate, "measure_bandwidth", no_rate)
     before = sorted(Path(".").iterdir())
-    out = printed(["plan", "pretrain", *TINY, "measure=true", "max_steps=1000"], capsys)
+    text = ["data=text", "data.path=text.txt"]
+    out = printed(["plan", "pretrain", *TINY, *text, "measure=true", "max_steps=1000"], capsys)
     assert "measured over 5 steps on cpu" in out and "measured: peak memory" in out and "text is not read" not in out
     assert [path for path in sorted(Path(".").iterdir()) if path not in before and path.name != "cache"] == []
