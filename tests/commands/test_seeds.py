@@ -15,7 +15,7 @@ from lmtool.cli import main as cli
 from lmtool.reporting.seeds import blocks_of_runs, refuse_other_rows, unscored_job, with_scores
 from lmtool.runs.files import SCORED_ROWS
 from lmtool.runs.finding import names_several, runs_named
-from tests.commands.conftest import finetune, pretrain
+from tests.commands.conftest import finetune, pretrain, work_in_copy, working_in
 
 PAIRS = {
     "agreement": ("number", [("The dogs sleep.", "The dogs sleeps."), ("A cat runs near.", "A cat run near.")]),
@@ -23,20 +23,27 @@ PAIRS = {
     "order": ("syntax", [("The warm dog saw it.", "Warm the dog it saw."), ("A cold road.", "Cold a road.")]),
 }
 PAIR_TASK = ("task=minimal_pairs", "task.path=pairs", "device=cpu")
+FIRST, SECOND = "runs/gpt_fast_1", "runs/gpt_fast_2"
 
 
-@pytest.fixture
-def pairs(place: Path) -> Path:
-    folder = place / "pairs"
-    folder.mkdir()
-    for name, (phenomenon, rows) in PAIRS.items():
-        lines = [{"sentence_good": good, "sentence_bad": bad, "linguistics_term": phenomenon} for good, bad in rows]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pairs/ and the runs of two settings: slow with one seed, fast with three."""
+    place = tmp_path_factory.mktemp("trained")
+    with working_in(place):
+        Path("pairs").mkdir()
+        for name, (phenomenon, rows) in PAIRS.items():
+            lines = [{"sentence_good": good, "sentence_bad": bad, "linguistics_term": phenomenon} for good, bad in rows]
+            Path(f"pairs/{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for name, rate, seed in (("slow", "1e-4", 1), *(("fast", "3e-2", seed) for seed in (1, 2, 3))):
+            words = ["max_steps=2", "evaluate_every=2", f"optimizer.lr={rate}", f"seed={seed}"]
+            pretrain(f"gpt_{name}_{seed}", *words, model="gpt_tiny")
     return place
 
 
-def gpt(name: str, *words: str) -> Path:
-    return pretrain(name, "max_steps=2", "evaluate_every=2", *words, model="gpt_tiny")
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return work_in_copy(trained, tmp_path / "own", monkeypatch)
 
 
 def single(run: str, *words: str) -> dict[str, float]:
@@ -48,13 +55,7 @@ def single(run: str, *words: str) -> dict[str, float]:
     return {"accuracy": details["accuracy"]["value"], **scores}
 
 
-def test_runs_are_grouped_by_setting_with_statistics_over_seeds(
-    pairs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rates = {"slow": "optimizer.lr=1e-4", "fast": "optimizer.lr=3e-2"}
-    for setting, rate in rates.items():
-        for seed in (1, 2, 3)[: 3 if setting == "fast" else 1]:
-            gpt(f"gpt_{setting}_{seed}", rate, f"seed={seed}")
+def test_runs_are_grouped_by_setting_with_statistics_over_seeds(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = {path.name: single(str(path)) for path in sorted(Path("runs").glob("gpt_*"))}
     capsys.readouterr()
     assert cli.main(["evaluate", "runs/gpt_*", *PAIR_TASK, "report=out"]) == 0
@@ -78,14 +79,13 @@ def test_runs_are_grouped_by_setting_with_statistics_over_seeds(
     assert "optimizer.lr=0.03" in page and "gpt_fast_3" in page and Path("out/plots/scores.png").stat().st_size > 0
 
 
-def test_interval_resamples_the_paradigms_of_the_mean_over_seeds(pairs: Path) -> None:
-    for seed in (1, 2):
-        gpt(f"gpt_{seed}", f"seed={seed}")
-    accuracies = [single(f"runs/gpt_{seed}") for seed in (1, 2)]
-    assert cli.main(["evaluate", "checkpoint=[runs/gpt_1,runs/gpt_2]", *PAIR_TASK, "report=out"]) == 0
+def test_interval_resamples_the_paradigms_of_the_mean_over_seeds(runs: Path) -> None:
+    accuracies = [single(run) for run in (FIRST, SECOND)]
+    assert cli.main(["evaluate", f"checkpoint=[{FIRST},{SECOND}]", *PAIR_TASK, "report=out"]) == 0
     (setting,) = json.loads(Path("out/evaluation.json").read_text())["settings"]
     first, *others = setting["scores"]
     means = [np.mean([scores[name] for scores in accuracies]) for name in PAIRS]
+    assert len({*means}) > 1
     # Of three paradigms, the resamples with three times the worst one are 1/27 of all, more than 2.5%.
     assert first["low"] == pytest.approx(min(means)) and first["high"] == pytest.approx(max(means))
     intervals = {score["name"]: score["low"] for score in others}
@@ -93,7 +93,7 @@ def test_interval_resamples_the_paradigms_of_the_mean_over_seeds(pairs: Path) ->
     assert intervals["agreement"] is None
 
 
-def test_positional_runs_and_sweeps_are_lists_of_runs(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_positional_runs_and_sweeps_are_lists_of_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "-m", "model=gpt_tiny", "data=text", "data.path=text.txt", "cache_dir=cache", "device=cpu"]
     small = ["model.num_layers=1", "model.hidden_size=32", "model.num_heads=2", "model.feedforward_size=64"]
     budget = ["max_length=32", "batch_tokens=256", "max_steps=1", "precision=fp32", "model.vocab_size=400"]
@@ -132,20 +132,18 @@ def test_other_scores_have_means_over_seeds_too(place: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["checkpoint=[runs/a,runs/copy]"], "have the same setting and the same seed"),
-        (["checkpoint=[runs/a,runs/b@*]"], "is a learning curve"),
-        (["checkpoint=[runs/a,runs/b]", "against=runs/a"], "against=runs/a does not apply"),
-        (["checkpoint=[runs/a,runs/b]", "output=x.jsonl"], "output=x.jsonl does not apply"),
-        (["checkpoint=[runs/a,runs/b]", "task.ngrams=2"], "is the baseline of one run"),
+        ([f"checkpoint=[{FIRST},runs/copy]"], "have the same setting and the same seed"),
+        ([f"checkpoint=[{FIRST},{SECOND}@*]"], "is a learning curve"),
+        ([f"checkpoint=[{FIRST},{SECOND}]", f"against={FIRST}"], f"against={FIRST} does not apply"),
+        ([f"checkpoint=[{FIRST},{SECOND}]", "output=x.jsonl"], "output=x.jsonl does not apply"),
+        ([f"checkpoint=[{FIRST},{SECOND}]", "task.ngrams=2"], "is the baseline of one run"),
         (["checkpoint=runs/none_*"], "no finished run has this name"),
     ],
 )
 def test_what_cannot_be_one_table_is_refused(
-    words: list[str], message: str, pairs: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gpt("a", "max_steps=1")
-    gpt("b", "max_steps=1", "seed=1")
-    shutil.copytree("runs/a", "runs/copy")
+    shutil.copytree(FIRST, "runs/copy")
     assert cli.main(["evaluate", *words, *PAIR_TASK]) == 2
     assert message in capsys.readouterr().err
 
