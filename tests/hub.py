@@ -422,7 +422,9 @@ def _run(words: tuple[str, ...], place: str, variables: dict[str, str], terminal
     from lmtool.cli.main import main
     from tests.commands.conftest import skip_reports
 
-    skip_reports(pytest.MonkeyPatch())
+    patch, sleep = pytest.MonkeyPatch(), time.sleep
+    skip_reports(patch)
+    patch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.02)))  # between retries: up to 8 s each
     sys.exit(main(list(words)))
 
 

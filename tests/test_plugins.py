@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import shlex
 import subprocess
@@ -18,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+
+from tests.training.ranks import PROCESSES
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ROOT / "tests" / "outside"
@@ -61,12 +62,11 @@ def cut_off(run: str, last: str) -> str:
     )
 
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["lmtool.commands.pretrain", "lmtool.commands.finetune"])
-
-
 def run_all(lines: Sequence[str], cwd: str, path: Sequence[str], said: Connection) -> None:
     """Run the lines in a fork of a process that has imported lmtool and torch, which takes longer than the lines."""
+    from lmtool.learners.metrics import intervals
+
+    intervals.RESAMPLES = 1_000
     os.chdir(cwd)
     sys.path[:0] = ["", *path]
     sys.argv = ["-c", json.dumps(lines)]
@@ -181,7 +181,7 @@ def test_plugin_with_two_models_and_windowed_tagging_task_train(tmp_path: Path) 
     answers = lmtool(
         tmp_path,
         f"{pretrain} max_steps=4 evaluate_every=2 name=pair",
-        f"{finetune} max_steps=80 optimizer.lr=2e-3 name=tags",
+        f"{finetune} max_steps=80 evaluate_every=40 optimizer.lr=2e-3 name=tags",
         "evaluate --plugin outsider checkpoint=runs/tags device=cpu precision=fp32 output=again.jsonl",
         "predict --plugin outsider checkpoint=runs/tags device=cpu precision=fp32 'text=the dogs sat on a mat'",
     )
@@ -204,8 +204,8 @@ def test_non_transformer_plugin_pretrains_resumes_and_finetunes(tmp_path: Path) 
     rows = [f"{line}\t{'odd' if number % 2 else 'even'}" for number, line in enumerate(lines)]
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
-    pretrain = f"pretrain {common} model=gated data=text data.path=text.txt batch_tokens=256 checkpoint_every=10"
-    pretrain += " keep_optimizer=all"
+    pretrain = f"pretrain {common} model=gated data=text data.path=text.txt batch_tokens=256"
+    pretrain += " checkpoint_every=10 evaluate_every=20 keep_optimizer=all"
     finetune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/alone max_steps=10"
     answers = lmtool(
         tmp_path,
@@ -233,7 +233,7 @@ def test_plugin_tuning_with_modules_and_virtual_tokens_round_trips(tmp_path: Pat
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_length=24"
     tune = f"finetune {common} task=classification task.path=rows.tsv checkpoint=runs/base tuning=prompted max_steps=20"
-    tune += " batch_examples=8 checkpoint_every=10 keep_optimizer=all"
+    tune += " batch_examples=8 checkpoint_every=10 evaluate_every=10 keep_optimizer=all"
     run, cut = tmp_path / "runs" / "tuned", tmp_path / "runs" / "cut"
     answers = lmtool(
         tmp_path,

@@ -150,7 +150,7 @@ def test_repeatedly_interrupted_download_is_refused(hub: Hub, machine: Machine) 
 
 
 def test_slow_server_is_retried(hub: Hub, machine: Machine) -> None:
-    faults = [Fault(pattern, seconds=3) for pattern in ("HEAD .*/config.json", WEIGHTS, "HEAD .*/README.md")]
+    faults = [Fault(pattern, seconds=2) for pattern in ("HEAD .*/config.json", WEIGHTS, "HEAD .*/README.md")]
     hub.faults += faults
-    assert_succeeded(machine.run(*FETCH))
+    assert_succeeded(machine.run(*FETCH, HF_HUB_ETAG_TIMEOUT="1", HF_HUB_DOWNLOAD_TIMEOUT="1"))
     assert not any(fault.times for fault in faults)
