@@ -14,7 +14,7 @@ from lmtool.cli import main as cli
 from lmtool.data.examples import Rows
 from lmtool.learners.held_out import HeldOutSplits, sampled_rows
 from lmtool.session import session
-from tests.commands.conftest import TINY, finetune, pretrain
+from tests.commands.conftest import TINY, finetune, pretrain, working_in
 
 
 @pytest.mark.usefixtures("reports")
@@ -180,6 +180,15 @@ def test_lengths_compare_windows_with_those_of_training(place: Path, capsys: pyt
     assert len({rows[key][0] for key in extended}) == 4
 
 
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a causal language model."""
+    folder = tmp_path_factory.mktemp("causal")
+    with working_in(folder):
+        pretrain("causal", "data.document=line", "max_steps=1", model="gpt_tiny")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -189,15 +198,15 @@ def test_lengths_compare_windows_with_those_of_training(place: Path, capsys: pyt
     ],
 )
 def test_lengths_that_cannot_be_scored_are_refused(
-    place: Path, capsys: pytest.CaptureFixture[str], typed: str, message: str
+    causal: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, message: str
 ) -> None:
-    pretrain("causal", "data.document=line", model="gpt_tiny")
+    monkeypatch.chdir(causal)
     assert cli.main(["evaluate", "checkpoint=runs/causal", "device=cpu", *typed.split()]) == 2
     error = capsys.readouterr().err
     assert message in error, error
 
 
 def test_lengths_need_a_causal_model_and_documents(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pretrain("masked")
+    pretrain("masked", "max_steps=1")
     assert cli.main(["evaluate", "checkpoint=runs/masked", "device=cpu", "lengths=[8,16]"]) == 2
     assert "compares causal language models without carried state" in capsys.readouterr().err
