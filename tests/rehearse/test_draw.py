@@ -44,7 +44,6 @@ def test_sample_of_device_tests_passes() -> None:
         "tests.rehearse.plugin",
         "-m",
         "gpu or rehearse",
-        *SAMPLE,
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, *words, *SAMPLE]
