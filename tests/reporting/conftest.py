@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.figures import skip_drawing
+
 HOSTILE = '<script>alert("x")</script>\x1b[31m\r\x00 & \' \u202e' + "long " * 2000
 
 
@@ -53,24 +55,35 @@ def language_run(tmp_path: Path) -> Path:
     return folder
 
 
+def write_task_run(folder: Path, value: float = 0.75, **config: Any) -> Path:
+    """Writes a run of a task with 40 predictions, 10 of them wrong, and returns its folder. config: keys of its
+    configuration."""
+    folder.mkdir()
+    write_rows(folder / "metrics.jsonl", metric_rows("accuracy"))
+    rows = []
+    for number in range(40):
+        gold = ("negative", "positive")[number % 2]
+        prediction = gold if number % 4 else "positive"
+        rows.append({"id": number, "sentence": f"text {number} {HOSTILE if number == 4 else ''}", "gold": gold})
+        rows[-1] |= {"prediction": prediction, "score": 0.5 + number / 100}
+    write_rows(folder / "predictions.jsonl", rows)
+    result = {"status": "done", "command": "finetune", "model": "bert", "task": "sst2", "metric": "accuracy"}
+    (folder / "result.json").write_text(json.dumps({**result, "value": value, "seed": 1}))
+    baseline = {"name": "majority", "metric": "accuracy", "value": 0.5}
+    (folder / "facts.json").write_text(json.dumps({"baseline": baseline}))
+    (folder / "config.yaml").write_text(json.dumps({"name": folder.name, "seed": 1, **config}))
+    return folder
+
+
 @pytest.fixture
 def task_run(tmp_path: Path) -> Callable[..., Path]:
     def make(name: str = "sst2-bert-0007", value: float = 0.75, **config: Any) -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        write_rows(folder / "metrics.jsonl", metric_rows("accuracy"))
-        rows = []
-        for number in range(40):
-            gold = ("negative", "positive")[number % 2]
-            prediction = gold if number % 4 else "positive"
-            rows.append({"id": number, "sentence": f"text {number} {HOSTILE if number == 4 else ''}", "gold": gold})
-            rows[-1] |= {"prediction": prediction, "score": 0.5 + number / 100}
-        write_rows(folder / "predictions.jsonl", rows)
-        result = {"status": "done", "command": "finetune", "model": "bert", "task": "sst2", "metric": "accuracy"}
-        (folder / "result.json").write_text(json.dumps({**result, "value": value, "seed": 1}))
-        baseline = {"name": "majority", "metric": "accuracy", "value": 0.5}
-        (folder / "facts.json").write_text(json.dumps({"baseline": baseline}))
-        (folder / "config.yaml").write_text(json.dumps({"name": name, "seed": 1, **config}))
-        return folder
+        return write_task_run(tmp_path / name, value, **config)
 
     return make
+
+
+@pytest.fixture
+def undrawn_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that do not look at the figures."""
+    skip_drawing(monkeypatch)

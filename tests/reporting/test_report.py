@@ -35,7 +35,7 @@ from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.text import percent
 from lmtool.runs.locks import Owner
 from tests.breadth import slow_but
-from tests.reporting.conftest import write_rows
+from tests.reporting.conftest import write_rows, write_task_run
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 LOADING = {"iframe", "object", "embed", "link", "img", "base", "form", "video", "audio"}
@@ -132,19 +132,28 @@ def test_pretraining_report_shows_result_and_samples(language_run):
     )
 
 
-def test_task_report_shows_surprising_predictions(task_run):
-    folder = task_run()
-    page = read_page(write_report(folder))
+@pytest.fixture(scope="module")
+def task_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(write_task_run(tmp_path_factory.mktemp("runs") / "sst2-bert-0007"))
+
+
+@pytest.fixture(scope="module")
+def task_page(task_report: Path) -> Page:
+    return read_page(task_report)
+
+
+def test_task_report_shows_surprising_predictions(task_report: Path, task_page: Page) -> None:
+    page = task_page
     assert "0.750 ± 0.068" in page.text  # binomial, 40 examples
     assert "Better than the majority baseline" in page.text
     surprising = page.text[page.text.index("Surprising") :]
     assert "text 36" in surprising  # the most confident error
     assert "gold: negative" in surprising
-    assert (folder / "plots" / "confusion.png").is_file()
+    assert (task_report.parent / "plots" / "confusion.png").is_file()
 
 
-def test_predictions_are_a_table_with_wrong_ones_first(task_run) -> None:
-    page = read_page(write_report(task_run()))
+def test_predictions_are_a_table_with_wrong_ones_first(task_page: Page) -> None:
+    page = task_page
     head = page.rows.index(["text", "gold", "predicted", "confidence", "result"])
     rows = page.rows[head + 1 : head + 41]
     assert [row[-1] for row in rows] == ["wrong"] * 10 + ["right"] * 30
@@ -152,6 +161,7 @@ def test_predictions_are_a_table_with_wrong_ones_first(task_run) -> None:
     assert rows[0][0].strip() == "text 36" and "All 40 predictions" in page.text
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_table_of_many_predictions_is_a_sample(task_run) -> None:
     folder = task_run()
     rows = [{"id": n, "sentence": f"text {n}", "gold": n % 3 > 0, "prediction": True, "score": 0.5} for n in range(900)]
@@ -163,20 +173,21 @@ def test_table_of_many_predictions_is_a_sample(task_run) -> None:
     assert "200 wrong and 200 right ones, selected at random from 900 predictions" in page.text
 
 
-def test_two_examples_are_open_and_the_others_folded(task_run) -> None:
-    page = read_page(write_report(task_run()))
+def test_two_examples_are_open_and_the_others_folded(task_page: Page) -> None:
+    page = task_page
     examples = page.text[page.text.index("Examples") : page.text.index("More examples")]
     names, folded_names = (re.findall(r"text \d+", text) for text in (examples, page.folded))
     assert len(names) == 2 and "Right" in examples and "Wrong" in examples
     assert len(folded_names) >= 8 and not set(names) & set(folded_names) and "Surprising" in page.folded
 
 
-def test_points_of_curves_have_their_numbers(task_run) -> None:
-    titles = read_page(write_report(task_run())).titles
+def test_points_of_curves_have_their_numbers(task_page: Page) -> None:
+    titles = task_page.titles
     assert "step 100\ntraining 5.756\nrunning mean 5.777\nvalidation 5.856" in titles
     assert any(title.startswith("step 100\nvalidation accuracy 0.712\nbaseline 0.500") for title in titles)
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_report_of_unfinished_run_says_whether_it_trains(task_run) -> None:
     folder = task_run(max_steps=400, command="finetune")
     (folder / "result.json").unlink()
@@ -201,6 +212,7 @@ def test_regression_report_shows_closest_and_furthest(task_run):
     assert (folder / "plots" / "scatter.png").is_file()
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_tagging_report_shows_tags_and_class_scores(task_run):
     """Wrong tags appear beside the gold tag, and rows of another form are skipped."""
     folder = task_run("ner")
@@ -257,20 +269,7 @@ def test_metrics_without_points_have_no_curves(language_run, content):
     assert "Curves" not in read_page(write_report(language_run)).text
 
 
-@pytest.fixture
-def unrendered_figures(monkeypatch):
-    """Skip rendering of figures, the slowest part of a page."""
-
-    def save(figure, target, **settings):
-        if settings["format"] == "png":
-            target.write(b"\x89PNG")
-        else:
-            target.write("<svg></svg>")
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
-
-
-@pytest.mark.usefixtures("unrendered_figures")
+@pytest.mark.usefixtures("undrawn_figures")
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "facts.json", "environment.json", "samples.json"])
 @pytest.mark.parametrize("content", slow_but({None, "{broken"}, [None, "", "{broken", "[1, 2]", '"text"', "\x00\xff"]))
 def test_missing_or_broken_file_drops_only_its_section(language_run, name, content):
@@ -283,7 +282,7 @@ def test_missing_or_broken_file_drops_only_its_section(language_run, name, conte
         assert f"{name} is not valid JSON" in page.text
 
 
-@pytest.mark.usefixtures("unrendered_figures")
+@pytest.mark.usefixtures("undrawn_figures")
 @pytest.mark.parametrize("name", ["metrics.jsonl", "predictions.jsonl", "samples.json"])
 def test_oversized_file_drops_only_its_section(task_run, name):
     run = task_run()
@@ -292,7 +291,7 @@ def test_oversized_file_drops_only_its_section(task_run, name):
     assert re.search(f"{name}.* (more|longer) than [0-9]+ bytes", read_page(write_report(run)).text)
 
 
-@pytest.mark.usefixtures("unrendered_figures")
+@pytest.mark.usefixtures("undrawn_figures")
 def test_values_of_wrong_types_are_skipped(language_run):
     result = {
         "status": 1,
@@ -366,6 +365,7 @@ def comparison_text(*runs: Path) -> str:
     return stream.getvalue()
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_comparison_shows_runs_and_paired_difference(task_run):
     gold = ["yes", "no"] * 100
     first = write_predictions(task_run("one", 1.0, optimizer={"lr": 0.001}), gold, gold, {"accuracy": 1.0, "loss": 0.1})
@@ -640,6 +640,7 @@ def test_csv_has_plain_numbers_and_a_paper_readable_ones(tmp_path: Path, capsys:
     assert not {"loss", "$\\pm$ loss", "baseline", "status"} & cells.keys()
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_report_of_all_of_a_folder_compares_its_runs(task_run, capsys: pytest.CaptureFixture[str]) -> None:
     one = task_run("one", 0.75)
     folder = task_run("two", 0.5).parent
@@ -661,6 +662,7 @@ def test_report_of_all_of_a_folder_compares_its_runs(task_run, capsys: pytest.Ca
         report.main([*names, str(folder / "absent")])
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_figures_of_runs_for_a_paper(task_run, language_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of a run are in its folder, those of a comparison beside the page."""
     first, second = (task_run(run, value) for run, value in (("one", 0.75), ("two", 0.5)))
@@ -671,11 +673,13 @@ def test_figures_of_runs_for_a_paper(task_run, language_run: Path, capsys: pytes
         assert report.main([*map(str, folders), "format=pdf"]) == 0
         written = [Path(line) for line in capsys.readouterr().out.splitlines()]
         assert plots_folder / f"{name}.pdf" in written and set(written) == set(plots_folder.glob("*"))
+        assert all(path.read_bytes().startswith(b"%PDF") for path in written)
     assert report.main([str(first), str(second)]) == 0
     assert (first.parent / "comparison_plots" / "scores.png").is_file()
     assert "Bars: 95% intervals" in (first.parent / "comparison.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_confusion_shows_classes_with_errors(task_run) -> None:
     """Thirty classes: 0 to 27 are right, and half of 28 is taken for 29."""
     gold = [str(number) for number in range(30) for _ in range(4)]
