@@ -160,7 +160,7 @@ def _minimize(
         slopes = np.stack([share_n, share_d, share_e, -alpha * share_n * n_R, -beta * share_d * d_R], -1)
         weights_SR = np.minimum(1.0, DELTA / np.maximum(np.abs(residuals_SR), 1e-300))
         weighted = slopes * weights_SR[..., None]
-        products = np.einsum("srp,srq->spq", weighted, slopes)
+        products = weighted.swapaxes(1, 2) @ slopes
         gradient_SP = np.einsum("srp,sr->sp", weighted, residuals_SR)
         diagonal = np.einsum("spp->sp", products)
         ridge = damping_S[:, None] * np.maximum(diagonal, 1e-12) + 1e-15

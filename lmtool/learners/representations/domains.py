@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
 
 import numpy as np
@@ -158,12 +159,15 @@ class MeanDistance:
 def mean_distance(passages: Passages, x_NF: Tensor) -> MeanDistance:
     """Compares the mean states of two texts. x_NF: the states of the passages."""
     x = x_NF.double().numpy()
-    splits = [
-        Permutation(len(x), 0, "sample", _RANDOM + number)(np.arange(len(x))) % 2 == 0 for number in range(_SPLITS)
-    ]
-    return MeanDistance(
-        _distance(x, passages.second_N), float(np.quantile([_distance(x, split) for split in splits], 0.95))
-    )
+    random = [_distance(x, split) for split in _random_splits(len(x))]
+    return MeanDistance(_distance(x, passages.second_N), float(np.quantile(random, 0.95)))
+
+
+@lru_cache(maxsize=1)  # the layers of a model have the same splits
+def _random_splits(passages: int) -> list[np.ndarray]:
+    """Returns random halves of the passages, as masks."""
+    numbers = np.arange(passages)
+    return [Permutation(passages, 0, "sample", _RANDOM + number)(numbers) % 2 == 0 for number in range(_SPLITS)]
 
 
 def _distance(x_NF: np.ndarray, second_N: np.ndarray) -> float:

@@ -63,6 +63,11 @@ def ours(family, prompts=PROMPTS, vocabulary=None, **settings):
     return GenerativeModel(model.backbone, model.heads["lm"], ends, start, vocabulary).generate(prompts, config)
 
 
+@cache
+def texts_of(family, setting):
+    return ours(family, **SETTINGS[setting])
+
+
 def theirs(family, prompt, forced_eos=False, **settings):
     names = {"beams": "num_beams", "no_repeat_ngram": "no_repeat_ngram_size"}
     given = {names.get(name, name): value for name, value in {"max_new_tokens": NEW, **settings}.items()}
@@ -86,7 +91,7 @@ def theirs(family, prompt, forced_eos=False, **settings):
 )
 def test_generated_tokens_match_transformers(family, setting):
     settings = SETTINGS[setting]
-    got = ours(family, **settings)
+    got = texts_of(family, setting)
     assert got == [theirs(family, prompt, **settings) for prompt in PROMPTS]
     assert got == [ours(family, [prompt], **settings)[0] for prompt in PROMPTS]
 
@@ -104,7 +109,7 @@ def test_unused_vocabulary_rows_are_never_generated(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_settings_change_the_generated_texts(family):
     """The texts compared above differ between settings, and some reach the end token."""
-    texts = {name: ours(family, **settings) for name, settings in SETTINGS.items()}
+    texts = {name: texts_of(family, name) for name in SETTINGS}
     assert len({str(text) for text in texts.values()}) >= 5
     assert any(len(text) < NEW for name in SETTINGS for text in texts[name] if name != "beam_short")
 

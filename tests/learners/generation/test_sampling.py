@@ -76,7 +76,11 @@ def test_samples_follow_the_truncated_distribution(model, settings):
             wanted[token] = fraction
         reached += fraction
     assert 1 < len(wanted) < 97
-    drawn = [generate_ids(model, [5], 1, seed, temperature=4.0, **settings)[0] for seed in range(300)]
+    config, generative = (
+        GenerationConfig(max_new_tokens=1, temperature=4.0, **settings),
+        GenerativeModel(model, LMHead()),
+    )
+    drawn = [new[0] for seed in range(30) for new in generative.generate([[5]] * 10, config, seed)]
     for token in {*wanted, *drawn}:
         assert abs(drawn.count(token) / 300 - wanted[token] / sum(wanted.values())) < 4 * 0.5 / 300**0.5
 

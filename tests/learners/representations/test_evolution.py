@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +12,12 @@ from scipy import stats
 from sklearn.metrics import mutual_info_score
 
 from lmtool.data.formats import FormatTemplate, text_format
+from lmtool.learners.representations import evolution
 from lmtool.learners.representations.evolution import (
     MASKED_FRACTION,
     VARIANCE,
     MaskedTargets,
+    _shuffles,
     blocks_of,
     entropy,
     k_means,
@@ -71,8 +74,10 @@ def test_information_of_noisy_states_is_between_both() -> None:
     assert found.low < expected < found.high and found.high - found.low < 0.15
 
 
-def test_jackknife_interval_covers_the_true_information() -> None:
-    """The interval of the value above the shuffled value: of 100 intervals of 95%, 88 or more cover."""
+def test_jackknife_interval_covers_the_true_information(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interval of the value above the shuffled value: of 100 intervals of 95%, 88 or more cover. All have the same
+    shuffles, which are computed once."""
+    monkeypatch.setattr(evolution, "_shuffles", cache(lambda count, seed: [*_shuffles(count, seed)]))
     same, other = 0.5 + 0.5 / TYPES, 0.5 / TYPES
     expected = np.log(TYPES) + same * np.log(same) + (TYPES - 1) * other * np.log(other)
     covered = 0
