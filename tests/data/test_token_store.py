@@ -111,9 +111,10 @@ def starts(text: str) -> range:
 
 
 def test_memory_does_not_grow_with_text(tmp_path, tokenizers, monkeypatch):
-    """Memory does not grow with the text while a store is written, for many documents or a single one."""
-    monkeypatch.setattr(store_module, "portions", partial(portions, size=10_000))
-    text, peaks = "The cat sat on the mat. " * 200, {}
+    """Memory does not grow with the text while a store is written, for many documents or a single one. If the tokens
+    were kept, the larger text would need 1.47 times as much."""
+    monkeypatch.setattr(store_module, "portions", partial(portions, size=3500))
+    text, peaks = "The cat sat on the mat. " * 70, {}
     for count in (30, 120):
         for many in (True, False):
             source = ListSource([], [], f"{count} {many}")
@@ -123,7 +124,7 @@ def test_memory_does_not_grow_with_text(tmp_path, tokenizers, monkeypatch):
             peaks[count, many] = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
     for many in (True, False):
-        assert peaks[120, many] < 1.5 * peaks[30, many], peaks
+        assert peaks[120, many] < 1.2 * peaks[30, many], peaks
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "bytebpe"])

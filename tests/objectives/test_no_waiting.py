@@ -120,7 +120,7 @@ def test_layers_share_copies_to_the_device(family, objective, dropout, tokenizer
     """The number of copies (cumulative lengths, positions, tiles) does not depend on the number of layers."""
     _, config, documents = OBJECTIVES[objective]
     copies = []
-    for layers in (1, 4):
+    for layers in (1, 2):
         learner = build(config, backbone(family, num_layers=layers, attention_dropout=dropout), tokenizers[family], 3)
         batch = rows_of(learner.examples(split(store(tokenizers[family]), documents), 32), 8)
         watch = watched_step(learner, batch, device)

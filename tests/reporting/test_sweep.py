@@ -132,6 +132,7 @@ def record_digests(folder: Path, digest_of: Callable[[dict[str, str]], str | Non
     return folder
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_settings_on_different_rows_are_not_ranked(
     grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +159,7 @@ def test_changed_data_file_separates_jobs(grid: Callable[..., Path]) -> None:
     assert [block.task for block in blocks_of(read_sweep(folder))] == ["rte, tuning=a", "rte, tuning=b"]
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 @pytest.mark.parametrize("texts", [False, True])
 def test_older_sweep_without_digests_compares_texts(grid: Callable[..., Path], texts: bool) -> None:
     folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: 0.5 + seed / 10 + (tuning == "b") * seed / 20)
@@ -224,6 +226,7 @@ def test_differences_use_common_seeds(grid: Callable[..., Path]) -> None:
     assert "Not significantly different from it: tuning=b." in sentences(block)
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_tasks_and_metrics_have_separate_blocks(tmp_path: Path) -> None:
     for number, (task, metric, value) in enumerate(
         [("rte", "accuracy", 0.6), ("stsb", "mse", 0.9), ("stsb", "mse", 0.4)]
@@ -313,6 +316,7 @@ def test_running_job_is_detected_by_lock_owner(tmp_path: Path) -> None:
     assert blocks_of(read_sweep(tmp_path)) == []
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_against_accepts_job_or_setting(grid: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     rates = (1e-3, 1e-4, 1e-5)
     folder = grid({"optimizer.lr": rates, "seed": (1, 2)}, lambda rate, seed: 0.5 + 100 * rate + seed / 100 * rate)
@@ -498,6 +502,7 @@ def test_page_of_1200_jobs_stays_small(grid: Callable[..., Path], capsys: pytest
     assert html.escape("sweep.csv has 100 more rows.") in (folder / "sweep.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_page_shows_baseline_and_links_reports_of_jobs(grid: Callable[..., Path]) -> None:
     folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: {"a": 0.4, "b": 0.3}[tuning])
     for number in range(4):
@@ -510,6 +515,7 @@ def test_page_shows_baseline_and_links_reports_of_jobs(grid: Callable[..., Path]
     assert '<a href="2/report.html">2</a>' in text and 'href="1/report.html"' not in text
 
 
+@pytest.mark.usefixtures("undrawn_figures")
 def test_cells_name_their_columns_for_narrow_pages(grid: Callable[..., Path]) -> None:
     """On a narrow page the head of the table is far from most cells, and a wide table would hide the interval."""
     folder = grid({"tuning": "ab", "seed": (1, 2, 3)}, lambda tuning, seed: {"a": 0.4, "b": 0.3}[tuning] + seed**2 / 50)
