@@ -18,10 +18,10 @@ from lmtool.training.group import ALONE, process_group
 
 PATIENCE = 60  # seconds
 PROCESSES = multiprocessing.get_context("forkserver")
-# Imported once for all processes of all tests, which share one server; DDP imports torch._dynamo on first use. Not the
-# libraries that read the environment when they are imported, such as datasets, but the one that takes them longest.
+# Imported once for all processes of all tests, which share one server; DDP imports torch._dynamo on first use. No
+# libraries that read the environment when they are imported, such as datasets, or that start threads.
 COMMANDS = ("lmtool.commands.pretrain", "lmtool.commands.finetune")
-PROCESSES.set_forkserver_preload(["torch._dynamo", "lmtool.weights.assemble", *COMMANDS, "pandas"])
+PROCESSES.set_forkserver_preload(["torch._dynamo", "lmtool.weights.assemble", *COMMANDS])
 
 
 class Ranks:
