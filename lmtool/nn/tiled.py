@@ -178,9 +178,9 @@ def attend_rows(
     """Returns the attention of rows without a bias, (R, A, L, D), with torch's fused kernel unless keyed dropout needs
     the weights."""
     if not _is_keyed(rate, rng):
-        # In fp32 the kernel would build this term from `allow` again in every layer.
-        mask = rows.barrier if q_RALD.dtype == torch.float32 else rows.allow
-        mask = None if rows.causal else mask
+        mask = None
+        if not rows.causal:  # in fp32 the kernel would build this term from `allow` again in every layer
+            mask = rows.barrier if q_RALD.dtype == torch.float32 else rows.allow
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, mask, rate, rows.causal, scale=scale)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
     return _drop_weights(_weights(q_RALD, k_RAKD, rows, None), rows, rate, rng) @ v_RAKD
