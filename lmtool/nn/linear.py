@@ -91,7 +91,8 @@ class PackedWeights:
 
     def joint(self, *modules: nn.Linear) -> Parameters:
         """Returns the weights and biases of several layers, concatenated."""
-        parameters = [parameter for module in modules for parameter in module.parameters()]
+        parameters = [module.weight for module in modules]
+        parameters += [module.bias for module in modules if module.bias is not None]
         versions = [parameter._version for parameter in parameters]
         first, *others = parameters
         kept_versions, kept_others, joint = self._joint.get(first, (None, others, None))
