@@ -27,6 +27,7 @@ _FEW = 48  # tokens; more gain nothing from `few_rows`
 _PARTS = 8
 _MAX_PACKED_BYTES = 2**29
 _PACKED_TOKENS = 16  # the layout for so many tokens is as fast with others
+_PACKED_MULTIPLE = 4
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -75,9 +76,12 @@ class PackedWeights:
     """Copies of weights that make products in fp32 on a CPU faster, without gradients; kept from product to product.
 
     A usual product rearranges its weight, which takes longer than multiplying few tokens with it. A copy has the layout
-    that oneDNN reads: with AVX2 and two threads, products of 2 to 64 tokens take .4 to .8 times as long as `F.linear`,
-    those of thousands .9 times. They round differently. A weight is copied at its second product, and again when it has
-    changed, except through `.data`. All copies together have at most `_MAX_PACKED_BYTES`.
+    that oneDNN reads: with AVX2 and two threads, products of 2 to `_FEW` tokens take .4 to .8 times as long as
+    `F.linear`, and round differently. A weight is copied at its second product, and again when it has changed, except
+    through `.data`. All copies together have at most `_MAX_PACKED_BYTES`.
+
+    oneDNN compiles a kernel for each number of tokens and shape of a weight, which takes 2 ms and .5 MB. So the tokens
+    are padded to a multiple of `_PACKED_MULTIPLE`, and more than `_FEW` are multiplied as usual.
     """
 
     def __init__(self) -> None:
@@ -85,9 +89,13 @@ class PackedWeights:
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """Computes `F.linear` (T, O) of at least one token."""
-        if len(x_TI) > 1 and (copy := self._copy_of(weight_OI)) is not None:
-            return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x_TI, copy, bias_O, "none", [], ""))
-        return few_rows(x_TI, weight_OI, bias_O) if len(x_TI) <= _FEW else F.linear(x_TI, weight_OI, bias_O)
+        tokens = len(x_TI)
+        if tokens > _FEW:
+            return F.linear(x_TI, weight_OI, bias_O)
+        if tokens == 1 or (copy := self._copy_of(weight_OI)) is None:
+            return few_rows(x_TI, weight_OI, bias_O)
+        rows = F.pad(x_TI, (0, 0, 0, extra)) if (extra := -tokens % _PACKED_MULTIPLE) else x_TI
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(rows, copy, bias_O, "none", [], ""))[:tokens]
 
     def joint(self, *modules: nn.Linear) -> Parameters:
         """Returns the weights and biases of several layers, concatenated."""
