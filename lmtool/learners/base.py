@@ -72,7 +72,12 @@ class Inference:
     @property
     def forward_tokens(self) -> int:
         """Maximum tokens of a forward on this device."""
-        return min(self.batch_tokens, CPU_TOKENS) if self.precision.device.type == "cpu" else self.batch_tokens
+        return forward_tokens(self.batch_tokens, self.precision)
+
+
+def forward_tokens(batch_tokens: int, precision: Precision) -> int:
+    """Returns the maximum tokens of a forward on a device: on a CPU, larger ones need more memory and more time."""
+    return min(batch_tokens, CPU_TOKENS) if precision.device.type == "cpu" else batch_tokens
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lmtool.data.examples import Rows
 from lmtool.data.formats import text_format
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import NotFinite, UserError
-from lmtool.learners.base import no_progress
+from lmtool.learners.base import forward_tokens, no_progress
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.sequence import summary
@@ -285,7 +285,7 @@ class Embedder:
         self, examples: SequenceExamples, before: int, total: int, progress: Callable[[int, int], None]
     ) -> Iterator[Vectors]:
         finished: dict[int, Vectors] = {}
-        budget = max(self.batch_tokens, self.max_length)
+        budget = max(forward_tokens(self.batch_tokens, self.states.precision), self.max_length)
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
             inputs = batch.inputs.to(self.states.precision.device)
             with packed_products(self.packed_weights):
