@@ -148,11 +148,9 @@ class Codistillation(Distilled):
 
 
 def _loss_name(name: str, term: str) -> str:
-    """The student's terms keep their names."""
     return f"{name}_{term}" if name else term
 
 
 def _frozen_copy(learner: BaseLearner) -> BaseLearner:
-    """The copy shares the learner's tokenizer and configuration."""
     shared = {id(part): part for part in (learner.tokenizer, learner.config)}
     return copy.deepcopy(learner, shared).requires_grad_(False).eval()

@@ -95,8 +95,8 @@ class Distilled(nn.Module, ABC):
         return {}
 
     def results(self, batches: Iterable[Batch], precision: Precision) -> JsonObject:
-        """Measures the student's agreement with its teacher. batches: a sample of the held-out data. precision: the
-        number format in which the student runs. Returns the fields of result.json."""
+        """Measures the student's agreement with its teacher on a sample of the held-out data. Returns the fields of
+        result.json."""
         if len(self.teachers) != 1:
             return unmeasured(f"there are {len(self.teachers)} teachers" if self.teachers else "there is no teacher")
         (teacher,) = self.teachers

@@ -34,10 +34,8 @@ from lmtool.types import Batch, Packed, Target, send
 
 
 class Site(NamedTuple):
-    """The location of an intervention: the aligned layers of both models after which states are swapped.
-
-    side: the side of the batch that the stack reads. student, teacher: the layer of each model, 0 for the embeddings.
-    """
+    """The aligned layers of both models after which states are swapped, 0 for the embeddings. side: the side of the
+    batch that the stack reads."""
 
     side: Side
     student: int
@@ -50,11 +48,8 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class Swap:
-    """The tokens of a batch whose states are replaced after one layer.
-
-    to_S: indices of the replaced tokens among the batch's packed tokens, on the host. from_S: indices of the tokens
-    whose states replace them.
-    """
+    """The tokens of a batch whose states are replaced after one layer. to_S, from_S: indices, among the batch's packed
+    tokens and on the host, of the replaced tokens and of those whose states replace them."""
 
     to_S: Tensor
     from_S: Tensor
@@ -81,15 +76,8 @@ class Interventions:
 
 def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: int, step: int) -> Interventions:
     """Samples one intervention per text: another text as its source, a site, and a span of consecutive tokens, at the
-    same positions of both texts.
-
-    Args:
-        batch: The batch; for a mixture, that of one member (see `member_batches`).
-        sites: The sites to choose from.
-        proportion: Length of the span, as a fraction of the shorter of the two texts.
-        seed: The run's seed. With the step and the example numbers it determines all choices.
-        step: The training step.
-    """
+    same positions of both texts. All choices are a function of seed, step and example numbers. batch: for a mixture,
+    that of one member (`member_batches`). proportion: length of the span, as a fraction of the shorter text."""
     host = batch.host
     count = len(host.inputs.lengths)
     draws_N3 = random_streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
@@ -165,29 +153,19 @@ class Swapped(Tap):
         swap = self.swaps[index][point]
         to_S, from_S = send(swap.to_S, x_TH.device), send(swap.from_S, x_TH.device)
         rows_SH = self.recorded.states[point][index].index_select(0, from_S)
-        first, last = _dimension_range(self.dimensions, x_TH.shape[1])
-        if (first, last) != (0, x_TH.shape[1]):
+        width = x_TH.shape[1]
+        first = min(round(self.dimensions[0] * width), width - 1)
+        last = max(round(self.dimensions[1] * width), first + 1)
+        if (first, last) != (0, width):
             base_SH = x_TH.index_select(0, to_S)
             rows_SH = torch.cat([base_SH[:, :first], rows_SH[:, first:last], base_SH[:, last:]], 1)
         return x_TH.index_copy(0, to_S, rows_SH)
 
 
-def _dimension_range(fractions: tuple[float, float], width: int) -> tuple[int, int]:
-    """The range has at least one dimension."""
-    first = min(round(fractions[0] * width), width - 1)
-    return first, max(round(fractions[1] * width), first + 1)
-
-
 def record_interchange_states(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> RecordedStates:
-    """Returns a tap for an ordinary forward that records the states which interventions need.
-
-    These are the states at the sites, and in an encoder-decoder the encoder's last states, which the decoder reads.
-
-    Args:
-        depths: The number of layers of each stack of the model.
-        sites: The sites of the interventions.
-        teacher: Whether the model is the teacher.
-    """
+    """Returns a tap for an ordinary forward of the student or teacher that records the states at the sites and, in an
+    encoder-decoder, the encoder's last states, which the decoder reads. depths: the layers of each stack of the
+    model."""
     points = {site.point(teacher) for site in sites}
     if len(depths) > 1:
         points.add(TapPoint(depths["inputs"], "inputs"))
@@ -201,15 +179,9 @@ def swapping_tap(
     teacher: bool,
     dimensions: tuple[float, float] = (0.0, 1.0),
 ) -> Swapped:
-    """Returns the tap that carries out interventions in one of the models.
-
-    Args:
-        recorded: The states of the model's ordinary forward over the same batch.
-        plans: The interventions for each batch of `member_batches`.
-        sites: The sites of the interventions.
-        teacher: Whether the model is the teacher.
-        dimensions: The range of swapped dimensions of a state, as fractions of its width.
-    """
+    """Returns the tap that carries out interventions in the student or teacher. recorded: the states of the model's
+    ordinary forward over the same batch. plans: the interventions for each batch of `member_batches`. dimensions: the
+    range of swapped dimensions of a state, as fractions of its width."""
     swaps: list[dict[TapPoint, Swap]] = []
     for plan in plans:
         swap_by_point: dict[TapPoint, Swap] = {}
@@ -232,8 +204,6 @@ PROPORTION = 0.3
 
 @dataclass
 class _Count:
-    """Counts targets (`n`), and the targets for which both models predict the same class (`same`)."""
-
     same: int = 0
     n: int = 0
 
@@ -314,18 +284,9 @@ def agreement(
     batches: Iterable[Batch],
     precision: Precision,
 ) -> JsonObject:
-    """Measures the agreement of a student and its teacher.
-
-    Args:
-        student: The student.
-        teacher: The teacher.
-        sites: The sites of interventions. The interventions at each site run in a separate forward.
-        batches: Held-out batches, which both models read.
-        precision: The number format in which the student runs.
-
-    Returns:
-        The fields of result.json: `fidelity` and `interchange_accuracy`; null with a `..._reason` if not measurable.
-    """
+    """Measures the agreement of a student and its teacher on held-out batches, with a separate forward for each site.
+    Returns the fields of result.json: `fidelity` and `interchange_accuracy`; null with a `..._reason` if not
+    measurable. precision: the student's."""
     counts = Agreement()
     student.eval()
     with torch.no_grad(), precision.autocast():

@@ -48,8 +48,7 @@ class LayerTerm(Term):
         self._recorded: dict[bool, RecordedStates] = {}
 
     def compared_points(self, pair: LearnerPair) -> Iterator[PointPair]:
-        """Yields the compared tap points. In this base class, these are the points after the layers in the layer
-        map."""
+        """Yields the compared tap points, here those after the layers in the layer map."""
         for side, student_layer, teacher_layer in pair.layers or ():
             yield TapPoint(student_layer, side), TapPoint(teacher_layer, side)
 
@@ -99,10 +98,8 @@ Tiles = tuple[TileScores, TileScores]
 
 
 class AttentionTerm(LayerTerm):
-    """The base of terms that compare self-attention.
-
-    Raises UserError if a tuning method adds virtual tokens or a prefix to the student's keys, which the teacher lacks.
-    """
+    """The base of terms that compare self-attention. Raises UserError if a tuning method adds virtual tokens or a
+    prefix to the student's keys, which the teacher lacks."""
 
     compares_attention = True
 
@@ -191,7 +188,6 @@ class Relations(AttentionTerm):
 
 
 def _log_probabilities(tile: TileScores) -> Tensor:
-    """Normalizes over the attended tokens."""
     scores_RALK = tile.scores_RALK
     if tile.allow is not None:
         scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)
@@ -210,11 +206,8 @@ def _sum_over_queries(losses_RAL: Tensor, tile: TileScores) -> Tensor:
 
 
 class StateTerm(LayerTerm):
-    """The base of terms that compare hidden states.
-
-    projection: a linear map from the student's width to the teacher's, shared by all layers like TinyBERT's W_h; None
-    if the widths are equal.
-    """
+    """The base of terms that compare hidden states. projection: a linear map from the student's width to the teacher's,
+    shared by all layers like TinyBERT's W_h; None if the widths are equal."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
@@ -240,9 +233,8 @@ class StateTerm(LayerTerm):
         return self.distance(x_RH.float(), y_RH.float(), pair), len(x_RH)
 
     def select(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
-        """Selects the compared states (R, H) from the states of all runs of a stack. This base class selects the states
-        of all tokens. states: for each run, the states (T, H) of its tokens. texts: for each run, the packed texts that
-        the stack read."""
+        """Selects the compared states (R, H), here those of all tokens. states, texts: for each run of a stack, the
+        states (T, H) and the packed texts."""
         return states[0] if len(states) == 1 else torch.cat(list(states))
 
     @abstractmethod
@@ -260,7 +252,6 @@ class States(StateTerm):
         self._norms = {False: _final_norms(pair.student), True: _final_norms(pair.frozen_teacher.learner)}
 
     def compared_points(self, pair: LearnerPair) -> Iterator[PointPair]:
-        """Yields the points after the last layer of each stack that both models have."""
         student, teacher = pair.configs
         for side in shared_sides(student, teacher):
             yield TapPoint(student.depths[side], side), TapPoint(teacher.depths[side], side)
@@ -327,6 +318,6 @@ class Patience(StateTerm):
 
 
 def _final_norms(learner: BaseLearner) -> dict[str, nn.Module | None]:
-    """Returns a dict, so that a term does not register the norms as submodules: they belong to the learner."""
+    """A dict, so that a term does not register the norms, which belong to the learner, as submodules."""
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     return {stack.side: stack.final_norm for stack in stacks}

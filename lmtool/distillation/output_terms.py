@@ -40,10 +40,8 @@ class Term(nn.Module, ABC):
         self.config = config
 
     def prepare(self, student: StudentData) -> JsonObject:
-        """Called before training. Returns metadata for the first screen.
-
-        Raises UserError if the term has no effect on the run's data.
-        """
+        """Called before training. Returns metadata for the first screen. Raises UserError if the term has no effect on
+        the data."""
         return {}
 
     def tap(self, teacher: bool) -> Tap | None:
@@ -53,20 +51,12 @@ class Term(nn.Module, ABC):
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Returns the number of comparisons in a batch for each part of the term, without running a model.
-
-        If the term has a single part, its name is "".
-        """
+        """Returns the number of comparisons in a batch for each part of the term ("" for a single one), without running
+        a model."""
 
     @abstractmethod
     def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
-        """Returns the loss of each part, summed over its comparisons in a batch.
-
-        Args:
-            student: The student's recorded outputs for the batch.
-            teacher: The teacher's recorded outputs for the same batch.
-            step: The training step, for terms that sample.
-        """
+        """Returns the loss of each part, summed over its comparisons in a batch. step: for terms that sample."""
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
         """Returns the weight of each part within the term. weights: the weights of the student's own losses."""
@@ -84,8 +74,8 @@ def count_targets(target: Target, batch: Batch) -> int:
 
 
 class OutputTerm(Term):
-    """The base of terms that compare predictions. Such a term has one part for each loss of the student that the
-    teacher makes predictions for, with the weight of this loss."""
+    """The base of terms that compare predictions, with one part for each loss of the student that the teacher makes
+    predictions for, and the weight of this loss."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
@@ -159,10 +149,7 @@ class Interchange(OutputTerm):
 
     def prepare(self, student: StudentData) -> JsonObject:
         """Returns the compared layers, and the fraction of texts that have another text to swap with, estimated from
-        the first step.
-
-        Raises UserError if this fraction is 0.
-        """
+        the first step. Raises UserError if this fraction is 0."""
         first_step = next(iter(student.loader.steps(None)))
         parts = [part for batch in first_step.batches for part in member_batches(batch)]
         sizes = [len(part.inputs.lengths) for part in parts]

@@ -74,8 +74,6 @@ class RecordedOutputs(Generic[Prediction]):
     """The recorded outputs of a learner for a batch.
 
     Attributes:
-        learner: The learner that ran.
-        batch: The batch that it read.
         predicted: For each loss term, the learner's predictions for the targets of the term.
         output: The sums of the learner's own losses; None if they were not computed.
     """
@@ -94,7 +92,6 @@ TeacherOutputs = RecordedOutputs[TargetProbabilities]
 
 class _PredictionRecorder(HeadObserver):
     def __init__(self, learner: BaseLearner, batch: Batch, predictions_only: bool):
-        """predictions_only: whether heads over a vocabulary predict without computing the loss."""
         self.learner, self.batch, self.predictions_only = learner, batch, predictions_only
         self.names: dict[nn.Module, str] = {head: name for name, head in learner.heads.items()}
         self.predicted: dict[str, Predicted] = {}
@@ -127,17 +124,10 @@ def attach(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None)
 def record(
     learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True
 ) -> StudentOutputs:
-    """Runs a learner's forward and records its outputs.
-
-    Args:
-        learner: The learner to run. If it is a mixture, each of its members reads its part of the batch, and the
-            terms have the names that the mixture gives them.
-        batch: The batch, on the learner's device.
-        step: The training step, from which the dropout masks are derived.
-        states: A tap that records or replaces the states between the layers; None for no tap.
-        losses: Whether to compute the learner's own losses. For a head over a vocabulary, the losses cost as much time
-            as the predictions.
-    """
+    """Runs a learner's forward and records its outputs. Each member of a mixture reads its part of the batch, and the
+    terms have the names that the mixture gives them. step: the training step, from which the dropout masks are derived.
+    states: a tap that records or replaces the states between the layers. losses: whether to compute the learner's own
+    losses, which for a head over a vocabulary cost as much time as the predictions."""
     if not isinstance(learner, Mixture):
         heads = _PredictionRecorder(learner, batch, predictions_only=not losses)
         with attach(learner, heads, states):
@@ -161,12 +151,8 @@ class StudentData:
     """The data that a run reads in training.
 
     Attributes:
-        data: The training split.
         max_length: Maximum number of tokens per text.
-        examples: The student's examples, made from `data`.
         loader: Groups the examples into training steps.
-        max_steps: The run's budget of steps, or None.
-        max_epochs: The run's budget of epochs, or None.
         sizes: The configuration keys that set how many examples or tokens a step has, with their values.
         forward_tokens: Number of tokens per forward without gradients.
         progress: Shows the progress of a preparation on the screen, or None.
@@ -218,8 +204,8 @@ class Teacher:
 
     @torch.no_grad()
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
-        """Returns the teacher's predictions for a batch of the student. batch: the student's batch, on its device.
-        states: a tap that records or replaces the teacher's states between the layers; None for no tap."""
+        """Returns the teacher's predictions for a batch of the student, on the batch's device. states: a tap on the
+        teacher."""
         device = batch.inputs.tokens.device.type
         if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):
             # The student adapts to another domain (task.domain), whose unlabeled texts are the second member of its

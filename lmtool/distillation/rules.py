@@ -90,8 +90,7 @@ def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
 
 
 def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
-    """A distillation method that needs a teacher must have one. Applies only to training: a trained student is used
-    without its teacher."""
+    """A distillation method that needs a teacher must have one in training."""
     problem = distill.missing_teacher()
     if problem is not None:
         yield problem

@@ -29,23 +29,12 @@ from lmtool.weights.assemble import load_into
 
 def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: Mapping[Side, tuple[int, ...]]) -> str:
     """Initializes a student with a teacher's embeddings, selected layers, final norms, and heads of the same name and
-    shape.
+    shape. Parameters that only the student has (segment embeddings, adapters) keep their initial values. Returns a
+    description for the first screen. Raises UserError if the layers of the two models have different types, or if a
+    tuning method added parameters to the teacher.
 
-    Parameters that only the student has (segment embeddings, adapters) keep their initial values.
-
-    Args:
-        student: The learner to initialize.
-        teacher: The trained learner.
-        origin: The teacher's checkpoint, for messages.
-        layers: For each stack, named by the side of the batch that it reads, the teacher layer to copy to each student
-            layer, counted from 1.
-
-    Returns:
-        A description for the first screen.
-
-    Raises:
-        UserError: The layers of the two models have different types, or the teacher has parameters that a tuning
-            method added, which cannot be copied.
+    layers: for each stack, named by the side of the batch that it reads, the teacher layer to copy to each student
+    layer, counted from 1. origin: the teacher's checkpoint, for messages.
     """
     if teacher.added_names:
         raise UserError(

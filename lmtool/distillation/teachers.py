@@ -219,7 +219,6 @@ class StoredTeacher(Teacher):
 
 
 def _next_states(tap: RecordedStates, point: TapPoint, token_count: int) -> Tensor:
-    """Raises UserError if the learner does not read each text exactly once."""
     states = tap.states[point].pop(0) if tap.states[point] else None
     if states is None or len(states) != token_count:
         raise UserError(
@@ -295,7 +294,6 @@ class Passes:
 
 
 def _sorted_loader(examples: Examples, student: StudentData) -> PackedLoader:
-    """Sorts examples by length, so that forwards without gradients have similar sizes."""
     longest = int(examples.plan(0).lengths.max())  # a batch holds at least the longest example
     return PackedLoader(examples, 0, None, max(student.forward_tokens, longest), shuffle=False)
 
@@ -385,7 +383,6 @@ class HardLabels(Teacher):
 
 
 def _concatenate(batches: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _TermLabels:
-    """Of several examples with the same key, the first is retained."""
     keys, counts = (np.concatenate(columns) for columns in list(zip(*batches, strict=True))[:2])
     unique, first_index = np.unique(keys, return_index=True)
     firsts = np.cumsum(counts) - counts

@@ -52,18 +52,9 @@ class LoadReport:
 
 def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, require_all: bool = False) -> LoadReport:
     """Copies the tensors of a checkpoint into a learner. An output layer that is tied to the token embedding is untied
-    if the checkpoint has a separate tensor for it.
-
-    Args:
-        learner: The module to load into.
-        tensors: The checkpoint's tensors under lmtool's names.
-        origin: Name of the checkpoint in error messages.
-        require_all: Whether every part with trainable parameters must be in the checkpoint, as evaluation and
-            prediction require. A part with only constants (BART's zero bias) may be missing.
-
-    Raises:
-        UserError: If the tensors of the backbone, or with `require_all` of any part, are missing or have other shapes.
-    """
+    if the checkpoint has a separate tensor for it. Raises UserError if the tensors of the backbone are missing or have
+    other shapes; with `require_all`, as in evaluation and prediction, also those of any other part, except parts with
+    only constants (BART's zero bias). origin: the checkpoint in error messages."""
     for name, module in learner.named_modules():
         table = tensors.get(f"{name}.output.weight")
         if isinstance(module, LMHead) and module.output is None and table is not None:

@@ -72,13 +72,8 @@ class Base:
         }
 
     def require_same(self, base_tensors: Mapping[str, Tensor], address: str, checkpoint: str) -> None:
-        """Raises UserError if the tensors of the base differ from those with which the run started.
-
-        Args:
-            base_tensors: The current tensors of the base that the tuned checkpoint leaves out.
-            address: The address from which the tensors were read, for the message.
-            checkpoint: The tuned checkpoint, for the message.
-        """
+        """Raises UserError if the tensors that a tuned checkpoint leaves to its base are no longer those with which the
+        run started. address: where the base was read, for the message."""
         actual = digest(base_tensors)
         if actual != self.sha256:
             raise UserError(
@@ -97,12 +92,9 @@ class Base:
 
 
 def base_tensor_names(learner: BaseLearner, loaded_parts: Collection[str]) -> frozenset[str]:
-    """Returns the names of the tensors that the checkpoints of a tuned learner leave to the base.
-
-    These are the frozen tensors of the parts that were loaded from the base. The task's heads are always stored in the
-    tuned checkpoint, because calibration may change their decision thresholds. learner: the tuned learner.
-    loaded_parts: names of the parts that were loaded from the base.
-    """
+    """Returns the names of the tensors that the checkpoints of a tuned learner leave to the base: the frozen tensors of
+    the parts that were loaded from it. The task's heads are always stored in the tuned checkpoint, because calibration
+    may change their decision thresholds."""
     if learner.tuning is None:
         return frozenset()
     changed_names = learner.tuning.delta_names(learner) | {

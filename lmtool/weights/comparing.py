@@ -216,8 +216,6 @@ def tied_names(model: CheckpointModel) -> list[str]:
 
 
 class _LayerStates(Tap):
-    """Records the hidden states (T, H) after the embedding and after each layer, by name."""
-
     def __init__(self) -> None:
         self.states: dict[str, Tensor] = {}
 
@@ -266,18 +264,9 @@ def quiet_transformers() -> Iterator[None]:
 def tokenize_as_transformers(
     folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """Encodes texts as transformers does, without importing transformers.
-
-    The result is that of `AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True,
-    return_tensors="pt")`, if the folder names a generic tokenizer class.
-
-    Args:
-        folder: The folder with tokenizer.json and tokenizer_config.json.
-        pairs: The second text of each pair; None for single texts.
-
-    Returns:
-        int64 tensors, (B, L), by the names in the folder's `model_input_names`.
-    """
+    """Returns the result of `AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True,
+    return_tensors="pt")` without importing transformers: int64 tensors, (B, L), by the names in the folder's
+    `model_input_names`. The folder must name a generic tokenizer class. pairs: the second text of each pair."""
     settings = read_settings(folder)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
@@ -292,9 +281,8 @@ def tokenize_as_transformers(
 
 
 def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
-    """Checks that AutoTokenizer encodes unusual strings, texts and pairs as lmtool's tokenizer does. folder: the
-    exported folder. tokenizer: the tokenizer that was exported. Returns one line for the screen. Raises CheckFailed if
-    AutoTokenizer encodes a text differently or cannot read the folder."""
+    """Checks that AutoTokenizer encodes unusual strings, texts and pairs in an exported folder as lmtool's tokenizer
+    does. Returns one line for the screen. Raises CheckFailed if it does not, or cannot read the folder."""
     if find_spec("transformers") is None:
         return "AutoTokenizer: not compared, transformers is not installed"
     # Imported here because it takes seconds and is optional.

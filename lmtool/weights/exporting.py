@@ -64,18 +64,10 @@ class Export:
 def export_of(
     model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, object] | None, tokenizer: Tokenizer
 ) -> Export:
-    """Converts a checkpoint to transformers' format.
-
-    Args:
-        tensors: All tensors of the checkpoint.
-        task: The `task` section of a finetuned checkpoint, including its labels; None without a task.
-        tokenizer: The checkpoint's tokenizer, which gives the ids of special tokens.
-
-    Raises:
-        UserError: If transformers does not have the family, the variant or the task's head.
-    """
-    declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
-    if declared is None or declared.model != model.name:  # llama_encoder is in the module of llama
+    """Converts a checkpoint to transformers' format. Raises UserError if transformers does not have the family, the
+    variant or the task's head. task: the `task` section of a finetuned checkpoint, including its labels."""
+    declared = _format_of(model)
+    if declared is None:
         alternative = "" if model.contextual else "; format=vectors writes its vectors as text"
         hint = f"use the run with lmtool, or export a model of a family that transformers has{alternative}"
         raise UserError(f"model={model.name} has no counterpart in transformers", hint)
@@ -135,8 +127,8 @@ _PARTS_OF_HEAD = {
 def model_caveat(model: ModelConfig) -> str | None:
     """Returns why a model will not be exported although transformers has its family, and what to do instead; None if it
     will be, or if transformers does not have the family."""
-    declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
-    if declared is None or declared.model != model.name or not isinstance(model, TransformerConfig):
+    declared = _format_of(model)
+    if declared is None or not isinstance(model, TransformerConfig):
         return None
     try:
         declared.to_hf_config(model)
@@ -149,11 +141,8 @@ def model_caveat(model: ModelConfig) -> str | None:
 def head_caveat(model: ModelConfig, task: JsonMapping) -> str | None:
     """Returns why a head of a task will not be exported although transformers has one, and the keys that change this;
     None if it will be, or if transformers has none for the family."""
-    declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
-    head = head_of_task(task)
-    if declared is None or declared.model != model.name or head is None:
-        return None
-    if not any(head.name in entry.heads for entry in declared.classes):
+    declared, head = _format_of(model), head_of_task(task)
+    if declared is None or head is None or not any(head.name in entry.heads for entry in declared.classes):
         return None
     try:
         _hf_head(model, task, declared)
@@ -162,8 +151,14 @@ def head_caveat(model: ModelConfig, task: JsonMapping) -> str | None:
     return None
 
 
+def _format_of(model: ModelConfig) -> HFFormat | None:
+    declared: HFFormat | None = getattr(builder_module(entry_of(model)), "HF_FORMAT", None)
+    # llama_encoder is in the module of llama.
+    return None if declared is None or declared.model != model.name else declared
+
+
 def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
-    """Raises UserError if the family has no such head in transformers, or one of another architecture (for example,
+    """Raises UserError if the family has no such head in transformers, or one that differs (for example, in
     pooling)."""
     name, form, head = task["name"], sequence_form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
@@ -254,20 +249,9 @@ def write_export(
     output: Path,
     compare: Callable[[Path], None],
 ) -> None:
-    """Writes an exported folder, completely or not at all.
-
-    Args:
-        export: The content in transformers' format.
-        tokenizer: The tokenizer to save.
-        tokenizer_settings: Settings for AutoTokenizer.
-        card: Text of README.md.
-        output: The folder, which must be new or empty.
-        compare: Reads the finished draft of the folder, and raises CheckFailed if it is not what was exported.
-
-    Raises:
-        UserError: If the folder cannot be written, or if transformers would encode texts for the model differently.
-        CheckFailed: If `compare` raises it.
-    """
+    """Writes an exported folder, completely or not at all. compare: reads the finished draft of the folder, and raises
+    CheckFailed if it is not what was exported. Raises UserError if the folder is not empty or cannot be written, or if
+    transformers would encode texts for the model differently."""
 
     def fill(draft: Path) -> None:
         save_tensors(export.hf_tensors, draft / MODEL)
@@ -395,18 +379,8 @@ def write_checkpoint(
     output: Path,
     files: Mapping[str, object],
 ) -> None:
-    """Writes a checkpoint of step 0, completely or not at all.
-
-    Args:
-        config: The content of config.json.
-        tensors: The tensors under lmtool's names.
-        tokenizer: The tokenizer to save, or None.
-        output: The new folder.
-        files: The content of additional JSON files, by name.
-
-    Raises:
-        UserError: If the folder is not empty or cannot be written.
-    """
+    """Writes a checkpoint of step 0, completely or not at all. files: the content of additional JSON files, by name.
+    Raises UserError if the folder is not empty or cannot be written."""
 
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)

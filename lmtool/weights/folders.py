@@ -56,16 +56,6 @@ class Address:
 
     @classmethod
     def of(cls, key: str, text: str, hint: str) -> Address:
-        """Parses an address.
-
-        Args:
-            key: The override's key, for error messages.
-            text: The address.
-            hint: The hint of the error.
-
-        Raises:
-            UserError: If the address is invalid.
-        """
         from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import validate_repo_id
 
@@ -82,17 +72,9 @@ class Address:
         return cls(f"{key}={text}", match[1], match[2] or "main")
 
     def file(self, name: str, offline: bool, revision: str | None = None) -> Path:
-        """Returns the path of a file in the cache. Downloads the file if necessary.
-
-        Args:
-            name: The file's path in the repository.
-            offline: Whether to use only files that are already downloaded.
-            revision: A revision to use in place of the address's revision.
-
-        Raises:
-            MissingFile: If the file does not exist or cannot be downloaded.
-            UserError: If the hub denies access.
-        """
+        """Returns the path of a file in the cache, after downloading it if necessary. revision: in place of the
+        address's revision. Raises MissingFile if the file does not exist or cannot be downloaded, and UserError if the
+        hub denies access."""
         import huggingface_hub
         from huggingface_hub import constants, errors
 
@@ -163,7 +145,7 @@ def _download(repository: str, name: str, revision: str) -> str:
 
 
 def _transport_errors() -> Any:
-    """Returns the errors of the library with which huggingface_hub makes its requests, besides its own."""
+    """The errors of the library with which huggingface_hub makes its requests."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return tuple(base for base in HfHubHTTPError.__mro__ if base.__module__.startswith(("httpx", "requests")))
@@ -281,7 +263,7 @@ class HFFolder:
             )
 
     def _unsupported_head(self) -> str | None:
-        """Returns the name of the folder's class and the reason why lmtool does not support its head, as text."""
+        """The folder's class and the reason why lmtool does not support its head, as text."""
         names, reasons = self.config.get("architectures"), self.family().unsupported
         unsupported = [name for name in names if name in reasons] if isinstance(names, list) else []
         if not unsupported:
@@ -346,17 +328,9 @@ def _location(folder: HFFolder, offline: bool) -> str:
 
 
 def fetch_file(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
-    """Returns the path of a file in a folder or in one of its subfolders. Downloads the file if necessary.
-
-    Args:
-        folder: The Hugging Face folder.
-        name: The file's name, or SUBFOLDER/NAME.
-        offline: Whether to use only files that are already downloaded.
-        required: Whether a missing file is an error. If not, the function returns None.
-
-    Raises:
-        UserError: If the name refers to a file outside the folder, or if a required file is missing.
-    """
+    """Returns the path of a file in a folder or in one of its subfolders (SUBFOLDER/NAME), after downloading it if
+    necessary; None if a file that is not `required` is missing. Raises UserError if the name refers to a file outside
+    the folder, or if a required file is missing."""
     parts = name.split("/")
     if len(parts) > 2 or any(part in ("", ".", "..") or Path(part).name != part for part in parts):
         raise UserError(

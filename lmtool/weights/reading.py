@@ -191,14 +191,13 @@ def _ignored_generation_keys(settings: Mapping[str, object], folder: HFFolder) -
 
 
 def _multiple_end_tokens(settings: Mapping[str, object]) -> list[str]:
-    """Returns the setting of the end tokens if there are several, because lmtool ends a text only at one token."""
+    """lmtool ends a text only at one token."""
     end = settings.get("eos_token_id")
     return [] if end is None or isinstance(end, int) else [f"eos_token_id={end}"]
 
 
 def _suppresses_unused_rows(name: str, settings: Mapping[str, object], vocab_size: object) -> bool:
-    """Returns whether a setting suppresses exactly the last ids, which have an embedding row but no token; lmtool never
-    generates them."""
+    """Whether a setting suppresses exactly the last ids, which have no token; lmtool never generates them."""
     tokens = settings.get("suppress_tokens")
     if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(vocab_size, int):
         return False
@@ -252,17 +251,9 @@ def group_by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]
 
 
 def read(checkpoint: str, offline: bool = False, tuned_folders: tuple[Path, ...] = ()) -> Weights:
-    """Reads the weights of a checkpoint, on the CPU. For a tuned checkpoint, they include those of its base.
-
-    Args:
-        checkpoint: A run or checkpoint of lmtool, a folder in Hugging Face's format, or hf://org/name.
-        offline: Whether to use only files that are already downloaded.
-        tuned_folders: Folders of the tuned checkpoints whose base is this checkpoint, directly or through other tuned
-            checkpoints; a checkpoint that is its own base is an error.
-
-    Raises:
-        UserError: If the weights are missing, damaged or unsupported.
-    """
+    """Reads the weights of a checkpoint, on the CPU. For a tuned checkpoint, they include those of its base. Raises
+    UserError if they are missing, damaged or unsupported. tuned_folders: the tuned checkpoints whose base is this one,
+    directly or through others; a checkpoint that is its own base is an error."""
     hugging_face = hf_folder(checkpoint, offline)
     if hugging_face is None:
         folder = find(checkpoint)
@@ -295,18 +286,8 @@ def read_base(
     offline: bool = False,
     tuned_folders: tuple[Path, ...] = (),
 ) -> Weights:
-    """Reads the complete weights of the base of a tuned checkpoint.
-
-    Args:
-        base: The base that the tuned checkpoint names.
-        tuned_names: Names of the tensors that the tuned checkpoint stores itself.
-        checkpoint: Name of the tuned checkpoint in error messages.
-        offline: Whether to use only files that are already downloaded.
-        tuned_folders: See `read`.
-
-    Raises:
-        UserError: If the base does not exist or has changed.
-    """
+    """Reads the complete weights of the base of a tuned checkpoint. tuned_names: tensors that the tuned checkpoint
+    stores itself. tuned_folders: see `read`. Raises UserError if the base does not exist or has changed."""
     address = base.address()
     if address is None:
         raise UserError(
@@ -324,14 +305,8 @@ def read_base(
 
 
 def base_of_weights(address: str, weights: Weights, names: Collection[str], tokenizer: Tokenizer | None) -> Base:
-    """Describes the base of a new checkpoint that leaves out some tensors of the weights from which it started.
-
-    Args:
-        address: The value of `checkpoint=` from which the run or the conversion started.
-        weights: The weights at `address`.
-        names: Names of the tensors that the new checkpoint leaves out.
-        tokenizer: The tokenizer of the new checkpoint, or None.
-    """
+    """Describes the base of a new checkpoint. names: the tensors that it leaves to the weights at `address`, from which
+    it started."""
     path = None if weights.revision is not None else str(weights.folder.resolve())
     parts = tuple(sorted({part_of(name) for name in names}))
     sha256 = digest({name: weights.tensors[name] for name in names})

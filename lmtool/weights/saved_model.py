@@ -217,12 +217,7 @@ class SavedModel:
 
 
 def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tensor]) -> SavedModel:
-    """Returns the blueprint of a checkpoint's model. Raises UserError if its configuration cannot be decoded.
-
-    Args:
-        checkpoint: The checkpoint, for error messages.
-        tensors: The checkpoint's tensors.
-    """
+    """Returns the blueprint of a checkpoint's model. Raises UserError if its configuration cannot be decoded."""
     task = saved.get("task")
     return SavedModel(
         decode_section(checkpoint, saved, Choice("model")),
@@ -248,27 +243,13 @@ def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
 
 
 def decode_section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
-    """Decodes the section of one component strictly. Raises UserError if the section is invalid.
-
-    Args:
-        checkpoint: The checkpoint, for error messages.
-        choice: The component, such as `Choice("model")`.
-    """
+    """Decodes the section of one component strictly. Raises UserError if the section is invalid."""
     try:
         return choice.validate(saved.get(choice.group))
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join([choice.group, *map(str, first["loc"])])
         raise UserError(f"checkpoint={checkpoint}: {path}: {first['msg']}", "use another checkpoint") from error
-
-
-@dataclass(frozen=True)
-class FoldedCheckpoint:
-    """A tuned checkpoint in which the modules that only training needs are replaced by what they compute. tensors: its
-    tensors. config: its configuration."""
-
-    tensors: dict[str, Tensor]
-    config: JsonObject
 
 
 def merge_tuned(weights: Weights, saved: Mapping[str, object]) -> Weights:
@@ -311,16 +292,10 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
 
 def fold_checkpoint(
     weights: Weights, checkpoint_tensors: Mapping[str, Tensor], saved: Mapping[str, object]
-) -> FoldedCheckpoint | None:
-    """Replaces modules that only training needs, such as the encoder of a prefix, by what they compute.
-
-    Args:
-        weights: The complete weights of the tuned checkpoint, including those of its base.
-        checkpoint_tensors: The tensors that the tuned checkpoint stores itself.
-
-    Returns:
-        The new content of the checkpoint; None if there is nothing to replace.
-    """
+) -> tuple[dict[str, Tensor], JsonObject] | None:
+    """Replaces modules that only training needs, such as the encoder of a prefix, by what they compute. Returns the new
+    tensors and configuration of a tuned checkpoint; None if there is nothing to replace. checkpoint_tensors: the
+    tensors that it stores itself; `weights` includes those of its base."""
     model = saved_model(weights.origin, saved, weights.tensors)
     if model.tuning_config is None:
         return None
@@ -332,4 +307,4 @@ def fold_checkpoint(
     state = parts.state_dict()
     tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in added_before}
     tensors |= {name: state[name] for name in sorted(parts.added_names)}
-    return FoldedCheckpoint(tensors, {**saved, "tuning": config.model_dump(mode="json")})
+    return tensors, {**saved, "tuning": config.model_dump(mode="json")}

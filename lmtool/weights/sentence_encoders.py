@@ -28,14 +28,8 @@ MODES: dict[str, JsonObject | None] = {
 }
 """Pooling modes, with the equivalent fields of a `task` section; None if tasks do not support the mode. The vectors of
 several modes are concatenated in this order. "cls" reads the first token without a pooler."""
-# The Boolean key of each mode in older files, without "pooling_mode_".
-_FLAGS = dict(
-    zip(
-        ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"),
-        MODES,
-        strict=True,
-    )
-)
+_FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+"""The Boolean key of each of the `MODES` in older files, without "pooling_mode_"."""
 _ACTIVATIONS = {
     **{f"torch.nn.modules.activation.{name}": name for name in ("Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")},
     "torch.nn.modules.linear.Identity": "Identity",
@@ -169,9 +163,8 @@ class _Settings(JsonObject):
 
 
 def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
-    """Reads the settings of a sentence encoder. folder: a Hugging Face folder. offline: whether to use only files that
-    are already downloaded. Returns the settings; None if the folder is not that of a sentence encoder. Raises UserError
-    if a file cannot be read, or if lmtool does not support a setting."""
+    """Reads the settings of a sentence encoder; None if the folder is not one. Raises UserError if a file cannot be
+    read, or if lmtool does not support a setting."""
     modules = _modules(folder, offline)
     if modules is None:
         pooling = _Settings(folder, "1_Pooling/config.json", offline)
@@ -221,8 +214,8 @@ def unsupported_error(folder: HFFolder, problem: str) -> UserError:
 
 
 def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
-    """Returns the kind and the subfolder of each module after the Transformer, the first of which is the Pooling; None
-    if the folder has no modules.json."""
+    """Returns the kind and the subfolder of each module after the Transformer, first the Pooling; None without
+    modules.json."""
     path = fetch_file(folder, MODULES, offline, required=False)
     if path is None:
         return None
@@ -246,7 +239,7 @@ def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
 
 
 def _modes(pooling: _Settings) -> tuple[str, ...]:
-    flags = {f"pooling_mode_{flag}": mode for flag, mode in _FLAGS.items()}
+    flags = {f"pooling_mode_{flag}": mode for flag, mode in zip(_FLAGS, MODES, strict=True)}
     modes = pooling.get("pooling_mode", [mode for flag, mode in flags.items() if pooling.get_typed(flag, bool, False)])
     modes = [modes] if isinstance(modes, str) else modes or ["mean"]
     if not isinstance(modes, list) or not all(isinstance(mode, str) and mode in MODES for mode in modes):

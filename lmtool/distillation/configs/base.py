@@ -33,9 +33,9 @@ pkd_last: all student layers except the last learn, from the S - 1 teacher layer
 
 @dataclass(frozen=True)
 class LayerMap:
-    """The teacher layer that each student layer learns from. sides: for each stack that both models have, a map from
-    student layers to teacher layers. The key is the side of the batch that the stack reads: "outputs" for the decoder
-    of an encoder-decoder, else "inputs"."""
+    """The teacher layer that each student layer learns from, by student layer, for each stack that both models have.
+    Stacks are named by the side of the batch that they read: "outputs" for the decoder of an encoder-decoder, else
+    "inputs"."""
 
     sides: Mapping[Side, Mapping[int, int]]
 
@@ -87,18 +87,9 @@ def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
 
 
 def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
-    """Computes which teacher layer each student layer learns from.
-
-    Args:
-        layers: The value of distill.layers: a rule or an explicit map.
-        decoder_layers: The value of distill.decoder_layers, for the decoder of an encoder-decoder; None means `layers`.
-        student: The student's model configuration.
-        teacher: The teacher's model configuration.
-
-    Raises:
-        UserError: The map names layers that do not exist, the rule yields no layer, or the models have no stack in
-            common.
-    """
+    """Computes which teacher layer each student layer learns from. decoder_layers: for the decoder of an
+    encoder-decoder; None means `layers`. Raises UserError if a map names layers that do not exist, the rule yields no
+    layer, or the models have no stack in common."""
     sides = {}
     for side in shared_sides(student, teacher):
         key, selected = "distill.layers", layers
@@ -165,21 +156,10 @@ DROP_INITIALIZATION = "set distill.initialize=none"
 
 
 def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelConfig) -> dict[Side, tuple[int, ...]]:
-    """Computes which teacher layers are copied to initialize the student.
-
-    Args:
-        initialize: The value of distill.initialize.
-        student: The student's model configuration.
-        teacher: The teacher's model configuration.
-
-    Returns:
-        For each stack that both models have, the teacher layer to copy to each student layer, in the order of the
-        student's layers and counted from 1. Empty with initialize=none.
-
-    Raises:
-        UserError: The models differ in a size or in sharing layers, the list has a length other than the number of
-            student layers, or it names a layer that the teacher lacks.
-    """
+    """Returns the teacher layers that initialize the student (`distill.initialize`): for each stack that both models
+    have, the teacher layer to copy to each student layer, counted from 1. Raises UserError if the models differ in a
+    size or in sharing layers, or if a list has another length than the student's layers or names a layer that the
+    teacher lacks."""
     if initialize == "none":
         return {}
     for field in _SHAPE_FIELDS:
@@ -293,10 +273,7 @@ class DistillConfig(Component):
         return ()
 
     def conflicts_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
-        """Yields the reasons why this student cannot learn from this teacher.
-
-        Called after the teacher's configuration has been read from its checkpoint.
-        """
+        """Yields the reasons why this student cannot learn from this teacher, read from the teacher's checkpoint."""
         return iter(())
 
 

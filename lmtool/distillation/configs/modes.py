@@ -112,7 +112,6 @@ class StandardConfig(DistillConfig):
 
     @property
     def same_batches(self) -> bool:
-        """Whether teachers run on the student's batches, as they do unless their outputs are stored."""
         return self.compares and not self.store
 
     @property

@@ -83,13 +83,11 @@ _USE_HIDDEN_STATES = "use terms over states: distill.terms.hidden.weight=1"
 
 
 def _head_counts(pair: ModelPair) -> tuple[int, int]:
-    """0 for a model without attention."""
     student, teacher = (model.num_heads if isinstance(model, TransformerConfig) else 0 for model in pair)
     return student, teacher
 
 
 def _total_head_widths(pair: ModelPair) -> tuple[int, int]:
-    """0 for a model without attention."""
     student, teacher = (
         model.num_heads * model.width_of_head if isinstance(model, TransformerConfig) else 0 for model in pair
     )
@@ -185,10 +183,8 @@ the embeddings."""
 
 
 def aligned_below_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
-    """Returns the aligned layers below the student's last layer, where changed states still pass through a layer.
-
-    If only the last layer of a stack is aligned, the embeddings of both models are returned for the stack instead.
-    """
+    """Returns the aligned layers below the student's last layer, where changed states still pass through a layer; for a
+    stack without them, the embeddings of both models."""
     pairs: list[AlignedLayers] = []
     for side, aligned in layers.sides.items():
         below: list[AlignedLayers] = [

@@ -30,7 +30,7 @@ Fill = Callable[[Path], JsonMapping]
 
 @dataclass(frozen=True)
 class StoreLocation:
-    """Where a store is. folder: the folder as the user wrote it; None means `teachers/<key>` in cache_dir."""
+    """Where a store is. folder: as the user wrote it; None means `teachers/<key>` in cache_dir."""
 
     folder: str | None
     cache_dir: str
@@ -38,15 +38,8 @@ class StoreLocation:
 
 @dataclass(frozen=True)
 class OpenedStore:
-    """A verified store that is ready to be read.
-
-    Attributes:
-        folder: The folder of the files.
-        metadata: The metadata that the `Fill` function returned when the store was made, and the `seconds` that it
-            took.
-        bytes: The size of the files.
-        made: Whether this run made the store; otherwise it already existed.
-    """
+    """A verified store that is ready to be read. metadata: what `Fill` returned when the store was made, and the
+    `seconds` that it took. made: whether this run made the store."""
 
     folder: Path
     metadata: JsonObject
@@ -63,17 +56,10 @@ class OpenedStore:
 def open_or_make(
     location: StoreLocation, identity: JsonMapping, fill: Fill, progress: OnStage | None = None
 ) -> OpenedStore:
-    """Opens the store with an identity, and makes it first if it does not exist or is damaged.
-
-    Args:
-        location: Where the store is.
-        identity: Everything that the outputs depend on, as plain data.
-        fill: Writes the files of a new store.
-        progress: Shows on the screen that a damaged store is made again; None shows nothing.
-
-    Raises:
-        UserError: The user's folder cannot be written, or contains other files or outputs with another identity.
-    """
+    """Opens the store with an identity (everything that the outputs depend on, as plain data), and makes it first if it
+    does not exist or is damaged. fill: writes the files of a new store. progress: shows that a damaged store is made
+    again. Raises UserError if the user's folder cannot be written, or contains other files or outputs with another
+    identity."""
     identity = json.loads(json.dumps({"version": VERSION, **identity}))
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     cache = user_path(location.cache_dir) / "teachers"
@@ -129,7 +115,6 @@ def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress
 
 
 def _difference(name: str, stored_value: object, expected: object) -> str:
-    """Hashes are not shown."""
     title = name.replace("_", " ")
     if isinstance(stored_value, Mapping) and isinstance(expected, Mapping):
         keys = [key for key in expected if stored_value.get(key) != expected[key]] or [
@@ -157,14 +142,8 @@ def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:
 
 
 def require_free_space(folder: Path, bytes_done: int, examples_done: int, examples: int) -> None:
-    """Raises UserError if the remaining outputs will not fit on the disk.
-
-    Args:
-        folder: The folder that is being written.
-        bytes_done: The number of bytes written so far.
-        examples_done: The number of examples whose outputs these bytes are.
-        examples: The number of examples of the complete store.
-    """
+    """Raises UserError if the remaining outputs will not fit on the disk. bytes_done: bytes written for the first
+    examples_done of all `examples`."""
     free = shutil.disk_usage(folder).free
     required_bytes = bytes_done / max(examples_done, 1) * (examples - examples_done)
     if required_bytes > 0.95 * free:  # the size is an estimate, so a margin remains

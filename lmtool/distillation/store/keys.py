@@ -30,10 +30,8 @@ _OUTPUTS, _POSITIONS, _ROWS = (np.uint64(number) for number in (1, 2, 3))
 
 @dataclass(frozen=True)
 class TermBatch:
-    """The targets of one loss term in a batch.
-
-    batch: the batch on the host; in a mixture, only the batch of the member that has the term. target: the targets.
-    """
+    """The targets of one loss term in a batch. batch: the batch on the host; in a mixture, that of the member that has
+    the term."""
 
     batch: Batch
     target: Target
@@ -56,9 +54,8 @@ class TermBatch:
         return np.concatenate([[0], np.cumsum(numbers[1:] != numbers[:-1])]).astype(np.int64)
 
     def keys(self, by_row: bool) -> np.ndarray:
-        """Returns the (G,) uint64 keys of the batch's examples. by_row: whether to hash the examples' rows in the
-        table. Otherwise, their tokens and the positions of their targets are hashed, so that a text with other masks
-        has another key."""
+        """Returns the (G,) uint64 keys of the batch's examples: hashes of their rows in the table (by_row), or of their
+        tokens and the positions of their targets, so that a text with other masks has another key."""
         example_N = self.example_indices()
         first_G = np.flatnonzero(np.diff(example_N, prepend=-1))
         if by_row:
@@ -76,8 +73,8 @@ class TermBatch:
         return mix(keys)
 
     def owners(self, target_count: int) -> np.ndarray:
-        """Returns the index of each target's example, (M,). target_count: the number of predicted targets, M. Raises
-        ValueError if this number does not match the batch."""
+        """Returns the index of each predicted target's example, (M,). Raises ValueError if M does not match the
+        batch."""
         example_N, positions = self.example_indices(), self.target.at
         if positions is None and self.target.span is not None:
             positions = self.target.span[:, 0]
@@ -105,10 +102,8 @@ def batch_terms(batch: Batch) -> dict[str, TermBatch]:
 
 
 def batch_states(batch: Batch) -> Iterator[tuple[str, TermBatch]]:
-    """Yields a name and the tokens that each stack reads, as targets whose "predictions" are the states of the tokens.
-
-    The states are stored like predictions, under the name "states of inputs" or "states of outputs".
-    """
+    """Yields the tokens that each stack reads, as targets whose "predictions" are the states of the tokens. They are
+    stored like predictions, under the name "states of inputs" or "states of outputs"."""
     sides: tuple[Side, Side] = ("inputs", "outputs")
     for part in member_batches(batch):
         host = part.host
@@ -128,7 +123,6 @@ def require_rows(batch: Batch) -> None:
 
 
 def _hashes(packed: Packed, example_N: np.ndarray, first_G: np.ndarray) -> np.ndarray:
-    """Returns a hash of each example's tokens and of the ends of its documents."""
     tokens_T, lengths_N = packed.tokens.numpy().astype(np.uint64), np.array(packed.lengths, dtype=np.int64)
     starts_N = np.array(packed.starts, dtype=np.int64)
     example_T = np.repeat(example_N, lengths_N)

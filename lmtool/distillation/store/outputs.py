@@ -52,11 +52,8 @@ _KINDS: dict[str, type[TargetProbabilities]] = {
 
 @dataclass(frozen=True)
 class StoreFormat:
-    """The format of stored outputs on disk.
-
-    dtype: number format of the values. top_k: the number of most probable words that are stored per target; None means
-    all words. temperatures: the temperatures at which truncated predictions can be read.
-    """
+    """The format of stored outputs on disk. top_k: the number of most probable words that are stored per target; None
+    means all words. temperatures: those at which truncated predictions can be read."""
 
     dtype: str
     top_k: int | None
@@ -175,11 +172,9 @@ class TermWriter:
 
 
 class TermReader:
-    """Reads predictions from the files of a term."""
+    """Reads predictions from the files of a term. metadata: the return value of `TermWriter.close`."""
 
     def __init__(self, folder: Path, metadata: JsonMapping, store_format: StoreFormat):
-        """Maps the files of a folder. metadata: the return value of `TermWriter.close`. store_format: the format of the
-        files."""
         self.metadata, self.store_format = metadata, store_format
         shapes = {"keys": (metadata["examples"],), "first": (metadata["examples"],), "counts": (metadata["examples"],)}
         widths = {"values": metadata["width"], "words": metadata["width"], "norms": len(store_format.temperatures)}
@@ -191,13 +186,8 @@ class TermReader:
             self.arrays[name] = mapped.view(np.ndarray)
 
     def read(self, part: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
-        """Returns the teacher's predictions for the targets of a batch; None if an example is not stored.
-
-        Args:
-            part: The targets.
-            keys_G: The keys of the examples of the batch.
-            device: The device of the returned predictions.
-        """
+        """Returns the teacher's predictions for the targets of a batch; None if an example is not stored. keys_G: the
+        keys of the examples of the batch."""
         keys_E = self.arrays["keys"]
         index_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
         if not len(keys_E) or not np.array_equal(keys_E[index_G], keys_G):
@@ -263,7 +253,6 @@ def ranges(first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
 
 
 def _position_mask(lengths_N: np.ndarray) -> np.ndarray:
-    """Each document has two rows, one for the start of the answer and one for the end."""
     return np.arange(lengths_N.max(initial=0)) < np.repeat(lengths_N, 2)[:, None]
 
 
@@ -274,7 +263,6 @@ def _without_padding(values_ML: np.ndarray, part: TermBatch) -> np.ndarray:
 def _with_padding(
     values_R1: np.ndarray, lengths_N: np.ndarray, store_format: StoreFormat, device: torch.device
 ) -> Classes:
-    """-inf after the end of a document."""
     inside_ML = _position_mask(lengths_N)
     logits_ML = torch.full(inside_ML.shape, -torch.inf, dtype=TYPES[store_format.dtype], device=device)
     logits_ML[to_device(inside_ML, device)] = store_format.to_tensor(values_R1[:, 0], device)

@@ -36,9 +36,8 @@ _TOKENS = "backbone.embed.token.weight"
 
 
 def import_adapter(config: ImportConfig, folder: Path) -> None:
-    """Writes the checkpoint, reads it back, and prints what it contains. config: the configuration of the command.
-    folder: the adapter's folder. Raises UserError if the adapter does not fit its base. Raises CheckFailed if the
-    checkpoint, read back, differs from the adapter."""
+    """Writes the checkpoint, reads it back, and prints what it contains. Raises UserError if the adapter in the folder
+    does not fit its base, and CheckFailed if the checkpoint, read back, differs from the adapter."""
     adapter = read_adapter(folder)
     address = _base_address(adapter)
     saved = saved_config(address, config.offline)
@@ -96,7 +95,6 @@ def _base_address(adapter: Adapter) -> str:
 def _base_folder(
     adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
 ) -> tuple[HFFolder, TaskHead | None]:
-    """Returns the base as a folder of the class that the adapter was trained for, and the task head of this class."""
     task_type = adapter.settings.task_type
     suffix = next((class_suffix for class_suffix, name in TASK_TYPES.items() if name == task_type), None)
     hf_format = builder_module(entry_of(model)).HF_FORMAT
@@ -115,8 +113,8 @@ def _base_folder(
 
 
 def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
-    """Classes with a head put a prefix before the names of the backbone; it is removed if the adapter names the modules
-    that it targets, and without the prefix."""
+    """The prefix of classes with a head is removed if the adapter names the modules that it targets, without the
+    prefix."""
     renamed = to_lmtool_names(_mark_as_tied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, to_hf_names(model, tensors), hf_linears(model, tensors))
@@ -134,8 +132,8 @@ def _mark_as_tied(base_folder: HFFolder) -> HFFolder:
 def _changed_tensors(
     adapter: Adapter, base_folder: HFFolder, base: HFBase, start: Weights, changed_tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Returns the tensors, under lmtool's names, that the adapter stores completely and that differ from the base's:
-    heads and trained modules. changed_tensors: under transformers' names."""
+    """Returns the heads and trained modules that differ from the base's, under lmtool's names. changed_tensors: under
+    transformers' names."""
     renamed = to_lmtool_names(_mark_as_tied(base_folder), {**base.tensors, **changed_tensors})
     before = start.tensors
     changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}
@@ -166,7 +164,6 @@ def _base_tensors(start: Weights, tensors: Mapping[str, Tensor], head: TaskHead 
 def _with_labels(
     base_folder: HFFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
 ) -> tuple[HFFolder, bool]:
-    """Returns the folder with as many labels as the head has outputs, and whether the labels have names."""
     labeled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labeled.label_names()) != len(rows):

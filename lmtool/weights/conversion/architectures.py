@@ -78,16 +78,9 @@ class ArchitectureConversion:
 
 
 def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[str, Tensor]) -> ArchitectureConversion:
-    """Builds a model of another family with the weights of a checkpoint.
-
-    Args:
-        source: The checkpoint's model.
-        name: The new family.
-        tensors: All tensors of the checkpoint.
-
-    Raises:
-        UserError: If the family does not exist, is the checkpoint's family, or does not compute the same function.
-    """
+    """Builds a model of the family `name` with the weights of a checkpoint. Raises UserError if the family does not
+    exist, is the checkpoint's family, or does not compute the same function. tensors: all tensors of the checkpoint,
+    of which those that are not copied are listed."""
     config = config_of(source, name)
     model = CheckpointModel(build(config, 0), source.state_dict())
     differences = _merge_layers(_stack_differences(source.backbone, model.backbone))
@@ -126,9 +119,8 @@ def largest_difference(source: CheckpointModel, conversion: ArchitectureConversi
 
 
 def config_of(source: CheckpointModel, name: str) -> ModelConfig:
-    """Returns the configuration of another family with the sizes of a checkpoint. source: the checkpoint's model. name:
-    the other family. Raises UserError if the family does not exist, is the checkpoint's family, or does not support the
-    sizes."""
+    """Returns the configuration of another family with the sizes of a checkpoint. Raises UserError if the family does
+    not exist, is the checkpoint's family, or does not support the sizes."""
     old, entry = source.backbone.config, lookup("model", name)
     if entry is None:
         close = nearest(name, names("model"))
@@ -200,7 +192,6 @@ def _attribute_differences(name: str, old: nn.Module, new: nn.Module) -> Iterato
 
 
 def _settings(module: nn.Module) -> JsonObject:
-    """Returns the public attributes of a module that are plain values or functions."""
     public = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _MAY_DIFFER}
     return {key: value for key, value in public.items() if isinstance(value, _COMPARABLE) or callable(value)}
 
@@ -239,8 +230,8 @@ def _copy_weights(conversion: ArchitectureConversion, source: CheckpointModel) -
 
 
 def _positions(source: CheckpointModel, model: CheckpointModel, tensors: Mapping[str, Tensor]) -> tuple[Tensor, str]:
-    """Returns the table of learned positions for the new model, and a description of its changes. If the new family has
-    no segments, the vector of the first segment is added to every position."""
+    """Returns the new table of learned positions, and its changes. For a family without segments, the vector of the
+    first segment is added to every position."""
     old, new = source.backbone.embed.position, model.backbone.embed.position
     if not isinstance(old, Learned) or not isinstance(new, Learned):
         return tensors[POSITION], ""
@@ -259,10 +250,9 @@ _MASKS = {"Full": "tokens attend to the whole text", "Causal": "tokens attend to
 
 
 def import_architecture(config: ImportConfig, name: str) -> None:
-    """Writes a checkpoint as a model of another family, reads it back, and prints what happened to each tensor. config:
-    the configuration of the command. name: the other family. Raises UserError if the checkpoint was finetuned, or if
-    the family does not compute the same function. Raises CheckFailed if the hidden states differ, or if the checkpoint
-    is read back with other tensors."""
+    """Writes a checkpoint as a model of another family, reads it back, and prints what happened to each tensor. Raises
+    UserError if the checkpoint was finetuned, or if the family does not compute the same function, and CheckFailed if
+    the hidden states differ, or if the checkpoint is read back with other tensors."""
     for key, value in (("tokenizer", config.tokenizer), ("data", config.data)):
         if value is not None:
             raise UserError(
@@ -311,6 +301,6 @@ def _report(folder: Path, before: str, conversion: ArchitectureConversion, diffe
 
 
 def _modules(names: Iterable[str]) -> str:
-    """Lists the modules of these tensors, with the number of tensors of each. Layers are merged into "layers.*"."""
+    """Lists modules with the number of their tensors. Layers are merged into "layers.*"."""
     counts = Counter(re.sub(r"layers\.\d+", "layers.*", name.rpartition(".")[0]) for name in names)
     return ", ".join(f"{name} ({count})" for name, count in counts.items()) or "nothing"

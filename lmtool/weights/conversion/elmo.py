@@ -218,13 +218,12 @@ def tensors_of(config: ElmoConfig, arrays: Mapping[str, np.ndarray], path: Path)
 
 
 def _reordered(gates: Tensor) -> Tensor:
-    """Returns the gates in the order input, forget, cell, output."""
     read, cell, forget, output = gates.chunk(4)
     return torch.cat([read, forget, cell, output])
 
 
 def _words(path: Path) -> list[str]:
-    """Returns the distinct words of a vocabulary file, one a line, without the special tokens."""
+    """Returns the distinct words, one a line, without the special tokens."""
     special = {*SpelledConfig().specials.values(), "!!!MAXTERMID", ""}
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

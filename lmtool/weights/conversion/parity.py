@@ -86,13 +86,7 @@ class Parity:
 @torch.no_grad()
 def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer: Tokenizer) -> Parity:
     """Opens an exported folder with transformers, and compares its outputs for random token ids with the checkpoint's.
-
-    Args:
-        folder: The exported folder.
-        architecture: The transformers class in its config.json.
-        original: The checkpoint's model.
-        tokenizer: The exported tokenizer.
-    """
+    architecture: the transformers class in config.json."""
     try:
         import transformers as library
 
@@ -125,10 +119,10 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
 
 
 def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """Builds padded rows of random tokens on which two implementations are compared. model: the model's configuration.
-    tokenizer: the tokenizer. Special tokens are not sampled. Returns inputs by the names in transformers, each (B, L)
-    int64: ids and attention mask, for models with segments their segments, for encoder-decoders the decoder's ids. The
-    rows of an encoder-decoder end with the end token, because its task heads read the state of this token."""
+    """Builds padded rows of random tokens, without special tokens, on which two implementations are compared. Returns
+    inputs by the names in transformers, each (B, L) int64: ids and attention mask, for models with segments their
+    segments, for encoder-decoders the decoder's ids. The rows of an encoder-decoder end with the end token, because its
+    task heads read the state of this token."""
     longest = min(model.max_positions, _LONGEST_ROW)
     if isinstance(model, BigbirdConfig):  # longer texts use block-sparse attention
         longest = min(longest, model.dense_length)
@@ -172,8 +166,8 @@ def outputs_of(reference: nn.Module, architecture: str, rows: Mapping[str, Tenso
 
 
 def _relative_difference(actual: Tensor | None, reference: Tensor, real_BL: Tensor | None) -> float:
-    """Returns the largest relative difference of an output; infinite if lmtool does not have the output. For outputs of
-    each token, only the real tokens, where `real_BL` is true, are compared."""
+    """The largest relative difference of an output, at real tokens where `real_BL` is true; infinite if lmtool does not
+    have the output."""
     if actual is None:
         return float("inf")
     if real_BL is not None and actual.shape[:2] == reference.shape[:2] == real_BL.shape:
@@ -221,15 +215,8 @@ def compare_texts(
     tokenizer: Tokenizer,
 ) -> None:
     """Records the differences of the predictions for sample texts and pairs that fit into the folder's maximum length.
-
-    Args:
-        comparison: The comparison in which the differences are recorded.
-        original: The checkpoint's model: the learner of a task, or a backbone with its heads.
-        reloaded: The exported folder, loaded with lmtool.
-        folder: The exported folder.
-        format_name: The name of the model's text format.
-        tokenizer: The checkpoint's tokenizer.
-    """
+    original: the learner of a task, or a backbone with its heads. reloaded: the exported folder, loaded with lmtool.
+    format_name: the model's text format."""
     settings = read_settings(folder)
     longest, splits_special = settings["model_max_length"], bool(settings.get("split_special_tokens"))
     texts = list(_TEXTS)
@@ -249,7 +236,6 @@ def compare_texts(
 
 
 def _is_complete(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool:
-    """Returns whether the task turns a row into exactly one example, without truncation."""
     metadata = original.examples_of_texts([row], longest).metadata()
     return metadata["examples"] == 1 and not metadata.get("truncated") and not metadata.get("cut_questions")
 
@@ -263,8 +249,7 @@ def _text_difference(
     texts: Sequence[tuple[str, ...]],
     longest: int,
 ) -> float:
-    """Returns the largest relative difference of the predictions; infinite if AutoTokenizer encodes a text
-    differently."""
+    """The largest relative difference of the predictions; infinite if AutoTokenizer encodes a text differently."""
     columns = tuple(list(column) for column in zip(*texts, strict=True))
     examples: Examples
     if isinstance(original, TaskLearner):
@@ -304,7 +289,7 @@ def _text_difference(
 
 
 def _predictions(original: TaskLearner | CheckpointModel, batch: Batch) -> list[Tensor | None]:
-    """Returns the outputs of a task; without a task, the hidden states and the logits of a head over pairs."""
+    """Without a task, the hidden states and the logits of a head over pairs."""
     if isinstance(original, TaskLearner):
         return [original.outputs(batch, 0)]
     hidden_TH = original.hidden(batch.inputs, None)

@@ -41,7 +41,7 @@ from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, open_with_peft, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.reading import Weights, read, read_base, to_hf_names
-from lmtool.weights.saved_model import FoldedCheckpoint, fold_checkpoint, saved_config, saved_model
+from lmtool.weights.saved_model import fold_checkpoint, saved_config, saved_model
 
 # Texts on which PEFT and lmtool are compared.
 SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")
@@ -63,9 +63,11 @@ def export_tuned(config: ExportConfig) -> None:
     Output().line(f"{folder} · {kind} · {sizes} without the weights of {base.checkpoint} (sha256 {base.sha256[:16]})")
 
 
-def _write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None, offline: bool) -> None:
-    """Writes a copy of a tuned checkpoint without the files that only resuming needs. folded: weights and configuration
-    to write in place of the checkpoint's."""
+def _write_delta(
+    tuned: Path, output: Path, folded: tuple[Mapping[str, Tensor], JsonObject] | None, offline: bool
+) -> None:
+    """Copies a tuned checkpoint without the files that only resuming needs. folded: weights and configuration to write
+    instead."""
 
     def fill(draft: Path) -> None:
         manifest = read_manifest(tuned)
@@ -73,8 +75,9 @@ def _write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None, off
             if name not in (OPTIMIZER, CARRIED, DATA):
                 (draft / name).write_bytes(manifest.read_bytes(name))
         if folded is not None:
-            save_tensors(folded.tensors, draft / MODEL)
-            write_json(draft / CONFIG, folded.config)
+            tensors, config = folded
+            save_tensors(tensors, draft / MODEL)
+            write_json(draft / CONFIG, config)
         write_manifest(draft, manifest.metadata)
         read(str(draft), offline)
 
@@ -148,8 +151,8 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
 
 
 def _require_readable_base(loaded: LoadedCheckpoint, architecture: str, base: Base, offline: bool) -> None:
-    """Raises UserError if transformers cannot load the base's backbone into the adapter's class, and would initialize a
-    new backbone, because the two classes put different prefixes before the names."""
+    """Raises UserError if transformers would initialize a new backbone for the adapter's class, whose names have
+    another prefix than the base's."""
     hf_format = builder_module(entry_of(loaded.config)).HF_FORMAT
     model_class = hf_format.named_class({"architectures": [architecture]})
     hugging_face = hf_folder(base.addresses[0], offline)
@@ -163,7 +166,7 @@ def _require_readable_base(loaded: LoadedCheckpoint, architecture: str, base: Ba
 
 
 def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> list[str]:
-    """Returns the names, in transformers, of the exported tensors that contain one of the named tensors of lmtool."""
+    """The names, in transformers, of the exported tensors that contain one of the named tensors of lmtool."""
     # A tensor of transformers may join several of lmtool's. It contains a named tensor if any of its values is 1.
     marks = {
         name: (torch.ones_like if name in names else torch.zeros_like)(tensor)

@@ -199,14 +199,9 @@ def _continuation_model(numbers: Mapping[str, int], old: Tokenizer) -> models.Wo
 def vocabulary_tensors(
     smaller: SavedModel | PretrainConfig, larger: SavedModel | PretrainConfig, saved: Collection[str]
 ) -> list[str]:
-    """Returns the names of the tensors whose first dimension is the vocabulary. The function builds the model with two
-    vocabulary sizes and compares the shapes.
-
-    Args:
-        smaller: The model.
-        larger: The same model with a larger vocabulary.
-        saved: Names of the checkpoint's tensors, which show whether an output layer is untied.
-    """
+    """Returns the names of the tensors whose first dimension is the vocabulary: those whose shapes differ between the
+    model and the same model with a larger vocabulary. saved: names of the checkpoint's tensors, which show whether an
+    output layer is untied."""
     shapes = []
     with torch.device("meta"):
         for blueprint in (smaller, larger):
@@ -219,25 +214,13 @@ def vocabulary_tensors(
     return [name for name, shape in smaller_shapes.items() if name in larger_shapes and shape != larger_shapes[name]]
 
 
-def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
-    """Returns the same model with another vocabulary size."""
-    return model.model_copy(update={"vocab_size": size})
-
-
 def replaced_rows(tensors: Mapping[str, Tensor], names: Sequence[str], replacement: Replacement) -> dict[str, Tensor]:
-    """Replaces the rows of the old vocabulary by rows for the new vocabulary.
+    """Returns all tensors of a checkpoint with rows for the new vocabulary in those tensors (`names`) whose first
+    dimension is the vocabulary.
 
     An entry of both vocabularies keeps its row bit for bit. A new entry gets the mean of the rows of the old subwords
     into which the old tokenizer splits it, or the mean of all old rows if there are none. Unused rows after the old
     vocabulary are appended unchanged.
-
-    Args:
-        tensors: All tensors of the checkpoint.
-        names: Tensors whose first dimension is the vocabulary.
-        replacement: The map from the new vocabulary to the old one.
-
-    Returns:
-        All tensors, with the same names.
     """
     entries = replacement.old_size
     return {
@@ -278,10 +261,9 @@ class TextLoss:
 
 
 def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
-    """Writes the checkpoint with a new vocabulary, reads it back, and prints what changed. config: the configuration of
-    the command. tokenizer_path: folder or hub address of the new tokenizer. Raises UserError if the checkpoint was
-    finetuned, or if the new vocabulary lacks a special token that the checkpoint's objective needs. Raises CheckFailed
-    if the checkpoint is read back with other tensors."""
+    """Writes the checkpoint with a new vocabulary, reads it back, and prints what changed. tokenizer_path: folder or
+    hub address. Raises UserError if the checkpoint was finetuned, or if the new vocabulary lacks a special token that
+    the checkpoint's objective needs, and CheckFailed if the checkpoint is read back with other tensors."""
     folder = user_path(config.output)
     require_new(folder)
     hugging_face = hf_folder(config.checkpoint, config.offline)
@@ -304,7 +286,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
         raise UserError(f"checkpoint={config.checkpoint}: {message}", hint)
     mapping = replacement(old_tokenizer, new_tokenizer)
     row_count = new_tokenizer.vocab_size + model.vocab_size - old_tokenizer.vocab_size
-    _require_roles(trained, with_vocabulary(model, row_count), new_tokenizer, tokenizer_path)
+    _require_roles(trained, model.model_copy(update={"vocab_size": row_count}), new_tokenizer, tokenizer_path)
     larger = _resize(blueprint, model.vocab_size + 1)
     names = vocabulary_tensors(blueprint, larger, weights.tensors.keys())
     names = [name for name in names if name in weights.tensors]
@@ -381,7 +363,7 @@ def _require_roles(trained: Trained | None, model: ModelConfig, new_tokenizer: T
 
 
 def _resize(blueprint: Resizable, rows: int) -> Resizable:
-    model = with_vocabulary(blueprint.model, rows)
+    model = blueprint.model.model_copy(update={"vocab_size": rows})
     if isinstance(blueprint, PretrainConfig):
         return blueprint.model_copy(update={"model": model})
     return cast(Resizable, replace(cast(SavedModel, blueprint), model=model))

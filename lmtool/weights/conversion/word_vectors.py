@@ -108,7 +108,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse_line(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[str, list[float]]:
-    """Returns the word and its vector."""
     count = _trailing_numbers(parts)
     if count < width or any(map(_is_number, parts[1:-width])):  # too few or too many numbers
         raise UserError(
@@ -227,11 +226,9 @@ def export_vectors(config: ExportConfig) -> None:
 
 
 def import_as_embedding(config: ImportConfig, family: str) -> None:
-    """Writes a new model whose token embedding is a checkpoint's word vectors (Kim 2014).
-
-    `embedding_size` is the width of the vectors. All other sizes are the defaults of the family, and all other weights
-    are random. Raises UserError if the token embedding of the family has no separate width, or is not a single table.
-    """
+    """Writes a new model whose token embedding is a checkpoint's word vectors (Kim 2014). All sizes but
+    `embedding_size` are the family's defaults, and all other weights are random. Raises UserError if the token
+    embedding of the family has no separate width, or is not a single table."""
     loaded, folder = load(config.checkpoint, offline=config.offline), user_path(config.output)
     table_VH, entry = loaded.model.parts.state_dict()[_TABLE].float(), lookup("model", family)
     if entry is None or "embedding_size" not in entry.config.model_fields:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from lmtool.runs.checkpoints import save_tensors
 from lmtool.system.files import user_path
 from lmtool.tokenizers.configs import TOKENIZER_FILES
 from lmtool.weights.comparing import quiet_transformers
-from lmtool.weights.exporting import write_folder_atomically
+from lmtool.weights.exporting import write_folder_atomically, write_json
 from lmtool.weights.folders import Address, MissingFile, read_object
 from lmtool.weights.peft.maps import HFBase, HFLinear, LinearSlice, RestoredAdapter, TunedModel
 from lmtool.weights.peft.settings import (
@@ -159,8 +158,7 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
 def _with_one_rank(
     settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed_tensors: dict[str, Tensor]
 ) -> RestoredAdapter:
-    """Combines updates into one tuning method with the same rank and scale in all layers. A layer without an update
-    gets an update of zero if its projection (q_proj, ...) occurs in `updates`."""
+    """Layers without an update get an update of zero if their projection (q_proj, ...) occurs in `updates`."""
     rank = max(len(update.a_RI) for update in updates.values())
     scale = max(update.scale for update in updates.values())
     projections = sorted({name.rpartition(".")[2] for name in updates})
@@ -226,7 +224,7 @@ def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase
 
 
 def _integer_if_integral(value: float) -> float:
-    """Returns the value, as an integer if it is integral, because PEFT declares alpha as an integer."""
+    """PEFT declares alpha as an integer."""
     return int(value) if float(value).is_integer() else value
 
 
@@ -309,8 +307,8 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
 
 
 def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added_tensors: dict[str, Tensor]) -> Tensor:
-    """Copies the scales that lmtool's method can represent into `added_tensors`. Returns `scale` with 1 where a scale
-    was copied; the others must be merged into the base. inputs: whether the inputs of the layer are scaled."""
+    """Copies the scales that lmtool's method has into `added_tensors`. Returns `scale` with 1 in their place, to be
+    merged into the base."""
     merged_scale = scale.clone()
     for part in linear.parts:
         if inputs and part.name.endswith(_INPUTS):
@@ -323,7 +321,6 @@ def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added_tensors: d
 
 
 PROMPT_TENSOR = "prompt_embeddings"
-_PROMPT_SUFFIXES = (PROMPT_TENSOR,)
 _VIRTUAL, _PREFIX = "backbone.embed.virtual.weight", "backbone.prefix.weight"
 _PEFT_TYPES = {_VIRTUAL: "PROMPT_TUNING", _PREFIX: "PREFIX_TUNING"}
 _ARCHITECTURES = {
@@ -339,7 +336,6 @@ _INCOMPATIBLE = {
 
 
 def _incompatibility(name: str, task_type: str | None, model: ModelConfig) -> str | None:
-    """Returns the reason why PEFT uses the tensor of this name differently from lmtool, or None."""
     if task_type is None or _ARCHITECTURES.get(name, {}).get(task_type) != model.architecture:
         return "PEFT and lmtool agree only on prompts of generative language models and prefixes of generative decoders"
     return _INCOMPATIBLE.get((name, model.name))
@@ -472,20 +468,10 @@ def write_adapter(
     output: Path,
     complete: Callable[[Path], None],
 ) -> None:
-    """Writes the folder of an adapter, completely or not at all.
-
-    Args:
-        tuned: The tuned model.
-        base: Folder or hub name of the base.
-        revision: The base's commit on the hub, or None.
-        labels: The label keys of config.json; empty if the model has no labels.
-        output: The new folder.
-        complete: Adds further files, such as those of the tokenizer, to the draft of the folder, and may raise
-            CheckFailed if the draft is not what was exported.
-
-    Raises:
-        UserError: If PEFT lacks the method or implements it differently, or if the folder cannot be written.
-    """
+    """Writes the folder of an adapter, completely or not at all. base, revision: folder or hub name of the base, and
+    its commit. labels: the label keys of config.json. complete: adds further files, such as those of the tokenizer, to
+    the draft of the folder, and may raise CheckFailed. Raises UserError if PEFT lacks the method or implements it
+    differently, or if the folder cannot be written."""
     _require_linears(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
     modules, saved = _saved_modules(tuned)
@@ -509,7 +495,7 @@ def write_adapter(
         save_tensors(peft_tensors, draft / WEIGHTS)
         for name, content in ((CONFIG, config), (LABELS, labels)):
             if content:
-                (draft / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+                write_json(draft / name, content)
         complete(draft)
 
     write_folder_atomically(output, fill)
@@ -531,8 +517,8 @@ def _require_linears(tuned: TunedModel) -> None:
 
 
 def _saved_modules(tuned: TunedModel) -> tuple[list[str], list[str]]:
-    """Returns the modules that PEFT stores completely, as suffixes of their paths, and the names of all their tensors.
-    They are the heads, trained or not, and all other modules with a trained weight."""
+    """Returns suffixes of the modules that PEFT stores completely (heads, and modules with a trained weight), and all
+    their tensors."""
     heads = _HEADS.get(tuned.task_type, ())
     trained = {path.rpartition(".")[0] for path in tuned.trained if path.endswith(".weight")}
     modules = [*heads, *sorted(module for module in trained if not _is_within(module, heads))]
@@ -609,7 +595,7 @@ def read_adapter(folder: Path) -> Adapter:
             f"{folder}: the adapter updates {embeddings[0]}, an embedding; lmtool supports LoRA on linear layers only",
             "use the adapter with PEFT, or train one whose target_modules are linear layers",
         )
-    suffixes = {"LORA": LORA_SUFFIXES, "IA3": IA3_SUFFIXES}.get(settings.peft_type, _PROMPT_SUFFIXES)
+    suffixes = {"LORA": LORA_SUFFIXES, "IA3": IA3_SUFFIXES}.get(settings.peft_type, (PROMPT_TENSOR,))
     updates = {name: tensor for name, tensor in tensors.items() if name.endswith(suffixes)}
     if not updates:
         raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {suffixes[0]}", SAVE_AGAIN)
@@ -633,14 +619,8 @@ def read_adapter(folder: Path) -> Adapter:
 def open_with_peft(
     folder: Path, architecture: str, config: Mapping[str, object], base: Mapping[str, Tensor]
 ) -> nn.Module:
-    """Opens an adapter with PEFT, in evaluation mode. Exceptions of PEFT and transformers are not caught.
-
-    Args:
-        folder: The adapter's folder.
-        architecture: The transformers class of the base.
-        config: Content of the base's config.json.
-        base: The base's tensors under transformers' names.
-    """
+    """Opens an adapter with PEFT, in evaluation mode. config, base: the base's config.json, and its tensors under
+    transformers' names. Exceptions of PEFT and transformers are not caught."""
     import peft
     import transformers
 

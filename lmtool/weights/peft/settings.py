@@ -189,8 +189,8 @@ SETTINGS: dict[str, type[AdapterSettings]] = {
 
 
 def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
-    """Decodes adapter_config.json. path: the file, for error messages. content: the content of the file. Raises
-    UserError if lmtool does not support the method or the variant, or if a key is missing or has a wrong type."""
+    """Decodes the content of adapter_config.json. Raises UserError if lmtool does not support the method or the
+    variant, or if a key is missing or has a wrong type."""
     method = content.get("peft_type")
     if not isinstance(method, str) or method not in SETTINGS:
         value = messages.quoted(method)
@@ -232,7 +232,7 @@ def _pattern_value(pattern: Mapping[str, Value], module: str, default: Value) ->
 
 
 def _match(pattern: str, module: str, complete: bool = False) -> bool:
-    """Returns whether a regular expression matches the start of a module's path, or with `complete` the whole path."""
+    """Whether a regular expression matches the start of a module's path, or with `complete` the whole path."""
     compiled = _compile(pattern)
     return (compiled.fullmatch if complete else compiled.match)(module) is not None
 
