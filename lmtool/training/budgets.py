@@ -36,8 +36,6 @@ _ROUNDING = 1e-9  # subtracted before rounding up, so that a rounding error does
 
 @dataclass
 class _Mark:
-    """The progress at the start of a measurement."""
-
     step: int
     tokens: int
     seconds: float
@@ -136,9 +134,8 @@ class Budget:
         return int(steps) if math.isfinite(steps) else None, remaining
 
     def horizon(self, progress: Progress) -> float:
-        """Returns the number of steps of the run for the schedule. Before it is measured, this is the budget in steps
-        or epochs, because a warm-up of unknown length would have a learning rate of zero; without such a budget it is
-        infinity."""
+        """Returns the number of steps of the run for the schedule; before it is measured, the budget in steps or
+        epochs, or infinity, because a warm-up of unknown length would have a learning rate of zero."""
         self.measure(progress)
         return min(self.exact.values(), default=math.inf) if progress.total_steps is None else progress.total_steps
 
@@ -169,7 +166,6 @@ class Budget:
         return tenths is not None and self._completed_tenths > tenths
 
     def _update_horizon(self, progress: Progress) -> None:
-        """Extrapolates the horizon from the fraction of the budgets that the steps so far have spent."""
         fractions = self.fractions(progress)
         name = max(fractions, key=lambda budget: fractions[budget])
         if self._completed_tenths is None:
@@ -205,8 +201,8 @@ class Budget:
         progress.total_steps, progress.horizon = max(1, math.ceil(totals[name] - _ROUNDING)), name
 
     def _has_measured(self, progress: Progress) -> bool:
-        """Whether enough steps are measured. Without a time budget this depends only on their number, so that a token
-        budget has the same horizon on every machine."""
+        """Without a time budget, only the number of steps decides, so that a token budget has the same horizon on every
+        machine."""
         if self._first_step is None:
             self._first_step = progress.step
             if progress.step >= MEASURED_STEPS and progress.seconds >= self._min_seconds:

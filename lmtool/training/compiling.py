@@ -40,15 +40,8 @@ class Compilation:
 def select_compilation(
     choice: Choice, device: torch.device, flops: float, max_minutes: float | None = None
 ) -> Compilation:
-    """Decides whether to compile. With `auto`, a run is compiled on CUDA if it takes more than `WORTHWHILE_MINUTES` (a
-    guess, not measured), and never on a CPU, where no gain was measured.
-
-    Args:
-        choice: True, False or auto.
-        device: Where the run trains.
-        flops: FLOPs of the run.
-        max_minutes: The run's time budget, or None.
-    """
+    """Decides whether to compile a run of `flops` FLOPs. With `auto`, a run is compiled on CUDA if it takes more than
+    `WORTHWHILE_MINUTES` (a guess, not measured), and never on a CPU, where no gain was measured."""
     if choice != "auto":
         return Compilation(choice, "as asked")
     if device.type != "cuda":

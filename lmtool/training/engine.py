@@ -118,9 +118,8 @@ class Ddp(Plain):
 
 
 class _LossModule(nn.Module):
-    """Wraps a learner and returns its loss, from which DDP finds the parameters of the backward pass. anchor: a trained
-    parameter on which the loss always depends; without it, a process whose batch has no targets would let the others
-    wait forever."""
+    """Returns a learner's loss, from which DDP finds the parameters of the backward pass. It always depends on the
+    trained parameter `anchor`; otherwise a process whose batch has no targets would let the others wait forever."""
 
     def __init__(self, learner: Learner, anchor: nn.Parameter):
         super().__init__()
@@ -151,7 +150,6 @@ def part_of_loss(
 
 
 def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """Sums gradients in place over all processes."""
     work = dist.all_reduce(gradients, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
@@ -257,8 +255,8 @@ class Fsdp(Plain):
 
 
 class _GradientWatch:
-    """A hook before the first forward pass of a unit that calls `note` when one of its parameters gets a gradient.
-    names: the name of each sharded parameter by its id; the constructor removes those of the unit."""
+    """A hook before a unit's first forward pass that calls `note` when one of its parameters, which it removes from
+    `names` (by id), gets a gradient."""
 
     def __init__(self, unit: nn.Module, names: dict[int, str], note: Callable[[str], None]):
         self._parameters = [

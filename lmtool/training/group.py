@@ -121,8 +121,8 @@ class Processes:
         return values
 
     def _gather_bytes(self, data: bytes, size: int) -> list[bytes]:
-        """Returns the bytes of each rank. Bytes that do not fit in a frame of `size` bytes are replaced by the same
-        number of zeros, so that the caller knows how many there are."""
+        """Returns the bytes of each rank; zeros, as many as there are bytes, if they do not fit in a frame of `size`
+        bytes."""
         fits = data if len(data) <= size - _HEADER_BYTES else b""
         frame = (len(data).to_bytes(_HEADER_BYTES, "little") + fits).ljust(size, b"\0")
         frames = list(torch.empty(self.size, size, dtype=torch.uint8).unbind())
@@ -174,8 +174,7 @@ so that a group does not read the addresses of an earlier one."""
 
 @cache
 def _store(process: RankInfo) -> dist.Store:
-    """Returns the store in which processes find each other: torchrun's, or rank 0's. It lasts as long as the
-    processes."""
+    """The store in which processes find each other, torchrun's or rank 0's, lasts as long as the processes."""
     store, _, _ = next(dist.rendezvous("env://", process.rank, process.size, timeout=TIMEOUT))
     return store
 
@@ -195,7 +194,6 @@ def backend_of(device: torch.device) -> str:
 
 
 def _join_error(process: RankInfo, error: Exception) -> UserError:
-    """Returns the error for processes that did not find each other, with torch's reason."""
     address, port = os.environ[ADDRESS], os.environ[PORT]
     who = f"rank {process.rank} of {process.size}"
     text = str(error)
@@ -245,7 +243,7 @@ def _bit_sums(learner: nn.Module) -> dict[str, int]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Returns the bytes of a tensor as integers: int32 for 4-byte elements, otherwise uint8."""
+    """The bytes of a tensor as integers: int32 for 4-byte elements, otherwise uint8."""
     flat = tensor.detach().contiguous().flatten()
     return flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8)
 

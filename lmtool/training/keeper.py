@@ -120,7 +120,6 @@ class Keeper:
             )
 
     def _weights_to_save(self) -> dict[str, Tensor]:
-        """Returns the learner's tensors that a checkpoint contains. Tied parameters are the same object."""
         tensors = self.learner.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in tensors.items() if name not in self.excluded}
 
@@ -180,8 +179,6 @@ class Keeper:
             self.run.log(f"last and best could not be written: {error}")
 
     def _prune(self, progress: Progress) -> None:
-        """Removes checkpoints that are not retained by `keep`, `keep_every` or `checkpoint_at` and are not the last or
-        best one."""
         if self.settings.keep == "all":
             return
         last_and_best = {checkpoint_of_pointer(self.folder, "last"), checkpoint_of_pointer(self.folder, "best")}
@@ -194,8 +191,7 @@ class Keeper:
 
 
 def _read_progress(folder: Path) -> Progress:
-    """Returns the progress in a checkpoint. Raises UserError if a value has a wrong type: the file was changed after
-    lmtool wrote it."""
+    """Raises UserError if a value has a wrong type: the file was changed after lmtool wrote it."""
     try:
         return Progress.from_plain(read_state(folder))
     except ValueError as error:

@@ -59,7 +59,6 @@ def processes_to_start(verb: str, devices: int | None, device: str, is_run: bool
 
 
 def _require_devices(devices: int, device: str) -> None:
-    """Raises UserError if this machine has fewer devices."""
     import torch
 
     kind, _, number = device.partition(":")
@@ -84,8 +83,7 @@ def _require_devices(devices: int, device: str) -> None:
 
 
 def _require_loopback(devices: int) -> None:
-    """Raises UserError if processes of this machine cannot connect to each other: torch's launcher would try for
-    minutes, and print its own messages."""
+    """If the processes cannot connect, torch's launcher would try for minutes, and print its own messages."""
     try:
         with socket.create_server((_LOOPBACK, 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
@@ -131,7 +129,6 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _environment(processes: int) -> Iterator[None]:
-    """Sets environment variables for the processes: the launcher's process id, and the number of threads of each."""
     launch_environment = {LAUNCHER: str(os.getpid())}
     if THREADS not in os.environ:
         launch_environment[THREADS] = str(max(available_cores() // processes, 1))
@@ -141,7 +138,7 @@ def _environment(processes: int) -> Iterator[None]:
 
 @contextmanager
 def _forward_signals(folder: Path, processes: int) -> Iterator[list[int]]:
-    """Forwards signals to all processes, or ends the launch if some have not started yet. Yields the list of received
+    """Forwards signals to all processes, or ends the launch if some have not started yet. Yields the received
     signals."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -168,8 +165,8 @@ def _forward_signals(folder: Path, processes: int) -> Iterator[list[int]]:
 
 
 def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], received: Sequence[int]) -> int:
-    """Returns the exit status of a run that failed. Reports a process that was killed. failed: exit codes by rank of
-    the processes that ended first, negative for signals. received: forwarded signals."""
+    """Returns the exit status of a failed run, and reports a killed process. failed: exit codes by rank of the
+    processes that ended first, negative for signals."""
     attempt = next(folder.glob("*/attempt_*"), folder)
     exits = RankExits(attempt, RankInfo(0, processes, 0, processes)).read()
     # An error that a process recognized goes before an exception, which may be a consequence of it.
@@ -189,7 +186,6 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
 
 
 def _kill_message(rank: int, number: int, run: str | None) -> tuple[str, str]:
-    """Returns the error message and the hint for a process that a signal ended."""
     restart = "the same command starts again"
     resume = f"{command_line('resume', run)} continues from its last checkpoint" if run else restart
     name = signal.Signals(number).name

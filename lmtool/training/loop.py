@@ -256,9 +256,8 @@ def score(
 def save(
     keeper: Keeper, progress: Progress, listener: Listener, previous_best: Best, group: ProcessGroup = ALONE
 ) -> bool:
-    """Saves a checkpoint of this step; its time counts as evaluation. previous_best: the best evaluation before this
-    step's.
-    Returns whether it was written."""
+    """Saves a checkpoint of this step, and returns whether it was written; its time counts as evaluation.
+    previous_best: the best evaluation before this step's."""
     started = time.perf_counter()
     must = progress.ended is not None or progress.step in progress.kept.values()
     saved = group.first(keeper.save(progress, must))

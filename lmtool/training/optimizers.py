@@ -72,15 +72,11 @@ def names_by_model(names: Iterable[str]) -> dict[str, list[str]]:
 
 def layer_decayed(groups: Sequence[ParameterGroup], names: Iterable[str], decay: float) -> list[ParameterGroup]:
     """Splits groups by level (`levels`), and multiplies the learning rate of each level below the head by `decay`
-    relative to the level above.
+    relative to the level above. names: all parameters, including frozen ones; each of several models has its own prefix
+    and levels.
 
     This is the rule of ELECTRA's paper (Clark et al. 2020, table 7). Its code has decay^2 at the top layer (`n_layers +
     2 - depth` in run_finetuning.py). ULMFiT's decay is 1/2.6 (Howard and Ruder 2018, section 3.2).
-
-    Args:
-        groups: The groups.
-        names: All parameters, including frozen ones. Each of several models has its own prefix and levels.
-        decay: Factor from level to level.
     """
     if decay == 1:
         return list(groups)
@@ -198,16 +194,10 @@ _AVERAGE = "average"  # among a parameter's optimizer state, so that it is saved
 
 @torch.no_grad()
 def update_average(optimizer: Optimizer, step: int, decay: float) -> None:
-    """Updates the exponential moving average of the trained weights (Polyak and Juditsky 1992).
-
-    The decay of step t is min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage, so that the
-    first weights are soon forgotten. A parameter without a gradient so far has no average, but does not change either.
-
-    Args:
-        optimizer: The optimizer, after its step.
-        step: The number of the step, from 1.
-        decay: The weight of the previous average, below 1.
-    """
+    """Updates the exponential moving average of the trained weights (Polyak and Juditsky 1992) after the optimizer's
+    step, numbered from 1. Its decay is min(decay, (1 + step) / (10 + step)), as in TensorFlow's
+    ExponentialMovingAverage, so that the first weights are soon forgotten. A parameter without a gradient so far has no
+    average, but does not change either."""
     states = {parameter: state for parameter, state in optimizer.state.items() if state}
     averages = [state.setdefault(_AVERAGE, parameter.detach().clone()) for parameter, state in states.items()]
     if averages:

@@ -101,7 +101,7 @@ def phase_variants(command: type[Config], data: JsonMapping) -> Iterator[Variant
 
 
 def _keys_of_phase(command: type[Config], data: JsonMapping) -> tuple[set[str], set[str]]:
-    """Returns the keys that a phase may set, and all keys of the run; unknown keys are reported by the decoder."""
+    """The keys that a phase may set, and all keys of the run; unknown keys are reported by the decoder."""
     free, known = {"share", "data", *_PHASE_KEYS, "optimizer.lr"}, {*known_keys(command, dict(data))}
     try:
         objective: Any = Choice("objective").validate(data.get("objective"))

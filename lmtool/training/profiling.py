@@ -135,14 +135,8 @@ def profiler_range(part: str) -> Any:
 def ranges(
     learner: nn.Module, others: Sequence[tuple[object, str, str]] = (), compiled: bool = False
 ) -> Iterator[None]:
-    """Names the parts of a learner by ranges of the profiler.
-
-    Args:
-        learner: The learner.
-        others: Other objects, each with the name of the method to wrap and the name of its part.
-        compiled: Whether the learner's regions are compiled (`nn/regions`). Such regions contain no ranges, which would
-            split them.
-    """
+    """Names the parts of a learner, and other objects' methods (object, method, part), by ranges of the profiler.
+    Compiled regions (`nn/regions`) contain no ranges, which would split them."""
     with ExitStack() as stack:
         for module, part, methods in profiled_modules(learner, compiled):
             for method in methods:

@@ -50,17 +50,8 @@ def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
 def load_weights(
     learner: nn.Module, tensors: Mapping[str, Tensor], origin: str | Path, excluded: Collection[str] = ()
 ) -> None:
-    """Loads all weights into the learner.
-
-    Args:
-        learner: the module to load into.
-        tensors: the weights by name.
-        origin: the checkpoint, named in the error message.
-        excluded: the names of tensors that training does not change, which the run's checkpoints do not contain.
-
-    Raises:
-        UserError: if names or shapes differ; the message has the first three differences.
-    """
+    """Loads all weights into the learner, except those in `excluded`, which training does not change. Raises UserError
+    with the first three differences if names or shapes differ. origin: the checkpoint in the message."""
     current = {name: tensor for name, tensor in learner.state_dict().items() if name not in excluded}
     differences = mismatches(current, tensors)
     if differences:

@@ -19,12 +19,12 @@ from lmtool.nn.dropout import seed_generators
 from lmtool.nn.embeddings import Embeddings
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.engine import Engine
-from lmtool.training.group import ProcessGroup
+from lmtool.training.group import ProcessGroup, sum_by_name
 from lmtool.training.optimizers import gradient_norm
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Listener, Progress
 from lmtool.training.sharding import full_tensor
-from lmtool.types import Batch, Learner, Step, send
+from lmtool.types import Step, send
 
 
 @contextmanager
@@ -48,7 +48,6 @@ def sparse_row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool)
 
 
 def _merge_gradient(weight: Tensor, leaf: Tensor) -> None:
-    """Adds the rows of a lookup to the table's gradient, which is sparse unless a head has made it dense."""
     gradient, leaf.grad = leaf.grad, None
     assert gradient is not None
     if weight.grad is None:
@@ -61,7 +60,7 @@ def _merge_gradient(weight: Tensor, leaf: Tensor) -> None:
 
 
 class _Buffers:
-    """A dense gradient for each parameter with sparse gradients; all zeros between steps. Shape letter: U distinct
+    """A dense gradient, all zeros between steps, for each parameter with sparse gradients. Shape letter: U distinct
     rows."""
 
     def __init__(self) -> None:
@@ -69,7 +68,6 @@ class _Buffers:
         self._filled: list[tuple[nn.Parameter, Tensor]] = []
 
     def fill(self, optimizer: Optimizer, *_: object) -> None:
-        """Makes sparse gradients dense."""
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             gradient = parameter.grad
             if gradient is None or not gradient.is_sparse:
@@ -82,7 +80,6 @@ class _Buffers:
             self._filled.append((parameter, rows_U))
 
     def clear(self, *_: object) -> None:
-        """Removes the gradients that `fill` made dense."""
         for parameter, rows_U in self._filled:
             self._dense[parameter].index_fill_(0, rows_U, 0.0)
             parameter.grad = None
@@ -150,9 +147,8 @@ def gradients(
     """Sums the gradients of a step over its micro-batches and over the processes of the engine's group."""
     engine.start_step(step)
     group, learner, device = engine.group, engine.learner, precision.device
-    counts = group.sum(
-        {**total_counts(learner, data.batches), _TOKEN_COUNT: sum(batch.tokens for batch in data.batches)}
-    )
+    targets = sum_by_name([learner.counts(batch) for batch in data.batches])
+    counts = group.sum({**targets, _TOKEN_COUNT: sum(batch.tokens for batch in data.batches)})
     loss = torch.zeros((), device=device)
     terms: dict[str, Tensor] = {}
 
@@ -199,15 +195,6 @@ def sum_over_processes(
     means, counts = values[1 : 1 + len(names)], values[1 + len(names) :]
     means = torch.where(counts > 0, means, torch.nan)
     return values[0], dict(zip(names, means.unbind(), strict=True))
-
-
-def total_counts(learner: Learner, batches: Sequence[Batch]) -> dict[str, float]:
-    """Returns the number of targets of each term in this process's batches of the step."""
-    totals: dict[str, float] = {}
-    for batch in batches:
-        for name, count in learner.counts(batch).items():
-            totals[name] = totals.get(name, 0.0) + count
-    return totals
 
 
 def apply_gradients(

@@ -207,7 +207,7 @@ class Lamb(AdamDirections):
 
 
 def _trust_ratio(parameter_norm: Tensor, update_norm: Tensor) -> Tensor:
-    """Returns parameter_norm / update_norm, or 1 if either is zero, without reading a value from the device."""
+    """1 if either norm is zero, without reading a value from the device."""
     nonzero = (parameter_norm > 0) & (update_norm > 0)
     return torch.where(nonzero, parameter_norm / update_norm, torch.ones_like(parameter_norm))
 
@@ -274,6 +274,5 @@ class CombinedOptimizer(PlainOptimizer):
 
 
 def _subgroup(group: ParameterGroup, hidden: bool) -> ParameterGroup:
-    """Returns the group with only its matrices of layers (`hidden`), or only its other parameters."""
     parameters = group.parameters
     return replace(group, parameters=[pair for pair in parameters if is_hidden_matrix(pair[0], pair[1].ndim) == hidden])

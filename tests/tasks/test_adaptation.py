@@ -16,7 +16,6 @@ from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.tasks.kinds.sequence import PairedExamples
 from lmtool.tasks.loading import load_task, target_rows
-from lmtool.training.step import total_counts
 
 WORDS = tokenizer()
 LOSSES = {"dann": {"steps": 10, "hidden_size": 7}, "coral": {}}
@@ -53,7 +52,7 @@ def test_domain_loss_leaves_task_loss_unchanged(tmp_path, name, kind, labels) ->
     assert set(sums) == {kind, term} == set(learner.loss_weights)
     source = dict(batch.members)[kind]
     assert sums[kind].item() == pytest.approx(learner(source, 5).sums[kind].item(), rel=1e-6)
-    counts = total_counts(learner, [batch])
+    counts = learner.counts(batch)
     assert counts[term] == (16.0 if name == "dann" else 1.0)
     sums[term].backward()
     learned = {part for part, tensor in learner.named_parameters() if tensor.grad is not None and tensor.grad.any()}
