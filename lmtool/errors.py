@@ -216,7 +216,7 @@ def _max_distance(word: str) -> int:
 
 
 def _differ_too_much(word: str, other: str) -> bool:
-    """Whether two names differ too much in what follows the parts that they share: `bert_base` and `bert_cased`."""
+    """Whether two names differ too much after the parts that they share: `bert_base` and `bert_cased`."""
     parts, other_parts = word.split("_"), other.split("_")
     while len(parts) > 1 and len(other_parts) > 1 and parts[0] == other_parts[0]:
         parts, other_parts = parts[1:], other_parts[1:]
@@ -262,8 +262,8 @@ def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _by_rare_part(word: str, known: Sequence[str]) -> list[str]:
-    """Returns the keys that have a part of the word, the part that the fewest keys have: `num_epochs` finds
-    `max_epochs`. Empty if more than three keys have it."""
+    """The keys with the rarest part of the word: `num_epochs` finds `max_epochs`. Empty if more than three keys have
+    it."""
     keys_by_part: dict[str, list[str]] = {}
     for key in known:
         for part in {*key.rpartition(".")[2].split("_")} & {*word.split("_")}:

@@ -45,11 +45,9 @@ class ReportsActivations(Protocol):
     """A module that is neither attention nor feed-forward, and counts what it saves itself."""
 
     def saved_activations(self, keys: float, read: float) -> tuple[float, float]:
-        """Counts the values per token that are saved for the backward pass.
-
-        keys: the mean number of encoder tokens that a decoder's token attends to. read: the fraction of the tokens that
-        the layer returns. Returns the inputs of matrix products in the number format of the run, and fp32 values.
-        """
+        """Counts the values per token that are saved for the backward pass: the inputs of matrix products in the number
+        format of the run, and fp32 values. keys: the mean number of encoder tokens that a decoder's token attends to.
+        read: the fraction of the tokens that the layer returns."""
 
 
 @dataclass(frozen=True)
@@ -116,20 +114,16 @@ def decoding_backbone(learner: nn.Module) -> Backbone | None:
 
 
 def layers_of(backbone: Backbone) -> list[nn.Module]:
-    """Returns a backbone's layers in the order of application, of both stacks of an encoder-decoder.
-
-    A family that is not a stack of layers counts as a single layer.
-    """
+    """Returns a backbone's layers in the order of application, of both stacks of an encoder-decoder. A family that is
+    not a stack of layers counts as a single layer."""
     if isinstance(backbone, EncoderDecoder):
         return [*backbone.encoder.layers, *backbone.decoder.layers]
     return list(backbone.applied_layers()) if isinstance(backbone, OneStack) else [backbone]
 
 
 def lengthening(learner: nn.Module, length: float) -> float:
-    """Returns how many tokens the layers process per token of a batch: more than 1 if virtual tokens are added.
-
-    length: the mean number of tokens per example.
-    """
+    """Returns how many tokens the layers process per token of a batch: more than 1 if virtual tokens are added. length:
+    the mean number of tokens per example."""
     return max((1 + backbone.embed.virtual_count / length for backbone in backbones_of(learner)), default=1.0)
 
 
@@ -143,8 +137,8 @@ def _backbone_bytes(
     query_stream: float,
     decodes_masks: bool,
 ) -> SavedActivations:
-    """Computes the saved bytes per token of one backbone. decodes_masks: whether its enhanced mask decoder takes the
-    place of the last layer. For the other arguments see `saved_activations` and `AttentionContext`."""
+    """decodes_masks: whether an enhanced mask decoder takes the place of the last layer. For the others see
+    `saved_activations`."""
     virtual, width = backbone.embed.virtual_count, backbone.hidden_size
     if isinstance(backbone, EncoderDecoder):
         inputs = (1 - decoder_fraction) * length + virtual
@@ -178,7 +172,7 @@ def _stack_bytes(
     trains: bool,
     read: float,
 ) -> SavedActivations:
-    """Computes the saved bytes per token of a stack. trains: whether any module below the layers is trained."""
+    """trains: whether any module below the layers is trained."""
     parts, context = list(layers), replace(context, scored=embed.position.scores)
     activations = float(trains * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
     activations += trains * _reported_bytes(embed, formats, context.keys, 1.0)
@@ -204,8 +198,7 @@ def _stack_bytes(
 def _layer_bytes(
     layer: nn.Module, width: int, formats: Formats, context: AttentionContext, last: bool, read: float
 ) -> float:
-    """Computes the bytes per token of a layer without its scores. After its attention it processes only the fraction
-    `read` of the tokens."""
+    """Without its scores. After its attention the layer processes only the fraction `read` of the tokens."""
     before_attention = _reported_bytes(layer, formats, context.cross_keys, read) + sum(
         attention_bytes(part, formats, name == "cross_attn", context, last) for name, part in attentions_of(layer)
     )
@@ -222,14 +215,13 @@ def _layer_bytes(
 
 
 def _reported_bytes(module: nn.Module, formats: Formats, keys: float, read: float) -> float:
-    """Returns the bytes per token of the parts that are neither attention nor feed-forward, as they report them."""
     reports = [part.saved_activations(keys, read) for part in module.modules() if isinstance(part, ReportsActivations)]
     return sum(formats.product * inputs + VALUE_BYTES * values for inputs, values in reports)
 
 
 def _norm_bytes(norm: nn.Module, width: int) -> float:
-    """Returns the bytes per token of a norm. LayerNorm saves its input; a norm of several operations (T5) also saves
-    its result; a model without norms saves neither."""
+    """LayerNorm saves its input; a norm of several operations (T5) also saves its result; a model without norms
+    neither."""
     if isinstance(norm, nn.Identity):
         return 0.0
     return width * VALUE_BYTES * (1 if isinstance(norm, nn.LayerNorm) else 2)
@@ -251,16 +243,9 @@ def _feed_forward_bytes(part: FeedForward, formats: Formats) -> float:
 
 
 def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
-    """Computes the peak bytes of the loss over a vocabulary in one forward pass.
-
-    They are those of two chunks of logits and of the gradient of the embedding table; for skip-gram and GloVe, those of
-    the vectors of the word pairs and of their gradients. Returns 0 for learners without such a loss.
-
-    Args:
-        learner: The learner.
-        formats: The number formats.
-        rows: The number of predicted positions.
-    """
+    """Computes the peak bytes of the loss over a vocabulary in one forward pass that predicts at `rows` positions:
+    those of two chunks of logits and of the gradient of the embedding table; for skip-gram and GloVe, those of the
+    vectors of the word pairs and of their gradients. 0 for learners without such a loss."""
     kinds = (WordPairsHead, CooccurrenceHead)
     pairs = next((module for module in learner.modules() if isinstance(module, kinds)), None)
     if pairs is not None:

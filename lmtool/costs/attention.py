@@ -72,18 +72,9 @@ def attentions_of(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
 def attention_bytes(
     attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext, last: bool
 ) -> float:
-    """Returns the bytes that an attention saves per token, without its scores.
-
-    They are its input if a projection is trained, the queries, keys, values and results of the heads, and the input of
-    the output projection.
-
-    Args:
-        attention: The attention.
-        formats: The number formats.
-        cross: Whether it is cross-attention.
-        context: What the queries attend to.
-        last: Whether it is in the last layer, in which only the query stream has queries, if there is one.
-    """
+    """Returns the bytes that an attention saves per token, without its scores: its input if a projection is trained,
+    the queries, keys, values and results of the heads, and the input of the output projection. last: whether it is in
+    the last layer, in which only the query stream has queries, if there is one."""
     head_width, width = attention.num_heads * attention.head_size, attention.out_proj.out_features
     saves_input = any(keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
     low_rank = sum(map(update_values, attention.modules()))
@@ -109,11 +100,9 @@ def attention_bytes(
 
 
 def score_bytes(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext, last: bool) -> float:
-    """Returns the bytes of the attention scores that are saved per token.
-
-    On a CPU dropout needs the attention weights and its mask, and tiled attention also the result of dropout. Positions
-    that add to the scores need the scores in the backward pass. For the arguments see `attention_bytes`.
-    """
+    """Returns the bytes of the attention scores that are saved per token. On a CPU dropout needs the attention weights
+    and its mask, and tiled attention also the result of dropout. Positions that add to the scores need the scores in
+    the backward pass."""
     if _is_keyed(attention, formats, cross, context):
         element = VALUE_BYTES + 1
     elif not formats.cuda and attention.dropout.rate > 0:
@@ -138,24 +127,22 @@ def keeps_input(linear: nn.Module) -> bool:
 
 
 def _query_fractions(context: AttentionContext, last: bool) -> tuple[float, float]:
-    """Returns the number of queries of the ordinary (content) stream and of both streams, per token."""
+    """The number of queries of the ordinary (content) stream and of both streams, per token."""
     content = 0.0 if last and context.query_stream else 1.0
     return content, content + context.query_stream
 
 
 def _is_scored(attention: MultiHead, cross: bool, context: AttentionContext) -> bool:
-    """Whether positions add to the scores, with terms that all layers share or from a table that the attention
-    projects."""
+    """Whether positions add to the scores, with terms that all layers share or from a projected table."""
     return not cross and (context.scored or bool(attention.table_maps))
 
 
 def _is_keyed(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext) -> bool:
-    """Whether attention with dropout runs as one function (`nn.keyed`), which saves queries, keys, values and
-    weights."""
+    """Whether attention with dropout is one function (`nn.keyed`), which saves queries, keys, values and weights."""
     tiled = cross or _is_scored(attention, cross, context) or context.copies > 0
     return not (formats.cuda or tiled) and attention.dropout.rate > 0
 
 
 def _saved_for_positions(attention: MultiHead, cross: bool, context: AttentionContext) -> tuple[float, float, float]:
-    """See `MultiHead.saved_for_positions`. Cross-attention has no relative positions."""
+    """Cross-attention has no relative positions."""
     return (0.0, 0.0, 0.0) if cross else attention.saved_for_positions(context.keys)

@@ -29,6 +29,7 @@ from lmtool.nn.feedforward import FeedForward
 from lmtool.reporting.text import size
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.system.ranks import rank_info
+from lmtool.training.configs import OptimizerConfig
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
@@ -39,18 +40,16 @@ _PROC, _CONTROL_GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Returns the available bytes on a device; None if the system does not report them.
-
-    On a CPU it is the minimum of three numbers: the machine's available memory with free swap, the bytes that the
-    process's control groups (containers, batch systems) leave, and those that its own limit (ulimit -v) leaves.
-    """
+    """Returns the available bytes on a device; None if the system does not report them. On a CPU it is the minimum of
+    three numbers: the machine's available memory with free swap, the bytes that the process's control groups
+    (containers, batch systems) leave, and those that its own limit (ulimit -v) leaves."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min([*_machine_bytes(), *_control_group_bytes(), *_process_bytes()], default=None)
 
 
 def _machine_bytes() -> Iterator[int]:
-    """Yields the machine's available memory; on systems other than Linux, all of its memory."""
+    """On systems other than Linux, all of the machine's memory."""
     try:
         lines = (_PROC / "meminfo").read_text().splitlines()
         kilobytes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
@@ -61,8 +60,7 @@ def _machine_bytes() -> Iterator[int]:
 
 
 def _control_group_bytes() -> Iterator[int]:
-    """Yields the available bytes of each of the process's control groups: its limit minus memory that it cannot
-    reclaim."""
+    """The limit of each of the process's control groups, minus memory that it cannot reclaim."""
     try:
         entries = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text().splitlines()]
     except OSError:
@@ -86,7 +84,7 @@ def _control_group_bytes() -> Iterator[int]:
 
 
 def _reclaimable_bytes(group: Path) -> int:
-    """Returns the bytes of cached files in a control group, which the system frees when memory is needed."""
+    """Cached files, which the system frees when memory is needed."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "active_file"))
@@ -95,7 +93,6 @@ def _reclaimable_bytes(group: Path) -> int:
 
 
 def _process_bytes() -> Iterator[int]:
-    """Yields the limit of the process minus the memory that it uses, if there is a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         try:
@@ -106,7 +103,6 @@ def _process_bytes() -> Iterator[int]:
 
 
 def _read_number(path: Path) -> int | None:
-    """Returns the number in a file; None if the file does not exist or says "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -207,8 +203,6 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
 
 
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
-    """Returns the bytes of all models of a run: its learner, its teachers and its peers, and the
-    copies of learner and peers that codistillation keeps."""
     required_bytes, distill = _bytes_of_learner(config, trained), config.distill
     required_bytes += VALUE_BYTES * sum(map(values_of, planned_teachers(config)))
     if not isinstance(distill, CodistillationConfig):
@@ -221,22 +215,23 @@ def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
 
 
 def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
-    """Returns the bytes of a learner's weights and, if it is trained, of their gradients and the optimizer's state."""
     learner = planned_learner(config)
-    weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
-    weights += sum(buffer.nbytes for buffer in learner.buffers())
+    weights = VALUE_BYTES * values_of(learner) + sum(buffer.nbytes for buffer in learner.buffers())
     tuning_config = config.tuning_config
     if tuning_config is not None and tuning_config.needs_initial_weights:
         # Such a method keeps the starting values of the trainable weights.
         weights += VALUE_BYTES * sum(tensor.numel() for tensor in learner.backbone.parameters() if tensor.requires_grad)
     if not trained:
         return weights
-    trainable_shapes = {
-        name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
-    }
-    moments = sum(config.optimizer.state_size(name, shape) for name, shape in trainable_shapes.items())
+    trainable, moments = trained_values(learner, config.optimizer)
     copies = 1 if config.weight_average is None else 2  # the gradient, and the average
-    return weights + VALUE_BYTES * (copies * sum(prod(shape) for shape in trainable_shapes.values()) + moments)
+    return weights + VALUE_BYTES * (copies * trainable + moments)
+
+
+def trained_values(learner: nn.Module, optimizer: OptimizerConfig) -> tuple[int, int]:
+    """Counts the trainable values of a learner, and the values of the optimizer's state."""
+    shapes = {name: tuple(value.shape) for name, value in learner.named_parameters() if value.requires_grad}
+    return sum(map(prod, shapes.values())), sum(optimizer.state_size(*parameter) for parameter in shapes.items())
 
 
 def values_of(module: nn.Module) -> int:
@@ -245,7 +240,6 @@ def values_of(module: nn.Module) -> int:
 
 
 def _smaller_model_hint(model: ModelConfig) -> str:
-    """Returns the sizes that exceed their defaults, reset to these, as a hint."""
     defaults = {name: field.default for name, field in type(model).model_fields.items() if type(field.default) is int}
     larger = {name: default for name, default in defaults.items() if getattr(model, name) > default}
     sizes = " ".join(f"model.{name}={default}" for name, default in larger.items())
@@ -253,10 +247,8 @@ def _smaller_model_hint(model: ModelConfig) -> str:
 
 
 def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
-    """Counts the parameters in a checkpoint of a tuned run, which saves only what differs from its starting checkpoint.
-
-    Returns None if checkpoints are complete.
-    """
+    """Counts the parameters in a checkpoint of a tuned run, which saves only what differs from its starting checkpoint;
+    None if checkpoints are complete."""
     tuning = learner.tuning
     if tuning is None or config.checkpoint in (None, "none"):
         return None
@@ -266,9 +258,7 @@ def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
 
 def model_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> ModelConfig:
     """Returns the model of codistillation's peers: distill.model, or the model of distill.checkpoint, or the run's.
-
-    Raises UserError if the checkpoint cannot be read.
-    """
+    Raises UserError if the checkpoint cannot be read."""
     if distill.model is not None or distill.checkpoint is None:
         return distill.model or config.model
     saved = saved_config(distill.checkpoint, config.offline)

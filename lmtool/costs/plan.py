@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, cast
 
 from torch import nn
@@ -37,6 +36,7 @@ from lmtool.costs.memory_of_run import (
     planned_learner,
     planned_teachers,
     saved_values,
+    trained_values,
     values_of,
 )
 from lmtool.costs.rate import PlannedDevice, StepWork, this_machine
@@ -151,19 +151,10 @@ class Forward:
 
 
 def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = False) -> dict[str, int]:
-    """Estimates the memory of one device at the peak of a step.
-
-    Args:
-        sizes: The values that a process holds.
-        forward: The forward pass.
-        devices: The number of devices.
-        sharded: Whether the weights, gradients and optimizer state are divided among the devices (fsdp). A device then
-            temporarily also holds two complete layers, the current and the prefetched one, and all parameters outside
-            of layers, with the gradients of one layer and of the parameters outside.
-
-    Returns:
-        The bytes by purpose ("weights", "gradients", ...), without purposes that need none.
-    """
+    """Estimates the memory of one device at the peak of a step, as bytes by purpose ("weights", "gradients", ...),
+    without purposes that need none. sharded: whether the weights, gradients and optimizer state are divided among the
+    devices (fsdp). A device then temporarily also holds two complete layers, the current and the prefetched one, and
+    all parameters outside of layers, with the gradients of one layer and of the parameters outside."""
     shards = devices if sharded else 1
     # The loss is computed before layers are recomputed in the backward pass, so only the larger of the two counts.
     working = forward.tokens * forward.activations.working
@@ -260,15 +251,14 @@ def works_of(
 
 
 def _enhanced_decoder_work(backbone: OneStack, length: float) -> Work:
-    """Returns the work of an enhanced mask decoder (DeBERTa), which applies the last layer a second time."""
+    """An enhanced mask decoder (DeBERTa) applies the last layer a second time."""
     layers = list(backbone.applied_layers())
     last = layers[-1:]
     return Work(1.0, _matrix_values(last), _attention_width(last), backbone.attended_tokens(len(layers) - 1, length))
 
 
 def _query_stream_work(backbone: OneStack, fraction: float, length: float) -> Work:
-    """Returns the work of a query stream (XLNet): all layers at the predicted tokens, which have queries but no
-    keys."""
+    """A query stream (XLNet) passes through all layers at the predicted tokens, which have queries but no keys."""
     layers = list(backbone.applied_layers())
     projections = _matrix_values(part for layer in layers for part in _key_value_maps(cast(nn.Module, layer.self_attn)))
     return Work(
@@ -277,11 +267,8 @@ def _query_stream_work(backbone: OneStack, fraction: float, length: float) -> Wo
 
 
 def _passes(backbone: Backbone) -> float:
-    """Returns the cost of a training step over a backbone in forward passes.
-
-    It is 1 for the forward, plus 1 for the gradients of the hidden states if anything is trained, plus the
-    fraction of the matrices' elements that is trained, for the gradients of the matrices.
-    """
+    """The cost of a training step in forward passes: 1, plus 1 for the gradients of the hidden states if anything is
+    trained, plus the fraction of the matrices' elements that is trained, for the gradients of the matrices."""
     parts = [part for part in backbone.modules() if not isinstance(part, _TABLES)]
     matrices = [parameter for part in parts for parameter in part.parameters(recurse=False) if parameter.ndim > 1]
     trainable_values = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
@@ -292,13 +279,8 @@ def _passes(backbone: Backbone) -> float:
 def _backbone_works(
     backbone: Backbone, length: float, decoder_fraction: float, fraction: float, passes: float
 ) -> Iterator[Work]:
-    """Yields the work of a backbone's layers on all tokens, including virtual tokens.
-
-    A shared layer counts as often as it is applied. The keys and values of a prefix are attended to, but not computed.
-    backbone: the backbone. length: the mean number of tokens per example. decoder_fraction: the decoder's fraction of
-    an encoder-decoder's tokens. fraction: the fraction of the tokens that the backbone processes. passes: the cost of a
-    step in forward passes.
-    """
+    """Yields the work of the layers on the fraction `fraction` of all tokens, including virtual tokens. A shared layer
+    counts as often as it is applied. The keys and values of a prefix are attended to, but not computed."""
     if isinstance(backbone, EncoderDecoder):
         embedding = _matrix_values([backbone.embed])
         encoder, decoder = backbone.encoder.layers, backbone.decoder.layers
@@ -333,11 +315,9 @@ def _backbone_works(
 
 
 def _matrix_values(modules: Iterable[nn.Module]) -> int:
-    """Counts the elements of the matrices that the vector of each token is multiplied with.
-
-    Not counted are tables, which are looked up, and matrices that are used once per batch: those that compute virtual
-    tokens, or the keys and queries of positions.
-    """
+    """Counts the elements of the matrices that the vector of each token is multiplied with: not tables, which are
+    looked up, nor matrices that are used once per batch, for virtual tokens or for the keys and queries of
+    positions."""
     parts = [part for module in modules for part in module.modules()]
     excluded = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
     # Character convolutions apply their matrices several times per word, and count their products themselves.
@@ -358,7 +338,7 @@ def _key_value_maps(attention: nn.Module) -> Iterator[nn.Module]:
 
 
 def _attention_width(layers: Iterable[nn.Module]) -> int:
-    """Returns the total width of the attention heads, summed over layers."""
+    """The total width of the attention heads, summed over layers."""
     return sum(_head_width(layer.self_attn) for layer in layers if hasattr(layer, "self_attn"))
 
 
@@ -370,12 +350,8 @@ def _head_width(attention: Any) -> int:
 
 def _output_table_values(head: nn.Module, backbone: Backbone) -> int:
     """Counts the elements of the table with which a head predicts tokens, unless `_matrix_values` of the head includes
-    them.
-
-    Skip-gram and GloVe multiply with one row per predicted word. A head with sampled softmax multiplies only with the
-    words that were sampled. `_matrix_values` counts its whole table, so the other words are subtracted, and the result
-    may be negative.
-    """
+    them. Skip-gram and GloVe multiply with one row per predicted word. A head with sampled softmax multiplies only with
+    the sampled words, so the others, which `_matrix_values` counts, are subtracted, and the result may be negative."""
     if isinstance(head, WordPairsHead | CooccurrenceHead):
         return head.output.token.embedding_dim
     if isinstance(head, SampledLMHead):
@@ -392,9 +368,7 @@ def _all_works(
     teachers: Sequence[BaseLearner],
     works: Callable[[BaseLearner], Iterator[Work]],
 ) -> Iterator[Work]:
-    """Yields the work of all models in a step: the learner, teachers without gradients, and trained peers. config: the
-    run's configuration. learner: the run's learner. teachers: the run's teachers. works: yields the work of the parts
-    of one model."""
+    """Yields the work of all models in a step: the learner, teachers without gradients, and trained peers."""
     yield from works(learner)
     for teacher in teachers if config.distill.same_batches else ():
         yield from (replace(work, passes=1) for work in works(teacher))
@@ -406,15 +380,8 @@ def _all_works(
 def plan_of(
     config: RunConfig, learner: BaseLearner, metadata: JsonMapping, target: Precision | PlannedDevice
 ) -> RunPlan:
-    """Plans a run without phases.
-
-    Args:
-        config: The run's configuration.
-        learner: The run's learner.
-        metadata: The metadata of the training loader.
-        target: The device to plan for; or the device and number format of this machine, whose speed is then measured
-            for at most a third of a second.
-    """
+    """Plans a run without phases. metadata: that of the training loader. target: the device to plan for; or the device
+    and number format of this machine, whose speed is then measured for at most a third of a second."""
     single = _plan_one_step(config, learner, metadata, _planned_device(config, target))
     limits = _step_limits(config, single, metadata)
     budget = min(limits, key=lambda name: limits[name])
@@ -428,17 +395,8 @@ def plan_in_phases(
     metadata: Sequence[JsonMapping],
     target: Precision | PlannedDevice,
 ) -> tuple[RunPlan, PhaseFractions]:
-    """Plans a run with phases.
-
-    Args:
-        config: The run's configuration.
-        learner: The run's learner.
-        metadata: The metadata of each phase's loader.
-        target: See `plan_of`.
-
-    Returns:
-        The plan, and the numbers from which the length of each phase is computed.
-    """
+    """Plans a run with phases. Returns the plan, and the numbers from which the length of each phase is computed.
+    metadata: that of each phase's loader. target: see `plan_of`."""
     device = _planned_device(config, target)
     singles = [
         _plan_one_step(phase, learner, loader, device)
@@ -452,7 +410,7 @@ def plan_in_phases(
     )
 
     def plan_mean_step(budget: str) -> RunPlan:
-        """Returns the plan of a mean step of the run if a budget ends it: budgets weight the phases differently."""
+        """The budget that ends a run weights its phases."""
         tokens, flops = (fractions.mean(values, budget) for values in (fractions.tokens, fractions.flops))
         largest = max(singles, key=lambda single: single.needed_bytes)
         seconds = largest.step_seconds
@@ -484,7 +442,6 @@ def _planned_device(config: RunConfig, target: Precision | PlannedDevice) -> Pla
 
 
 def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:
-    """Plans a single step of a run. metadata: the metadata of the training loader."""
     predicted = metadata.get("predicted_fraction", 0.0)
     fractions = _token_fractions(config) if isinstance(config, PretrainConfig) else {}
     # In a task without predicted tokens, encoder and decoder read the same text: half of the tokens are the decoder's.
@@ -526,15 +483,12 @@ def devices_of(config: RunConfig) -> int:
 
 
 def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[BaseLearner], device: PlannedDevice) -> Sizes:
-    """Counts the values that a training process of the run holds."""
-    trainable_shapes = {
-        name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
-    }
+    trainable, optimizer_values = trained_values(learner, config.optimizer)
     layers = [values_of(layer) for backbone in backbones_of(learner) for layer in set(layers_of(backbone))]
     return Sizes(
         parameters=parameters_by_part(learner),
-        trainable_parameters=sum(prod(shape) for shape in trainable_shapes.values()),
-        optimizer_values=sum(config.optimizer.state_size(*parameter) for parameter in trainable_shapes.items()),
+        trainable_parameters=trainable,
+        optimizer_values=optimizer_values,
         layer_parameters=sum(layers),
         largest_layer=max(layers, default=0),
         teacher_parameters=sum(map(values_of, teachers)),
@@ -546,7 +500,7 @@ def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[BaseLearn
 
 
 def _carried_values(config: RunConfig, learner: BaseLearner) -> int:
-    """Counts the values of the state that a run carries from batch to batch, over all streams of text."""
+    """The values of the state that a run carries from batch to batch, over all streams of text."""
     backbone = learner.backbone
     if not isinstance(config, PretrainConfig) or not isinstance(backbone, StatefulBackbone):
         return 0
@@ -561,7 +515,6 @@ def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
 
 
 def _token_fractions(config: PretrainConfig) -> dict[str, float]:
-    """The fraction of the tokens that each listed part of a learner processes."""
     fractions = config.objective.token_fractions
     if isinstance(config.distill, StandardConfig) and config.distill.every_token:
         return fractions | {name: 1.0 for name in fractions if name.endswith("masked_lm")}
@@ -586,8 +539,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
 
 
 def _step_limits(config: RunConfig, single: RunPlan, metadata: JsonMapping) -> dict[str, float]:
-    """Returns the number of steps after which each budget of a run is exhausted. single: the plan of one step.
-    metadata: that of the loader."""
+    """The number of steps after which each budget of a run is exhausted. single: the plan of one step."""
     steps_per_epoch = metadata["steps_per_epoch"]
     limits = {"max_steps": float(config.max_steps or "inf")}
     if config.max_epochs is not None:
@@ -604,7 +556,7 @@ def _step_limits(config: RunConfig, single: RunPlan, metadata: JsonMapping) -> d
 
 
 def _whole_steps(limit: float) -> int:
-    """Rounds a limit up to whole steps; the tolerance keeps rounding errors from adding a step."""
+    """The tolerance keeps rounding errors from adding a step."""
     return max(1, math.ceil(min(limit, MOST_STEPS) - 1e-9))
 
 
@@ -623,18 +575,13 @@ def _extend_plan(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
 
 # Overrides with which a run fits into memory. Each override is verified by a plan of the run that has it.
 
-# The numbers of devices to try.
-_DEVICES = (2, 4, 8, 16, 32, 64, 128, 256)
 _RECOMPUTE = {"gradient_checkpointing": True}
 
 
 def what_fits(config: RunConfig, plan_run: Callable[[RunConfig], RunPlan]) -> tuple[str, ...]:
-    """Finds overrides with which a run fits into memory.
-
-    It returns the smallest change of each kind that fits. Kinds that cost more than time are only tried if no other
-    kind fits. config: the run's configuration. plan_run: plans a configuration. Returns lines for the screen, each with
-    the overrides, the memory that the run then needs, and what the overrides cost. Empty if nothing fits.
-    """
+    """Finds overrides with which a run fits into memory: the smallest change of each kind that fits. Kinds that cost
+    more than time are only tried if no other kind fits. Returns lines for the screen, each with the overrides, the
+    memory that the run then needs, and what the overrides cost; none if nothing fits."""
     lines = []
     for kinds in (_overrides_costing_time(config), _overrides_changing_run(config)):
         for kind in kinds:
@@ -649,7 +596,6 @@ def what_fits(config: RunConfig, plan_run: Callable[[RunConfig], RunPlan]) -> tu
 
 
 def _is_legal(config: RunConfig) -> bool:
-    """Whether the rules over several keys accept the configuration."""
     values = {key: getattr(config, key) for key in type(config).model_fields}
     return not list(violations(type(config), values, running=False))
 
@@ -659,8 +605,8 @@ Override = tuple[str, JsonMapping, str]
 
 
 def _overrides_costing_time(config: RunConfig) -> Iterator[Iterable[Override]]:
-    """Yields the kinds of overrides that leave the result unchanged: smaller forward passes, and recomputed layers
-    without or with smaller forward passes. Within a kind, smaller changes come first."""
+    """Kinds of overrides that leave the result unchanged, each from the smallest change: smaller forward passes, and
+    recomputed layers without or with smaller forward passes."""
     smaller = list(_micro_batches(config))
     yield [(text, values, ", the same result") for text, values in smaller]
     if not config.gradient_checkpointing:
@@ -672,13 +618,13 @@ def _overrides_costing_time(config: RunConfig) -> Iterator[Iterable[Override]]:
 
 
 def _overrides_changing_run(config: RunConfig) -> Iterator[Iterable[Override]]:
-    """Yields the kinds of overrides that need more devices, or another optimizer with less state, each combined with
-    the smallest forward passes and recomputed layers."""
+    """Kinds of overrides that need more devices, or another optimizer with less state, each combined with the smallest
+    forward passes and recomputed layers."""
     text, smallest = [("", {}), *_micro_batches(config)][-1]
     text, values = f"gradient_checkpointing=true {text}".strip(), {**smallest, **_RECOMPUTE}
     yield [
         (f"devices={number} parallel=fsdp {text}", {**values, "devices": number, "parallel": "fsdp"}, " per device")
-        for number in _DEVICES
+        for number in (2, 4, 8, 16, 32, 64, 128, 256)
         if number > devices_of(config)
     ]
     values |= {"optimizer": AdafactorConfig(lr=config.scaled_optimizer.lr)}
@@ -686,7 +632,7 @@ def _overrides_changing_run(config: RunConfig) -> Iterator[Iterable[Override]]:
 
 
 def _micro_batches(config: RunConfig) -> Iterator[tuple[str, JsonObject]]:
-    """Yields overrides for forward passes of half the tokens, a quarter, and so on, down to one sequence."""
+    """Overrides for forward passes of half the tokens, a quarter, and so on, down to one sequence."""
     tokens = config.micro_batch_tokens or config.batch_tokens or (config.batch_examples or 1) * config.max_length
     while (tokens := tokens // 2) >= config.max_length:
         yield f"micro_batch_tokens={tokens}", {"micro_batch_tokens": tokens}

@@ -33,8 +33,7 @@ _COPIED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
 
 @cache
 def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
-    """Measures the bytes per second that a device reads and writes, with a few copies. This takes 10 to 50 ms on a
-    CPU."""
+    """Measures the bytes per second that a device reads and writes, with a few copies (10 to 50 ms on a CPU)."""
     target_device = torch.device(device)
     size = _COPIED_BYTES[target_device.type]
     source = torch.ones(size // 4, device=target_device)
@@ -53,18 +52,9 @@ def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
 def measure_rate(
     hidden_size: int, inner_size: int, precision: str = "fp32", device: str = "cpu", seconds: float = 0.3
 ) -> float:
-    """Estimates the FLOP/s at which a model trains on a device.
-
-    It is the measured rate of forward and backward of one feed-forward block on 512 tokens, times STEP_FRACTION. Large
-    square products would be faster than the products of a small model.
-
-    Args:
-        hidden_size: The width of the hidden states.
-        inner_size: The width inside the feed-forward block.
-        precision: fp32, bf16 or fp16.
-        device: The device.
-        seconds: The duration of the measurement, unless MAX_RUNS repetitions take less time.
-    """
+    """Estimates the FLOP/s at which a model trains on a device: the measured rate of forward and backward of one
+    feed-forward block on 512 tokens, times STEP_FRACTION. Large square products would be faster than the products of a
+    small model. seconds: the duration of the measurement, unless MAX_RUNS repetitions take less time."""
     tokens = 512
     # Larger widths are not faster, and a product might not fit into memory.
     hidden_size, inner_size = min(hidden_size, 4096), min(inner_size, 16384)
@@ -93,13 +83,7 @@ def measure_rate(
 
 
 def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 0.3) -> float:
-    """Measures the peak FLOP/s of a device, with large square matrix products.
-
-    Args:
-        precision: fp32, bf16 or fp16.
-        device: The device.
-        seconds: The approximate duration of the measurement.
-    """
+    """Measures the peak FLOP/s of a device in about `seconds`, with large square matrix products."""
     target_device, dtype = torch.device(device), _TYPES.get(precision, torch.float32)
     size = 1024 if target_device.type == "cpu" else 8192
     left, right = (torch.full((size, size), 0.01, dtype=dtype, device=target_device) for _ in range(2))
@@ -165,16 +149,9 @@ class StepWork:
 
 
 def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
-    """Estimates the seconds of a step on this machine from measured rates.
-
-    The time of kernel calls adds to the computation of a CPU, and overlaps with that of a GPU.
-
-    Args:
-        work: The work of a device.
-        rate: The FLOP/s of matrix products at the model's widths.
-        bandwidth: The bytes per second that the device reads and writes.
-        cuda: Whether the device is a GPU.
-    """
+    """Estimates the seconds of a step on this machine from measured rates: FLOP/s of matrix products at the model's
+    widths, and bytes per second that are read and written. The time of kernel calls adds to the computation of a CPU,
+    and overlaps with that of a GPU."""
     trainable_parameters = work.trainable_parameters / (work.devices if work.sharded else 1)
     moved_bytes = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * trainable_parameters
     computation = work.flops / rate + moved_bytes / bandwidth
@@ -276,5 +253,4 @@ def _published_device(name: str, precision_name: str) -> PlannedDevice:
 
 
 def _precision(requested: str, has_bf16: bool) -> str:
-    """Returns the name of the number format that a run would use on a device."""
     return requested if requested != "auto" else "bf16" if has_bf16 else "fp32"

@@ -12,7 +12,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone
 from lmtool.nn.feedforward import AdapterSlot, BottleneckAdapter, FusedAdapters, StackedAdapters
 from lmtool.nn.initialization import Draw, initialize_each, materialize, normal, truncated_normal
-from lmtool.tuning.base import BACKBONE, TuningMethod, freeze, layers, norms, replace_module
+from lmtool.tuning.base import BACKBONE, TuningMethod, freeze, layers, norms
 from lmtool.tuning.configs.adapter import PUBLISHED_SETTINGS, AdapterConfig, AdapterFusionConfig, TrainedAdapter
 
 
@@ -40,14 +40,14 @@ class AdapterTuning(TuningMethod):
             initialize_each(module, seed, self._initializer, f"{name}.")
             if isinstance(module, StackedAdapters):
                 module.below.requires_grad_(False)
-            replace_module(learner, name, module)
+            learner.set_submodule(name, module)
         if config.trains_norms:
             for norm in norms(learner.backbone):
                 norm.requires_grad_(True)
 
     def _initializer(self, name: str, module: nn.Module) -> Draw:
-        """Without `init_std`, the up projection is zero, and the down projection has the standard deviation of torch's
-        default, as in the code of He et al. (2022)."""
+        """Without `init_std`, as in the code of He et al. (2022): the up projection is zero, the down projection
+        torch's."""
         std = self.config.init_std
         if std is not None:
             return truncated_normal(std)
@@ -89,18 +89,10 @@ def empty_slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
 
 
 def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], submodule: str, origin: str) -> None:
-    """Copies an earlier run's adapters into one submodule of every adapter slot of a learner.
-
-    Args:
-        learner: The learner, whose slots already hold modules of the right shape.
-        tensors: All tensors of the earlier run, by checkpoint name.
-        submodule: Name prefix of the receiving module within a slot, such as "below.0.".
-        origin: The earlier run, for error messages.
-
-    Raises:
-        UserError: If the adapters were trained on another model, so that another tensor of the backbone differs from
-            the learner's; or if the names or shapes of the adapters' tensors differ from the expected ones.
-    """
+    """Copies an earlier run's adapters (all its tensors, by checkpoint name) into one submodule of every adapter slot
+    of a learner, such as "below.0.". Raises UserError if the adapters were trained on another model, so that another
+    tensor of the backbone differs from the learner's; or if the names or shapes of the adapters' tensors differ from
+    the expected ones."""
     expected = dict(learner.state_dict())
     adapters = {name: tensor for name, tensor in tensors.items() if "_adapter." in name}
     for name, tensor in tensors.items():
@@ -124,7 +116,6 @@ def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], submodule
 
 
 def _equal(expected: Tensor | None, tensor: Tensor) -> bool:
-    """The tensors may be on different devices."""
     return expected is not None and expected.shape == tensor.shape and torch.equal(expected.cpu(), tensor.cpu())
 
 
@@ -154,7 +145,7 @@ class AdapterFusionTuning(TuningMethod):
                 module = materialize(new_fusion)
             initialize_each(module, seed, _fusion_initializer, f"{name}.")
             module.adapters.requires_grad_(False)
-            replace_module(learner, name, module)
+            learner.set_submodule(name, module)
 
     def build_on(self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]) -> None:
         for number, (origin, tensors) in enumerate(earlier):
@@ -170,7 +161,7 @@ class AdapterFusionTuning(TuningMethod):
 
 
 def _identity(tensor: Tensor, generator: torch.Generator) -> None:
-    """1 on the diagonal and 1e-6 elsewhere, as published."""
+    """As published."""
     tensor.fill_(1e-6).fill_diagonal_(1.0)
 
 

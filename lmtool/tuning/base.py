@@ -73,11 +73,6 @@ def linears(backbone: Backbone, names: Collection[str]) -> Iterator[tuple[str, n
                 yield name, module
 
 
-def replace_module(learner: nn.Module, name: str, module: nn.Module) -> None:
-    """Replaces the module at a checkpoint name. Parameters that the new module also has keep their checkpoint names."""
-    learner.set_submodule(name, module)
-
-
 # Modules that tuning methods add: created on the model's device; each tensor is initialized from a random stream that
 # depends on the seed and on the tensor's name only.
 
@@ -92,17 +87,10 @@ def new_module(learner: nn.Module, kind: Callable[..., AnyModule], *arguments: o
 
 @torch.no_grad()
 def initialize_like_torch(module: nn.Module, seed: int, prefix: str) -> None:
-    """Initializes a module with torch's default distributions, but with a generator per tensor.
-
-    Linear maps and LSTMs are uniform within 1 / sqrt(number of inputs, or for an LSTM of states); all other parameters
-    are standard normal. Parameters on the meta device are skipped.
-
-    Args:
-        module: The module to initialize.
-        seed: Seed of the run.
-        prefix: Checkpoint name of the module with a final dot; together with the tensor's name, it selects the random
-            stream.
-    """
+    """Initializes a module with torch's default distributions, but with a generator per tensor. Linear maps and LSTMs
+    are uniform within 1 / sqrt(number of inputs, or for an LSTM of states); all other parameters are standard normal.
+    Parameters on the meta device are skipped. prefix: checkpoint name of the module with a final dot; with the tensor's
+    name, it selects the random stream."""
     for path, submodule in module.named_modules():
         for name, parameter in submodule.named_parameters(recurse=False):
             if parameter.is_meta:
@@ -130,24 +118,16 @@ class TuningMethod(ABC):
 
     @abstractmethod
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
-        """Edits a learner after its base weights are loaded.
-
-        Args:
-            learner: The learner, which is edited in place.
-            seed: Seed of the run, for the initialization of added parameters.
-            new: Names of the parts that were not loaded from a checkpoint, such as "heads.pooler". None means unknown;
-                then every head counts as new.
-        """
+        """Edits a learner after its base weights are loaded. seed: for the initialization of added parameters. new:
+        names of the parts that were not loaded from a checkpoint, such as "heads.pooler"; None means unknown, so that
+        every head counts as new."""
 
     def build_on(  # noqa: B027 most methods do not build on earlier runs
         self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]
     ) -> None:
-        """Loads the parameters that earlier runs (`earlier_runs` in the configuration) added to the model.
-
-        Called once, before training. A learner that is rebuilt from a checkpoint gets these parameters from the
-        checkpoint. learner: the edited learner. earlier: the name of each earlier run for messages, and all its
-        tensors. Raises UserError if the tensors do not fit the learner.
-        """
+        """Loads the parameters that earlier runs (`earlier_runs` in the configuration) added to the model: the name of
+        each run for messages, and all its tensors. Called once, before training; a learner that is rebuilt from a
+        checkpoint gets these parameters from the checkpoint. Raises UserError if the tensors do not fit the learner."""
 
     def merge(self, learner: BaseLearner) -> None:  # noqa: B027 most methods add nothing
         """Merges the added parameters into the base weights, so that an untuned model of the same family can hold the
@@ -176,12 +156,9 @@ class TuningMethod(ABC):
 
 
 def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
-    """Freezes all parameters except those of the heads that the run trains, of early exits, and of new parts.
-
-    A randomly initialized pooler is a new part and is trained. A pretrained pooler, and the pretrained head of a
-    language model that the task does not use, are frozen. learner: the learner to freeze. new: parts that were not
-    loaded from a checkpoint, as in `TuningMethod.edit`.
-    """
+    """Freezes all parameters except those of the heads that the run trains, of early exits, and of new parts (see
+    `TuningMethod.edit`). A randomly initialized pooler is a new part and is trained. A pretrained pooler, and the
+    pretrained head of a language model that the task does not use, are frozen."""
     for name, parameter in learner.named_parameters():
         part = part_of(name)
         trained = new is None or part in new or _is_trained_head(part, learner)
@@ -189,8 +166,8 @@ def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
 
 
 def learn_biases(learner: BaseLearner, modules: Collection[str] | None = None) -> None:
-    """Makes biases trainable. learner: the learner. modules: Checkpoint names of the modules whose biases are trained.
-    None means all biases, including those of norms and of a pretrained pooler."""
+    """Makes the biases of these modules (checkpoint names) trainable. None means all biases, including those of norms
+    and of a pretrained pooler."""
     for name, parameter in learner.named_parameters():
         module, _, attribute = name.rpartition(".")
         if attribute == "bias" and (modules is None or module in modules):
@@ -198,5 +175,4 @@ def learn_biases(learner: BaseLearner, modules: Collection[str] | None = None) -
 
 
 def _is_trained_head(part: str, learner: BaseLearner) -> bool:
-    """Returns whether a part is an early exit, or the head of a loss term."""
     return is_exit(part) or part.removeprefix("heads.") in learner.loss_weights

@@ -16,7 +16,7 @@ from lmtool.nn.blocks import CrossLayer
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import Dropout, name_dropouts
 from lmtool.nn.initialization import generator_for
-from lmtool.tuning.base import TuningMethod, freeze, layers, learn_biases, linears, replace_module
+from lmtool.tuning.base import TuningMethod, freeze, layers, learn_biases, linears
 from lmtool.tuning.configs.methods import LoraConfig
 
 # An edited linear map has parameters named `weight` and `bias`, like the map that it replaces, so that checkpoint names
@@ -44,19 +44,11 @@ class EditedLinear(nn.Linear):
 def edit_linears(
     learner: BaseLearner, names: Collection[str], build: Callable[[str, nn.Linear], EditedLinear]
 ) -> dict[str, EditedLinear]:
-    """Replaces linear maps in all layers of the backbone.
-
-    Args:
-        learner: The learner, which is edited in place.
-        names: Attribute names of the maps to replace, such as "q_proj".
-        build: Builds the new map from the checkpoint name of a map and the map.
-
-    Returns:
-        The new maps by checkpoint name.
-    """
+    """Replaces the linear maps of these attribute names, such as "q_proj", in all layers of the backbone. Returns the
+    new maps by checkpoint name. build: builds the new map from the checkpoint name of a map and the map."""
     maps = {name: build(name, linear) for name, linear in linears(learner.backbone, names)}
     for name, linear in maps.items():
-        replace_module(learner, name, linear)
+        learner.set_submodule(name, linear)
     return maps
 
 
@@ -66,7 +58,7 @@ def merge_linears(learner: BaseLearner) -> None:
     for name, module in list(learner.named_modules()):
         if isinstance(module, EditedLinear):
             cast(EditedLinear, module).fold()
-            replace_module(learner, name, module.plain())
+            learner.set_submodule(name, module.plain())
 
 
 # LoRA: Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
@@ -78,14 +70,8 @@ def merge_linears(learner: BaseLearner) -> None:
 
 
 class LoraLinear(EditedLinear):
-    """Computes W0 x + b + scale B A x, with A in `lora_a`, (R, I), and B in `lora_b`, (O, R), initially zero.
-
-    Args:
-        base: The map to edit, with W0 and b.
-        rank: R.
-        scale: Factor of the update.
-        dropout: Dropout rate of the input of A. `set_dropout_rng` sets the random numbers before each layer.
-    """
+    """Computes W0 x + b + scale B A x, with A in `lora_a`, (R, I), and B in `lora_b`, (O, R), initially zero. dropout:
+    rate of the dropout of A's input, whose random numbers `set_dropout_rng` sets before each layer."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
         super().__init__(base)
@@ -127,7 +113,7 @@ class DoraLinear(LoraLinear):
         return base_TO + (factor_O * updated_TO - plain_TO).to(base_TO.dtype)
 
     def _factor(self) -> Tensor:
-        """Returns m / |W|, computed in full precision and without gradients (section 4.3)."""
+        """m / |W|, in full precision and without gradients (section 4.3)."""
         with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
             updated_OI = torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
             norm_O = torch.linalg.vector_norm(updated_OI, dim=1)
@@ -176,13 +162,10 @@ def _initialize(lora_a: Tensor, seed: int, name: str) -> None:
 
 
 def set_dropout_rng(layer: nn.Module, arguments: tuple[object, ...]) -> None:
-    """Sets the dropout generator of each LoRA map before a layer runs (a forward pre-hook).
-
-    A generator belongs to the tokens that a map reads. Keys and values of cross-attention read the encoder's tokens.
-    The output projection of the last attention, and the feed-forward part, read only the tokens whose states later
-    layers or heads need. All other maps read all tokens of the layer. layer: the layer. arguments: the arguments of the
-    layer's forward; the second is the `Context`.
-    """
+    """Sets the dropout generator of each LoRA map before a layer runs (a forward pre-hook, whose second argument is the
+    `Context`). A generator belongs to the tokens that a map reads. Keys and values of cross-attention read the
+    encoder's tokens. The output projection of the last attention, and the feed-forward part, read only the tokens whose
+    states later layers or heads need. All other maps read all tokens of the layer."""
     context = cast(Context, arguments[1])
     last_attention = "cross_attn" if isinstance(layer, CrossLayer) else "self_attn"
     for name, module in layer.named_modules():
@@ -238,11 +221,8 @@ class ScaledInputs(EditedLinear):
 
 
 class Ia3Tuning(TuningMethod):
-    """Trains the head and, in each layer, vectors that rescale activations. All other parameters are frozen.
-
-    Each attention, cross-attention included, has one vector for its keys and one for its values. Each feed-forward part
-    has one vector for its inner activations.
-    """
+    """Trains the head and, in each layer, vectors that rescale activations: in each attention, cross-attention
+    included, one for its keys and one for its values; in each feed-forward part one for its inner activations."""
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)

@@ -84,10 +84,8 @@ class HeadTuning(TuningMethod):
 
 
 class LastLayersTuning(TuningMethod):
-    """Trains the top layers of the stack that the heads read, the norm after these layers, and the task's head.
-
-    Token and position embeddings are frozen, and so is the other stack of an encoder-decoder.
-    """
+    """Trains the top layers of the stack that the heads read, the norm after these layers, and the task's head, but
+    neither token and position embeddings nor the other stack of an encoder-decoder."""
 
     config: LastLayersConfig
 

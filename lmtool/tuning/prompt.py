@@ -101,18 +101,9 @@ def token_vector_rms(backbone: Backbone) -> float:
 
 
 def sample_vocabulary_ids(tokenizer: Tokenizer, rows: int, count: int, seed: int) -> np.ndarray:
-    """Samples vocabulary entries as initial values of virtual tokens.
-
-    Args:
-        tokenizer: The tokenizer with the vocabulary.
-        rows: Number of rows of the token embedding, which may be smaller than the vocabulary.
-        count: Number of entries to sample.
-        seed: Seed of the run.
-
-    Returns:
-        (count,) int64 ids from the first `POPULATION` entries that stand for text. No id occurs twice before every id
-        has occurred once.
-    """
+    """Samples vocabulary entries as initial values of virtual tokens: (count,) int64 ids from the first `POPULATION`
+    entries that stand for text. No id occurs twice before every id has occurred once. rows: rows of the token
+    embedding, which may be fewer than the vocabulary's entries."""
     ids = range(min(tokenizer.vocab_size, rows))
     pieces = zip(ids, tokenizer.pieces(ids), strict=True)
     text_ids = [
@@ -127,10 +118,8 @@ def sample_vocabulary_ids(tokenizer: Tokenizer, rows: int, count: int, seed: int
 
 def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
     """Returns the mean of the token vectors of each label's text, (1, E) per label (Lester et al. 2021, section 3.2).
-
     Underscores in labels count as spaces. A label without tokens is skipped. Raises UserError if the task has no
-    labels.
-    """
+    labels."""
     labels = learner.config.class_names if isinstance(learner.config, LearnedConfig) else None
     if not labels:
         raise UserError(
@@ -149,15 +138,7 @@ def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
 
 class MappedPrefix(KeyPrefix):
     """A prefix that an MLP computes (section 4.3): `weight`, (P, E), is mapped through a hidden tanh layer to the keys
-    and values of all layers, (P, L * 2 * W).
-
-    Args:
-        count: P, the length of the prefix.
-        depth: L, the number of layers of the stack.
-        width: W, the width of all key or value heads together.
-        embedding_size: E, the width of the trainable vectors.
-        inner_size: Width of the hidden layer.
-    """
+    and values of all layers, (P, L * 2 * W). count: P. depth: L. width: W. embedding_size: E."""
 
     def __init__(self, count: int, depth: int, width: int, embedding_size: int, inner_size: int):
         nn.Module.__init__(self)
@@ -189,13 +170,7 @@ class PrefixTuning(TuningMethod):
 
 
 class PrefixSlot(NamedTuple):
-    """An attribute of a stack that holds a prefix.
-
-    Attributes:
-        name: Checkpoint name of the prefix.
-        stack: The stack.
-        attribute: The attribute's name: `prefix` for self-attention, `cross_prefix` for cross-attention.
-    """
+    """An attribute of a stack that holds a prefix. name: the checkpoint name of the prefix."""
 
     name: str
     stack: Stack
@@ -211,15 +186,8 @@ def prefix_slots(learner: BaseLearner) -> Iterator[PrefixSlot]:
 
 
 def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int | None) -> None:
-    """Adds a prefix to every attention of a learner.
-
-    Args:
-        learner: The learner, which is edited in place.
-        seed: Seed of the run.
-        length: Length of a prefix, in tokens.
-        inner_size: Width of the hidden layer of the MLPs that compute the prefixes. None means that the prefixes
-            themselves are trained.
-    """
+    """Adds a prefix of `length` tokens to every attention of a learner. inner_size: width of the hidden layer of the
+    MLPs that compute the prefixes; None means that the prefixes themselves are trained."""
     config = cast(TransformerConfig, learner.backbone.config)
     width, hidden_size = config.key_value_heads * config.width_of_head, learner.backbone.hidden_size
     for slot in prefix_slots(learner):
@@ -250,15 +218,10 @@ def fold_prefixes(learner: BaseLearner) -> None:
 
 
 class EncodedTokens(VirtualTokens):
-    """Virtual tokens that an encoder computes from `weight`, (P, E).
-
-    Args:
-        count: P, the number of virtual tokens.
-        width: E, the width of inputs and outputs.
-        after: Number of tokens of a text that precede the virtual tokens.
-        lstm: True: two bidirectional LSTM layers with E / 2 states in each direction, and two linear maps with a ReLU
-            between them. False: three linear maps with ReLUs between them.
-    """
+    """Virtual tokens that an encoder computes from `weight`, (P, E). count: P. width: E. after: number of tokens of a
+    text that precede the virtual tokens. lstm: whether the encoder has two bidirectional LSTM layers with E / 2 states
+    in each direction, and two linear maps with a ReLU between them; otherwise, three linear maps with ReLUs between
+    them."""
 
     def __init__(self, count: int, width: int, after: int, lstm: bool):
         super().__init__(count, width, after)

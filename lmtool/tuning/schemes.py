@@ -16,7 +16,6 @@ from lmtool.models.heads.lm import LMHead
 from lmtool.nn.dropout import matrix_factors
 from lmtool.random_streams import key
 from lmtool.training.optimizers import levels
-from lmtool.tuning.base import replace_module
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig, SchemeConfig
 from lmtool.types import ParameterGroup, part_of, send
 
@@ -113,18 +112,9 @@ class L2Sp(Scheme):
 
 
 def mix_weights(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: int) -> Tensor:
-    """Resets random weights to their initial values.
-
-    Args:
-        weight_RC: The weights.
-        start_RC: Their initial values.
-        probability: Probability that a weight is reset. The distance of all other weights from their initial values is
-            divided by 1 - probability, so that the expectation of each result is the weight (equation 5).
-        draw: Seed of the random selection.
-
-    Returns:
-        The mixed weights, (R, C).
-    """
+    """Resets random weights, (R, C), to their initial values with this probability. The distance of all other weights
+    from their initial values is divided by 1 - probability, so that the expectation of each result is the weight
+    (equation 5). draw: seed of the random selection."""
     if probability == 1:
         return start_RC
     # The factors: 0 for a weight that is reset, 1 / (1 - probability) for the others.
@@ -132,16 +122,9 @@ def mix_weights(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: i
 
 
 class MixedLinear(nn.Linear):
-    """A linear map that, in training, uses a mixture of its weight with the initial value of the weight.
-
-    Args:
-        linear: The map to replace, whose parameters are used without a copy.
-        probability: Probability that a weight is reset to its initial value.
-
-    Attributes:
-        draw: Seed of the random selection, which `Mixout` sets before each step.
-        start_RC: The initial weight, which checkpoints do not contain.
-    """
+    """A linear map, in place of `linear`, that in training uses a mixture of its weight with the weight's initial
+    value, `start_RC`, which checkpoints do not contain. draw: seed of the random selection, which `Mixout` sets before
+    each step."""
 
     start_RC: Tensor
 
@@ -183,7 +166,7 @@ class Mixout(Scheme):
             )
             if pretrained and f"{name}.weight" in learner.trainable_names:
                 mixed_linear = MixedLinear(module, self.config.probability)
-                replace_module(learner, name, mixed_linear)
+                learner.set_submodule(name, mixed_linear)
                 self._mixed[zlib.crc32(name.encode())] = mixed_linear
 
     def on_step(self, learner: BaseLearner, step: int) -> None:

@@ -150,7 +150,6 @@ class SchemeConfig(Config):
 
     @property
     def needs_initial_weights(self) -> bool:
-        """Whether the scheme needs the initial weights in every step."""
         return False
 
 
