@@ -42,13 +42,8 @@ class MaskFiller(BaseLearner):
         return self.backbone.longest_text - self.tokens_before
 
     def masked_examples(self, kind: type[AnyExamples], data: SplitData, max_length: int) -> AnyExamples:
-        """Returns the examples of a split, masked by the class `masks`.
-
-        Args:
-            kind: The class of the examples: windows of text, or pairs.
-            data: The data of the split.
-            max_length: Maximum tokens of an example.
-        """
+        """Returns the examples of a split, masked by the class `masks`. kind: the class of the examples: windows of
+        text, or pairs."""
         format_name = self.backbone.config.text_format
         return kind(self.config, self.tokenizer, format_name, data, max_length, self.seed, self.masks)
 
@@ -67,14 +62,7 @@ class MaskFiller(BaseLearner):
         return self.samples_of(batch, "mlm", self.logits_at, n)
 
     def samples_of(self, batch: Batch, term: str, logits_at: LogitsAt, n: int) -> list[JsonObject]:
-        """Returns samples as in `samples`.
-
-        Args:
-            batch: The batch.
-            term: The term whose targets are the masked positions.
-            logits_at: Computes the logits at masked positions.
-            n: The number of examples.
-        """
+        """Returns samples as in `samples`. term: the term whose targets are the masked positions."""
         indices, labels, pieces = indices_of(batch, term), labels_of(batch, term), self.tokenizer.pieces
         requested = batch.inputs.documents[indices] < n
         indices, labels = indices[requested], labels[requested]

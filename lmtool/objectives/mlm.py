@@ -110,12 +110,7 @@ class MaskedLanguageModel(MaskFiller):
 
     def mlm_loss(self, hidden_MH: Tensor, labels_M: Tensor) -> Tensor:
         """Returns the sum of the losses of masked tokens, a scalar. A subclass may define another loss here; scores
-        remain cross entropies.
-
-        Args:
-            hidden_MH: The hidden states that the head reads.
-            labels_M: The original tokens.
-        """
+        remain cross entropies."""
         return self.masked_lm.loss_sum(hidden_MH, self.table_VW, labels_M)
 
     def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
@@ -144,7 +139,6 @@ class MaskedLanguageModel(MaskFiller):
 
     @property
     def _read(self) -> Callable[..., Tensor]:
-        """The backbone, followed by the enhanced mask decoder if there is one."""
         return partial(self.masked_lm.states, self.backbone)
 
     def _pair_logits(self, hidden: dict[str, Tensor]) -> Tensor:

@@ -71,8 +71,7 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         return {"plm": Scores(losses, labels, best, batch.inputs.documents[indices])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """If the model has a memory and the batch is read in lanes, the states of each window's first `reuse` tokens
-        are cached for the next window."""
+        """In lanes, the states of each window's first `reuse` tokens are cached for the next window."""
         query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))

@@ -105,14 +105,8 @@ _CHUNK_ROWS = 256
 
 
 class MappedEmbeddings(nn.Module):
-    """The model's embeddings, projected to the width of the generator.
-
-    Args:
-        shared: The embeddings of the model.
-        embeddings: The embeddings that the generator would have without sharing.
-        width: The hidden width of the generator.
-        device: The device of the projection.
-    """
+    """The model's embeddings (`shared`), projected to the generator's hidden width. embeddings: those that the
+    generator would have without sharing."""
 
     # The interface of `Embeddings`: the generator has no virtual tokens, which only tuning methods add.
     virtual = None
@@ -150,22 +144,14 @@ class MappedEmbeddings(nn.Module):
 
 
 def _embeds(position: nn.Module) -> bool:
-    """Returns whether a module of positions has learned vectors that are added to the token vectors."""
+    """Whether a module of positions has learned vectors that are added to the token vectors."""
     return not (isinstance(position, Position) and position.scores) and any(True for _ in position.parameters())
 
 
 def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleDict:
-    """Builds the networks of the generator. With training=joint, embeddings are shared as configured.
-
-    Args:
-        config: The configuration of replaced-token detection.
-        model: The model, whose family the generator belongs to.
-        seed: The seed that initializes the weights.
-
-    Returns:
-        The modules by name: `generator`, a backbone with a fraction of the model's widths and layers; `masked_lm`, its
-        head; with sharing=gdes also `sharing`, which has E_delta.
-    """
+    """Builds the networks of the generator, which belongs to the model's family. With training=joint, embeddings are
+    shared as configured. Returns the modules by name: `generator`, a backbone with a fraction of the model's widths and
+    layers; `masked_lm`, its head; with sharing=gdes also `sharing`, which has E_delta."""
     generator: Backbone = build_component(model.config.scaled(config.generator_size, config.generator_layers), seed)
     device = next(model.parameters()).device
     generator.to(device)
@@ -230,15 +216,9 @@ def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
 def sample_tokens(
     head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, uniform_M: Tensor, vocab_size: int
 ) -> Tensor:
-    """Samples a token (M,) for each position from the probabilities that the generator's head predicts.
-
-    Args:
-        head: The head of the generator.
-        hidden_MG: The generator's states at the positions.
-        table_VW: The token table of the generator.
-        uniform_M: A random number in [0, 1) for each position.
-        vocab_size: The number of tokens. The rows of the table after these are padding.
-    """
+    """Samples a token (M,) for each position from the probabilities that the generator's head predicts. uniform_M: a
+    random number in [0, 1) for each position. vocab_size: the number of tokens; the rows of the table after these are
+    padding."""
     samples = [torch.zeros(0, dtype=torch.int64, device=hidden_MG.device)]
     for hidden, uniform in zip(hidden_MG.split(_CHUNK_ROWS), uniform_M.split(_CHUNK_ROWS), strict=True):
         samples.append(sample_from(head(hidden, table_VW)[:, :vocab_size], uniform))

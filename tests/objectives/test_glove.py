@@ -14,8 +14,8 @@ from lmtool.cli import main as cli
 from lmtool.config.registry import build
 from lmtool.errors import UserError
 from lmtool.models.pretransformer_configs import WordVectorsConfig
+from lmtool.objectives import glove
 from lmtool.objectives.configs import GloveConfig
-from lmtool.objectives.examples import cooccurrences
 from lmtool.objectives.glove import Glove
 from lmtool.tokenizers.configs import WordConfig
 from tests.commands.conftest import pretrain, working_in
@@ -55,8 +55,8 @@ def plain_counts(documents, window, unknown):
 @pytest.mark.parametrize(("window", "chunk", "pending"), [(10, 1 << 20, 1 << 23), (3, 7, 5), (10, 4, 40)])
 def test_counts_match_a_plain_loop(words, monkeypatch, window, chunk, pending):
     """Also where documents span several chunks, and counts are summed in several steps."""
-    monkeypatch.setattr(cooccurrences, "_CHUNK", chunk)
-    monkeypatch.setattr(cooccurrences, "_PENDING", pending)
+    monkeypatch.setattr(glove, "_CHUNK", chunk)
+    monkeypatch.setattr(glove, "_PENDING", pending)
     documents = random_documents(words, (30, 1, 45, 2, 8))
     examples = learner_of(words, window=window).examples(split(store_of_ids(documents)), 32)
     rows = examples.plan(5).rows

@@ -140,8 +140,7 @@ def _check_random_masks(
 
 
 def _check_rotation(stats: RunningStatistics, rate: float, before: PackedTexts, after: PackedTexts) -> None:
-    """The period of a text is the shortest rotation that leaves it unchanged; a rotation by a multiple of it counts as
-    none."""
+    """A text's period is its shortest rotation without effect; rotating by a multiple of it counts as none."""
     invalid, unchanged, periods = 0, 0, []
     for original_tokens, rotated_tokens in zip(_split_texts(before), _split_texts(after), strict=True):
         # Tokens as characters, so that strings can be searched: a text written twice contains all of its rotations.

@@ -68,10 +68,6 @@ class CausalInspector(StreamInspector):
         stats.never("tokens without a prediction", len(tokens) - len(sample.rows) - len(np.unique(indices)))
 
 
-# Maximum letters in the diagram of a lane.
-_DIAGRAM_LETTERS = 24
-
-
 class LanesInspector(StreamInspector):
     """Inspects `CausalSegments`, for models that carry state from one segment of text to the next.
 
@@ -100,10 +96,9 @@ class LanesInspector(StreamInspector):
             yield {**entry, "lane": lane, "drawing": drawing}
 
     def _drawing(self, row: np.void, memory: int | None) -> str:
-        """Draws tokens read before (.), tokens in the memory (m), tokens of this segment (x), and a recurrent state
-        (~)."""
+        """Tokens read before (.), in the memory (m) and of this segment (x), and a recurrent state (~)."""
         before, tokens_per_letter = int(row["before"]), max(1, self.max_length // 4)
-        positions = np.arange(0, before + int(row["length"]), tokens_per_letter)[-_DIAGRAM_LETTERS:]
+        positions = np.arange(0, before + int(row["length"]), tokens_per_letter)[-24:]
         carried = "~" if memory is None else "m"
         carried_start = 0 if memory is None else max(0, before - memory)
         return "".join(
@@ -137,13 +132,8 @@ class LanesInspector(StreamInspector):
 
 
 def without_special_tokens(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
-    """Returns the ids of texts without the special tokens of the text format.
-
-    Args:
-        template: The text format.
-        packed: The packed texts, with special tokens.
-        ids: The ids of the same texts, which may be labels instead of inputs.
-    """
+    """Returns the ids of packed texts without the special tokens of the text format. ids: those of the inputs, or
+    labels at the same positions."""
     before, after = (len(piece) for piece in template.pieces)
     positions = packed.positions.numpy()
     lengths = np.repeat(packed.lengths, packed.lengths)
@@ -174,14 +164,8 @@ class PrefixesInspector(StreamInspector):
     def check_sides(
         self, stats: RunningStatistics, sample: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
     ) -> None:
-        """Checks the text before and after the split.
-
-        Args:
-            stats: The statistics to add to.
-            sample: The examples.
-            lengths: (N,) the number of tokens of each text.
-            prefixes: (N,) the number of tokens before the split of each text.
-        """
+        """Checks the text before and after the split. lengths, prefixes: (N,) the number of tokens of each text, and
+        before its split."""
 
 
 class MaskedPrefixesInspector(PrefixesInspector):
@@ -308,7 +292,6 @@ class WordInspector(StreamInspector):
 
 
 def _readable_word(symbols: list[int]) -> str:
-    """Symbols 1 to 256 are bytes."""
     texts, run_bytes = [], bytearray()
     for symbol in [*symbols, FILL]:
         if 1 <= symbol <= 256:

@@ -151,14 +151,8 @@ class MaskingInspector(StreamInspector):
 def check_budget(
     stats: RunningStatistics, selected_N: np.ndarray, budget_N: np.ndarray, eligible_N: np.ndarray
 ) -> None:
-    """Checks the number of predicted tokens of each example.
-
-    Args:
-        stats: The statistics to add to.
-        selected_N: The number of tokens of each example that are predicted.
-        budget_N: The number of tokens of each example that must be predicted.
-        eligible_N: The number of tokens of each example that may be predicted.
-    """
+    """Checks the number of predicted tokens of each example. budget_N: the tokens that must be predicted. eligible_N:
+    the tokens that may be predicted."""
     stats.exact("predicted fraction of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
     stats.never("examples with a wrong number of predicted tokens", (selected_N != budget_N).sum())
 
@@ -170,15 +164,9 @@ def check_branches(
     visible_M: np.ndarray,
     labels_M: np.ndarray,
 ) -> None:
-    """Checks the replacements of predicted tokens. A random token that equals the original token counts as unchanged.
-
-    Args:
-        stats: The statistics to add to.
-        config: The configured probability of each replacement.
-        vocabulary: The vocabulary.
-        visible_M: The input token at each predicted position.
-        labels_M: The original token at each predicted position.
-    """
+    """Checks the replacements of predicted tokens, which the configuration gives a probability each. A random token
+    that equals the original token counts as unchanged. visible_M, labels_M: the input token and the original token at
+    each predicted position."""
     mask, random, regular_count = config.mask, config.random, len(vocabulary.regular)
     is_mask, unchanged = visible_M == vocabulary.mask, visible_M == labels_M
     stats.fraction(BRANCHES[0], is_mask.sum(), len(labels_M), mask)
@@ -262,7 +250,7 @@ class MaskedNextTokensInspector(StreamInspector):
         self, stats: RunningStatistics, masked: MaskedSpans, is_used_T: np.ndarray, at: np.ndarray, tokens: np.ndarray
     ) -> None:
         """masked: the spans of all texts. is_used_T: whether a token's text is read with masks. at: the predicted
-        tokens. tokens: the inputs."""
+        tokens."""
         longest = self.config.longest_span
         check_lengths(stats, "tokens of a span", "spans", masked.sampled_lengths, np.full(longest, 1 / longest))
         is_used_S, is_used_M = is_used_T[masked.spans[:, 0]], is_used_T[masked.at]
@@ -416,16 +404,8 @@ def check_span_branches(
     labels_M: np.ndarray,
     visible_M: np.ndarray,
 ) -> None:
-    """Checks the replacements of spans, each of which has one kind.
-
-    Args:
-        stats: The statistics to add to.
-        config: The configured probability of each replacement.
-        vocabulary: The vocabulary.
-        span_of: (M,) the index of each token's span, ascending from 0.
-        labels_M: The original tokens.
-        visible_M: The input tokens.
-    """
+    """Checks the replacements of spans, each of which has one kind. span_of: (M,) the index of each token's span,
+    ascending from 0. labels_M, visible_M: the original and the input tokens."""
     sizes = np.bincount(span_of)
     count, regular_count = len(sizes), len(vocabulary.regular)
     masked = np.bincount(span_of, visible_M == vocabulary.mask, count)
@@ -440,18 +420,10 @@ def check_span_branches(
 def check_lengths(
     stats: RunningStatistics, length_name: str, plural: str, sampled_D: np.ndarray, probabilities_K: np.ndarray
 ) -> None:
-    """Checks that sampled lengths have the defined distribution.
-
-    Lengths are sampled until their sum is large enough, so the number of lengths depends on the lengths. The intervals
-    remain valid, because each length has the same distribution given the previous lengths.
-
-    Args:
-        stats: The statistics to add to.
-        length_name: The name of the mean length, such as "words of a span".
-        plural: The name of the items that have the lengths, such as "spans".
-        sampled_D: The sampled lengths.
-        probabilities_K: The probability of each length, from length 1.
-    """
+    """Checks that sampled lengths have the defined distribution, which has the probability of each length from 1.
+    Lengths are sampled until their sum is large enough, so their number depends on them. The intervals remain valid,
+    because each length has the same distribution given the previous lengths. length_name: name of the mean length, such
+    as "words of a span". plural: name of the items that have the lengths, such as "spans"."""
     lengths, count = np.arange(1, len(probabilities_K) + 1), len(sampled_D)
     mean = float(probabilities_K @ lengths)
     variance = float(probabilities_K @ lengths**2 - mean**2)
@@ -527,8 +499,7 @@ class PermutationInspector(MaskingInspector):
 def _check_order(
     stats: RunningStatistics, permuted: PermutedTexts, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
 ) -> None:
-    """In a random order, each of two neighbors comes first in half of the cases; disjoint pairs of neighbors are
-    independent."""
+    """Each of two neighbors comes first in half of the cases; disjoint pairs of neighbors are independent."""
     is_permuted = special_T.copy()
     is_permuted[permuted.at] = True
     indices = np.flatnonzero(is_permuted)
@@ -573,17 +544,9 @@ def _check_order(
 
 
 def draw_streams(pieces: list[str], ranks: list[int], predicted_positions: set[int]) -> list[tuple[str, str]]:
-    """Returns the lines of a diagram: the order of the predicted tokens, and for each token of the content stream and
-    of the query stream the tokens to which it attends (`x`). Only predicted tokens are in the query stream.
-
-    Args:
-        pieces: The tokens as text.
-        ranks: The rank of each token.
-        predicted_positions: The positions of the predicted tokens.
-
-    Returns:
-        For each line, its heading (usually a token) and its text.
-    """
+    """Returns the lines of a diagram, each with its heading (usually a token) and its text: the order of the predicted
+    tokens, and for each token of the content stream and of the query stream the tokens to which it attends (`x`). Only
+    predicted tokens are in the query stream."""
     rank_L, count = np.array(ranks), len(pieces)
     content_LL, query_LL = rank_L[None, :] <= rank_L[:, None], rank_L[None, :] < rank_L[:, None]
 

@@ -156,19 +156,9 @@ def replace_tokens(
     branch_M: np.ndarray,
     uniform_M: np.ndarray,
 ) -> np.ndarray:
-    """Replaces each of some tokens by the mask token or by a random token, or leaves it unchanged.
-
-    Args:
-        config: The probability of each replacement.
-        vocabulary: The vocabulary.
-        tokens_T: The tokens.
-        indices: (M,) the flat indices of the tokens to replace.
-        branch_M: Random numbers, which choose the kind of replacement.
-        uniform_M: Random numbers, which choose the random tokens.
-
-    Returns:
-        (T,) the tokens after replacement.
-    """
+    """Returns the tokens (T,), of which those at the indices (M,) are replaced by the mask token or by a random token,
+    or left unchanged, with the configured probabilities. branch_M, uniform_M: random numbers, which choose the kind of
+    replacement and the random tokens."""
     unmasked = np.where(branch_M < config.mask + config.random, vocabulary.sample(uniform_M), tokens_T[indices])
     tokens = tokens_T.copy()
     tokens[indices] = np.where(branch_M < config.mask, vocabulary.mask, unmasked)
@@ -178,8 +168,8 @@ def replace_tokens(
 def _choose(
     config: TokenMaskingConfig, uniform: np.ndarray, owners: np.ndarray, sizes: np.ndarray | None, text_count: int
 ) -> np.ndarray:
-    """With select=exact, units are chosen in random order as long as they fit into the budget of the example, as in
-    BERT's data script; if no word fits, the first word is chosen."""
+    """With select=exact, units are chosen in random order as long as they fit into the example's budget, as in BERT's
+    data script; if no word fits, the first word is chosen."""
     if config.select == "bernoulli":
         return uniform < config.probability
     tokens_N = np.bincount(owners, weights=sizes, minlength=text_count).astype(np.int64)
@@ -306,7 +296,6 @@ class _MaskableText:
 
 
 def _sample_spans(config: SpanConfig, text: _MaskableText, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
-    """Each round samples one span for each example whose budget is not exhausted."""
     cumulative = np.cumsum(length_probabilities(config))[:-1]
     masked_P = np.zeros(len(text.indices), dtype=bool)
     remaining_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)

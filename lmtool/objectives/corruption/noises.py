@@ -59,13 +59,7 @@ def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.
 
 def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, fraction: float) -> PackedTexts:
     """Permutes ceil(fraction x sentences) randomly chosen sentences of each text among themselves. The other sentences
-    stay in place.
-
-    Args:
-        texts: The texts.
-        sentences_T: The index of the sentence that each token belongs to, ascending within a text.
-        fraction: The fraction of sentences that are permuted.
-    """
+    stay in place. sentences_T: the index of the sentence that each token belongs to, ascending within a text."""
     owners = texts.owners
     starts_sentence = (np.diff(sentences_T, prepend=-1) != 0) | (texts.positions == 0)
     first_S = np.flatnonzero(starts_sentence)
@@ -85,17 +79,10 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, fraction: flo
 def infill(
     texts: PackedTexts, vocabulary: Vocabulary, fraction: float, mean: float, random: float, longest: int
 ) -> InfilledTexts:
-    """Replaces spans of words by a single mask each (text infilling).
-
-    Args:
-        texts: The texts.
-        vocabulary: The vocabulary.
-        fraction: The fraction of words to mask.
-        mean: The mean of the span lengths, which have a Poisson distribution.
-        random: The fraction of masks that are replaced by random tokens.
-        longest: Maximum tokens of an infilled text. Infilling also adds at most ceil(fraction x tokens) tokens to a
-            text. Inserted masks that exceed one of these two limits are dropped.
-    """
+    """Replaces spans of words by a single mask each (text infilling). fraction: of the words. mean: of the span
+    lengths, which have a Poisson distribution. random: fraction of the masks that are replaced by random tokens.
+    longest: maximum tokens of an infilled text. Infilling also adds at most ceil(fraction x tokens) tokens to a text.
+    Inserted masks that exceed one of these two limits are dropped."""
     owners = texts.owners
     starts_word = vocabulary.starts_word[texts.tokens] | (texts.positions == 0)
     first_W = np.flatnonzero(starts_word)
@@ -141,7 +128,7 @@ def poisson_probabilities(mean: float) -> np.ndarray:
 
 
 def _sample_lengths(texts: PackedTexts, targets_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """Samples span lengths until their sum reaches the target of the text. Returns the text of each length, and the
+    """Samples span lengths until their sum reaches each text's target. Returns the text of each length, and the
     lengths."""
     cumulative = np.cumsum(poisson_probabilities(mean))[:-1]
     # Sample more lengths than are probably needed, and twice as many if these are not enough.
@@ -272,17 +259,9 @@ def noise_counts(lengths_N: np.ndarray, config: SpanCorruptionConfig) -> tuple[n
 
 
 def text_length(max_length: int, special_count: int, config: SpanCorruptionConfig) -> int:
-    """Returns the length of the longest text whose inputs and targets both have at most max_length tokens. By default,
-    it has 568 tokens for max_length=512, and its targets have 114 tokens.
-
-    Args:
-        max_length: Maximum tokens of the inputs, and of the targets.
-        special_count: The number of special tokens that the text format adds to the inputs, and to the targets.
-        config: The configuration of span corruption.
-
-    Raises:
-        UserError: Not even a text of two tokens fits.
-    """
+    """Returns the length of the longest text whose inputs and targets both have at most max_length tokens: by default
+    568 tokens for max_length=512, with 114 tokens in the targets. special_count: the special tokens that the text
+    format adds to the inputs, and to the targets. Raises UserError if not even a text of two tokens fits."""
     lengths = np.arange(2, 2 + int(np.ceil((max_length + 2) / min(config.density, 1 - config.density))))
     noise, spans = noise_counts(lengths, config)
     fits = (np.maximum(lengths - noise, noise) + spans + special_count) <= max_length
@@ -321,7 +300,6 @@ def restore(corrupted: CorruptedTexts, sentinels: np.ndarray) -> np.ndarray:
 
 
 def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarray) -> np.ndarray:
-    """at_S: the index of each sentinel in the result."""
     result = np.empty(len(tokens) + len(at_S), dtype=np.int64)
     is_sentinel = np.zeros(len(result), dtype=bool)
     is_sentinel[at_S] = True
@@ -342,13 +320,6 @@ def _split_randomly(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarra
 
 
 def prefix_lengths(lengths_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Samples the number of tokens (N,) in the prefix of each text, uniformly from 1 to length - 1.
-
-    Args:
-        lengths_N: The number of tokens of each text.
-        examples_N: The numbers of the examples, which key the random numbers.
-        seed: The seed of the run.
-        epoch: The epoch.
-    """
+    """Samples the number of tokens (N,) in the prefix of each text, uniformly from 1 to length - 1."""
     uniform = random_streams.uniform(seed, "corrupt", epoch, np.asarray(examples_N), 1)[:, 0]
     return 1 + (uniform * (np.asarray(lengths_N, dtype=np.int64) - 1)).astype(np.int64)

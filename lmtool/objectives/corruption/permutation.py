@@ -126,7 +126,6 @@ class _Runs:
 def _sample_ngrams(
     config: PlmConfig, runs: _Runs, uniform: Callable[[np.ndarray, int], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each round samples one n-gram of each run whose budget is not used."""
     cumulative = np.cumsum(ngram_probabilities(config.longest))[:-1]
     chosen_P = np.zeros(len(runs.indices), dtype=bool)
     position, remaining = runs.first.copy(), runs.budget.copy()
@@ -153,8 +152,8 @@ def _sample_ngrams(
 
 
 def _ranks(permuted_T: np.ndarray, owners_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
-    """In a block, all tokens that are not permuted have the same rank and precede the permuted tokens; the first block
-    precedes the second."""
+    """In a block, the tokens that are not permuted share a rank before the permuted ones; the first block comes
+    first."""
     permuted = np.flatnonzero(permuted_T)
     block = 2 * owners_T[permuted] + blocks_T[permuted]
     order = permuted[np.lexsort((uniform_T[permuted], block))]

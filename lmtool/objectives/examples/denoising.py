@@ -32,15 +32,7 @@ from lmtool.types import Batch
 
 def noisy_windows(stream: Stream, size: int, joined: bool, infilled_fraction: float, special_count: int) -> Plan:
     """Builds a plan from the windows of `windows`. The length of an example is the maximum of its input tokens plus its
-    output tokens.
-
-    Args:
-        stream: The stream of text.
-        size: Maximum tokens of text in a window.
-        joined: Whether windows continue across documents.
-        infilled_fraction: The fraction of words that text infilling masks.
-        special_count: The number of special tokens that each side gets.
-    """
+    output tokens. infilled_fraction: of the words. special_count: the special tokens that each side gets."""
     rows = windows(stream, size, joined)
     lengths = rows["length"].astype(np.int64)
     # Text infilling may insert masks, so that the text with noise is longer than the original text.
@@ -49,19 +41,9 @@ def noisy_windows(stream: Stream, size: int, joined: bool, infilled_fraction: fl
 
 
 class NoisyWindows(FixedPlan):
-    """Windows of text with BART's noises as inputs, and the original windows as outputs.
-
-    With data.documents=joined, windows continue across documents, without separators. With data.documents=separate, a
-    window has tokens of one document.
-
-    Args:
-        config: The configuration of the noises.
-        tokenizer: The tokenizer.
-        sides: The object that makes the batches.
-        data: The data of the split.
-        max_length: Maximum tokens of the inputs, and of the outputs.
-        seed: The seed of the run.
-    """
+    """Windows of text with BART's noises as inputs, and the original windows as outputs, each of at most max_length
+    tokens. With data.documents=joined, windows continue across documents, without separators. With
+    data.documents=separate, a window has tokens of one document."""
 
     predicted_fraction = 0.5
 
@@ -126,15 +108,7 @@ def corrupted_windows(
     stream: Stream, size: int, joined: bool, config: SpanCorruptionConfig, special_count: int
 ) -> Plan:
     """Builds a plan from the windows of `windows` that have at least two tokens. The length of an example is the sum of
-    its input and output tokens.
-
-    Args:
-        stream: The stream of text.
-        size: Maximum tokens of text in a window.
-        joined: Whether windows continue across documents.
-        config: The configuration of span corruption.
-        special_count: The number of special tokens that each side gets.
-    """
+    its input and output tokens. special_count: the special tokens that each side gets."""
     rows = windows(stream, size, joined)
     rows = rows[rows["length"] >= 2]
     lengths = rows["length"].astype(np.int64)
@@ -144,20 +118,10 @@ def corrupted_windows(
 
 
 class CorruptedSpans(FixedPlan):
-    """Windows of text with T5's span corruption.
-
-    With data.documents=joined, windows continue across documents, without separators, as in T5's data. With
+    """Windows of text with T5's span corruption, whose inputs and outputs have at most max_length tokens each. With
+    data.documents=joined, windows continue across documents, without separators, as in T5's data. With
     data.documents=separate, a window has tokens of one document, and a single token at the end of a document is
-    dropped.
-
-    Args:
-        config: The configuration of span corruption.
-        tokenizer: The tokenizer.
-        sides: The object that makes the batches.
-        data: The data of the split.
-        max_length: Maximum tokens of the inputs, and of the outputs.
-        seed: The seed of the run.
-    """
+    dropped."""
 
     def __init__(
         self,

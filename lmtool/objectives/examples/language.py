@@ -67,11 +67,6 @@ class CausalWindows(FixedPlan):
     Consecutive windows share at least one token: the last token of a window is the first token of the next.
 
     Args:
-        tokenizer: The tokenizer.
-        store: The token store of the split.
-        max_length: Maximum tokens of a window.
-        documents: "separate" or "joined", the value of data.documents.
-        split: The name of the split.
         stride: The distance between the starts of consecutive windows; None means max_length - 1. With a smaller
             stride, windows share more tokens, and every token is predicted from at least max_length - stride tokens
             before it, except near the beginning (Baevski and Auli 2019).
@@ -118,16 +113,11 @@ class CausalWindows(FixedPlan):
 
 
 class CausalSegments(FixedPlan):
-    """Segments for next-token prediction with a model that carries state from batch to batch.
+    """Segments of at most `size` tokens for next-token prediction with a model that carries state from batch to batch.
 
-    The stream is divided into lanes, contiguous parts that are read in parallel, segment by segment. Every token
-    predicts the next token; the label of a segment's last token is the first token of the next segment. Therefore,
-    every token of the stream except the first is predicted exactly once, as in joined windows.
-
-    Args:
-        windows: The windows of the same text.
-        size: Maximum tokens of a segment.
-        lanes: The number of lanes.
+    The stream of the same text's windows is divided into lanes, contiguous parts that are read in parallel, segment by
+    segment. Every token predicts the next token; the label of a segment's last token is the first token of the next
+    segment. Therefore, every token of the stream except the first is predicted exactly once, as in joined windows.
     """
 
     def __init__(self, windows: CausalWindows, size: int, lanes: int):

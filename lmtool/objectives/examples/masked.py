@@ -108,21 +108,9 @@ class Permutations(TokenMasks):
 
 
 class MaskedExamples(ABC):
-    """The base class of masked examples.
-
-    Attributes:
-        text_count: The number of texts in an example, 1 for windows and 2 for pairs.
-        masks: The object that masks the examples.
-
-    Args:
-        config: The configuration of the objective.
-        tokenizer: The tokenizer.
-        format_name: The name of the backbone's text format in `lmtool.data.formats`.
-        data: The data of the split.
-        max_length: Maximum tokens of an example.
-        seed: The seed of the run.
-        masks: The class that masks the examples.
-    """
+    """The base class of masked examples. text_count: the number of texts in an example, 1 for windows and 2 for pairs.
+    format_name: the name of the backbone's text format in `lmtool.data.formats`. max_length: maximum tokens of an
+    example. masks: the class that masks the examples."""
 
     text_count: ClassVar[int]
 
@@ -164,13 +152,7 @@ class MaskedExamples(ABC):
         """Returns examples before masking, with special tokens. rows: rows of a plan."""
 
     def mask(self, original: PackedArrays, examples: np.ndarray, epoch: int) -> MaskedTexts:
-        """Masks examples.
-
-        Args:
-            original: The examples before masking.
-            examples: The numbers of the examples, which key the random numbers.
-            epoch: The epoch, which keys the random numbers.
-        """
+        """Masks examples. examples, epoch: the numbers of the examples and the epoch, which key the random numbers."""
         return self.masks.mask(PackedTexts(original.tokens, original.lengths, np.asarray(examples), self.seed, epoch))
 
     def extra_targets(self, rows: np.ndarray) -> dict[str, Target]:
@@ -200,16 +182,7 @@ def masked_windows(
     stream: Stream, size: int, joined: bool, short_probability: float, seed: int, epoch: int, special_count: int
 ) -> Plan:
     """Builds a plan from the windows of `sampled_windows`; if no windows are short, from those of `windows`.
-
-    Args:
-        stream: The stream of text.
-        size: Maximum tokens of text in a window.
-        joined: Whether windows continue across documents.
-        short_probability: The probability of a short window.
-        seed: The seed of the run.
-        epoch: The epoch.
-        special_count: The number of special tokens in an example.
-    """
+    special_count: the number of special tokens in an example."""
     if short_probability:
         rows = sampled_windows(stream, size, joined, short_probability, seed, epoch)
     else:
@@ -291,7 +264,6 @@ class PermutedSegments(MaskedExamples):
         self._plans = {}
 
     def _text_lengths(self, rows: np.ndarray) -> np.ndarray:
-        """A window at the end of the stream may be shorter."""
         return np.minimum(self._windows.capacity, len(self.stream) - rows["start"])
 
     def planned_epoch(self, epoch: int) -> int:

@@ -20,13 +20,8 @@ from lmtool.types import Batch, Lanes, Target
 
 
 def text_capacity(max_length: int, special_count: int, text_count: int) -> int:
-    """Returns how many tokens of text fit into an example. Raises UserError if fewer than two fit per text.
-
-    Args:
-        max_length: Maximum tokens of an example.
-        special_count: The number of special tokens in an example.
-        text_count: The number of texts in an example.
-    """
+    """Returns how many tokens of text fit into an example of text_count texts and special_count special tokens. Raises
+    UserError if fewer than two fit per text."""
     capacity = max_length - special_count
     if capacity < 2 * text_count:
         raise UserError(
@@ -108,14 +103,9 @@ _DRAWS = 2
 
 
 class Stream:
-    """The documents of a token store as one stream of token ids, which are not copied.
-
-    Args:
-        tokens: The tokens of the store.
-        document_offsets: The boundaries of documents in the store. Empty documents are dropped.
-        separator: The id of the token after each document; None for no separator.
-        cache: The cache of the store.
-    """
+    """The documents of a token store as one stream of token ids, which are not copied. document_offsets: the boundaries
+    of documents in the store; empty documents are dropped. separator: the id of the token after each document; None for
+    no separator."""
 
     def __init__(
         self, tokens: np.ndarray, document_offsets: np.ndarray, separator: int | None, cache: ArrayCache = UNSHARED
@@ -156,21 +146,10 @@ class Stream:
 
 
 def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.ndarray:
-    """Splits a stream into consecutive windows.
-
-    A window at the end of a text is dropped if the previous window has all of its tokens. If windows overlap, a text of
-    a single token has no window.
-
-    Args:
-        stream: The stream.
-        size: Maximum tokens of a window.
-        joined: Whether windows continue across documents, so that only the last window is shorter. Otherwise, each
-            window has tokens of one document.
-        overlap: The number of tokens that a window shares with the next window.
-
-    Returns:
-        (E,) records of `WINDOW`.
-    """
+    """Splits a stream into consecutive windows of at most `size` tokens: (E,) records of `WINDOW`. A window at the end
+    of a text is dropped if the previous window has all of its tokens. If windows overlap, a text of a single token has
+    no window. joined: whether windows continue across documents, so that only the last window is shorter; otherwise,
+    each window has tokens of one document. overlap: the number of tokens that a window shares with the next window."""
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     stride = size - overlap
     lengths = np.diff(boundaries)
@@ -194,22 +173,10 @@ def text_windows(stream: Stream, size: int, joined: bool, shortest: int, special
 def sampled_windows(
     stream: Stream, size: int, joined: bool, short_probability: float, seed: int, epoch: int
 ) -> np.ndarray:
-    """Splits a stream into consecutive windows, some of which are short.
-
-    With probability `short_probability`, the length of a window is sampled uniformly from 2 to `size`, as in BERT's
-    script for pairs (short_seq_prob of create_pretraining_data.py); otherwise it is `size`.
-
-    Args:
-        stream: The stream.
-        size: Maximum tokens of a window.
-        joined: Whether windows continue across documents.
-        short_probability: The probability of a short window.
-        seed: The seed of the run.
-        epoch: The epoch, which keys the random numbers together with the seed.
-
-    Returns:
-        (E,) records of `SAMPLED_WINDOW`.
-    """
+    """Splits a stream into consecutive windows (see `windows`), some of which are short: (E,) records of
+    `SAMPLED_WINDOW`. With probability `short_probability`, the length of a window is sampled uniformly from 2 to
+    `size`, as in BERT's script for pairs (short_seq_prob of create_pretraining_data.py); otherwise it is `size`. seed,
+    epoch: they key the random numbers."""
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
     # Sample more windows than a document probably needs: 10% and 4 windows above the expected number. If the windows of
@@ -252,14 +219,8 @@ class Sides:
         self.start = tokenizer.role(backbone.config.start_role)
 
     def batch(self, source: RaggedTexts, target: RaggedTexts, term: str, examples_N: np.ndarray) -> Batch:
-        """Returns a batch in which the encoder reads the source, and the decoder predicts the target.
-
-        Args:
-            source: The source texts.
-            target: The target texts.
-            term: The name of the term that predicts the target.
-            examples_N: The numbers of the examples.
-        """
+        """Returns a batch in which the encoder reads the source, and the decoder predicts the target. term: the name of
+        the term that predicts the target. examples_N: the numbers of the examples."""
         inputs, outputs = (assemble(self.template, [texts]) for texts in (source, target))
         labels = torch.from_numpy(outputs.tokens)
         targets = {term: Target(labels, at=torch.arange(len(labels)), side="outputs")}

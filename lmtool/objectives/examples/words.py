@@ -43,11 +43,6 @@ class WordWindows(FixedPlan):
         unknown: The id of the unknown word.
 
     Args:
-        tokenizer: The tokenizer of the store.
-        store: The token store of the split.
-        max_length: Maximum tokens of a window.
-        documents: "separate" or "joined", the value of data.documents.
-        split: The name of the split.
         byte_limits: The maximum bytes of a word that the model reads, and the number of bytes (V,) of each entry of the
             vocabulary; None if there is no limit.
     """
@@ -136,14 +131,9 @@ def _target(labels: np.ndarray, indices: np.ndarray) -> Target:
 
 
 def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> Plan:
-    """Builds a plan from consecutive windows of whole words. A window shares its last word with the next window.
-
-    Args:
-        stream: The stream of text.
-        begins_V: Whether an entry of the vocabulary begins a word.
-        size: Maximum tokens of a window.
-        joined: Whether windows continue across documents. Otherwise, each window has tokens of one document.
-    """
+    """Builds a plan from consecutive windows of at most `size` tokens, of whole words. A window shares its last word
+    with the next window. begins_V: whether an entry of the vocabulary begins a word. joined: whether windows continue
+    across documents; otherwise, each window has tokens of one document."""
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
     is_long = lengths > size
@@ -157,7 +147,6 @@ def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) 
 
 
 def _split_at_words(stream: Stream, begins_V: np.ndarray, size: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the length of each window of a text that is longer than a window."""
     start = read_end = first
     begins: list[int] = []
     while end - start > size:
@@ -243,16 +232,7 @@ class SampledPairs:
 
 class WordPairs(FixedPlan):
     """Word pairs of skip-gram. An example is a window of at most max_length tokens of one document; both words of a
-    pair are in the same window. The plan has the lengths of windows before subsampling.
-
-    Args:
-        config: The configuration of skip-gram.
-        store: The token store of the split.
-        max_length: Maximum tokens of a window.
-        split: The name of the split.
-        seed: The seed of the run.
-        counts: The word counts.
-    """
+    pair are in the same window. The plan has the lengths of windows before subsampling."""
 
     def __init__(
         self, config: SkipGramConfig, store: TokenStore, max_length: int, split: str, seed: int, counts: WordCounts
