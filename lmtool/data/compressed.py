@@ -85,8 +85,6 @@ class _Stream(Protocol):
 
 
 class _Decompressed(io.RawIOBase):
-    """The decompressed bytes of a file."""
-
     def __init__(self, file: BinaryIO, stream: _Stream, kind: str):
         self._file, self._stream, self._kind, self._written = file, stream, kind, 0
 

@@ -51,14 +51,9 @@ class Matches:
 
 
 class TextIndex:
-    """An index of numbered texts that finds duplicates.
-
-    Args:
-        texts: The texts; iterated more than once.
-        threshold: Minimum similarity of near-duplicates, in (0, 1); None: find only equal texts.
-        seed: Seed of the sample if there are more than `MOST_TEXTS` distinct texts.
-        keys: (N,) uint64 `key_of` each text; None: compute them.
-    """
+    """An index of numbered texts, which are iterated more than once, that finds duplicates. threshold: minimum
+    similarity of near-duplicates, in (0, 1); None: find only equal texts. seed: of the sample if there are more than
+    `MOST_TEXTS` distinct texts. keys: (N,) uint64 `key_of` each text, if they are known."""
 
     def __init__(
         self,
@@ -104,8 +99,7 @@ class TextIndex:
         return matches
 
     def _measure(self, other: TextIndex, matches: Matches) -> None:
-        """Finds near-duplicates in this index of those texts of another index that have no match yet, and adds them to
-        `matches`."""
+        """Adds near-duplicates in this index of those texts of another index that have no match yet."""
         rows = np.flatnonzero(matches.repeated[other._sampled] < 0)
         pairs_P2 = self._candidates(other._signatures[rows], rows if other is self else None)
         numbers, repeated = other._sampled[rows[pairs_P2[:, 0]]], self._sampled[pairs_P2[:, 1]]
@@ -124,7 +118,7 @@ class TextIndex:
 
     def _candidates(self, signatures: np.ndarray, before: np.ndarray | None) -> np.ndarray:
         """Returns (P, 2): rows of `signatures` and rows of the index that may be similar, in ascending order. before:
-        for each signature, only earlier rows of the index are candidates; None: all rows are."""
+        for each signature, only earlier rows of the index are candidates."""
         pairs = np.zeros(0, dtype=np.int64)  # both rows as one number
         size = max(len(self._signatures), 1)
         rows = _rows_of_a_band(self._threshold) if self._threshold is not None else _PERMUTATIONS + 1
@@ -206,7 +200,7 @@ def jaccard(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _signature(shingles: np.ndarray) -> np.ndarray:
-    """Returns (128,) uint32: the minimum over the shingles of each hash function."""
+    """(128,) uint32: the minimum over the shingles of each hash function."""
     smallest = np.full(_PERMUTATIONS, 2**32 - 1, dtype=np.uint32)
     for start in range(0, len(shingles), _CHUNK):
         hashed = _FACTORS * shingles[start : start + _CHUNK] + _SUMMANDS
@@ -224,7 +218,7 @@ def _hash_rows(columns: np.ndarray) -> np.ndarray:
 
 @cache
 def _rows_of_a_band(threshold: float) -> int:
-    """Returns the number of signature rows per band with the lowest cost of false candidates and missed pairs."""
+    """The number of signature rows per band with the lowest cost of false candidates and missed pairs."""
     similarity = (np.arange(1000) + 0.5) / 1000
     costs = []
     for rows in range(1, _PERMUTATIONS + 1):

@@ -205,7 +205,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         return int(self._sizes(split).sum())
 
     def _sizes(self, split: str) -> np.ndarray:
-        """Returns (D,) int64: characters of each document of a split."""
+        """(D,) int64: characters of each document of a split."""
         if self._held_out is None:
             return _as_array(self._scans[splits_of(split)].sizes)
         return _as_array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
@@ -308,7 +308,7 @@ def _before_offset(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[t
 
 
 def _after_offset(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
-    """Yields a document from the first character after an offset that is not white space."""
+    """Starts at the first character after the offset that is not white space."""
     started = False
     for text, ends in parts:
         text, offset = text[max(offset, 0) :], offset - len(text)

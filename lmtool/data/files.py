@@ -74,16 +74,9 @@ WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe
 
 
 def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".txt",)) -> list[Path]:
-    """Returns the files of a path or a list of paths, in order and without duplicates.
-
-    Args:
-        key: The key of the path, for errors.
-        value: Files, folders (with subfolders, in order of names, without hidden files) or glob patterns.
-        suffixes: Suffixes of the files to read in a folder, in lower case.
-
-    Raises:
-        UserError: If there are no files.
-    """
+    """Returns the files of a path or a list of paths (files, folders with subfolders in order of names and without
+    hidden files, or glob patterns), in order and without duplicates. suffixes: of the files to read in a folder, in
+    lower case. Raises UserError, which names `key`, if there are no files."""
     by_path: dict[str, Path] = {}
     for name in (value,) if isinstance(value, str) else value:
         path = user_path(name)
@@ -194,21 +187,13 @@ def read_lines(
 
 
 def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, str | None]]:
-    """Yields the lines of a file. A line of more than `PIECE` bytes comes in several pieces, so that only one piece is
-    in memory.
+    """Yields the lines of a text file, decompressed if its name ends in .gz or .zst: the number of the line, the text,
+    and its end: LF, CRLF, CR, or "" at the end of the file; None if the line continues in the next piece. A line of
+    more than `PIECE` bytes comes in several pieces, so that only one piece is in memory. key: the key that sets the
+    encoding, for hints.
 
-    Args:
-        path: A text file; it is decompressed if its name ends in .gz or .zst.
-        encoding: Its encoding.
-        key: The key that sets the encoding, for hints; None if there is none.
-
-    Yields:
-        The number of the line, the text, and the end of the line: LF, CRLF, CR, or "" at the end of the file; None if
-        the line continues in the next piece.
-
-    Raises:
-        UserError: For bytes that are not in the encoding and NUL bytes (with line and byte), for a truncated compressed
-            file (with the line), and for a file that is not text.
+    Raises UserError for bytes that are not in the encoding and NUL bytes (with line and byte), for a truncated
+    compressed file (with the line), and for a file that is not text.
     """
     number, before, first = 1, 0, True
     try:
@@ -246,7 +231,7 @@ def _open_file(path: Path) -> Iterator[BufferedReader]:
 
 
 def _refuse_nul(path: Path, number: int, before: int, text: str, encoding: str) -> None:
-    """Raises UserError for a NUL in a piece of a line. before: bytes of the line before the piece."""
+    """before: bytes of the line before the piece."""
     if "\0" in text:
         byte = before + len(text[: text.index("\0")].encode(encoding, "replace")) + 1
         raise UserError(
@@ -255,8 +240,8 @@ def _refuse_nul(path: Path, number: int, before: int, text: str, encoding: str) 
 
 
 def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, str | None]]:
-    """Yields the text up to each line feed, without the CR of a CRLF, in pieces of at most about `PIECE` bytes, and
-    the end that follows, as `read_chunks` does."""
+    """Yields the text up to each line feed, without the CR of a CRLF, in pieces of about `PIECE` bytes, and the end
+    that follows."""
     if "\n".encode(encoding) != b"\n":  # UTF-16 and UTF-32: bytes cannot be split at line feeds
         yield from _decode_wide(path, file, encoding, key)
         return
@@ -301,7 +286,7 @@ def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Itera
 
 
 def _decode_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, str | None]]:
-    """Decodes as `_decode` does, for encodings in which a line feed is not one byte."""
+    """For encodings in which a line feed is not one byte."""
     decoder = codecs.getincrementaldecoder(encoding)()
     rest, done = "", 0
     while True:
@@ -330,8 +315,7 @@ def _decode_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> 
 def _bad_byte(
     path: Path, error: UnicodeDecodeError, lines: int, columns: int, encoding: str, key: str | None
 ) -> UserError:
-    """Returns the error for a byte that is not in the encoding. lines: number of earlier lines. columns: bytes of the
-    line before the decoded ones."""
+    """lines: number of earlier lines. columns: bytes of the line before the decoded ones."""
     before = error.object[: error.start]
     line = lines + before.count(b"\r") + 1
     byte = error.start - before.rfind(b"\r") + (0 if b"\r" in before else columns)

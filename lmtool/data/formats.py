@@ -85,13 +85,9 @@ def assemble(
     texts: Sequence[tuple[np.ndarray, np.ndarray]],
     text_columns: Mapping[str, Sequence[np.ndarray]] | None = None,
 ) -> PackedArrays:
-    """Joins the texts of N examples with their special tokens.
-
-    Args:
-        template: The special tokens.
-        texts: For each text of the format, the concatenated ids of all examples, and their (N,) lengths.
-        text_columns: By name, further columns: for each text, the values of its ids, (T, ...). Special tokens get -1.
-    """
+    """Joins the texts of N examples with their special tokens. texts: for each text of the format, the concatenated ids
+    of all examples, and their (N,) lengths. text_columns: by name, further columns: for each text, the values of its
+    ids, (T, ...); special tokens get -1."""
     lengths = np.full(len(texts[0][1]), template.special_count, dtype=np.int64)
     for _, lengths_N in texts:
         lengths += np.asarray(lengths_N, dtype=np.int64)
@@ -149,15 +145,12 @@ def _arrays(pieces: list[list[int]]) -> tuple[np.ndarray, ...]:
 
 
 def truncate_texts(lengths_KN: np.ndarray, limit: int, rule: Truncation) -> np.ndarray:
-    """Returns (K, N): the lengths of texts after tokens have been removed from the longest text of each example, one by
-    one, until they fit.
+    """Returns (K, N): the lengths of the K texts of N examples after tokens have been removed from the longest text of
+    each example, one by one, until at most `limit` are left.
 
-    Args:
-        lengths_KN: The lengths of the K texts of N examples.
-        limit: The maximum number of tokens of an example.
-        rule: Which of the shortened texts keep one token more, if their room cannot be divided evenly. bert: the first
-            ones (`_truncate_seq_pair` of BERT's scripts); longest_first: the longest ones, of equally long texts the
-            later ones (`truncation=True` of transformers' tokenizers).
+    rule: which of the shortened texts keep one token more, if their room cannot be divided evenly. bert: the first ones
+    (`_truncate_seq_pair` of BERT's scripts); longest_first: the longest ones, of equally long texts the later ones
+    (`truncation=True` of transformers' tokenizers).
     """
     texts = len(lengths_KN)
     sorted_KN = np.sort(lengths_KN, axis=0)

@@ -44,14 +44,8 @@ from lmtool.system.secrets import masked
 @contextmanager
 def hub_access(subject: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
     """Yields the library datasets, and converts its errors to UserError. Without a network it works offline with its
-    cache, instead of retrying for half a minute.
-
-    Args:
-        subject: The data set as typed, for errors.
-        name: The data set, or a local folder, for which no connection is opened.
-        offline: Open no connection.
-        hint: The hint of errors.
-    """
+    cache, instead of retrying for half a minute. subject: the data set as typed, for errors. name: the data set, or a
+    local folder, for which no connection is opened."""
     try:
         import datasets  # takes seconds, and is required only for hub data
         import huggingface_hub.constants
@@ -327,7 +321,7 @@ def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
 
 
 def _columns(rows: Any, columns: tuple[str, ...], subject: str) -> Any:
-    """Returns the rows with only these columns, so that images and audio in other columns are not decoded."""
+    """Only these columns, so that images and audio in others are not decoded."""
     if rows.column_names is None:  # unknown until the first row is read
         return rows
     names = rows.column_names
@@ -339,7 +333,7 @@ def _columns(rows: Any, columns: tuple[str, ...], subject: str) -> Any:
 
 
 def _require_strict(builder: object, subject: str, folder: str | None) -> None:
-    """Raises UserError for CSV, because the library silently shifts ragged rows and reads "NA" as null."""
+    """The library silently shifts ragged rows of CSV and reads "NA" as null."""
     if any(base.__module__.endswith("packaged_modules.csv.csv") for base in type(builder).__mro__):
         hint = f"use data=csv data.path={folder}" if folder else "download its files, and use data=csv data.path=FOLDER"
         raise UserError(f"{subject} is CSV, which the library datasets reads with silent errors", hint)

@@ -27,11 +27,9 @@ AHEAD = 2  # steps produced in advance
 
 
 def prefetch(items: Iterable[Item], ahead: int = AHEAD) -> Iterator[Item]:
-    """Iterates in the same order, with up to `ahead` items produced in advance by a thread.
-
-    An exception of the producer is raised at its position in the order. The thread ends with the items, or soon after
-    this iterator is closed or deleted.
-    """
+    """Iterates in the same order, with up to `ahead` items produced in advance by a thread. An exception of the
+    producer is raised at its position in the order. The thread ends with the items, or soon after this iterator is
+    closed or deleted."""
     ready: queue.Queue[tuple[str, Item | BaseException | None]] = queue.Queue(maxsize=ahead)
     closed = threading.Event()
 
@@ -74,11 +72,8 @@ def prefetch(items: Iterable[Item], ahead: int = AHEAD) -> Iterator[Item]:
 
 @dataclass(frozen=True)
 class LocalStep:
-    """The part of a step that one process reads.
-
-    indices: the indices of the examples, in the order of the step. boundaries: (B+1,) the boundaries of the forward
-    passes. idle: how many more forward passes the busiest process runs in this step.
-    """
+    """The part of a step that one process reads. indices: of the examples, in the order of the step. boundaries: (B+1,)
+    of the forward passes. idle: how many more forward passes the busiest process runs in this step."""
 
     indices: np.ndarray
     boundaries: np.ndarray
@@ -167,12 +162,11 @@ class _Epoch:
         return len(self.boundaries) - 1
 
     def step(self, number: int) -> np.ndarray:
-        """Returns (N,): numbers of the examples of a step."""
+        """(N,) numbers of the examples of a step."""
         return self.order.examples(*self.boundaries[number : number + 2].tolist())
 
     def groups(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields the examples of the first `steps` steps, in groups of steps: (N,) numbers, and the steps'
-        boundaries."""
+        """Yields the first `steps` steps in groups: (N,) numbers of their examples, and the steps' boundaries."""
         step, boundaries = 0, self.boundaries[: steps + 1]
         while step < len(boundaries) - 1:
             fitting = int(np.searchsorted(boundaries, boundaries[step] + LENGTHS_READ, side="right")) - 1
@@ -353,8 +347,8 @@ class PackedLoader:
             epoch, batch = epoch + 1, 0
 
     def _forwards(self, epoch: int, batch: int, rank: int, ranks: int) -> tuple[list[Batch], tuple[Batch, ...]]:
-        """Returns the batches of a process in a step, and the batches that it runs idly while other processes have more
-        forward passes; each of them is the shortest example."""
+        """Returns the batches of a process in a step, and those, each the shortest example, that it runs idly while
+        other processes have more forward passes."""
         current = self._epoch(epoch)
         selected = current.step(batch)
         lengths = current.plan.lengths[selected] + self._virtual_tokens

@@ -34,14 +34,14 @@ def read_parquet(path: Path) -> Table:
 
 
 def _pandas_index(path: Path, metadata: bytes) -> tuple[str, ...]:
-    """Returns the columns that pandas has written for the index of a data frame."""
+    """The columns that pandas has written for the index of a data frame."""
     value = parse_json(metadata, path, "write the file again with pandas, or without its metadata")
     index = value.get("index_columns") if isinstance(value, dict) else None
     return tuple(name for name in index if isinstance(name, str)) if isinstance(index, list) else ()
 
 
 def _hub_features(path: Path, metadata: bytes) -> dict[str, Any]:
-    """Returns what the library datasets has written about each column."""
+    """What the library datasets has written about each column."""
     hint = "write the file again without the metadata of the library datasets"
     value = parse_json(metadata, path, hint)
     for key in ("info", "features"):
@@ -52,16 +52,9 @@ def _hub_features(path: Path, metadata: bytes) -> dict[str, Any]:
 
 
 def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tuple[int, tuple[str | None, ...]]]:
-    """Yields the number of each row, from 1, and the values of its columns of text.
-
-    Args:
-        path: The file.
-        columns: Names of the columns.
-        key: The key that names the columns, for errors.
-
-    Raises:
-        UserError: As in `read_parquet`, and for a column that is missing or does not contain text.
-    """
+    """Yields the number of each row, from 1, and the values of its columns of text. key: the key that names the
+    columns, for errors. Raises UserError as `read_parquet`, and for a column that is missing or does not contain
+    text."""
     number, text_bytes, size = 0, 0, path.stat().st_size
     with _open_parquet(path) as file:
         schema = file.schema_arrow

@@ -54,17 +54,10 @@ class PhaseFractions:
 
 
 class PhasedLoader:
-    """A `types.Phased` loader.
-
-    A phase with the same text and the same examples as the phase before continues in its order; any other phase starts
-    at epoch 0. A cursor consists of that of the phase's loader, the phase, the completed steps of the run, and the
-    epoch and the number of skipped examples at the start of the phase.
-
-    Args:
-        loaders: The loader of each phase.
-        fractions: The lengths of the phases.
-        same_text: For each phase, whether it reads the same text as the phase before.
-    """
+    """A `types.Phased` loader. same_text: for each phase, whether it reads the same text as the phase before. A phase
+    with the same text and the same examples as the phase before continues in its order; any other phase starts at epoch
+    0. A cursor consists of that of the phase's loader, the phase, the completed steps of the run, and the epoch and the
+    number of skipped examples at the start of the phase."""
 
     def __init__(self, loaders: Sequence[PackedLoader], fractions: PhaseFractions, same_text: Sequence[bool]):
         self.loaders, self.fractions = list(loaders), fractions
@@ -143,7 +136,7 @@ class PhasedLoader:
         return math.inf if self._ends is None else self._ends[position["phase"]]
 
     def _enter_phase(self, position: dict[str, int]) -> dict[str, int]:
-        """Returns the cursor at the start of the next phase that has steps."""
+        """The cursor at the start of the next phase that has steps."""
         assert self._ends is not None
         while position["step"] >= self._ends[position["phase"]]:
             before, phase = self._loader(position), position["phase"] + 1

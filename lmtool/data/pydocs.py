@@ -125,7 +125,7 @@ def _check_installed(names: Iterable[str]) -> None:
 
 
 def _clean(text: str) -> str:
-    """Returns the text without NUL and lone surrogates, which a source may contain as escapes."""
+    """A source may contain NUL and lone surrogates as escapes."""
     return text.replace("\0", "").encode("utf-8", "ignore").decode()
 
 
@@ -135,8 +135,8 @@ def _cached_rows(
     cache_dir: str | Path | None,
     progress: OnStage | None = None,
 ) -> list[list[Any]]:
-    """Returns the rows stored in the cache folder; if there are none, collects and stores them. Their key consists of
-    `parts`, the installed packages and this code. Reports a damaged file."""
+    """Collects rows, or reads them from the cache folder. Their key consists of `parts`, the installed packages and
+    this code."""
     code = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, docstrings.__file__)]
     key = _hash([code, docstrings.versions(), docstrings.installed(), *parts])
     path = None if cache_dir is None else user_path(cache_dir) / "pydocs" / f"{key[:32]}.json"
@@ -199,17 +199,9 @@ def pydocs_rows(
     """Returns the splits "train" and "dev" of `task=pydocs`: docstrings with the package that they come from.
 
     The columns are "text", the prose of a docstring on one line, and "label", the package, with the same number of rows
-    for each package. Names of packages and of their direct submodules are masked in all texts. The rows of a source
-    file are in one split only, and a text occurs once.
-
-    Args:
-        cache_dir: The cache folder; None: do not cache.
-        seed: Seed of the sample of files and docstrings.
-        per_class_train: Rows per package in "train".
-        per_class_validation: Maximum number of rows per package in "dev".
-
-    Raises:
-        UserError: If fewer than two packages have enough docstrings.
+    for each package (in "dev", a maximum). Names of packages and of their direct submodules are masked in all texts.
+    The rows of a source file are in one split only, and a text occurs once. cache_dir: None: do not cache. Raises
+    UserError if fewer than two packages have enough docstrings.
     """
     names = [name for name in _CLASSES if len(docstrings.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
     labeled = [_Row(*row) for row in _cached_rows(["rows", names], lambda: _docstring_rows(names), cache_dir)]
@@ -251,8 +243,8 @@ def _docstring_rows(names: list[str]) -> list[_Row]:
 
 
 def _revealing_names(modules: dict[str, list[docstrings.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
-    """Returns the names of direct submodules that reveal the package. A name that three packages use as a word ("this",
-    "context") does not."""
+    """The names of direct submodules that reveal the package: not those that three packages use as a word ("this",
+    "context")."""
     names = {
         parts[1].strip("_").lower()
         for of_package in modules.values()
@@ -268,8 +260,8 @@ def _revealing_names(modules: dict[str, list[docstrings.Module]], texts: Iterabl
 
 
 def _mask_word(word: str, names: list[str], words: set[str]) -> str:
-    """Replaces a word by `_` if it names a package: a dotted name, an identifier that contains a package or an alias,
-    or a revealing submodule. The rule is the same for all packages, so that the masks do not reveal the package."""
+    """Masks a dotted name, an identifier that contains a package or an alias, or a revealing submodule. The rule is the
+    same for all packages, so that the masks do not reveal the package."""
     plain = word.lower()
     dotted = sum(len(part) > 1 and not part.isdigit() for part in plain.split(".")) > 1
     is_named = any(name in plain for name in names) or plain.strip("_").split("_")[0] in _ALIASES
@@ -277,7 +269,7 @@ def _mask_word(word: str, names: list[str], words: set[str]) -> str:
 
 
 def _sample(rows: list[_Row], seed: int, train: int, dev: int) -> dict[str, list[_Row]] | None:
-    """Returns the rows of one package for both splits, with files in a seeded order; None if there are too few."""
+    """The rows of one package for both splits, with files in a seeded order; None if there are too few."""
     files: dict[str, list[_Row]] = {}
     for row in rows:
         files.setdefault(row.path, []).append(row)

@@ -25,17 +25,9 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def records(
     path: Path, delimiter: str | None, encoding: str = "utf-8", key: str | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number of the first line, and the cells, of each record, including the header.
-
-    Args:
-        path: The file.
-        delimiter: Delimiter of cells, which may be quoted as in RFC 4180; None: tabs, without quoting.
-        encoding: The file's encoding.
-        key: The key that sets the encoding, or None.
-
-    Raises:
-        UserError: As in `read_lines`, for broken quotes, and for a first line `sep=` with another delimiter.
-    """
+    """Yields the number of the first line, and the cells, of each record, including the header. delimiter: of cells,
+    which may be quoted as in RFC 4180; None: tabs, without quoting. key: the key that sets the encoding. Raises
+    UserError as in `read_lines`, for broken quotes, and for a first line `sep=` with another delimiter."""
     lines = read_lines(path, encoding, key, keep_ends=delimiter is not None)
     first = next(lines, None)
     if first is None:
@@ -56,8 +48,7 @@ def records(
 
 
 def _separator(path: Path, line: str) -> str | None:
-    """Returns the delimiter that the first line of a file names for Excel (`sep=;`); None if it is another line. Raises
-    UserError for a delimiter that is not in `DELIMITERS`."""
+    """The delimiter that the first line of a file names for Excel (`sep=;`); None if it is another line."""
     match = _SEPARATOR.fullmatch(line)
     if match is not None and match[1] not in DELIMITERS:
         raise UserError(
@@ -68,16 +59,9 @@ def _separator(path: Path, line: str) -> str | None:
 
 
 def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | None = None) -> str:
-    """Infers the delimiter of a .csv file from its first line.
-
-    Args:
-        line: The first line.
-        known: Expected column names: the delimiter that yields the most of them is used.
-        header: The names of all columns, if they are not in the file: the delimiter that yields as many cells is used.
-
-    Returns:
-        The delimiter; a comma if none fits.
-    """
+    """Infers the delimiter of a .csv file from its first line; a comma if none fits. known: expected column names: the
+    delimiter that yields the most of them is used. header: the names of all columns, if they are not in the file: the
+    delimiter that yields as many cells is used."""
     cells = {delimiter: _quoted_cells(line, delimiter) for delimiter in DELIMITERS}
     dividing = [delimiter for delimiter, values in cells.items() if len(values) > 1]
     if header is not None:
@@ -119,8 +103,7 @@ def delimiter_for(path: Path, name: str | None, known: Sequence[str], encoding: 
 def _split_quoted(
     path: Path, numbered: Iterator[tuple[int, str]], delimiter: str, first: int
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number of the first line, and the cells, of each record. numbered: lines with their ends, which quoted
-    cells keep. first: the number of the first one."""
+    """numbered: lines with their ends, which quoted cells keep. first: the number of the first one."""
     last = 0
 
     def lines() -> Iterator[str]:
@@ -270,17 +253,8 @@ def fields_of(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def values_of(place: str, row: Mapping[str, object], names: Sequence[str], key: str) -> list[object]:
-    """Returns the values of columns in a row; a name that is not a key is a dotted path.
-
-    Args:
-        place: File and line, for errors.
-        row: The row.
-        names: Names of the columns.
-        key: The key that names the columns, for errors.
-
-    Raises:
-        UserError: If a column is missing.
-    """
+    """Returns the values of columns in a row; a name that is not a key is a dotted path. place, key: file and line, and
+    the key that names the columns, for errors. Raises UserError if a column is missing."""
     values = []
     for name in names:
         try:
@@ -291,7 +265,7 @@ def values_of(place: str, row: Mapping[str, object], names: Sequence[str], key: 
 
 
 def _at_path(part: object, path: str) -> object:
-    """Returns the value at a dotted path; None below a null. Raises KeyError if there is none."""
+    """None below a null. Raises KeyError if there is none."""
     if part is None:
         return None
     if not isinstance(part, dict):
@@ -305,17 +279,8 @@ def _at_path(part: object, path: str) -> object:
 
 
 def text_of(place: str, names: Sequence[str], values: Sequence[object], key: str) -> str:
-    """Returns the text of a row: its values joined by newlines, without null and blank ones.
-
-    Args:
-        place: File and line, for errors.
-        names: Names of the columns.
-        values: Their values.
-        key: The key that names the columns, for errors.
-
-    Raises:
-        UserError: If a value is not text.
-    """
+    """Returns the text of a row: its values joined by newlines, without null and blank ones. place, key: file and line,
+    and the key that names the columns, for errors. Raises UserError if a value is not text."""
     texts = []
     for name, value in zip(names, values, strict=True):
         if value is not None and not isinstance(value, str):

@@ -134,8 +134,8 @@ def _digest(*parts: str) -> str:
 
 @contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
-    """Waits for the lock of a file, holds it, and deletes the file at the end. Without locks in the file system the
-    processes do not wait, and each maps a file of its own."""
+    """Deletes the file at the end. Without locks in the file system the processes do not wait, and each maps a file of
+    its own."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # the last process that used the folder removed it
@@ -153,8 +153,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Writes a file of arrays and renames it to `path`. Raises OSError if that fails; an empty file then tells the
-    other processes."""
+    """Renames a complete file to `path`. Raises OSError if that fails; an empty file then tells the other processes."""
     draft, header, offset, checksum = draft_path(path), {}, _HEADER, 0
     try:
         with open(draft, "xb") as file:
@@ -190,8 +189,8 @@ def _is_empty(path: Path) -> bool:
 
 
 def _map(path: Path, processes: int) -> np.memmap | None:
-    """Maps a file and counts this process; the last process deletes the file's name. Returns None if the file is
-    missing or damaged."""
+    """Maps a file and counts this process; the last process deletes the file's name. None if it is missing or
+    damaged."""
     try:
         with open(path, "r+b") as file:
             head = file.read(_HEADER)
@@ -224,7 +223,7 @@ def _arrays_of(mapped: np.memmap) -> Arrays:
 
 
 def _remove(path: Path, process: int) -> None:
-    """Deletes the name of a file in the process that mapped it, and its folder if that is empty."""
+    """Only in the process that mapped the file; also removes its folder if that is empty."""
     if process == os.getpid():
         with suppress(OSError):
             path.unlink(missing_ok=True)

@@ -96,7 +96,7 @@ def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def _sample_documents(count: int, number: int) -> np.ndarray:
-    """Returns the `number` documents of `count` with the smallest random values, which are generated in blocks."""
+    """The documents with the smallest random values, which are generated in blocks."""
     values, sampled = np.empty(0), np.empty(0, dtype=np.int64)
     for start in range(0, count, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, count))
@@ -112,17 +112,10 @@ _BOUNDARIES = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=
 
 
 def split_offset(read_text: Callable[[int, int], str], length: int, fraction: float) -> int:
-    """Returns the position at which the only document is split so that about its last `fraction` is for validation: the
-    nearest of the best kind of boundary within a twentieth of the text, at most `PART` characters away.
-
-    Args:
-        read_text: Returns the characters from one position to another.
-        length: Characters of the document.
-        fraction: Fraction for validation.
-
-    Raises:
-        UserError: If the document is a single word.
-    """
+    """Returns the position at which the only document, of `length` characters, is split so that about its last
+    `fraction` is for validation: the nearest of the best kind of boundary within a twentieth of the text, at most
+    `PART` characters away. read_text: returns the characters from one position to another. Raises UserError if the
+    document is a single word."""
     target, near = round(length * (1 - fraction)), max(length // 20, 20)
     start, end = (0, length) if near <= PART else (max(target - PART, 0), target + PART)
     text = read_text(start, end)
@@ -148,7 +141,6 @@ def splits_of(split: str) -> str:
 
 @contextmanager
 def _with_mixture_keys(title: str, config: DataConfig) -> Iterator[None]:
-    """Replaces the keys in the errors of a member by the keys that set them in the mixture."""
     try:
         yield
     except UserError as error:

@@ -163,7 +163,6 @@ class StoreDraft:
         return f"{size / seconds / 1e6:.2f} MB/s, {tokens / seconds:,.0f} tokens/s"
 
     def _write_row(self) -> None:
-        """Syncs the files to disk, then appends a row to the journal."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -181,7 +180,7 @@ class StoreDraft:
 
     def _resume(self) -> dict[str, int] | None:
         """Finds the last row of the journal that matches the files, and takes its counts. Returns the bytes of each
-        file, or None if no row matches."""
+        file."""
         with contextlib.suppress(OSError), ExitStack() as stack:
             rows = self._journal.read_bytes().splitlines(keepends=True)
             files = {name: stack.enter_context(open(self.folder / file, "rb")) for name, file in FILES.items()}
@@ -230,7 +229,7 @@ class StoreDraft:
 
 
 def _line(row: JsonObject) -> bytes:
-    """Returns a row of the journal after its hash, by which damage is detected."""
+    """A row of the journal after its hash, by which damage is detected."""
     content = json.dumps(row).encode()
     return hashlib.sha256(content).hexdigest().encode() + b" " + content + b"\n"
 

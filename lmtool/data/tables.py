@@ -56,17 +56,12 @@ def read_table(
     path: str | Path, header: Sequence[str] | None = None, skip_ragged: bool = False, known: Sequence[str] = ()
 ) -> Table:
     """Returns the rows of a file: .tsv or .txt (tabs, no quoting), .csv (RFC 4180, with an inferred delimiter), .jsonl
-    or .json (one object per line). All values of tsv and csv are text, including "NA".
+    or .json (one object per line). All values of tsv and csv are text, including "NA". header: column names of a file
+    without a header line (not for jsonl). skip_ragged: omit and count lines with a wrong number of columns. known:
+    expected column names, to infer the delimiter (`delimiter_of`).
 
-    Args:
-        path: The file.
-        header: Column names of a file without a header line (not for jsonl).
-        skip_ragged: Omit and count lines with a wrong number of columns.
-        known: Expected column names, to infer the delimiter (`delimiter_of`).
-
-    Raises:
-        UserError: With file and line, for malformed lines and objects, objects with different keys or types, repeated
-            columns, bytes that are not UTF-8, and a file without rows.
+    Raises UserError, with file and line, for malformed lines and objects, objects with different keys or types,
+    repeated columns, bytes that are not UTF-8, and a file without rows.
     """
     (table,) = table_portions(path, None, header, skip_ragged, known)
     if suffix_of(Path(path)) in (".tsv", ".txt") and (place := _quoted_cell(table)):
@@ -110,7 +105,7 @@ def _require_rows(path: Path, table: Table) -> None:
 
 def _quoted_cell(table: Table) -> str | None:
     """Returns the place of a cell with doubled quotes inside of quotes, if all cells with quotes are quoted like this,
-    as programs write them that quote the cells of a .tsv; otherwise None."""
+    as programs write them that quote the cells of a .tsv."""
     place = None
     for values in table.columns.values():
         for row, cell in enumerate(values):
@@ -183,8 +178,8 @@ def _difference(
     first_line: int,
     kinds: dict[str, tuple[str, int]],
 ) -> UserError | None:
-    """Returns the error for an object whose keys or types differ from those of earlier objects. keys, first_line: of
-    the first object. kinds: the type and the first line of each key; the keys of the row are added."""
+    """keys, first_line: of the first object. kinds: the type and the first line of each key; the row's keys are
+    added."""
     if {*keys} != row.keys():
         name = min({*keys} ^ row.keys())
         error = "lacks the" if name in keys else "has the additional"
@@ -217,17 +212,10 @@ def read_columns(
     """Reads CoNLL's format, one word per line: a row per sentence, with a list of the words' values for each column.
 
     Columns are separated by tabs if the first word's line has one, otherwise by spaces. Blank lines and -DOCSTART-
-    lines end a sentence; -DOCSTART- lines are counted. The origin is the line of a sentence's first word.
-
-    Args:
-        path: The file.
-        word: Name of the first column.
-        label: Name of the last column, if there are several.
-        header: Names of all columns, in place of `word` and `label`.
-        skip_ragged: Omit and count sentences with a wrong number of columns.
-
-    Raises:
-        UserError: With file and line, for a wrong number of columns, or an empty word.
+    lines end a sentence; -DOCSTART- lines are counted. The origin is the line of a sentence's first word. word, label:
+    names of the first and the last column. header: names of all columns instead. skip_ragged: omit and count sentences
+    with a wrong number of columns. Raises UserError, with file and line, for a wrong number of columns, or an empty
+    word.
     """
     table, names, tabs, documents = Table({}), list(header or ()), None, 0
     hint = "write one word per line with the same columns, and a blank line after each sentence"
@@ -306,7 +294,7 @@ _CONLLU_HINT = "use CoNLL-U: ten columns separated by tabs"
 
 
 def _sentences(path: Path) -> Iterator[list[tuple[int, str]]]:
-    """Yields the numbers and lines of each sentence, separated by blank lines. A -DOCSTART- line is a separate item."""
+    """A -DOCSTART- line is a separate item."""
     sentence: list[tuple[int, str]] = []
     for number, line in read_lines(path):
         document = line.startswith(DOCUMENT)
@@ -327,12 +315,12 @@ def _cells(line: str, tabs: bool) -> list[str]:
 
 
 def _names(word: str, label: str, count: int) -> list[str]:
-    """Returns the names of columns without a header: the word, numbered columns, the label."""
+    """Without a header: the word, numbered columns, the label."""
     return [word] if count == 1 else [word, *(f"column_{number}" for number in range(2, count)), label]
 
 
 def _append(table: Table, path: Path, names: Sequence[str], cells: list[list[str]], lines: list[int]) -> None:
-    """Adds a sentence as a row. Its line numbers replace a column named `LINES`: CoNLL-U's word numbers."""
+    """The line numbers replace a column named `LINES`: CoNLL-U's word numbers."""
     columns = {**dict(zip(names, zip(*cells, strict=True), strict=True)), LINES: lines}
     for name, values in columns.items():
         table.columns.setdefault(name, []).append(list(values))

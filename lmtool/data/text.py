@@ -99,7 +99,7 @@ class _Document:
         return bool(self._lines)
 
     def add(self, text: str, at_start: bool) -> Iterator[tuple[str, bool]]:
-        """Adds a piece of a line. at_start: whether a line starts with the piece."""
+        """at_start: whether a line starts with the piece."""
         if self._size > PART:
             yield "\n".join(self._lines), False
             self._lines, self._size, self.has_parts = [""], 0, True
@@ -110,14 +110,13 @@ class _Document:
         self._size += len(text) + at_start
 
     def close(self) -> Iterator[tuple[str, bool]]:
-        """Yields the last part, if there are lines, and begins another document."""
         if self._lines:
             yield "\n".join(self._lines), True
             self._lines, self._size, self.has_parts = [], 0, False
 
 
 def _blocks(pieces: Pieces, one_line: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yields the documents that end at a blank line, or with `one_line` at every line."""
+    """Documents end at a blank line, or with `one_line` at every line."""
     document, at_start = _Document(), True
     for text, ends in pieces:
         if not at_start or (text and not text.isspace()):
@@ -131,7 +130,7 @@ def _blocks(pieces: Pieces, one_line: bool = False) -> Iterator[tuple[str, bool]
 
 
 def _complete_file(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    """Yields a file as one document, without empty lines at its start and end."""
+    """Without empty lines at the start and end of the document."""
     document, at_start, empty, blank = _Document(), True, 0, True
     for text, ends in pieces:
         if not text and at_start and ends:

@@ -87,7 +87,7 @@ class SentenceSplitter:
 
 
 def _sentences(text: str, end: int) -> tuple[list[str], int]:
-    """Returns the sentences that end up to a position, and the start of the next one."""
+    """The sentences that end up to a position, and the start of the next one."""
     pieces, start = [], 0
     for match in (_END if _BLANK.search(text) else _WITHIN_A_BLOCK).finditer(text):
         if match.end() > end:
@@ -108,7 +108,7 @@ def _is_abbreviation(text: str, dot: int) -> bool:
 
 
 def _split_long(piece: str) -> list[str]:
-    """Returns a sentence in parts of at most LONGEST_SENTENCE characters, split before white space if possible."""
+    """Parts of at most LONGEST_SENTENCE characters, split before white space if possible."""
     parts = []
     while len(piece) > LONGEST_SENTENCE:
         window = piece[1 : LONGEST_SENTENCE + 1]
@@ -373,7 +373,6 @@ def serve() -> None:
 def _answer(
     tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype
 ) -> tuple[dict[str, object], list[np.ndarray]]:
-    """Returns the message and the arrays of a tokenized portion, or the message of an error."""
     try:
         answer = vars(tokenize_portion(tokenizer, encode, portion, dtype))
     except UserError as error:

@@ -24,15 +24,9 @@ class NoTree(ValueError):
 
 
 def numbers_of_heads(heads: Sequence[object], words: int) -> list[int]:
-    """Returns the head of each word as the index of a word, -1 for the root.
-
-    Args:
-        heads: The heads as in CoNLL-U: numbers of words from 1, as text or numbers; 0 for the root.
-        words: The number of words of the sentence.
-
-    Raises:
-        NoTree: Unless each word has one head within the sentence, one word is the root, and no word depends on itself.
-    """
+    """Returns the head of each word as the index of a word, -1 for the root. heads: as in CoNLL-U: numbers of words
+    from 1, as text or numbers; 0 for the root. Raises NoTree unless each word has one head within the sentence, one
+    word is the root, and no word depends on itself."""
     if len(heads) != words:
         raise NoTree(0, f"{words} words and {len(heads)} heads")
     parents: list[int] = []
@@ -75,12 +69,8 @@ def paths_from_root(parents: Sequence[int], levels: int | None = None) -> np.nda
 def paths_of_tokens(
     trees: Sequence[Sequence[Sequence[int]]], words: Sequence[Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Returns, for each text of an example, the paths of the tokens of all examples, (T, D) int32.
-
-    Args:
-        trees: For each text and example, the index of each word's head, -1 for the root.
-        words: For each text and example, the index of each token's word, -1 for none.
-    """
+    """Returns, for each text of an example, the paths of the tokens of all examples, (T, D) int32. trees, words: for
+    each text and example, the index of each word's head, -1 for the root, and of each token's word, -1 for none."""
     levels = max((paths_from_root(parents).shape[1] for text in trees for parents in text), default=0)
     none = np.full((1, max(levels, 1)), -1, dtype=np.int32)  # the last row of a table, for tokens of no word
     paths, first = [], 0

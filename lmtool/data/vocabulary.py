@@ -26,18 +26,9 @@ def trained_tokenizer(
     cache_dir: str | Path,
     progress: OnStage | None = None,
 ) -> Tokenizer:
-    """Returns the tokenizer trained on the training split of a source; it is stored in the cache folder.
-
-    Args:
-        config: The tokenizer's configuration.
-        source: The text.
-        vocab_size: Maximum number of entries.
-        cache_dir: The cache folder.
-        progress: Receives messages: that only a sample of the text is used, or that a saved tokenizer is damaged.
-
-    Raises:
-        UserError: If cache_dir cannot be written.
-    """
+    """Returns the tokenizer trained on the training split of a source; it is stored in the cache folder. progress:
+    receives messages: that only a sample of the text is used, or that a saved tokenizer is damaged. Raises UserError if
+    cache_dir cannot be written."""
     if not config.reads_text:
         return build(config, (), vocab_size)
     characters = source.characters("train")
@@ -73,7 +64,7 @@ def tokenizer_of_rows(
 
 
 def _is_sampled(config: TokenizerConfig, characters: int, progress: OnStage | None) -> bool:
-    """Whether the text is so long that the vocabulary is trained on a sample of it. Reports it if so."""
+    """Whether the text is too long to train the vocabulary on all of it, which is reported."""
     most = config.most_characters
     if progress is not None and config.reads_text and characters > most:
         sizes = f"{most / 1e6:.0f} of {characters / 1e6:,.0f} million characters"
