@@ -43,15 +43,7 @@ def wordpiece(
     chinese: bool = True,
     unknown: str = "[UNK]",
 ) -> tokenizers.Tokenizer:
-    """Builds WordPiece with BERT's cleaning and splitting (Devlin et al. 2019).
-
-    Args:
-        vocabulary: Ids by entry.
-        lowercase: Lowercase texts.
-        strip_accents: None means that accents are stripped if text is lowercased.
-        chinese: Put spaces around CJK characters.
-        unknown: The unknown token.
-    """
+    """Builds WordPiece with BERT's cleaning and splitting (Devlin et al. 2019), see `bert_normalizer`."""
     model = models.WordPiece(
         dict(vocabulary), unk_token=unknown, continuing_subword_prefix="##", max_input_chars_per_word=100
     )
@@ -128,15 +120,8 @@ def unigram(
     add_prefix_space: bool = True,
 ) -> tokenizers.Tokenizer:
     """Builds SentencePiece's unigram model with a family's cleaning and template; special tokens are not added.
-
-    Args:
-        entries: Text and score by id.
-        family: The model family.
-        character_map: SentencePiece's precompiled map for normalization; may be empty.
-        lowercase: Lowercase texts (ALBERT, XLNet).
-        keep_accents: Do not strip accents (ALBERT, XLNet).
-        add_prefix_space: Add a space before the text.
-    """
+    entries: text and score by id. character_map: SentencePiece's precompiled map for normalization; may be empty.
+    lowercase, keep_accents: for ALBERT and XLNet."""
     backend = tokenizers.Tokenizer(models.Unigram(list(entries), _UNKNOWN[family], False))
     steps = list(albert_normalizer(lowercase, keep_accents)) if family != "t5" else []
     if character_map:
@@ -181,14 +166,8 @@ def sentencepiece_bpe(
     normalizer: Sequence[normalizers.Normalizer],
 ) -> tokenizers.Tokenizer:
     """Builds SentencePiece's BPE model; special tokens are not added. As in the SentencePiece library, leading and
-    trailing spaces are removed, repeated spaces become one, and a space is added before the text.
-
-    Args:
-        vocabulary: Ids by entry.
-        merges: Pairs of entries in the order in which they are merged.
-        family: The model family, for the template.
-        normalizer: Steps that are applied before the rules for spaces.
-    """
+    trailing spaces are removed, repeated spaces become one, and a space is added before the text. merges: in the order
+    in which they are merged. normalizer: steps that are applied before the rules for spaces."""
     unknown = "<unk>"
     backend = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges), unk_token=unknown, fuse_unk=True))
     backend.normalizer = normalizers.Sequence(
@@ -219,13 +198,9 @@ def _set_family_template(backend: tokenizers.Tokenizer, family: UnigramFamily) -
 def llama_bpe(
     vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], scheme: Literal["always", "first", "never"]
 ) -> tokenizers.Tokenizer:
-    """Builds Llama's SentencePiece BPE model: texts are not cleaned, and unknown characters become byte tokens.
-
-    Args:
-        vocabulary: Ids by entry.
-        merges: Pairs of entries in the order in which they are merged.
-        scheme: Which sections of text, between special tokens, a space is added before: all, the first, or none.
-    """
+    """Builds Llama's SentencePiece BPE model: texts are not cleaned, and unknown characters become byte tokens. merges:
+    in the order in which they are merged. scheme: which sections of text, between special tokens, a space is added
+    before: all, the first, or none."""
     model = models.BPE(dict(vocabulary), list(merges), fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
@@ -312,7 +287,7 @@ def merges_of(model: PieceModel) -> list[tuple[str, str]]:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields (number, value) for each field of a message: integers as int, all other values as bytes."""
+    """The (number, value) of each field of a message: integers as int, all other values as bytes."""
     offset = 0
     while offset < len(content):
         tag, offset = _varint(content, offset)
@@ -334,7 +309,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(content: bytes, offset: int) -> tuple[int, int]:
-    """Returns the integer of variable length at an offset, and the offset of its end."""
+    """The integer of variable length at an offset, and the offset of its end."""
     value = shift = 0
     while True:
         if offset >= len(content) or shift > 63:

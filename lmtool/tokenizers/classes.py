@@ -203,7 +203,6 @@ def _t5_template(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapp
 
 
 def _t5_sentinels(additional: Sequence[Token], settings: Settings) -> list[Token]:
-    """Adds the sentinels, unless the files name some of them."""
     sentinels = sum("<extra_id_" in str(token) for token in additional)
     extra_ids = settings.sentinel_count
     if sentinels and extra_ids not in (0, sentinels):
@@ -357,8 +356,8 @@ def transformers_class(folder: Path, settings: Settings) -> TokenizerClass | str
 
 
 def _uses_tokenizer_json(folder: Path, name: str | None, model_type: object) -> bool:
-    """Whether transformers uses a Llama's tokenizer.json unchanged: if the files name no class, or if the vocabulary is
-    byte-level (as in Llama 3), which Llama's class does not support."""
+    """Of Llama: if the files name no class, or the vocabulary is byte-level (as in Llama 3), which its class does not
+    support."""
     path = folder / TOKENIZER_JSON
     if not path.is_file() or not (name in LLAMA.names or (name is None and model_type in LLAMA.model_types)):
         return False

@@ -102,7 +102,7 @@ def entry_bytes(marks: Marks, word: str) -> bytes:
 
 
 def _decode(word: str) -> str | None:
-    """Returns the text of an entry in the byte alphabet; None if the bytes are not valid UTF-8."""
+    """None if the bytes are not valid UTF-8."""
     try:
         return bytes(_BYTES[character] for character in word).decode("utf-8")
     except (KeyError, UnicodeDecodeError):
@@ -110,8 +110,8 @@ def _decode(word: str) -> str | None:
 
 
 def _alphabet() -> dict[str, int]:
-    """Returns the byte for each character of GPT-2's alphabet (encoder.py of its release): printable characters stand
-    for their own byte, and the characters from 256 on for the other bytes, in order."""
+    """The byte for each character of GPT-2's alphabet (encoder.py of its release): printable characters stand for their
+    own byte, and the characters from 256 on for the other bytes, in order."""
     characters = set(pre_tokenizers.ByteLevel.alphabet())
     printable = {chr(byte): byte for byte in range(256) if chr(byte) in characters}
     remaining = [byte for byte in range(256) if byte not in printable.values()]

@@ -80,8 +80,8 @@ def _steps(rule: object) -> Iterator[JsonMapping]:
 
 
 def _growth(step: JsonMapping, inserted: list[str]) -> float:
-    """Returns the maximum number of characters by which a step replaces one character; for a template, how often it
-    repeats a text. A step that inserts a text appends it to `inserted`."""
+    """The maximum number of characters by which a step replaces one character; for a template, how often it repeats a
+    text. A step that inserts a text appends it to `inserted`."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         inserted.append(content)
@@ -112,8 +112,7 @@ def _replacement_growth(pattern: object, length: int) -> float:
 
 
 def _longest_replacement(character_map: bytes) -> int:
-    """Returns the number of bytes of the longest text in a character map, which consists of the size of a trie, the
-    trie, and zero-terminated texts."""
+    """A character map consists of the size of a trie, the trie, and zero-terminated texts, measured in bytes."""
     if len(character_map) < 4:
         return 1
     (trie_size,) = struct.unpack("<I", character_map[:4])
@@ -176,7 +175,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
 def _read_unchanged(
     folder: Path, settings: Settings, path: Path, guess_family: bool
 ) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """guess_family: whether to guess the roles of special tokens from the vocabulary, because no file names a class."""
+    """guess_family: whether to guess the roles of special tokens from the vocabulary: no file names a class."""
     backend = _load_tokenizer_json(path)
     special = read_special(folder, settings, None, path)
     special.add_to(backend)

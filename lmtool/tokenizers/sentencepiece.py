@@ -28,6 +28,7 @@ from lmtool.tokenizers.backends import (
 from lmtool.tokenizers.configs import SentencePieceConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tokenizers.trained import with_roles
 
 # Ids of the special tokens for which the library has a role; _OTHER_TOKENS follow them.
 _IDS_BY_ROLE = {
@@ -49,14 +50,11 @@ def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) ->
     model = read_model(train_model(config, texts, vocab_size))
     sentinels = sentinel_entries(config.sentinel_count)
     backend = _backend(config, model, sentinels)
-    numbers = backend.get_vocab()
     special = [piece for piece, _, type_ in model.pieces if type_ == CONTROL]
     special += [token for token in config.specials.values() if token not in special]
     special += [f"<extra_id_{number}>" for number in range(len(sentinels))]
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    return Tokenizer(
-        backend, {role: numbers[token] for role, token in config.specials.items()}, "the sentencepiece tokenizer"
-    )
+    return with_roles(config, backend)
 
 
 def _backend(
@@ -70,9 +68,8 @@ def _backend(
 
 
 def _normalizer(config: SentencePieceConfig) -> list[normalizers.Normalizer]:
-    """Returns the normalization before the SentencePiece library reads the text. BPE uses NFKC here and no
-    normalization in that library, since `tokenizers` does not reproduce the library's character map exactly (it looks
-    up whole graphemes)."""
+    """Before the SentencePiece library. BPE uses NFKC here and no normalization there, since `tokenizers` does not
+    reproduce the library's character map exactly (it looks up whole graphemes)."""
     steps = list(albert_normalizer(config.lowercase)) if config.special_tokens != "t5" else []
     return [*steps, *(unicode_normalizer() if config.algorithm == "bpe" else ())]
 

@@ -83,18 +83,9 @@ def read_special(
     tokenizer_json: Path | None,
     special_pieces: Sequence[AddedToken] | None = None,
 ) -> SpecialTokens:
-    """Reads the special tokens in a folder's files.
-
-    Args:
-        folder: The folder of the tokenizer.
-        settings: The content of tokenizer_config.json.
-        kind: The tokenizer class; None means a generic class.
-        tokenizer_json: The path of tokenizer.json, if it exists.
-        special_pieces: Control and user-defined tokens of the SentencePiece file, if it is read.
-
-    Raises:
-        UserError: If a file is damaged.
-    """
+    """Reads the special tokens in a folder's files. kind: the tokenizer class; None means a generic class.
+    special_pieces: control and user-defined tokens of the SentencePiece file, if it is read. Raises UserError if a file
+    is damaged."""
     values = dict(settings.values)
     if _OLD_LIST in values and not values.get(_NEW_LIST):
         values[_NEW_LIST] = values.pop(_OLD_LIST)
@@ -133,12 +124,12 @@ def read_special(
 
 
 def _pop_names(values: JsonObject) -> JsonObject:
-    """Removes `extra_special_tokens` and returns it if it is an object of tokens by name; {} if it is a list."""
+    """Removes `extra_special_tokens` and returns it if it is an object of tokens by name."""
     return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
 
 
 def _read_special_map(path: Path, settings: JsonObject) -> JsonObject:
-    """All tokens of special_tokens_map.json are special. `extra_special_tokens` of `settings` come first."""
+    """All tokens of the file are special. `extra_special_tokens` of `settings` come first."""
     values = read_json(path) if path.is_file() else {}
     values = {key: _token(path, token, True) if _get(token, "content") else token for key, token in values.items()}
     for key in (_OLD_LIST, _NEW_LIST):
@@ -150,7 +141,7 @@ def _read_special_map(path: Path, settings: JsonObject) -> JsonObject:
 
 
 def _read_added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
-    """Reads the tokens of added_tokens.json by id. A token is special if `values`, from other files, list it."""
+    """A token is special if `values`, from other files, list it."""
     candidates = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
     special = {str(token) for token in candidates if _is_token(token)}
     numbers = read_json(path)

@@ -24,13 +24,8 @@ _LONG_WORD = re.compile(r"\S{1000}(?=\S)")
 
 
 def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
-    """Yields a sample of the text that a vocabulary is trained on, in order.
-
-    Args:
-        texts: All texts.
-        characters: The total number of characters of the texts.
-        most: The approximate number of characters to yield; if there are no more in all texts, yields them unchanged.
-    """
+    """Yields, in order, a sample of about `most` characters of the text that a vocabulary is trained on; all texts,
+    unchanged, if they have no more characters."""
     if characters <= most:
         yield from texts
         return
@@ -41,7 +36,7 @@ def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
 
 
 def _random_numbers() -> Iterator[float]:
-    """Yields numbers in [0, 1), independent of a run's seed, since the vocabulary must depend only on the text."""
+    """In [0, 1), independent of a run's seed, since the vocabulary must depend only on the text."""
     for start in count(0, _RANDOM_NUMBERS):
         examples = np.arange(start, start + _RANDOM_NUMBERS)
         yield from random_streams.uniform(0, "sample", 0, examples, 1, first_draw=1)[:, 0].tolist()
@@ -78,17 +73,8 @@ def alphabet(
     add_mark: Callable[[str], str | None],
 ) -> tuple[list[str], list[str]]:
     """Returns the most frequent characters, which become entries, and the same characters with a mark ("##a", "a</w>").
-
-    Args:
-        batches: The training text.
-        normalizer: The normalization of the text.
-        vocab_size: Maximum number of entries.
-        special: Number of special tokens.
-        add_mark: Returns a character with a mark, or None if the character needs no such entry.
-
-    Raises:
-        UserError: If the text has no characters, or if `vocab_size` is too small for the characters.
-    """
+    special: number of special tokens. add_mark: returns a character with a mark, or None if the character needs no such
+    entry. Raises UserError if the text has no characters, or if `vocab_size` is too small for the characters."""
     counts: Counter[str] = Counter()
     for batch in batches:
         for text in batch:

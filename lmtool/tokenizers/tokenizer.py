@@ -160,7 +160,7 @@ class Tokenizer:
 
     @cached_property
     def _rules(self) -> JsonObject:
-        """Vocabulary and encoding rules as plain data, with scores rounded to the precision that the library saves."""
+        """Scores are rounded to the precision that the library saves."""
         rules = json.loads(self._backend.to_str())
         model = rules["model"]
         if model["type"] == "Unigram":
@@ -187,8 +187,8 @@ class Tokenizer:
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """Converts errors of the library to UserError: a tokenizer.json may define no unknown token, and a pattern may
-        exceed the library's limits, which raises a PanicException (not a subclass of Exception)."""
+        """A tokenizer.json may define no unknown token, and a pattern may exceed the library's limits, which raises a
+        PanicException (not a subclass of Exception)."""
         try:
             yield
         except BaseException as error:
@@ -250,13 +250,8 @@ class Tokenizer:
         return encoded.ids, encoded.type_ids
 
     def with_template(self, single: Sequence[str], pair: Sequence[str], special: dict[str, int]) -> Tokenizer:
-        """Returns a copy with another template.
-
-        Args:
-            single: `$A:SEGMENT` and `NAME:SEGMENT` in order, for a text.
-            pair: `$A:SEGMENT`, `$B:SEGMENT` and `NAME:SEGMENT` in order, for a pair.
-            special: Ids of the special tokens by NAME.
-        """
+        """Returns a copy with another template: `$A:SEGMENT`, `$B:SEGMENT` and `NAME:SEGMENT` in order, for a text and
+        for a pair. special: ids of the special tokens by NAME."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         tokens = [
             {"id": name, "ids": [number], "tokens": [self._words[number] or ""]} for name, number in special.items()

@@ -68,7 +68,7 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
         models.BPE(learned.get_vocab(), merges, unk_token=unknown, end_of_word_suffix=SUFFIX, fuse_unk=False)
     )
     backend.add_special_tokens(special)
-    return _with_roles(config, backend)
+    return with_roles(config, backend)
 
 
 def _trainer(
@@ -78,9 +78,9 @@ def _trainer(
     characters: list[str],
     **affix: str,
 ) -> trainers.BpeTrainer:
-    """Returns a trainer of merges over characters. The library numbers characters with an affix in the order of a hash
-    table, which differs between processes, and breaks ties by number. So these characters are among the special tokens
-    (`fixed`), whose order determines their ids."""
+    """The library numbers characters with an affix in the order of a hash table, which differs between processes, and
+    breaks ties by number. So these characters are among the special tokens (`fixed`), whose order determines their
+    ids."""
     return trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=config.minimum_count,
@@ -123,7 +123,7 @@ def train_byte_level_bpe(config: ByteBpeConfig, texts: Iterable[str], vocab_size
         set_roberta_template(backend)
     elif config.special_tokens == "bert":
         set_bert_template(backend, "[CLS]", "[SEP]")
-    return _with_roles(config, backend)
+    return with_roles(config, backend)
 
 
 def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -149,7 +149,7 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
 
     backend = wordpiece(bpe.get_vocab(), config.lowercase)
     backend.add_special_tokens(special)
-    return _with_roles(config, backend)
+    return with_roles(config, backend)
 
 
 def _is_separate_word(character: str) -> bool:
@@ -239,10 +239,11 @@ def _with_special_tokens(config: ListedConfig, backend: tokenizers.Tokenizer) ->
         set_t5_template(backend, specials["eos"])
     elif config.special_tokens == "bert":
         set_bert_template(backend, specials["cls"], specials["sep"])
-    return _with_roles(config, backend)
+    return with_roles(config, backend)
 
 
-def _with_roles(config: TokenizerConfig, backend: tokenizers.Tokenizer) -> Tokenizer:
+def with_roles(config: TokenizerConfig, backend: tokenizers.Tokenizer) -> Tokenizer:
+    """Returns the tokenizer of a backend that has the special tokens of a configuration."""
     numbers = backend.get_vocab()
     roles = {role: numbers[token] for role, token in (config.specials or {}).items()}
     return Tokenizer(backend, roles, f"the {config.name} tokenizer")
@@ -302,7 +303,6 @@ def _spelling_backend() -> tokenizers.Tokenizer:
 
 
 def _spelling_entries(config: SpelledConfig, words: Sequence[str]) -> list[str]:
-    """Returns all entries. words: in GPT-2's byte alphabet, beginning with a space."""
     continuations = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
     return [*dict.fromkeys(config.specials.values()), *words, _WORD_START, *continuations]
 
@@ -319,7 +319,7 @@ def _spelled(config: SpelledConfig, backend: tokenizers.Tokenizer, words: Sequen
     )
     special = dict.fromkeys(config.specials.values())
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    return _with_roles(config, backend)
+    return with_roles(config, backend)
 
 
 def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
