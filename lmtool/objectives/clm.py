@@ -7,6 +7,7 @@ Shape letters: T tokens, M predicting positions, H hidden width.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Protocol, cast
 
@@ -27,12 +28,12 @@ from lmtool.learners.writing import (
     TextScorer,
     generate_continuations,
 )
-from lmtool.models.base import Decoder, read_streams
+from lmtool.models.base import Backbone, Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.language import CausalInspector, LanesInspector, RewrittenInspector
-from lmtool.objectives.configs import NextTokenConfig
+from lmtool.objectives.configs import NextTokenConfig, PlmConfig
 from lmtool.objectives.examples.language import CarriedWindows, CausalSegments, CausalWindows, RewrittenTexts
 from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -68,18 +69,40 @@ def next_token_unigram(train: SplitData, tokenizer: Tokenizer, documents: int) -
 
 
 class LanguageModelLearner(BaseLearner):
-    """The base class of language models with a single term, predicted by a language-model head over the token table.
-    term: the name of the term."""
+    """The base class of language models with a single term, named after the objective and predicted by a
+    language-model head over the token table."""
 
-    term: str
+    def __init__(self, config: NextTokenConfig | PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(config, backbone, tokenizer, seed)
+        self.term = config.name
+        self.loss_weights = {self.term: 1.0}
+        self.add_head("lm", lm_head(backbone))
 
     @property
     def lm(self) -> LMHead:
         """The language-model head."""
         return cast(LMHead, self.heads["lm"])
 
+    @abstractmethod
+    def states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
+        """Returns (M, H): the states from which the targets of a batch are predicted."""
+
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(labels_of(batch, self.term)))}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        hidden_MH = self.states(batch, self.dropout_rng(batch, step))
+        labels = labels_of(batch, self.term)
+        total = self.lm.loss_sum(hidden_MH, self.table_VW, labels, self.config.label_smoothing)
+        return StepOutput({self.term: total}, self.loss_weights)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """Returns the loss and the best prediction of each target, in evaluation mode."""
+        indices, labels = indices_of(batch, self.term), labels_of(batch, self.term)
+        hidden_MH = self.states(batch, None)
+        losses, best = self.lm.scores(hidden_MH, self.table_VW, labels)
+        return {self.term: Scores(losses, labels, best, batch.inputs.documents[indices])}
 
     def responder(self) -> Responder:
         return TextResponder(self)
@@ -104,17 +127,13 @@ class TextResponder(Responder):
 
 
 class CausalLanguageModel(LanguageModelLearner):
-    """Causal language modeling, with the single term `clm`: every position of a window except the last predicts the
-    next token."""
+    """Causal language modeling: every position of a window except the last predicts the next token."""
 
     backbone: Decoder
-    term = "clm"
     inspector_class: type[Inspector] = CausalInspector
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.loss_weights = {self.term: 1.0}
-        self.add_head("lm", lm_head(backbone))
         self.carried = CarriedState() if backbone.config.carries_state else None
 
     def examples(self, data: SplitData, max_length: int) -> TextWindows:
@@ -139,21 +158,7 @@ class CausalLanguageModel(LanguageModelLearner):
         """Returns how many end-of-text tokens the text has: one for each document."""
         return len(examples.stream.offsets) - 1
 
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_MH = self._states(batch, self.dropout_rng(batch, step))
-        labels = labels_of(batch, self.term)
-        total = self.lm.loss_sum(hidden_MH, self.table_VW, labels, self.config.label_smoothing)
-        return StepOutput({self.term: total}, self.loss_weights)
-
-    @torch.no_grad()
-    def score(self, batch: Batch) -> dict[str, Scores]:
-        """Returns the loss and the best prediction of each target, in evaluation mode."""
-        indices, labels = indices_of(batch, self.term), labels_of(batch, self.term)
-        hidden_MH = self._states(batch, None)
-        losses, best = self.lm.scores(hidden_MH, self.table_VW, labels)
-        return {self.term: Scores(losses, labels, best, batch.inputs.documents[indices])}
-
-    def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
+    def states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         return read_streams(self.backbone, self.carried, batch, rng, indices_of(batch, self.term))
 
     def writer(self) -> ContinuationWriter:
@@ -174,10 +179,9 @@ class CausalLanguageModel(LanguageModelLearner):
 
 
 class SequenceAutoencoder(CausalLanguageModel):
-    """The sequence autoencoder of Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015, with the single term
-    `sequence_autoencoder`: the model reads a text, and writes it again after the end-of-text token."""
+    """The sequence autoencoder of Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015: the model reads a
+    text, and writes it again after the end-of-text token."""
 
-    term = "sequence_autoencoder"
     inspector_class = RewrittenInspector
 
     def examples(self, data: SplitData, max_length: int) -> RewrittenTexts:

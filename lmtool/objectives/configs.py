@@ -510,6 +510,7 @@ class PlmConfig(ObjectiveConfig):
     reads_lanes: ClassVar[bool] = True
     short_window_probability: ClassVar[float] = 0.0
     """Always 0: windows of running text are not shortened; pairs are, by `short_sequence_probability`."""
+    label_smoothing: ClassVar[float] = 0.0
 
     name: Literal["plm"] = Field("plm", description="Permutation language modeling.")
     context: int = Field(

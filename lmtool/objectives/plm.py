@@ -17,9 +17,8 @@ from torch import Tensor
 from lmtool.config.base import JsonObject
 from lmtool.data.examples import SplitData
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.learners.model import indices_of, labels_of
+from lmtool.learners.model import indices_of
 from lmtool.models.base import Backbone, StatefulBackbone
-from lmtool.models.heads.lm import lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.masking import PermutationInspector
@@ -29,22 +28,19 @@ from lmtool.objectives.examples.masked import MaskedExamples, MaskedWindows, Per
 from lmtool.objectives.examples.pairs import MaskedPairs
 from lmtool.objectives.filling import MaskFiller
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, Scores, StepOutput, on_host
+from lmtool.types import Batch, Packed, on_host
 
 
 class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
-    """Permutation language modeling, with the single term `plm`. The model has a second stream of hidden states, the
-    query stream, which has only the predicted tokens; they are predicted from its states."""
+    """Permutation language modeling. The model has a second stream of hidden states, the query stream, which has only
+    the predicted tokens; they are predicted from its states."""
 
     config: PlmConfig
-    term = "plm"
     masks = Permutations
     inspector_class = PermutationInspector
 
     def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.loss_weights = {"plm": 1.0}
-        self.add_head("lm", lm_head(backbone))
         self.carried = CarriedState() if backbone.config.carries_state else None
 
     def examples(self, data: SplitData, max_length: int) -> MaskedExamples:
@@ -57,21 +53,8 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         """Returns the unigram predictor without special tokens, which are never predicted."""
         return {"plm": unigram(train, self.tokenizer)}
 
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_MH = self._states(batch, self.dropout_rng(batch, step))
-        total = self.lm.loss_sum(hidden_MH, self.table_VW, labels_of(batch, "plm"))
-        return StepOutput({"plm": total}, self.loss_weights)
-
-    @torch.no_grad()
-    def score(self, batch: Batch) -> dict[str, Scores]:
-        """Returns the loss and the best prediction of each target, in evaluation mode."""
-        indices, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
-        hidden_MH = self._states(batch, None)
-        losses, best = self.lm.scores(hidden_MH, self.table_VW, labels)
-        return {"plm": Scores(losses, labels, best, batch.inputs.documents[indices])}
-
-    def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """In lanes, the states of each window's first `reuse` tokens are cached for the next window."""
+    def states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
+        """Returns the query stream. In lanes, the first `reuse` states of a window are cached for the next window."""
         query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from lmtool.config.base import JsonObject
 from lmtool.data.examples import Examples, SplitData
@@ -18,30 +19,24 @@ from lmtool.learners.model import labels_of
 from lmtool.learners.writing import AnswerWriter, PerplexityScorer
 from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.models.heads.lm import lm_head
+from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.denoising import CorruptedSpansInspector, NoisyInspector
 from lmtool.objectives.checks.language import EncodedPrefixesInspector, MaskedPrefixesInspector
 from lmtool.objectives.clm import SAMPLING, CausalLanguageModel, LanguageModelLearner, unigram
-from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, PrefixLmConfig, SpanCorruptionConfig
+from lmtool.objectives.configs import DenoisingConfig, PrefixLmConfig, SpanCorruptionConfig
 from lmtool.objectives.examples.denoising import CorruptedSpans, NoisyWindows
 from lmtool.objectives.examples.language import EncodedPrefixes, MaskedPrefixes
 from lmtool.objectives.examples.windows import Sides
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, Scores, StepOutput, send
+from lmtool.types import Batch, Packed, Scores, send
 
 
 class SequenceToSequence(LanguageModelLearner):
-    """The base class of objectives for encoder-decoders. The single term has the name of the objective. Its loss is the
-    cross entropy of all output tokens, including special tokens. Evaluation ignores special tokens, because the
-    positions of sentinels and ends are easy to predict."""
+    """The base class of objectives for encoder-decoders. The loss is the cross entropy of all output tokens, including
+    special tokens. Evaluation ignores special tokens, because the positions of sentinels and ends are easy to
+    predict."""
 
     backbone: EncoderDecoder
-
-    def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
-        super().__init__(config, backbone, tokenizer, seed)
-        self.term = config.name
-        self.loss_weights = {self.term: 1.0}
-        self.add_head("lm", lm_head(backbone))
 
     def sides(self) -> Sides:
         """Returns the text format of inputs and outputs. Raises UserError if the tokenizer lacks a special token of
@@ -51,11 +46,8 @@ class SequenceToSequence(LanguageModelLearner):
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
         return {self.term: unigram(train, self.tokenizer)}
 
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_TH = self.backbone(batch.inputs, self.dropout_rng(batch, step), batch.outputs)
-        labels = labels_of(batch, self.term)
-        total = self.lm.loss_sum(hidden_TH, self.table_VW, labels, self.config.label_smoothing)
-        return StepOutput({self.term: total}, self.loss_weights)
+    def states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
+        return cast(Tensor, self.backbone(batch.inputs, rng, batch.outputs))
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
@@ -113,9 +105,8 @@ class SpanCorruption(SequenceToSequence):
 
 
 class PrefixDecoder(CausalLanguageModel):
-    """Prefix language modeling with a decoder; the single term is `prefix_lm`."""
+    """Prefix language modeling with a decoder."""
 
-    term = "prefix_lm"
     inspector_class = MaskedPrefixesInspector
 
     def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
@@ -128,7 +119,7 @@ class PrefixDecoder(CausalLanguageModel):
 
 
 class PrefixSequenceToSequence(SequenceToSequence):
-    """Prefix language modeling with an encoder-decoder; the single term is `prefix_lm`."""
+    """Prefix language modeling with an encoder-decoder."""
 
     inspector_class = EncodedPrefixesInspector
 
