@@ -52,13 +52,9 @@ class ReportsActivations(Protocol):
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """The saved bytes per token.
-
-    Attributes:
-        activations: The bytes of all layers, without scores.
-        scores: The bytes of attention scores, which only attention without a fused kernel saves.
-        working: The bytes of the one layer that is being computed, if layers are recomputed or not trained.
-    """
+    """The saved bytes per token. activations: those of all layers, without scores. scores: those of attention scores,
+    which only attention without a fused kernel saves. working: those of the one layer that is being computed, if layers
+    are recomputed or not trained."""
 
     activations: float = 0.0
     scores: float = 0.0
@@ -81,8 +77,6 @@ def saved_activations(
     """Computes the saved bytes per token of a batch in all backbones of a learner, without heads.
 
     Args:
-        learner: The learner.
-        formats: The number formats.
         length: The mean number of tokens per example, of both sides of an encoder-decoder, without virtual tokens.
         decoder_fraction: The decoder's fraction of an encoder-decoder's tokens.
         read: The fraction of the tokens whose last states the heads read. After its attention, the last layer of the

@@ -138,7 +138,7 @@ def _is_scored(attention: MultiHead, cross: bool, context: AttentionContext) -> 
 
 
 def _is_keyed(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext) -> bool:
-    """Whether attention with dropout is one function (`nn.keyed`), which saves queries, keys, values and weights."""
+    """Whether attention with dropout is `fused_attention`, which saves queries, keys, values and weights."""
     tiled = cross or _is_scored(attention, cross, context) or context.copies > 0
     return not (formats.cuda or tiled) and attention.dropout.rate > 0
 

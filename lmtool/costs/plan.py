@@ -100,7 +100,6 @@ class Sizes:
 
     Attributes:
         parameters: The parameters of each part of the learner.
-        trainable_parameters: The number of trainable parameters.
         optimizer_values: The values of the optimizer's state.
         layer_parameters: The parameters of all layers together.
         largest_layer: The parameters of the largest layer.
@@ -130,14 +129,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward pass on one device.
-
-    Attributes:
-        tokens: The number of tokens.
-        activations: The activations that are saved for the backward pass, in bytes per token.
-        head_bytes: The bytes that the loss over the vocabulary needs.
-        cuda: Whether the device is a GPU.
-    """
+    """One forward pass on one device. activations: those saved for the backward pass, in bytes per token. head_bytes:
+    the bytes that the loss over the vocabulary needs. cuda: whether the device is a GPU."""
 
     tokens: float
     activations: SavedActivations = field(default_factory=SavedActivations)
@@ -177,16 +170,9 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The costs of a training step.
-
-    Attributes:
-        works: The work of each part of the learner.
-        tokens: The mean number of real tokens in a step, over all devices.
-        sizes: The values that a process holds.
-        forward: The forward pass of one device.
-        devices: The number of devices.
-        sharded: See `memory_of`.
-    """
+    """The costs of a training step. works: those of each part of the learner. tokens: the mean number of real tokens in
+    a step, over all devices. sizes: the values that a process holds. forward: that of one device. sharded: see
+    `memory_of`."""
 
     works: Sequence[Work]
     tokens: float
@@ -227,7 +213,6 @@ def works_of(
     """Yields the work of every part of a learner.
 
     Args:
-        learner: The learner.
         fractions: The fraction of the tokens that a part processes, by the name of the part. A part without an entry
             runs once per example, except heads over the vocabulary.
         predicted: The fraction of the tokens that a head over the vocabulary processes if `fractions` has no entry.

@@ -121,7 +121,6 @@ class StepWork:
     Attributes:
         flops: The FLOPs of its matrix products.
         activation_bytes: The bytes that its forward passes save for the backward.
-        trainable_parameters: The number of trainable parameters.
         layers: The number of layers that are run, summed over its forward passes.
         devices: The number of devices among which a step is split equally.
         sharded: Whether the weights are divided among the devices as well (fsdp).
@@ -186,9 +185,7 @@ class PlannedDevice:
     """The device that a run is planned for: one of this machine, whose rate is measured, or one with published rates.
 
     Attributes:
-        name: The name on the screen.
         precision: The number format of the run on this device.
-        cuda: Whether it is a GPU.
         capacity_bytes: The memory that is available on it; None if this is unknown.
         estimate_seconds: Estimates the seconds of a step.
         time_source: How the seconds are estimated, as text for the screen.

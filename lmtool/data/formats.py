@@ -148,9 +148,9 @@ def truncate_texts(lengths_KN: np.ndarray, limit: int, rule: Truncation) -> np.n
     """Returns (K, N): the lengths of the K texts of N examples after tokens have been removed from the longest text of
     each example, one by one, until at most `limit` are left.
 
-    rule: which of the shortened texts keep one token more, if their room cannot be divided evenly. bert: the first ones
-    (`_truncate_seq_pair` of BERT's scripts); longest_first: the longest ones, of equally long texts the later ones
-    (`truncation=True` of transformers' tokenizers).
+    rule: which of the shortened texts keep one token more, if their room cannot be divided evenly: for "bert" the first
+    ones (`_truncate_seq_pair` of BERT's scripts), for "longest_first" the longest ones, of equally long texts the later
+    ones (`truncation=True` of transformers' tokenizers).
     """
     texts = len(lengths_KN)
     sorted_KN = np.sort(lengths_KN, axis=0)

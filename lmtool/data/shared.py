@@ -39,14 +39,9 @@ _MAPPED: WeakValueDictionary[Path, np.memmap] = WeakValueDictionary()
 
 @dataclass(frozen=True)
 class ArrayCache:
-    """The place where processes share arrays.
-
-    Attributes:
-        folder: The folder of the files.
-        key: Hash of everything that the arrays are computed from.
-        processes: Number of processes on this machine, all of which load the same arrays; 1: use no file.
-        progress: Receives a warning if no file can be written.
-    """
+    """The place where processes share arrays. folder: that of the files. key: hash of everything that the arrays are
+    computed from. processes: number of processes on this machine, all of which load the same arrays; 1: use no file.
+    progress: receives a warning if no file can be written."""
 
     folder: Path
     key: str

@@ -32,14 +32,8 @@ def none(config: DistillConfig, student: BaseLearner, *_: object) -> BaseLearner
 
 
 class Distilled(nn.Module, ABC):
-    """The base of every distillation mode.
-
-    Attributes:
-        config: The mode's configuration.
-        student: The learner that the run trains and saves.
-        distill: The mode's modules besides the student, such as peers or projections, under names that the mode
-            chooses.
-    """
+    """The base of every distillation mode. student: the learner that the run trains and saves. distill: the mode's
+    modules besides the student, such as peers or projections, under names that the mode chooses."""
 
     def __init__(self, config: DistillConfig, student: BaseLearner):
         super().__init__()

@@ -61,13 +61,9 @@ class Swap:
 
 @dataclass(frozen=True)
 class Interventions:
-    """The interventions of one forward over a batch.
-
-    Attributes:
-        swaps: The swapped tokens at each site, by the site's index in the list of sites.
-        starts_N: The start of the swapped span in each text: 0 is the first possible position, 1 the last.
-        swapped_texts: The number of texts with swapped states.
-    """
+    """The interventions of one forward over a batch. swaps: the swapped tokens at each site, by the site's index in the
+    list of sites. starts_N: the start of the swapped span in each text: 0 is the first possible position, 1 the last.
+    swapped_texts: the number of texts with swapped states."""
 
     swaps: Mapping[int, Swap]
     starts_N: np.ndarray
@@ -216,15 +212,9 @@ class _Count:
 
 @dataclass
 class Agreement:
-    """Counts of targets for which student and teacher predict the same class.
-
-    Attributes:
-        plain: Without interventions.
-        swapped: With interventions.
-        changed: With interventions, counting only targets for which the intervention changes the teacher's prediction.
-        cells: With interventions, by the site and the region in which the swapped span begins.
-        texts: The number of texts.
-    """
+    """Counts of targets for which student and teacher predict the same class: plain, without interventions, or swapped,
+    with them. changed: only targets for which the intervention changes the teacher's prediction. cells: by the site and
+    the region in which the swapped span begins. texts: the number of texts."""
 
     plain: _Count = field(default_factory=_Count)
     swapped: _Count = field(default_factory=_Count)

@@ -71,12 +71,8 @@ Prediction = TypeVar("Prediction", bound=TargetProbabilities, covariant=True)
 
 @dataclass(frozen=True)
 class RecordedOutputs(Generic[Prediction]):
-    """The recorded outputs of a learner for a batch.
-
-    Attributes:
-        predicted: For each loss term, the learner's predictions for the targets of the term.
-        output: The sums of the learner's own losses; None if they were not computed.
-    """
+    """The recorded outputs of a learner for a batch. predicted: for each loss term, the learner's predictions for its
+    targets. output: the sums of the learner's own losses; None if they were not computed."""
 
     learner: BaseLearner
     batch: Batch
@@ -148,15 +144,9 @@ def record(
 
 @dataclass(frozen=True)
 class StudentData:
-    """The data that a run reads in training.
-
-    Attributes:
-        max_length: Maximum number of tokens per text.
-        loader: Groups the examples into training steps.
-        sizes: The configuration keys that set how many examples or tokens a step has, with their values.
-        forward_tokens: Number of tokens per forward without gradients.
-        progress: Shows the progress of a preparation on the screen, or None.
-    """
+    """The data that a run reads in training. max_length: maximum number of tokens per text. sizes: the configuration
+    keys that set how many examples or tokens a step has, with their values. forward_tokens: number of tokens per
+    forward without gradients. progress: shows the progress of a preparation on the screen, or None."""
 
     data: SplitData
     max_length: int
@@ -174,7 +164,6 @@ class Teacher:
     """A trained, frozen learner that a student learns from. It runs without gradients and without dropout.
 
     Attributes:
-        learner: The trained learner.
         precision: The number format in which the teacher runs.
         origin: The checkpoint as the user named it, for messages.
         longest: Maximum number of tokens per text if the teacher tokenizes texts itself; None means the student's
@@ -217,15 +206,10 @@ class Teacher:
 
 @dataclass(frozen=True)
 class LearnerPair:
-    """The two models that a distillation term compares.
-
-    Attributes:
-        student: The student.
-        teacher: The frozen teacher; None if the student learns from itself, or from a model that is trained with it.
-        layers: The map from student layers to teacher layers; None if no term compares layers.
-        every_token: The terms whose predictions are compared at every token, not only at the targets; each with the
-            member of a mixture that has it, or None.
-    """
+    """The two models that a distillation term compares. teacher: the frozen teacher; None if the student learns from
+    itself, or from a model that is trained with it. layers: the map from student to teacher layers; None if no term
+    compares layers. every_token: the terms that are compared at every token, not only at the targets; each with the
+    member of a mixture that has it, or None."""
 
     student: BaseLearner
     teacher: Teacher | None = None

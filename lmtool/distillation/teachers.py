@@ -104,7 +104,6 @@ class StoredTeacher(Teacher):
         identity: Everything that the outputs depend on besides the examples that are read, as plain data.
         fixed_examples: Whether an example is the same in every epoch, as in finetuning. In pretraining, it may have
             other masks in every epoch.
-        seed: The run's seed.
         tokenizers: Descriptions of the teacher's and the student's tokenizers for the first screen, if they differ. In
             this case, the teacher tokenizes the rows of the student's table itself, and its predictions are stored per
             row.
@@ -329,14 +328,9 @@ class _TermLabels:
 
 @dataclass(kw_only=True)
 class HardLabels(Teacher):
-    """A file of predictions used as the teacher.
-
-    Attributes:
-        learner: The student's learner, which makes the same examples from the relabeled rows.
-        relabel: Replaces the labels of the training data by the predictions. Returns the relabeled data and metadata
-            for the first screen.
-        terms: The labels of each loss term.
-    """
+    """A file of predictions used as the teacher. learner: the student's, which makes the same examples from the
+    relabeled rows. relabel: replaces the labels of the training data by the predictions, and returns it with metadata
+    for the first screen. terms: the labels of each loss term."""
 
     relabel: Callable[[SplitData], tuple[SplitData, JsonObject]]
     terms: dict[str, _TermLabels] = field(default_factory=dict)

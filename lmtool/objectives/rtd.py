@@ -265,14 +265,9 @@ class GeneratorSamples:
 
 @dataclass(frozen=True)
 class ModelForward:
-    """The model's forward over a text with the generator's samples.
-
-    Attributes:
-        original: (T,) the tokens of the original text.
-        filled: (T,) the tokens of the text with samples.
-        at: (M,) the flat indices of the positions at which the model predicts.
-        hidden_MH: The hidden states of the model at these positions.
-    """
+    """The model's forward over a text with the generator's samples. original, filled: (T,) the tokens of the original
+    text and of the text with samples. at: (M,) the flat indices of the positions at which the model predicts.
+    hidden_MH: its hidden states at these positions."""
 
     original: Tensor
     filled: Tensor
@@ -394,12 +389,8 @@ class GeneratedTextLearner(MaskFiller):
 
     def fill_masks(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
         """Returns the inputs of a batch with samples from the generator in place of the masks, without gradients.
-
-        Args:
-            batch: The batch.
-            hidden_MG: The generator's states at the masked positions.
-            step: The step, which keys the random numbers together with the seed, the example and the position.
-        """
+        hidden_MG: the generator's states at the masked positions. step: keys the random numbers together with the seed,
+        the example and the position."""
         inputs, indices = batch.host.inputs, indices_of(batch.host, "mlm")
         documents, positions = inputs.documents[indices].numpy(), inputs.positions[indices].numpy()
         uniform = random_streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)

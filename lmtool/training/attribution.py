@@ -58,14 +58,9 @@ class Cost:
 
 @dataclass
 class MeanStep:
-    """The mean cost of a step.
-
-    Attributes:
-        milliseconds: Its duration.
-        parts: Cost by part; the operators of all parts and `host` add up to `milliseconds`.
-        products: Milliseconds in matrix products.
-        flops: FLOPs of the matrix products whose shapes the profiler recorded.
-    """
+    """The mean cost of a step. milliseconds: its duration. parts: cost by part; the operators of all parts and `host`
+    add up to `milliseconds`. products: milliseconds in matrix products. flops: FLOPs of the matrix products whose
+    shapes the profiler recorded."""
 
     milliseconds: float
     parts: dict[str, Cost]

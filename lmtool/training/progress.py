@@ -170,15 +170,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a training; see `Progress` for shared fields.
-
-    Attributes:
-        status: "done".
-        best_step, best_value: None without an evaluation.
-        metrics, last_metrics: Scores of the best and of the last evaluation.
-        best, last: Checkpoint folders.
-        peak_memory_bytes: See `peak_memory`.
-    """
+    """The result of a training; see `Progress` for shared fields. best_step, best_value: None without an evaluation.
+    metrics, last_metrics: scores of the best and of the last evaluation. best, last: checkpoint folders.
+    peak_memory_bytes: see `peak_memory`."""
 
     status: str
     ended: str

@@ -26,14 +26,8 @@ BACKBONE = "backbone"
 
 
 class NamedLayer(NamedTuple):
-    """A layer of a backbone.
-
-    Attributes:
-        name: The layer's name in a checkpoint, such as "backbone.decoder.layers.3".
-        layer: The layer.
-        stack: The stack that contains the layer.
-        number: The layer's index in `stack.layers`, from 0.
-    """
+    """A layer of a backbone. name: in a checkpoint, such as "backbone.decoder.layers.3". stack: the one that contains
+    the layer. number: the layer's index in `stack.layers`, from 0."""
 
     name: str
     layer: nn.Module

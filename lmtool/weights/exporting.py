@@ -44,15 +44,8 @@ from lmtool.weights.task_heads import (
 
 @dataclass(frozen=True)
 class Export:
-    """The content of an exported folder.
-
-    Attributes:
-        architecture: Name of the transformers class.
-        config: The content of config.json.
-        hf_tensors: The tensors under transformers' names.
-        lmtool_tensors: The same tensors under lmtool's names.
-        left_out: Parts and tensors of the checkpoint that are not exported.
-    """
+    """The content of an exported folder. architecture: name of the transformers class. hf_tensors, lmtool_tensors: the
+    same tensors under transformers' and under lmtool's names. left_out: parts and tensors that are not exported."""
 
     architecture: str
     config: JsonObject
@@ -213,14 +206,9 @@ def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> JsonObject:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """How AutoTokenizer should encode texts for an exported model.
-
-    Attributes:
-        segments: Whether to return token_type_ids.
-        max_length: Maximum number of tokens of a text.
-        split_special_tokens: Whether special tokens that occur in a text are treated as plain text.
-        pads_left: Whether shorter texts of a batch are padded on the left, so that the last token is a real one.
-    """
+    """How AutoTokenizer should encode texts for an exported model. segments: whether to return token_type_ids.
+    max_length: in tokens. split_special_tokens: whether special tokens in a text are treated as plain text. pads_left:
+    whether shorter texts of a batch are padded on the left, so that the last token is a real one."""
 
     segments: bool
     max_length: int
@@ -331,8 +319,6 @@ class ImportedModel:
 
     Attributes:
         tensors: The tensors under lmtool's names.
-        model: The model's configuration.
-        tokenizer: The tokenizer; None if the source has none.
         source: A record of where the weights come from, for the `source` section.
         settings: The configuration of a Hugging Face folder (`HFFolder.saved_config` or `HFFolder.classifier_config`),
             of which the sections for task, length, generation and tokenizer are used.

@@ -42,13 +42,8 @@ class NoNetwork(MissingFile):
 
 @dataclass(frozen=True)
 class Address:
-    """A repository on the hub at a revision.
-
-    Attributes:
-        typed: The override that names the repository (`checkpoint=hf://org/name`), for error messages.
-        repository: The name of the repository, "org/name".
-        revision: A branch, tag or commit.
-    """
+    """A repository on the hub ("org/name") at a revision: a branch, tag or commit. typed: the override that names the
+    repository (`checkpoint=hf://org/name`), for error messages."""
 
     typed: str
     repository: str
@@ -171,14 +166,8 @@ def families() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HFFolder:
-    """A folder in Hugging Face's format.
-
-    Attributes:
-        checkpoint: The value of `checkpoint=` that the user gave.
-        path: Path of the folder.
-        config: The content of config.json.
-        revision: The commit on the hub; None for a local folder.
-    """
+    """A folder in Hugging Face's format. checkpoint: the value of `checkpoint=` that the user gave. config: the content
+    of config.json. revision: the commit on the hub; None for a local folder."""
 
     checkpoint: str
     path: Path

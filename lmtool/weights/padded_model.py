@@ -53,15 +53,8 @@ class ModelOutput:
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A loaded checkpoint.
-
-    Attributes:
-        model: The model, in evaluation mode.
-        tokenizer: The tokenizer with which the model was trained; None if the checkpoint has no tokenizer.
-        config: The model's configuration.
-        report: Which parts of the checkpoint were loaded.
-        saved: The checkpoint's complete configuration, as plain JSON data.
-    """
+    """A loaded checkpoint, its model in evaluation mode. tokenizer: None if the checkpoint has no tokenizer. report:
+    which parts were loaded. saved: the checkpoint's complete configuration, as plain JSON data."""
 
     model: PaddedModel
     tokenizer: Tokenizer | None
@@ -159,17 +152,10 @@ class PaddedModel(nn.Module):
 
 
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> LoadedCheckpoint:
-    """Loads a checkpoint for inference.
-
-    Args:
-        checkpoint: A run or checkpoint of lmtool, a folder in Hugging Face's format, or hf://org/name.
-        device: The torch device on which the model is placed.
-        offline: Whether to use only files that are already downloaded.
-
-    Raises:
-        UserError: If the checkpoint cannot be read, if a tensor of the backbone is missing, or if lmtool does not
-            support the checkpoint's head.
-    """
+    """Loads a checkpoint for inference. checkpoint: a run or checkpoint of lmtool, a folder in Hugging Face's format,
+    or hf://org/name. device: that of torch on which the model is placed. offline: whether to use only files that are
+    already downloaded. Raises UserError if the checkpoint cannot be read, if a tensor of the backbone is missing, or if
+    lmtool does not support the checkpoint's head."""
     checkpoint = str(checkpoint)
     folder = hf_folder(checkpoint, offline)
     if folder is not None:

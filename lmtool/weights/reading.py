@@ -223,16 +223,10 @@ def _ignored_files(folder: HFFolder, generates_text: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a checkpoint.
-
-    Attributes:
-        tensors: The tensors under lmtool's names.
-        folder: The checkpoint's folder, which also has the tokenizer files.
-        origin: The value of `checkpoint=` that the user gave.
-        ignored: Keys and files of a Hugging Face folder that are not read (`ignored_keys`).
-        revision: The commit on the hub; None for a local folder.
-        merged: Whether the tensors were computed by merging a tuned checkpoint, so that no file contains them.
-    """
+    """The weights of a checkpoint, under lmtool's names. folder: that of the checkpoint, which also has the tokenizer
+    files. origin: the value of `checkpoint=` that the user gave. ignored: keys and files of a Hugging Face folder that
+    are not read (`ignored_keys`). revision: the commit on the hub; None for a local folder. merged: whether the tensors
+    were computed by merging a tuned checkpoint, so that no file contains them."""
 
     tensors: dict[str, Tensor]
     folder: Path

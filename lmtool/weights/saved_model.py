@@ -46,7 +46,6 @@ class CheckpointModel(ModelWithHeads):
     Args:
         tensors: The checkpoint's tensors. Their names and shapes determine which heads are built.
         task: The `task` section of a finetuned checkpoint, which determines the architecture of the task's head.
-        seed: Seed for the initialization of the parameters.
 
     Attributes:
         sequence_form: The architecture of the task's head: pooling, hidden layers and text format.
@@ -189,16 +188,9 @@ def task_text_format(model: ModelConfig, task: JsonMapping) -> str:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """The blueprint from which `assemble` builds the model of a checkpoint.
-
-    Attributes:
-        model: The model's configuration.
-        tensors: The checkpoint's tensors, which determine its heads.
-        task: The `task` section of a finetuned checkpoint, or None.
-        tuning_config: The `tuning` section, or None.
-        seed: Seed of the run.
-        exits: Layers with early exits.
-    """
+    """The blueprint from which `assemble` builds the model of a checkpoint. tensors: those of the checkpoint, which
+    determine its heads. task: the `task` section of a finetuned checkpoint, or None. tuning_config: the `tuning`
+    section, or None. exits: layers with early exits."""
 
     model: ModelConfig
     tensors: Mapping[str, Tensor]

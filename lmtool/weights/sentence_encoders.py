@@ -58,16 +58,8 @@ _NEUTRAL = (
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer with an activation.
-
-    Attributes:
-        folder: Subfolder with its files.
-        inputs: Number of inputs.
-        outputs: Number of outputs.
-        bias: Whether the layer has a bias.
-        activation: Name of a class of torch.nn.
-        residual: Whether the input is added to the output.
-    """
+    """A linear layer with an activation. folder: subfolder with its files. activation: name of a class of torch.nn.
+    residual: whether the input is added to the output."""
 
     folder: str
     inputs: int

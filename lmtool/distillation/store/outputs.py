@@ -25,15 +25,7 @@ from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.distillation.configs.base import TermConfig
 from lmtool.distillation.store.keys import TermBatch, group_by_example
 from lmtool.errors import NotFinite, UserError
-from lmtool.models.heads.predicted import (
-    ROWS,
-    Binary,
-    Classes,
-    PredictedWords,
-    TargetProbabilities,
-    TopWords,
-    Values,
-)
+from lmtool.models.heads.predicted import ROWS, Binary, Classes, PredictedWords, TargetProbabilities, TopWords, Values
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:

@@ -15,12 +15,7 @@ from lmtool.config.base import JsonObject
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.objectives.checks.language import StreamInspector
-from lmtool.objectives.configs import (
-    MaskingConfig,
-    ReplacementConfig,
-    SpanConfig,
-    TokenMaskingConfig,
-)
+from lmtool.objectives.configs import MaskingConfig, ReplacementConfig, SpanConfig, TokenMaskingConfig
 from lmtool.objectives.corruption.masking import MaskedSpans, MaskedTexts, Vocabulary, budget, length_probabilities
 from lmtool.objectives.corruption.permutation import PermutedTexts, ngram_probabilities
 from lmtool.objectives.examples.language import CAUSAL, MASKED, MaskedNextTokenWindows
@@ -33,16 +28,9 @@ from lmtool.objectives.examples.pairs import MaskedPairs
 
 @dataclass(frozen=True)
 class Masks:
-    """The masks of a batch.
-
-    Attributes:
-        masked: The masked texts, computed once more from the same random numbers.
-        tokens: (T,) the original tokens.
-        inputs: (T,) the input tokens of the batch.
-        is_text_T: Whether each token may be masked.
-        eligible_N: The number of tokens of each example that may be masked.
-        selected_N: The number of tokens of each example that are masked.
-    """
+    """The masks of a batch. masked: the masked texts, computed once more from the same random numbers. tokens, inputs:
+    (T,) the original tokens and those of the batch. is_text_T: whether each token may be masked. eligible_N,
+    selected_N: the numbers of tokens of each example that may be masked and that are masked."""
 
     masked: MaskedTexts
     tokens: np.ndarray

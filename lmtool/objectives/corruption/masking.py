@@ -24,13 +24,9 @@ _SELECT, _BRANCH, _RANDOM, _TILE = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The properties of a vocabulary that masking needs.
-
-    Attributes:
-        mask: The id of the mask token.
-        special: (V,) whether a token is special. Special tokens are never masked, and never sampled as random tokens.
-        starts_word: (V,) whether a token begins a word.
-    """
+    """The properties of a vocabulary that masking needs. mask: the id of the mask token. special: (V,) whether a token
+    is special; such tokens are never masked, and never sampled as random tokens. starts_word: (V,) whether a token
+    begins a word."""
 
     mask: int
     special: np.ndarray
@@ -64,8 +60,6 @@ class PackedTexts:
         tokens: (T,) the tokens of all texts.
         lengths: (N,) the number of tokens of each text.
         examples: (N,) the number of the example that each text belongs to.
-        seed: The seed of the run.
-        epoch: The number of the epoch.
     """
 
     tokens: np.ndarray
@@ -101,13 +95,8 @@ class PackedTexts:
 
 @dataclass(frozen=True)
 class MaskedTexts:
-    """Masked texts.
-
-    Attributes:
-        tokens: (T,) the tokens after masking.
-        at: (M,) the flat indices of the predicted tokens, ascending.
-        labels: (M,) the original tokens at these indices.
-    """
+    """Masked texts. tokens: (T,) after masking. at: (M,) the flat indices of the predicted tokens, ascending. labels:
+    (M,) the original tokens at these indices."""
 
     tokens: np.ndarray
     at: np.ndarray
@@ -221,14 +210,9 @@ _SPAN_BRANCH, _SPAN_RANDOM = 0, 1
 
 @dataclass(frozen=True)
 class MaskedSpans(MaskedTexts):
-    """Texts with masked spans.
-
-    Attributes:
-        spans: (S, 2) the flat indices of the first and the last token of each span, ascending.
-        span_of: (M,) the index of the span that each masked token belongs to.
-        sampled_lengths: (D,) the sampled lengths in words or tokens, before spans are truncated by the text or the
-            budget.
-    """
+    """Texts with masked spans. spans: (S, 2) the flat indices of the first and the last token of each span, ascending.
+    span_of: (M,) the index of the span that each masked token belongs to. sampled_lengths: (D,) the sampled lengths in
+    words or tokens, before spans are truncated by the text or the budget."""
 
     spans: np.ndarray
     span_of: np.ndarray

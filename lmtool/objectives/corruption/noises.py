@@ -31,13 +31,8 @@ _SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE =
 
 @dataclass(frozen=True)
 class InfilledTexts:
-    """Texts after text infilling.
-
-    Attributes:
-        texts: The infilled texts.
-        sampled_lengths: (D,) the sampled span lengths in words, before truncation.
-        masked: (N,) the number of masked words of each text.
-    """
+    """Texts after text infilling. sampled_lengths: (D,) the sampled span lengths in words, before truncation. masked:
+    (N,) the number of masked words of each text."""
 
     texts: PackedTexts
     sampled_lengths: np.ndarray
@@ -232,15 +227,9 @@ _REST, _NOISE = 0, 1
 
 @dataclass(frozen=True)
 class CorruptedTexts:
-    """Texts after span corruption.
-
-    Attributes:
-        inputs: The concatenated inputs of all texts, without the special tokens of the text format.
-        input_lengths: (N,) the number of input tokens of each text.
-        targets: The concatenated targets of all texts, without the special tokens of the text format.
-        target_lengths: (N,) the number of target tokens of each text.
-        noise: (T,) whether each token of the original texts is noise, which a sentinel replaces in the inputs.
-    """
+    """Texts after span corruption. inputs, targets: those of all texts, concatenated, without the special tokens of the
+    text format. input_lengths, target_lengths: (N,) their numbers of tokens in each text. noise: (T,) whether each
+    token of the original texts is noise, which a sentinel replaces in the inputs."""
 
     inputs: np.ndarray
     input_lengths: np.ndarray

@@ -84,8 +84,6 @@ def sentence_pairs(
         document_sentences: (D+1,) the boundaries of documents, as indices of sentences.
         limit: Maximum tokens of both segments together.
         short_probability: Fraction of pairs with a short target length; ignored if `sentences`.
-        seed: The seed of the run.
-        epoch: The epoch, which keys the random numbers together with the seed.
         kind: Next-sentence or sentence-order prediction. Sentence-order prediction skips a sentence that has one token
             and is alone, because it cannot be split.
         sentences: Whether a segment is a single sentence.

@@ -31,8 +31,6 @@ class PlacementSettings:
     Attributes:
         slots: Attributes of a layer that receive an adapter.
         reads: The input of the adapter: the sublayer's output, its sum with the residual, or the sublayer's input.
-        activation: Activation between the down and the up projection.
-        bottleneck: Width of the adapter.
         reduction: Hidden size divided by the width of the adapter.
         scale: Factor of the adapter's output.
         trains_norms: Whether the norms of the layers are trained too.

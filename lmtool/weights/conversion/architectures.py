@@ -54,8 +54,6 @@ class ArchitectureConversion:
     """A converted model, with a record of what happened to each tensor.
 
     Attributes:
-        model: The new model.
-        config: Its configuration.
         copied: Names of the tensors that were copied unchanged.
         resized: Names of the tensors whose rows were changed, each with a description of the changes.
         initial_values: Names of the tensors that the source lacks, each with its initial value.

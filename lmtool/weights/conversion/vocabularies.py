@@ -56,13 +56,8 @@ Resizable = TypeVar("Resizable", bound=SavedModel | PretrainConfig)
 
 @dataclass(frozen=True)
 class Replacement:
-    """The map between two vocabularies.
-
-    Attributes:
-        sources: For each new id, the old ids whose vectors are averaged; may be empty.
-        matched: Old ids by new id, for entries with the same role or text in both vocabularies.
-        old_size: Number of old entries.
-    """
+    """The map between two vocabularies. sources: for each new id, the old ids whose vectors are averaged; may be empty.
+    matched: old ids by new id, for entries with the same role or text in both. old_size: number of old entries."""
 
     sources: tuple[np.ndarray, ...]
     matched: Mapping[int, int]

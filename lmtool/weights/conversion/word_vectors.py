@@ -45,13 +45,8 @@ _COPY_AGAIN = "copy or download the file again, or remove this line from a copy 
 
 @dataclass(frozen=True)
 class WordFile:
-    """The content of a file with word vectors.
-
-    Attributes:
-        words: The V distinct words, in the order of the file.
-        vectors: Their vectors, (V, H), float32.
-        duplicates: Number of lines that were skipped because an earlier line has the same word.
-    """
+    """The content of a file with word vectors. words: the V distinct words, in the order of the file. vectors: (V, H),
+    float32. duplicates: number of lines that were skipped because an earlier line has the same word."""
 
     words: list[str]
     vectors: Tensor

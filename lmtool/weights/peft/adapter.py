@@ -552,7 +552,6 @@ class Adapter:
     """The content of a PEFT adapter.
 
     Attributes:
-        folder: The adapter's folder.
         settings: The decoded adapter_config.json.
         labels: The label keys of config.json; empty if the adapter stores no labels.
         updates: The tensors of the tuning method, under transformers' names.

@@ -29,13 +29,9 @@ _EDITED = tuple(f".{name}.weight" for name in get_args(Projection))
 
 @dataclass(frozen=True)
 class LinearSlice:
-    """One of lmtool's linear layers, as a slice of a linear layer of transformers.
-
-    Attributes:
-        name: Checkpoint name of lmtool's layer.
-        rows_O: For each output of lmtool's layer, the index of this output in the layer of transformers.
-        columns_I: For each input of the layer of transformers, the index of this input in lmtool's layer.
-    """
+    """One of lmtool's linear layers, as a slice of a linear layer of transformers. name: checkpoint name of lmtool's
+    layer. rows_O: for each output of lmtool's layer, the index of this output in the layer of transformers. columns_I:
+    for each input of the layer of transformers, the index of this input in lmtool's layer."""
 
     name: str
     rows_O: Tensor
@@ -44,14 +40,8 @@ class LinearSlice:
 
 @dataclass(frozen=True)
 class HFLinear:
-    """A linear layer of transformers.
-
-    Attributes:
-        module: Path of the module.
-        transposed: Whether the weight is stored as (inputs, outputs).
-        outputs: Number of outputs.
-        parts: The layers of lmtool that this layer contains.
-    """
+    """A linear layer of transformers. module: its path. transposed: whether the weight is stored as (inputs, outputs).
+    outputs: number of outputs. parts: the layers of lmtool that this layer contains."""
 
     module: str
     transposed: bool
@@ -122,14 +112,9 @@ class TunedModel:
 
 @dataclass(frozen=True)
 class RestoredAdapter:
-    """A PEFT adapter that was converted to a tuning method of lmtool.
-
-    Attributes:
-        section: The `tuning` section.
-        added_tensors: The tensors that the tuning method adds, under lmtool's names.
-        changed_tensors: Tensors of the base, under transformers' names, into which updates were merged because
-            lmtool's method has no counterpart for them.
-    """
+    """A PEFT adapter that was converted to a tuning method of lmtool. section: the `tuning` section. added_tensors:
+    those of the tuning method, under lmtool's names. changed_tensors: tensors of the base, under transformers' names,
+    into which updates were merged because lmtool's method has no counterpart for them."""
 
     section: JsonObject
     added_tensors: dict[str, Tensor]
@@ -138,14 +123,8 @@ class RestoredAdapter:
 
 @dataclass(frozen=True)
 class HFBase:
-    """The base model of a PEFT adapter.
-
-    Attributes:
-        model: The model's configuration.
-        lmtool_tensors: The tensors under lmtool's names.
-        tensors: The tensors under transformers' names.
-        linears: The linear layers of transformers that tuning methods edit.
-    """
+    """The base model of a PEFT adapter. lmtool_tensors, tensors: under lmtool's and under transformers' names. linears:
+    the linear layers of transformers that tuning methods edit."""
 
     model: ModelConfig
     lmtool_tensors: Mapping[str, Tensor]

@@ -37,7 +37,6 @@ class AdapterSettings(BaseModel):
     """The keys that all methods have in common, under the names that PEFT uses.
 
     Attributes:
-        peft_type: The method.
         task_type: The kind of model that the adapter was trained on.
         base_model_name_or_path: Folder or hub name of the model that the adapter was trained on.
         revision: Branch, tag or commit of that model on the hub.
