@@ -24,7 +24,6 @@ from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.family import (
-    ENCODER_DEFAULTS,
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
@@ -116,16 +115,15 @@ HF_FORMAT = _AlbertFormat(
     prefix="albert.",
     outside_prefixes=("predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
     unread_suffixes=("position_ids",),
-    fields={**ENCODER_FIELDS, "embedding_size": "embedding_size"},
-    defaults={
-        **ENCODER_DEFAULTS,
-        "vocab_size": 30000,
-        "embedding_size": 128,
-        "hidden_size": 4096,
-        "num_attention_heads": 64,
-        "intermediate_size": 16384,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
+    fields={
+        **ENCODER_FIELDS,
+        "embedding_size": ("embedding_size", 128),
+        "vocab_size": ("vocab_size", 30000),
+        "hidden_size": ("hidden_size", 4096),
+        "num_attention_heads": ("num_heads", 64),
+        "intermediate_size": ("feedforward_size", 16384),
+        "hidden_dropout_prob": ("dropout", 0.0),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.0),
     },
     required_values={"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"},
     supported_values={

@@ -33,7 +33,6 @@ from lmtool.models.configs import SegmentedConfig, TransformerConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
     ENCODER_CONSTANT,
-    ENCODER_DEFAULTS,
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
@@ -80,14 +79,17 @@ class Bert(BertLike):
         super().__init__(config, embed, [post_norm_layer(config) for _ in range(config.num_layers)])
 
 
+MASKED_LM_PAIRS = (
+    ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
+    ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
+    ("heads.masked_lm.bias", "cls.predictions.bias"),
+    ("heads.masked_lm.output", "cls.predictions.decoder"),
+)
 KEYS = KeyMap(
     (
         *encoder_pairs("bert"),
+        *MASKED_LM_PAIRS,
         ("heads.pooler.dense", "bert.pooler.dense"),
-        ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
-        ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
-        ("heads.masked_lm.bias", "cls.predictions.bias"),
-        ("heads.masked_lm.output", "cls.predictions.decoder"),
         ("heads.next_sentence.output", "cls.seq_relationship"),
         ("heads.classifier.output", "classifier"),
     )
@@ -130,7 +132,6 @@ HF_FORMAT = _BertFormat(
     # Old files contain this constant.
     unread_suffixes=("position_ids",),
     fields=ENCODER_FIELDS,
-    defaults=ENCODER_DEFAULTS,
     required_values=ENCODER_CONSTANT,
     supported_values=ENCODER_ALLOWED,
 )

@@ -34,16 +34,10 @@ from dataclasses import replace
 from torch import nn
 
 from lmtool.models.base import positions_of
-from lmtool.models.bert import BertLike, post_norm_layer
+from lmtool.models.bert import MASKED_LM_PAIRS, TIED, BertLike, post_norm_layer
 from lmtool.models.encoder_configs import BigbirdConfig
-from lmtool.models.family import (
-    ENCODER_DEFAULTS,
-    ENCODER_FIELDS,
-    HFClass,
-    HFFormat,
-    token_classifier,
-)
-from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
+from lmtool.models.family import ENCODER_FIELDS, HFClass, HFFormat, token_classifier
+from lmtool.models.keymap import KeyMap, encoder_pairs
 from lmtool.nn.block_sparse import BlockPattern, Blocks
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.layout import Full, Mask
@@ -87,20 +81,11 @@ class Bigbird(BertLike):
 KEYS = KeyMap(
     (
         *encoder_pairs("bert"),
-        ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
-        ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
-        ("heads.masked_lm.bias", "cls.predictions.bias"),
-        ("heads.masked_lm.output", "cls.predictions.decoder"),
+        *MASKED_LM_PAIRS,
         # The pooler of the text classifier. The model's own pooler, with another activation, is not converted.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
     )
-)
-TIED = Tied(
-    token="bert.embeddings.word_embeddings.weight",
-    output="cls.predictions.decoder.weight",
-    head="cls.predictions.",
-    bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
 HF_FORMAT = HFFormat(
     model="bigbird",
@@ -120,13 +105,12 @@ HF_FORMAT = HFFormat(
     prefix="bert.",
     outside_prefixes=("cls.", "classifier.", "qa_classifier."),
     unread_suffixes=("position_ids",),
-    fields={**ENCODER_FIELDS, "block_size": "block_size", "num_random_blocks": "random_blocks"},
-    defaults={
-        **ENCODER_DEFAULTS,
-        "vocab_size": 50358,
-        "max_position_embeddings": 4096,
-        "block_size": 64,
-        "num_random_blocks": 3,
+    fields={
+        **ENCODER_FIELDS,
+        "block_size": ("block_size", 64),
+        "num_random_blocks": ("random_blocks", 3),
+        "vocab_size": ("vocab_size", 50358),
+        "max_position_embeddings": ("max_positions", 4096),
     },
     required_values={
         "hidden_act": "gelu_new",

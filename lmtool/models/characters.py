@@ -230,8 +230,7 @@ class WordCharacters(StackInput):
         return framed_UL, number_W
 
     def _frame(self, symbols_UB: Tensor, lengths_U: Tensor) -> Tensor:
-        """Returns (U, word_length): the symbols of words between `WORD_BEGINS` and `WORD_ENDS`, padded with `FILL`.
-        lengths_U: the number of bytes of each word."""
+        """Returns (U, word_length): words between `WORD_BEGINS` and `WORD_ENDS`, padded. lengths_U: in bytes."""
         framed_UL = symbols_UB.new_full((len(symbols_UB), self.word_length), FILL)
         read_UB = symbols_UB[:, : self.longest]
         framed_UL[:, 0] = WORD_BEGINS

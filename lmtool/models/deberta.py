@@ -96,25 +96,17 @@ TIED = Tied(
 OUTSIDE = ("cls.", "pooler.", "classifier.", "qa_outputs.")
 """Prefixes of tensor names that do not belong to the backbone."""
 FIELDS = {
-    "vocab_size": "vocab_size",
-    "num_hidden_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "initializer_range": "initializer_std",
-    "layer_norm_eps": "norm_epsilon",
-    "max_relative_positions": "max_distance",
-}
-DEFAULTS = {
-    "max_position_embeddings": 512,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-7,
-    "max_relative_positions": -1,
+    "vocab_size": ("vocab_size", 50265),
+    "num_hidden_layers": ("num_layers", 12),
+    "hidden_size": ("hidden_size", 768),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("feedforward_size", 3072),
+    "max_position_embeddings": ("max_positions", 512),
+    "hidden_dropout_prob": ("dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+    "initializer_range": ("initializer_std", 0.02),
+    "layer_norm_eps": ("norm_epsilon", 1e-7),
+    "max_relative_positions": ("max_distance", -1),
 }
 CONSTANT = {
     "hidden_act": "gelu",
@@ -188,9 +180,8 @@ class _DebertaFormat(DisentangledFormat):
         return super().to_hf(join_projections(renamed, config.num_heads), config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Also converts the enhanced mask decoder (original code, masked_language_model.py). Raises UserError if the
-        rows of the joint projection do not match the number of heads."""
-        heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
+        """Also converts the enhanced mask decoder (original code, masked_language_model.py)."""
+        heads = config.get("num_attention_heads") or self.fields["num_attention_heads"][1]
         ours = super().from_hf(tensors, config)
         for name, tensor in ours.items():
             if name.endswith(".qkv.weight") and len(tensor) % (3 * heads):
@@ -221,14 +212,6 @@ HF_FORMAT = _DebertaFormat(
     outside_prefixes=OUTSIDE,
     unread_suffixes=("position_ids",),
     fields=FIELDS,
-    defaults={
-        **DEFAULTS,
-        "vocab_size": 50265,
-        "num_hidden_layers": 12,
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-    },
     required_values=CONSTANT,
     supported_values={**ALLOWED, "talking_head": (False,), "position_buckets": (-1, 0), "share_att_key": (False,)},
     positions=None,

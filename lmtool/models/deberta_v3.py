@@ -20,17 +20,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from lmtool.config.base import JsonObject
-from lmtool.models.deberta import (
-    ALLOWED,
-    CONSTANT,
-    DEFAULTS,
-    FIELDS,
-    OUTSIDE,
-    SHARED_PAIRS,
-    TIED,
-    DisentangledFormat,
-    classes,
-)
+from lmtool.models.deberta import ALLOWED, CONSTANT, FIELDS, OUTSIDE, SHARED_PAIRS, TIED, DisentangledFormat, classes
 from lmtool.models.disentangled import BucketedTable, Disentangled, DisentangledAttention
 from lmtool.models.encoder_configs import DebertaV3Config
 from lmtool.models.family import multiple_choice
@@ -77,14 +67,14 @@ HF_FORMAT = _DebertaV3Format(
     prefix="deberta.",
     outside_prefixes=OUTSIDE,
     unread_suffixes=("position_ids",),
-    fields={**FIELDS, "position_buckets": "buckets"},
-    defaults={
-        **DEFAULTS,
-        "vocab_size": 128100,
-        "num_hidden_layers": 24,
-        "hidden_size": 1536,
-        "num_attention_heads": 24,
-        "intermediate_size": 6144,
+    fields={
+        **FIELDS,
+        "position_buckets": ("buckets", None),
+        "vocab_size": ("vocab_size", 128100),
+        "num_hidden_layers": ("num_layers", 24),
+        "hidden_size": ("hidden_size", 1536),
+        "num_attention_heads": ("num_heads", 24),
+        "intermediate_size": ("feedforward_size", 6144),
     },
     required_values={**CONSTANT, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
     supported_values=ALLOWED,

@@ -115,8 +115,7 @@ class DisentangledScores(Position):
 
 
 def _table(rows_PAD: Tensor, selection: Tensor | None, like: Tensor) -> Tensor:
-    """Returns (A, D, P): the rows of a projected table, transposed. selection: the indices of the rows; None for all.
-    like: a tensor of the required type."""
+    """Returns (A, D, P): the rows `selection` (None: all) of a projected table, transposed, in the type of `like`."""
     rows_PAD = rows_PAD if selection is None else rows_PAD.index_select(0, selection)
     return rows_PAD.permute(1, 2, 0).to(like.dtype)
 
@@ -221,9 +220,8 @@ class Disentangled(BertLike):
         return self.run(state, state.read(read_M), tap=tap, last=partial(self._decode, absolute))
 
     def _decode(self, absolute: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
-        """Returns the states of the enhanced mask decoder: the last layer is applied twice, both times with keys and
-        values from x_TH. The first queries are x_TH plus absolute positions, the second are the result of the first
-        application (3.2; original code, masked_language_model.py)."""
+        """The last layer is applied twice, with keys and values from x_TH. The first queries are x_TH plus absolute
+        positions, the second the result of the first (3.2; original code, masked_language_model.py)."""
         layer = self.layers[-1]
         query_TH = x_TH + absolute(context.positions_T)
         decoded_TH = layer(x_TH, replace(context, queries_TH=query_TH, read_M=None, watch=None))

@@ -25,7 +25,6 @@ from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
     ENCODER_CONSTANT,
-    ENCODER_DEFAULTS,
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
@@ -85,13 +84,12 @@ HF_FORMAT = HFFormat(
     prefix="electra.",
     outside_prefixes=("discriminator_predictions.", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
     unread_suffixes=("position_ids",),
-    fields={**ENCODER_FIELDS, "embedding_size": "embedding_size"},
-    defaults={
-        **ENCODER_DEFAULTS,
-        "embedding_size": 128,
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "intermediate_size": 1024,
+    fields={
+        **ENCODER_FIELDS,
+        "embedding_size": ("embedding_size", 128),
+        "hidden_size": ("hidden_size", 256),
+        "num_attention_heads": ("num_heads", 4),
+        "intermediate_size": ("feedforward_size", 1024),
     },
     required_values=ENCODER_CONSTANT,
     supported_values=ENCODER_ALLOWED,

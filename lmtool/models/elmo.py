@@ -141,6 +141,5 @@ class Elmo(Encoder):
 
 
 def _glorot_uniform(tensor: Tensor, generator: torch.Generator) -> None:
-    """Draws from Glorot and Bengio's uniform distribution (2010). As in TensorFlow, the gates of an LSTM count as one
-    matrix."""
+    """Glorot and Bengio 2010. As in TensorFlow, the gates of an LSTM count as one matrix."""
     uniform((6 / (tensor.shape[0] + tensor.shape[1])) ** 0.5)(tensor, generator)

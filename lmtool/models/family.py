@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.config.base import JsonMapping, JsonObject
+from lmtool.config.base import JsonObject
 from lmtool.config.registry import lookup
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, StudiedConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
-from lmtool.models.published import expect, require_positions, section_fields
+from lmtool.models.published import ConfigKey, expect, require_positions, section_fields
 from lmtool.types import part_of
 
 
@@ -27,7 +27,6 @@ class HFClass:
     """A class of transformers.
 
     Attributes:
-        name: The name of the class.
         heads: Our names of the heads that the class has in addition to the backbone.
         pairs: Pairs of tensor names (ours, theirs) that take precedence over the family's key map.
         prefix: Prefix of the backbone's tensor names, if it differs from the family's. A class without a head has none.
@@ -83,8 +82,7 @@ class HFFormat:
         title: The family's name in messages.
         keys: Pairs of tensor names.
         tied: Tensors that files may contain several times.
-        fields: lmtool's field name of each key in config.json.
-        defaults: transformers' values of keys that config.json lacks.
+        fields: lmtool's field of each key in config.json.
         classes: Candidates for export; the first whose heads the checkpoint has is used.
         unsupported: Classes whose heads lmtool does not support, by name, with the reason.
         unties: Whether `tie_word_embeddings=false` in config.json means that the output layer is untied.
@@ -104,8 +102,7 @@ class HFFormat:
     title: str
     keys: KeyMap
     tied: Tied
-    fields: Mapping[str, str]
-    defaults: JsonMapping
+    fields: Mapping[str, ConfigKey]
     classes: tuple[HFClass, ...]
     unsupported: Mapping[str, str] = field(default_factory=dict)
     unties: bool = True
@@ -191,7 +188,7 @@ class HFFormat:
                     f"model.{name}={getattr(config, name)}: {self.title} in transformers supports only {value}",
                     f"use the run with lmtool, or train a new run with model.{name}={value}",
                 )
-        section = {key: getattr(config, name) for key, name in self.fields.items()}
+        section = {key: getattr(config, name) for key, (name, _) in self.fields.items()}
         repeated = {key: section[other] for key, other in self.repeats.items()}
         return {"model_type": self.model_type, **section, **repeated, **self.required_values}
 
@@ -201,9 +198,9 @@ class HFFormat:
         allowed: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True, False)}
         allowed |= {key: (value,) for key, value in self.required_values.items()}
         allowed |= self.supported_values
-        section = section_fields(data, self.fields, self.defaults)
+        section = section_fields(data, self.fields)
         for key, other in self.repeats.items():
-            allowed[key] = (section[self.fields[other]],)
+            allowed[key] = (section[self.fields[other][0]],)
         expect(data, self.model, **allowed)
         return {"name": self.model, **section, **self.lmtool_constants}
 
@@ -228,53 +225,29 @@ def _transpose(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 # For encoders with BERT's config.json keys.
 ENCODER_FIELDS = {
-    "vocab_size": "vocab_size",
-    "num_hidden_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "type_vocab_size": "segments",
-    "initializer_range": "initializer_std",
-    "layer_norm_eps": "norm_epsilon",
-}
-ENCODER_DEFAULTS = {
-    "vocab_size": 30522,
-    "num_hidden_layers": 12,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "type_vocab_size": 2,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
+    "vocab_size": ("vocab_size", 30522),
+    "num_hidden_layers": ("num_layers", 12),
+    "hidden_size": ("hidden_size", 768),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("feedforward_size", 3072),
+    "max_position_embeddings": ("max_positions", 512),
+    "hidden_dropout_prob": ("dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+    "type_vocab_size": ("segments", 2),
+    "initializer_range": ("initializer_std", 0.02),
+    "layer_norm_eps": ("norm_epsilon", 1e-12),
 }
 ENCODER_CONSTANT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,)}
 # For decoders with GPT's config.json keys.
 DECODER_FIELDS = {
-    "vocab_size": "vocab_size",
-    "n_layer": "num_layers",
-    "n_embd": "hidden_size",
-    "n_head": "num_heads",
-    "n_positions": "max_positions",
-    "resid_pdrop": "dropout",
-    "attn_pdrop": "attention_dropout",
-    "initializer_range": "initializer_std",
-    "layer_norm_epsilon": "norm_epsilon",
-}
-DECODER_DEFAULTS = {
-    "vocab_size": 50257,
-    "n_layer": 12,
-    "n_embd": 768,
-    "n_head": 12,
-    "n_positions": 1024,
-    "resid_pdrop": 0.1,
-    "attn_pdrop": 0.1,
-    "initializer_range": 0.02,
-    "layer_norm_epsilon": 1e-5,
+    "vocab_size": ("vocab_size", 50257),
+    "n_layer": ("num_layers", 12),
+    "n_embd": ("hidden_size", 768),
+    "n_head": ("num_heads", 12),
+    "n_positions": ("max_positions", 1024),
+    "resid_pdrop": ("dropout", 0.1),
+    "attn_pdrop": ("attention_dropout", 0.1),
+    "initializer_range": ("initializer_std", 0.02),
+    "layer_norm_epsilon": ("norm_epsilon", 1e-5),
 }

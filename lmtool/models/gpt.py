@@ -32,14 +32,7 @@ from torch import nn
 from lmtool.config.base import JsonObject
 from lmtool.models.base import Decoder, positions_of
 from lmtool.models.configs import GptConfig
-from lmtool.models.family import (
-    DECODER_DEFAULTS,
-    DECODER_FIELDS,
-    HFClass,
-    JointProjectionFormat,
-    question_answering,
-    token_classifier,
-)
+from lmtool.models.family import DECODER_FIELDS, HFClass, JointProjectionFormat, question_answering, token_classifier
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
@@ -122,8 +115,7 @@ HF_FORMAT = _GptFormat(
     outside_prefixes=("lm_head.", "score.", "classifier.", "qa_outputs."),
     # Attention masks in old files.
     unread_suffixes=(".attn.bias", ".attn.masked_bias"),
-    fields={**DECODER_FIELDS, "n_inner": "feedforward_size"},
-    defaults=DECODER_DEFAULTS,
+    fields={**DECODER_FIELDS, "n_inner": ("feedforward_size", None)},
     required_values={"activation_function": "gelu_new"},
     supported_values={
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),

@@ -31,7 +31,7 @@ from lmtool.errors import UserError
 from lmtool.models.base import Decoder, positions_of
 from lmtool.models.bert import post_norm_layer
 from lmtool.models.configs import Gpt1Config, TransformerConfig
-from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, HFClass, JointProjectionFormat
+from lmtool.models.family import DECODER_FIELDS, HFClass, JointProjectionFormat
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
@@ -90,8 +90,7 @@ HF_FORMAT = _Gpt1Format(
     outside_prefixes=("lm_head.", "score."),
     # Attention masks and position ids in old files.
     unread_suffixes=(".attn.bias", "position_ids"),
-    fields=DECODER_FIELDS,
-    defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
+    fields={**DECODER_FIELDS, "vocab_size": ("vocab_size", 40478), "n_positions": ("max_positions", 512)},
     required_values={"afn": "gelu"},
     repeats={"embd_pdrop": "resid_pdrop"},
 )

@@ -80,17 +80,11 @@ class Tied:
         """Returns the tensors of a file without copies, as in transformers 5.
 
         The output layer is kept if it differs from the token embedding, or if config.json says that it is not tied
-        (`tie_word_embeddings`). If the token embedding is missing, a copy takes its place.
+        (`tie_word_embeddings`). If the token embedding is missing, a copy takes its place. predicts: whether the class
+        of the model predicts tokens; None: it does if the file has tensors of `head`.
 
-        Args:
-            tensors: The tensors of the file.
-            config: The content of config.json.
-            predicts: Whether the class of the model predicts tokens. None means that it does if the file has tensors
-                of `head`.
-
-        Raises:
-            UserError: If a class that predicts tokens lacks its untied output layer, or if the copies in `tables`
-                differ from the token embedding.
+        Raises UserError if a class that predicts tokens lacks its untied output layer, or if the copies in `tables`
+        differ from the token embedding.
         """
         unique = dict(tensors)
         copies = [*self.tables, self.output, *([] if self.bias is None else [self.bias[1]])]

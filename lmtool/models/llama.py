@@ -161,16 +161,16 @@ def _rotary_base(data: JsonMapping, model: str) -> float:
 
 
 FIELDS = {
-    "vocab_size": "vocab_size",
-    "num_hidden_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "intermediate_size": "feedforward_size",
-    "max_position_embeddings": "max_positions",
-    "attention_dropout": "attention_dropout",
-    "initializer_range": "initializer_std",
-    "rms_norm_eps": "norm_epsilon",
+    "vocab_size": ("vocab_size", 32000),
+    "num_hidden_layers": ("num_layers", 32),
+    "hidden_size": ("hidden_size", 4096),
+    "num_attention_heads": ("num_heads", 32),
+    "num_key_value_heads": ("num_key_value_heads", None),
+    "intermediate_size": ("feedforward_size", 11008),
+    "max_position_embeddings": ("max_positions", 2048),
+    "attention_dropout": ("attention_dropout", 0.0),
+    "initializer_range": ("initializer_std", 0.02),
+    "rms_norm_eps": ("norm_epsilon", 1e-6),
 }
 
 
@@ -195,17 +195,6 @@ HF_FORMAT = LlamaFormat(
     # Computed buffers in old files.
     unread_suffixes=("rotary_emb.inv_freq",),
     fields=FIELDS,
-    defaults={
-        "vocab_size": 32000,
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "rms_norm_eps": 1e-6,
-    },
     required_values={"hidden_act": "silu"},
     supported_values={
         "attention_bias": (False,),

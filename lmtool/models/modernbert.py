@@ -154,8 +154,7 @@ _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 
 
 
 class _ModernBertFormat(HFFormat):
-    """The format with joint projections, one for queries, keys and values and one for `fc_gate` and `fc_in`, and with
-    kinds of layers in config.json."""
+    """Joint projections: one for queries, keys and values, and one for `fc_gate` and `fc_in`."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         merged: dict[str, Tensor] = {}
@@ -169,8 +168,7 @@ class _ModernBertFormat(HFFormat):
         return super().to_hf(merged, config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Also accepts files whose class is unknown. They contain a classifier if there are tensors `classifier.`; the
-        tensors `head.` then belong to the pooler."""
+        """In a file of an unknown class with tensors `classifier.`, the tensors `head.` belong to the pooler."""
         is_classifier = self.named_class(config) is None and any(name.startswith("classifier.") for name in tensors)
         split: dict[str, Tensor] = {}
         for name, tensor in split_projections(super().from_hf(tensors, config)).items():
@@ -232,27 +230,16 @@ HF_FORMAT = _ModernBertFormat(
     prefix="model.",
     outside_prefixes=("head.", "decoder.", "classifier."),
     fields={
-        "vocab_size": "vocab_size",
-        "num_hidden_layers": "num_layers",
-        "hidden_size": "hidden_size",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "feedforward_size",
-        "max_position_embeddings": "max_positions",
-        "attention_dropout": "attention_dropout",
-        "initializer_range": "initializer_std",
-        "norm_eps": "norm_epsilon",
-        "classifier_pooling": "classifier_pooling",
-    },
-    defaults={
-        "vocab_size": 50368,
-        "num_hidden_layers": 22,
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-        "intermediate_size": 1152,
-        "max_position_embeddings": 8192,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "norm_eps": 1e-5,
+        "vocab_size": ("vocab_size", 50368),
+        "num_hidden_layers": ("num_layers", 22),
+        "hidden_size": ("hidden_size", 768),
+        "num_attention_heads": ("num_heads", 12),
+        "intermediate_size": ("feedforward_size", 1152),
+        "max_position_embeddings": ("max_positions", 8192),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "initializer_range": ("initializer_std", 0.02),
+        "norm_eps": ("norm_epsilon", 1e-5),
+        "classifier_pooling": ("classifier_pooling", None),
     },
     required_values={"hidden_activation": "gelu", "classifier_activation": "gelu"},
     supported_values={

@@ -10,6 +10,9 @@ from lmtool.errors import UserError
 from lmtool.models.configs import TransformerConfig
 from lmtool.nn.configs import RotaryPositionsConfig
 
+ConfigKey = tuple[str, Any]
+"""A key of config.json: our field, and transformers' value if the key is missing. None: the field is then left out."""
+
 # Keys that do not affect a model's outputs.
 _NEUTRAL = """
 _name_or_path architectures model_type transformers_version torch_dtype dtype use_cache pad_token_id bos_token_id
@@ -84,15 +87,7 @@ def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
         )
 
 
-def section_fields(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
-    """Returns the fields of a `model` section.
-
-    Args:
-        names: Our field name of each key.
-        defaults: transformers' values of missing keys. A key without a value and without a default is left out.
-    """
-    return {
-        field: data[key] if data.get(key) is not None else defaults[key]
-        for key, field in names.items()
-        if data.get(key) is not None or key in defaults
-    }
+def section_fields(data: Mapping[str, object], fields: Mapping[str, ConfigKey]) -> JsonObject:
+    """Returns the fields of a `model` section for the keys of a config.json. null is as good as missing."""
+    section = {field: default if data.get(key) is None else data[key] for key, (field, default) in fields.items()}
+    return {field: value for field, value in section.items() if value is not None}

@@ -41,7 +41,7 @@ from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, generator_for, initialize_each, normal, orthogonal_blocks, zero
 from lmtool.nn.layout import First
 from lmtool.nn.positions import Position
-from lmtool.nn.recurrent import BidirectionalGru, Lockstep, Reset, StateCache, next_gru_state, steps_of
+from lmtool.nn.recurrent import BidirectionalGru, Lockstep, Reset, StateCache, end_values, next_gru_state, steps_of
 from lmtool.nn.stack import Stack
 from lmtool.types import send
 
@@ -152,7 +152,8 @@ class AttendingGru(nn.Module):
             states.append(state_NC)
             contexts.append(context_RV)
         if cached is not None:
-            cached.keep((self._final_states(states, initial_NC, steps),))
+            before_NC = torch.empty_like(initial_NC).index_copy(0, steps.order_N, initial_NC)
+            cached.keep((end_values(torch.cat(states) if states else before_NC[:0], steps, before_NC),))
         if not states:
             return x_TE.new_zeros(0, self.output.out_features // 2)
         features = (torch.cat(states)[steps.position_T], x_TE, torch.cat(contexts)[steps.position_T])
@@ -165,14 +166,6 @@ class AttendingGru(nn.Module):
         first_N = send(starts_N, encoded.hidden_SH.device).index_select(0, order_N)
         backward_NV = encoded.hidden_SH.index_select(0, first_N).chunk(2, -1)[1]
         return self.first_state(backward_NV).tanh()
-
-    def _final_states(self, states: list[Tensor], initial_NC: Tensor, steps: Lockstep) -> Tensor:
-        """Returns (N, C): the state after each document, in the order of the batch."""
-        initial_NC = torch.empty_like(initial_NC).index_copy(0, steps.order_N, initial_NC)
-        if not states:
-            return initial_NC
-        ends_NC = torch.cat(states).index_select(0, steps.last_N)
-        return ends_NC if steps.empty_N is None else torch.where(steps.empty_N[:, None], initial_NC, ends_NC)
 
 
 _ATTENTION_STD = 0.001

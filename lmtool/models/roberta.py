@@ -27,7 +27,6 @@ from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
     ENCODER_CONSTANT,
-    ENCODER_DEFAULTS,
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
@@ -109,8 +108,7 @@ HF_FORMAT = _RobertaFormat(
     prefix="roberta.",
     outside_prefixes=("lm_head.", "classifier.", "qa_outputs."),
     unread_suffixes=("position_ids",),
-    fields=ENCODER_FIELDS,
-    defaults={**ENCODER_DEFAULTS, "vocab_size": 50265},
+    fields={**ENCODER_FIELDS, "vocab_size": ("vocab_size", 50265)},
     # Positions start after the id of the padding token, which therefore must be 1.
     required_values={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
     supported_values=ENCODER_ALLOWED,

@@ -141,7 +141,10 @@ KEYS = KeyMap(_pairs())
 _TIED = Tied("shared.weight", "lm_head.weight", tables=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"))
 # An unused table in old files.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-_BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
+_BUCKETS = {
+    "relative_attention_num_buckets": ("buckets", 32),
+    "relative_attention_max_distance": ("max_distance", 128),
+}
 
 
 _TOKEN = "backbone.embed.token.weight"
@@ -149,14 +152,12 @@ _TOKEN = "backbone.embed.token.weight"
 
 class _T5Format(HFFormat):
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        """Names the input projection of gated feed-forward layers `wi_1`, as in transformers."""
         hf_tensors = super().to_hf(tensors, config)
         gated = any(".wi_0." in name for name in hf_tensors)
         return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in hf_tensors.items()}
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-        """As in transformers, version 1.0 has no output layer of its own, and a missing output layer in version 1.1 is
-        a copy of the token embedding. Raises UserError if there is no decoder."""
+        """Version 1.0 has no output layer of its own; in 1.1 a missing one is a copy of the token embedding."""
         renamed = {
             name.removeprefix(_CLASSIFIER_PREFIX).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()
         }
@@ -179,7 +180,7 @@ class _T5Format(HFFormat):
             **super().to_hf_config(config),
             "is_encoder_decoder": True,
             "num_decoder_layers": config.layers_of_decoder,
-            **{key: getattr(config.positions, field) for key, field in _BUCKETS.items()},
+            **{key: getattr(config.positions, field) for key, (field, _) in _BUCKETS.items()},
             "feed_forward_proj": {"relu": "relu", "gated_gelu": "gated-gelu"}[config.feedforward],
             "tie_word_embeddings": config.tied,
         }
@@ -189,11 +190,10 @@ class _T5Format(HFFormat):
         gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
         # These keys repeat feed_forward_proj.
         expect(data, "t5", is_gated_act=(gated,), dense_act_fn=("gelu_new",) if gated else ("relu",))
-        buckets = section_fields(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
         return {
             **section,
             "attention_dropout": section["dropout"],
-            "positions": {"name": "t5", **buckets},
+            "positions": {"name": "t5", **section_fields(data, _BUCKETS)},
             "feedforward": "gated_gelu" if gated else "relu",
             "tied": _scales_states(data),
         }
@@ -220,30 +220,17 @@ HF_FORMAT = _T5Format(
     unread_suffixes=(_UNREAD,),
     unties=False,  # in T5, transformers uses tie_word_embeddings to scale the hidden states
     fields={
-        "vocab_size": "vocab_size",
-        "num_layers": "num_layers",
-        "num_decoder_layers": "decoder_layers",
-        "d_model": "hidden_size",
-        "num_heads": "num_heads",
-        "d_kv": "head_size",
-        "d_ff": "feedforward_size",
-        "n_positions": "max_positions",
-        "dropout_rate": "dropout",
-        "initializer_factor": "initializer_std",
-        "layer_norm_epsilon": "norm_epsilon",
-    },
-    # Old files contain n_positions, which transformers does not read.
-    defaults={
-        "vocab_size": 32128,
-        "num_layers": 6,
-        "d_model": 512,
-        "num_heads": 8,
-        "d_kv": 64,
-        "d_ff": 2048,
-        "n_positions": 512,
-        "dropout_rate": 0.1,
-        "initializer_factor": 1.0,
-        "layer_norm_epsilon": 1e-6,
+        "vocab_size": ("vocab_size", 32128),
+        "num_layers": ("num_layers", 6),
+        "num_decoder_layers": ("decoder_layers", None),
+        "d_model": ("hidden_size", 512),
+        "num_heads": ("num_heads", 8),
+        "d_kv": ("head_size", 64),
+        "d_ff": ("feedforward_size", 2048),
+        "n_positions": ("max_positions", 512),  # in old files; transformers does not read it
+        "dropout_rate": ("dropout", 0.1),
+        "initializer_factor": ("initializer_std", 1.0),
+        "layer_norm_epsilon": ("norm_epsilon", 1e-6),
     },
     supported_values={"feed_forward_proj": ("relu", "gated-gelu"), "is_decoder": (False,)},
     positions="t5",

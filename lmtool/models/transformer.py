@@ -135,7 +135,6 @@ class _MarianFormat(TwoStackFormat):
 
 
 def _reorder(name: str, tensor: Tensor, to_marian: bool) -> Tensor:
-    """Returns a tensor with the channels of the hidden states in Marian's order or, from this order, in ours."""
     if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
         return tensor.index_select(1, _channels(tensor.shape[1], to_marian))
     if name.endswith(_WRITTEN_BY_LAYERS) or ".norm" in name:
@@ -159,8 +158,7 @@ HF_FORMAT = _MarianFormat(
     outside_prefixes=bart.HF_FORMAT.outside_prefixes,
     # Position tables are constants.
     unread_suffixes=("embed_positions.weight",),
-    fields=bart.HF_FORMAT.fields,
-    defaults={**bart.HF_FORMAT.defaults, "vocab_size": 58101},
+    fields={**bart.HF_FORMAT.fields, "vocab_size": ("vocab_size", 58101)},
     required_values={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
     supported_values={
         **bart.HF_FORMAT.supported_values,

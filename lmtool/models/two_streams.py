@@ -295,8 +295,7 @@ class TwoStreamAttention(SelfAttention):
     def _two_streams(
         self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, query_only: bool
     ) -> Tensor:
-        """Returns both streams, (S, H); with `query_only` (in the last layer) only the query stream, (M, H). A memory
-        precedes the keys of the content."""
+        """Returns both streams, (S, H); with `query_only` (in the last layer) only the query stream, (M, H)."""
         assert streams.query is not None and streams.blind_M is not None
         tokens = len(context.packed.tokens)
         x_ZH, x_MH = x_SH[:tokens], x_SH[tokens:]
@@ -321,8 +320,7 @@ class TwoStreamAttention(SelfAttention):
         context: Context,
         first: int,
     ) -> Tensor:
-        """Returns (Q, A, D): the attention of one stream. first: the index of the stream's first token in both streams
-        concatenated, by which dropout is drawn."""
+        """Returns (Q, A, D). first: the index of the stream's first token in both, by which dropout is drawn."""
         rng = self.dropout.rng(context.rng)
         if rng is not None:
             rng = rng.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))

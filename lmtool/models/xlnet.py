@@ -116,7 +116,6 @@ class Xlnet(Encoder):
         Args:
             packed: The texts. Column "rank" defines what the query stream attends to.
             read_M: Flat indices of the tokens whose states are returned; None for all.
-            tap: Observes or replaces states.
             query_M: Flat indices of predicted tokens, increasing, on the host; None for no query stream.
             carried: The memory before the texts. It receives the memory for the next texts.
             reuse: The number of tokens of each text, its first ones, whose states enter the new memory.
@@ -230,7 +229,6 @@ _OUT, _QUERY = ".self_attn.out_proj.weight", "backbone.query.weight"
 
 
 def _unfold(name: str, tensor: Tensor, heads: int) -> Tensor:
-    """Returns our tensor in the shape of XLNet in transformers. name: our name."""
     if name.endswith((*_INTO_HEADS, _OUT)):
         return (tensor if name.endswith(_OUT) else tensor.T).unflatten(1, (heads, -1)).contiguous()
     return tensor[None] if name == _QUERY else tensor
@@ -260,24 +258,14 @@ HF_FORMAT = _XlnetFormat(
     prefix="transformer.",
     outside_prefixes=("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
     fields={
-        "vocab_size": "vocab_size",
-        "n_layer": "num_layers",
-        "d_model": "hidden_size",
-        "n_head": "num_heads",
-        "d_inner": "feedforward_size",
-        "dropout": "dropout",
-        "initializer_range": "initializer_std",
-        "layer_norm_eps": "norm_epsilon",
-    },
-    defaults={
-        "vocab_size": 32000,
-        "n_layer": 24,
-        "d_model": 1024,
-        "n_head": 16,
-        "d_inner": 4096,
-        "dropout": 0.1,
-        "initializer_range": 0.02,
-        "layer_norm_eps": 1e-12,
+        "vocab_size": ("vocab_size", 32000),
+        "n_layer": ("num_layers", 24),
+        "d_model": ("hidden_size", 1024),
+        "n_head": ("num_heads", 16),
+        "d_inner": ("feedforward_size", 4096),
+        "dropout": ("dropout", 0.1),
+        "initializer_range": ("initializer_std", 0.02),
+        "layer_norm_eps": ("norm_epsilon", 1e-12),
     },
     required_values={
         "ff_activation": "gelu",

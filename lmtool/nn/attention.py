@@ -19,14 +19,7 @@ from torch import Tensor, nn
 from lmtool.nn.block_sparse import Blocks, block_attention
 from lmtool.nn.context import AttentionKind, Context, EncoderState
 from lmtool.nn.dropout import DeviceRng, Dropout, DropoutRng, TokenRng
-from lmtool.nn.kernels import (
-    flash_attention,
-    fused_attention,
-    fused_attention_of,
-    jagged_attention,
-    kernel_for,
-    serves,
-)
+from lmtool.nn.kernels import flash_attention, fused_attention, fused_attention_of, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Layout
 from lmtool.nn.linear import apply_linear, concatenated, kept_weights, linear
 from lmtool.nn.positions import Position, Turns
@@ -290,8 +283,7 @@ class SelfAttention(MultiHead):
         return position if position.scores else None
 
     def _can_fuse(self, context: Context) -> bool:
-        """Whether one function can compute the projections and the attention: nothing happens between them, and there
-        is no observer."""
+        """Whether nothing happens between the projections and the attention, and there is no observer."""
         layout = context.layout
         interrupted = context.position.scores or context.cache is not None or context.prefix is not None
         interrupted = interrupted or isinstance(layout.mask, Blocks)

@@ -102,8 +102,7 @@ class BlockPattern:
 
 @lru_cache(maxsize=128)
 def _uniform_table(pattern: BlockPattern, blocks: int) -> np.ndarray:
-    """Returns (N, A, X), as in `random_blocks`. Each set of X of the M allowed blocks is equally probable (Floyd's
-    sampling: Bentley and Floyd 1987). Uses numpy's legacy generator, whose numbers never change."""
+    """Returns (N, A, X) by Floyd's sampling (Bentley and Floyd 1987); numpy's legacy numbers never change."""
     generator = np.random.RandomState([pattern.seed, blocks])
     numbers = np.arange(1, blocks - 1)
     # Of the blocks from 1 to N-2, the window of a block is not allowed; at the ends it has one block less.
@@ -124,8 +123,7 @@ def _uniform_table(pattern: BlockPattern, blocks: int) -> np.ndarray:
 
 @lru_cache(maxsize=128)
 def _transformers_table(pattern: BlockPattern, blocks: int) -> np.ndarray:
-    """Returns (N, A, X), as in `random_blocks`. Uses numpy's legacy generator, like transformers: one permutation per
-    block and head, of which the first allowed entries are used."""
+    """Returns (N, A, X) as transformers: the first allowed of one permutation per block and head."""
     generator, among = np.random.RandomState(pattern.seed), pattern.most_dense
     table_NAX = np.full((blocks, pattern.heads, pattern.random), -1)
     for block in range(1, blocks):
@@ -285,8 +283,7 @@ def _tile(
 
 
 def _fill_blocks(segments: Segments, blocks_D: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (N, B): the token in each slot of the blocks, with a document's last one repeated as padding; and which
-    slots are real."""
+    """Returns (N, B): the token in each slot, the last one repeated as padding; and which slots are real."""
     slots_D = blocks_D * size
     steps = np.arange(slots_D.sum()) - np.repeat(np.cumsum(slots_D) - slots_D, slots_D)
     start, length = (np.repeat(np.array(values, np.int64), slots_D) for values in (segments.starts, segments.lengths))

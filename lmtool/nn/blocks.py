@@ -41,7 +41,6 @@ class _Layer(nn.Module):
         return x_TH + out_TH if self.residual else out_TH
 
     def leave_out(self, parts: Collection[BlockPart]) -> None:
-        """Removes parts of a new layer."""
         self.residual = "residual" not in parts
         if "norm" in parts:
             self.norm1, self.norm2 = nn.Identity(), nn.Identity()

@@ -135,8 +135,7 @@ def _as_tensor(location: int, device: torch.device) -> Tensor:
 
 
 class _KeyedDropout(torch.autograd.Function):
-    """x * factors(...). The mask is stored for the backward pass, one byte per value: computing it again takes three to
-    five times as long as reading it."""
+    """x * factors(...). The mask is stored, a byte per value: to compute it again takes three to five times as long."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, constants: Tensor, rate: float) -> Tensor:

@@ -66,8 +66,7 @@ def reserved_positions(embed: StackInput, ahead: int = 0) -> int:
 
 
 class _LookUp(torch.autograd.Function):
-    """table[ids], with a sparse gradient for the table. The gradient has each row that was read once, with the same sum
-    as in the dense gradient, bit by bit."""
+    """table[ids], whose sparse gradient has each row once, with the same sum as the dense gradient, bit by bit."""
 
     @staticmethod
     def forward(ctx: Any, table_VE: Tensor, ids_T: Tensor) -> Tensor:
@@ -127,7 +126,7 @@ class Embeddings(StackInput):
         return first
 
     def _look_up(self, ids_T: Tensor) -> Tensor:
-        """Returns the rows of the token table, (T, E). An edited table and a compiled forward get dense gradients."""
+        """Returns (T, E). An edited table and a compiled forward get dense gradients."""
         leaf, weight = self.sparse_leaf, self.token.weight
         if leaf is None or torch.compiler.is_compiling() or not (torch.is_grad_enabled() and weight.requires_grad):
             return self.token(ids_T)

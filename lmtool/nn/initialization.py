@@ -109,8 +109,7 @@ def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Mod
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Skips torch's own initialization of modules built inside the context. On the meta device the initialization has
-    no effect, but torch would import its compiler for it, which takes a second."""
+    """Skips torch's own initialization, for which torch would import its compiler on the meta device (a second)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

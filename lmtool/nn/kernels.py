@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lmtool.nn.dropout import TokenRng
 from lmtool.nn.layout import Causal, Full, Layout
+from lmtool.nn.linear import at_least_fp32
 from lmtool.types import Segments
 
 # CUDA attention kernels for documents of any length.
@@ -275,9 +276,8 @@ def head_plan(layout: Layout, heads: int, selected_M: np.ndarray | None = None) 
 
 
 def _rows(first_R: np.ndarray, counts_R: np.ndarray, width: int, heads: int) -> tuple[np.ndarray, ...]:
-    """Arranges ranges of numbers as rows of the same width, in which shorter ranges repeat their last number. Returns
-    (R, W) the numbers; (R, W) bool, which of them are not repeated; and (R, W, A) the flat index of each in (R, A,
-    W)."""
+    """Arranges ranges as rows, shorter ones repeating their last number. Returns (R, W) the numbers; (R, W) bool, which
+    are not repeated; and (R, W, A) the flat index of each in (R, A, W)."""
     steps_W, counts_R1 = np.arange(width), counts_R[:, None]
     index_RAW = np.arange(len(counts_R) * heads * width).reshape(len(counts_R), heads, width)
     numbers_RW = first_R[:, None] + np.minimum(steps_W, counts_R1 - 1)
@@ -310,8 +310,7 @@ def _mask_bias(
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Attention with keyed dropout of its weights, for all tiles of a plan. query: None if the queries are part of
-    `joint`."""
+    """Attention with keyed dropout, for all tiles of a plan. query: None if the queries are part of `joint`."""
 
     @staticmethod
     def forward(
@@ -319,10 +318,10 @@ class _FusedAttention(torch.autograd.Function):
     ) -> Tensor:
         size = joint.shape[1] // ((3 if query is None else 2) * plan.heads)
         if query is None:
-            vectors = _at_least_fp32(joint.reshape(-1, size).index_select(0, plan.inputs))
+            vectors = at_least_fp32(joint.reshape(-1, size).index_select(0, plan.inputs))
         else:
             sources = (query.reshape(-1, size), plan.queries), (joint.reshape(-1, size), plan.keys)
-            vectors = torch.cat([_at_least_fp32(source.index_select(0, numbers)) for source, numbers in sources])
+            vectors = torch.cat([at_least_fp32(source.index_select(0, numbers)) for source, numbers in sources])
         queries, keys = vectors.split([len(plan.queries), len(plan.keys)])
         shapes = [(tile.row_count, tile.query_count, tile.key_count) for tile in plan.tiles]
         masks, factor = rng.weight_masks(plan.tokens_P, shapes, plan.heads, rate)
@@ -342,7 +341,7 @@ class _FusedAttention(torch.autograd.Function):
         vectors, *saved = ctx.saved_tensors
         all_weights, masks = saved[: len(plan.tiles)], saved[len(plan.tiles) :]
         sizes, size = [len(plan.queries), len(plan.keys)], vectors.shape[1]
-        grad_out = _at_least_fp32(grad_output.reshape(-1, size).index_select(0, plan.queries)).mul_(ctx.factor)
+        grad_out = at_least_fp32(grad_output.reshape(-1, size).index_select(0, plan.queries)).mul_(ctx.factor)
         grad_out.index_fill_(0, plan.padding, 0.0)
         grad_vectors = torch.empty_like(vectors)
         (queries, keys), (grad_queries, grad_keys) = vectors.split(sizes), grad_vectors.split(sizes)
@@ -372,7 +371,3 @@ def _scores(q_BLD: Tensor, k_BKD: Tensor, bias: Tensor | None, scale: float) -> 
     if bias is None:
         return torch.baddbmm(q_BLD.new_empty(()), q_BLD, k_BKD.transpose(1, 2), beta=0, alpha=scale)
     return torch.baddbmm(bias.to(q_BLD.dtype), q_BLD, k_BKD.transpose(1, 2), alpha=scale)
-
-
-def _at_least_fp32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

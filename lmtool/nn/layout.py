@@ -376,8 +376,7 @@ class NextTokens(Layout):
 
 
 class _TokenRows(NamedTuple):
-    """Documents as rows, on the host: (R, L) flat token indices, (R, L) positions, (R,) lengths, and whether the
-    lengths differ. Shorter rows repeat their last token."""
+    """Documents as rows, on the host; shorter rows repeat their last token. ragged: whether the lengths differ."""
 
     index_RL: Tensor
     positions_RL: Tensor

@@ -37,6 +37,11 @@ def product_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Returns a tensor of half precision in fp32, and others unchanged."""
+    return x.float() if x.dtype in _HALF else x
+
+
 def aligned_rows(x_TI: Tensor, dtype: torch.dtype) -> Tensor:
     """Converts x to `dtype`, and pads it with zeros to R rows if this is half precision on a CPU. Fewer than
     `ROW_MULTIPLE` rows are not padded, because they have few different shapes."""

@@ -422,8 +422,7 @@ class TreeDistance(TreePosition):
 
 
 def _angles(positions_T: Tensor, width: int, base: float) -> Tensor:
-    """Returns (T, ceil(width / 2)) float64: p / base^(2i/width). In double precision, because at position 5e6 single
-    precision is off by a third of a radian."""
+    """Returns (T, ceil(width / 2)) float64: at position 5e6 single precision is off by a third of a radian."""
     return positions_T.double()[:, None] * _rates(width, base, positions_T.device)
 
 
@@ -479,7 +478,6 @@ def build_tree_distance(config: TreeDistancePositionsConfig, sizes: PositionSize
 
 
 def _in_sequence(name: str, sizes: PositionSizes) -> Position:
-    """Returns positions in the sequence of this name with their default values."""
     if name == "learned":
         return Learned(sizes.max_positions, sizes.hidden_size, sizes.offset)
     if name == "shaw":

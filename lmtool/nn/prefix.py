@@ -67,8 +67,7 @@ class KeyPrefix(nn.Module):
 
 
 def _prefixed_index(segments: Segments, count: int) -> Tensor:
-    """Returns for each position of the documents, with `count` prefix rows before each that has tokens, its row (S,)
-    among prefix and tokens, concatenated."""
+    """Returns (S,): the row of each key among prefix and tokens, concatenated."""
     lengths = torch.tensor(with_prefix(segments, count).lengths, dtype=torch.int64)
     first_S = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     steps_S = torch.arange(len(first_S)) - first_S

@@ -139,11 +139,12 @@ class LstmCell(nn.Module):
             output_TP, cells_TC = _Recurrence.apply(
                 gates_TG, self.weight_hh, self.weight_hr, output_NP, cell_NC, steps.sizes, clips
             )
-        end_state = State(_end_values(output_TP, steps, state.output_NP), _end_values(cells_TC, steps, state.cell_NC))
+        end_state = State(end_values(output_TP, steps, state.output_NP), end_values(cells_TC, steps, state.cell_NC))
         return output_TP.index_select(0, steps.position_T), end_state
 
 
-def _end_values(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
+def end_values(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
+    """Returns (N, X): the value after the last token of each text, in batch order. before_NX: those of empty texts."""
     if not len(values_TX):
         return before_NX
     ends_NX = values_TX.index_select(0, steps.last_N)
@@ -151,8 +152,7 @@ def _end_values(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor
 
 
 class _Recurrence(torch.autograd.Function):
-    """All steps of a layer. gates: (T, 4C) products with the inputs, step by step. output, cell: (N, P) and (N, C)
-    before the first step. sizes: texts at each step. Returns (T, P) and the cells (T, C). Differentiable once."""
+    """All steps of a layer. sizes: texts at each step. Returns outputs (T, P) and cells (T, C). Differentiable once."""
 
     @staticmethod
     def forward(

@@ -298,9 +298,8 @@ class Stack(nn.Module):
         return self.leave(x_TH, select_rng(state.rng, read_M))
 
     def _apply_layer(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
-        """Applies a layer, which the backward pass recomputes if the stack does so. Layers with an accumulating cache
-        or an observer are not recomputed, because the cache or the observer would be called twice. Random numbers are
-        functions of the location, so no generator state has to be restored."""
+        """Recomputes the layer in the backward pass if the stack does so and nothing, as a cache or an observer, would
+        be called twice. Random numbers are functions of the location, so no generator state is restored."""
         runs_once = not torch.is_grad_enabled() or (context.cache is not None and context.cache.accumulates)
         runs_once = runs_once or (context.encoded is not None and context.encoded.keep)
         if (
@@ -318,7 +317,7 @@ class Stack(nn.Module):
         return self.prefix.layers(state.packed.segments)
 
     def _cross_prefixes(self, encoded: EncoderState | None) -> list[LayerPrefix] | None:
-        """Returns the prefix of each layer's cross-attention; None if it is cached with the encoder's keys."""
+        """None if they are cached with the encoder's keys."""
         if self.cross_prefix is None or encoded is None or encoded.cached:
             return None
         return self.cross_prefix.layers(encoded.segments)

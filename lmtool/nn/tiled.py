@@ -237,8 +237,7 @@ def scatter(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """x_T[tokens_P]. A token has at most one real slot, and padding gets no gradient. The backward is therefore also a
-    gather, not a scatter-add."""
+    """x_T[tokens_P]. Since padding gets no gradient, a token has one slot, and the backward is a gather too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: TileIndex) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.nn.linear import aligned_rows, product_type
+from lmtool.nn.linear import aligned_rows, at_least_fp32, product_type
 from lmtool.nn.regions import region
 
 
@@ -80,9 +80,9 @@ def loss_sum(
             (Lin et al. 2017, section 3), and labels are not smoothed.
     """
     if not focal_gamma:
-        wide = _wide(logits_MC)
+        wide = at_least_fp32(logits_MC)
         return F.cross_entropy(wide, labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing)
-    log_p_M = _wide(logits_MC).log_softmax(-1).gather(1, labels_M[:, None])[:, 0]
+    log_p_M = at_least_fp32(logits_MC).log_softmax(-1).gather(1, labels_M[:, None])[:, 0]
     focal_M = -_power(-torch.expm1(log_p_M), focal_gamma) * log_p_M
     return (focal_M if class_weights is None else focal_M * class_weights[labels_M]).sum()
 
@@ -102,7 +102,7 @@ def binary_losses(
         gamma: The exponent of the focal loss; 0 for none.
         positive_weights: (C,) the factor of the losses for label 1.
     """
-    logits_NC = _wide(logits_NC)
+    logits_NC = at_least_fp32(logits_NC)
     targets_NC = labels_NC * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else labels_NC
     losses_NC = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, pos_weight=positive_weights, reduction="none")
     if gamma:
@@ -117,7 +117,7 @@ def _power(probabilities: Tensor, gamma: float) -> Tensor:
 
 def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
     """Returns (M,): the cross entropy of each target, in fp32."""
-    return F.cross_entropy(_wide(logits_MC), labels_M, reduction="none")
+    return F.cross_entropy(at_least_fp32(logits_MC), labels_M, reduction="none")
 
 
 def linear_loss_sum(
@@ -151,17 +151,12 @@ def linear_scores(
     all_losses, best = [hidden_MH.new_zeros(0, dtype=torch.float32)], [labels_M.new_zeros(0)]
     with torch.autocast(hidden_MH.device.type, enabled=False):
         for hidden, labels in zip(hidden_MH.to(dtype).split(rows), labels_M.split(rows), strict=True):
-            logits = _wide(F.linear(hidden, weight_VH))
+            logits = at_least_fp32(F.linear(hidden, weight_VH))
             if bias_V is not None:
                 logits += bias_V
             all_losses.append(F.cross_entropy(logits, labels, reduction="none").float())
             best.append(logits.argmax(-1))
     return torch.cat(all_losses), torch.cat(best)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Returns a tensor in fp32 if it has half precision, otherwise unchanged."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 class ForwardGradient(torch.autograd.Function):
@@ -197,7 +192,7 @@ class _LinearLossSum(ForwardGradient):
         hidden_gradients: list[Tensor] = []
         weight_gradient: Tensor | None = None
         bias_gradient = torch.zeros_like(bias) if bias is not None and needs_bias else None
-        total = hidden.new_zeros((), dtype=_wide(hidden[:0]).dtype)
+        total = hidden.new_zeros((), dtype=at_least_fp32(hidden[:0]).dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for part, part_labels in zip(cast_hidden.split(rows), labels.split(rows), strict=True):
                 aligned = aligned_rows(part, dtype)
@@ -230,9 +225,8 @@ def _write_gradient(
 ) -> Tensor:
     """Overwrites the logits with the gradient of the sum of their losses, and returns this sum. The gradient is the
     softmax minus the smoothed one-hot labels; that of z_loss is 2 z_loss log(normalizer) times the softmax.
-    bias_gradient: the sum over all rows so far, to which these rows are added. smoothing: the fraction of the target
-    probability that is spread over all classes (Szegedy et al. 2016). z_loss: the weight of log(normalizer)^2."""
-    wide = _wide(logits)
+    bias_gradient: the sum over all rows so far, to which these rows are added."""
+    wide = at_least_fp32(logits)
     if bias is not None:
         wide += bias
     labels = labels[:, None]
@@ -259,9 +253,9 @@ def _write_gradient(
 
 
 def _normalizer(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
-    """Returns (R, 1): the log of the sum of exponentials, from the logit and the probability of the label or, if this
-    probability is too small, of the most probable class. Other devices than a CPU always use the latter, because the
-    check would need a device sync."""
+    """Returns (R, 1): the log of the sum of exponentials, from the logit and the probability of the label. If this is
+    too small, or on other devices than a CPU, where the check would need a sync, from those of the most probable
+    class."""
     probability = probabilities.gather(1, labels)
     readable = probability.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable and probability.numel() and float(probability.min()) > _SMALLEST_PROBABILITY:

@@ -213,14 +213,8 @@ def lm_head(backbone: Backbone) -> LMHead:
 
 class MaskedLMHead(LMHead):
     """A dense layer, an activation, a norm, and the tied output layer with a bias (Devlin et al. 2019, original code).
-
-    Args:
-        hidden_size: H.
-        vocab_size: V.
-        activation: Activation after the dense layer.
-        table_width: W, which in ALBERT and ELECTRA is the width of the embedding; None for hidden_size.
-        biases: Whether dense layer and norm have biases.
-    """
+    table_width: W, in ALBERT and ELECTRA the width of the embedding; None for hidden_size. biases: whether dense layer
+    and norm have biases."""
 
     def __init__(
         self,
@@ -319,18 +313,11 @@ class CopyGate(nn.Module):
 def copy_losses(
     head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, input_M: Tensor, labels_M: Tensor
 ) -> Tensor:
-    """Returns the losses of a head with a copy gate (section 3.4, All-Tokens MLM). The probability of a token is that
-    of the head times the probability of not copying. The probability of copying is added to that of the input token.
+    """Returns (M,): the losses in fp32 of a head with a copy gate (section 3.4, All-Tokens MLM). The probability of a
+    token is that of the head times the probability of not copying. The probability of copying is added to that of the
+    input token. Logits are recomputed in the backward pass, in chunks of rows.
 
-    Logits are recomputed in the backward pass, in chunks of rows.
-
-    Args:
-        gate_M: The logits of the copy gate.
-        input_M: The input tokens.
-        labels_M: The target tokens.
-
-    Returns:
-        (M,) losses in fp32.
+    gate_M: the logits of the copy gate. input_M: the input tokens. labels_M: the target tokens.
     """
 
     def chunk_losses(gate: Tensor, hidden: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:

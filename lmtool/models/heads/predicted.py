@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtool.models.heads.base import ForwardGradient, TokenLogits, linear_loss_sum
+from lmtool.nn.linear import product_type
 
 # Rows of logits over a vocabulary computed at once.
 ROWS = 256
@@ -181,19 +182,15 @@ class PredictedWords(Predicted):
         return (scores / temperature).softmax(-1)
 
     def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
-        logits = self.logits
-        device = logits.hidden_MW.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else logits.hidden_MW.dtype
-        arguments = logits.hidden_MW, logits.table_VW, logits.bias_V, teacher, temperature, dtype
-        return _LinearDivergenceSum.apply(*arguments)
+        hidden, table, bias = self.logits.hidden_MW, self.logits.table_VW, self.logits.bias_V
+        return _LinearDivergenceSum.apply(hidden, table, bias, teacher, temperature, product_type(hidden))
 
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
         return linear_loss_sum(self.logits.hidden_MW, self.logits.table_VW, self.logits.bias_V, labels)
 
 
 class _LinearDivergenceSum(ForwardGradient):
-    """Computes `Classes(F.linear(hidden, weight, bias)).divergence_sum(teacher)` in chunks of rows, and the gradients
-    in the forward pass, as `linear_loss_sum`. The result can be differentiated only once."""
+    """`Classes(F.linear(hidden, weight, bias)).divergence_sum(teacher)` in chunks of rows, as in `linear_loss_sum`."""
 
     @staticmethod
     def forward(

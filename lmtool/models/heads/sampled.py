@@ -51,13 +51,8 @@ class Sample:
 
 
 def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
-    """Samples distinct words. Each draw is word w with probability log((w + 2) / (w + 1)) / log(words + 1).
-
-    Args:
-        words: V.
-        size: Number of distinct words, less than V.
-        step: The optimizer step; the sample is a function of (seed, step).
-    """
+    """Samples `size` distinct words of `words`. Each draw is word w with probability log((w + 2) / (w + 1)) / log(words
+    + 1). size: less than words. step: the optimizer step; the sample is a function of (seed, step)."""
     generator = np.random.default_rng(key(seed, "sample", step))
     drawn = np.empty(0, dtype=np.int64)
     while True:

@@ -78,8 +78,6 @@ class SequenceHead(PredictingHead):
     """Predicts classes or values of a document by dropout and a linear layer.
 
     Args:
-        hidden_size: H.
-        outputs: C.
         dropout: Dropout rate before the output layer.
         bias: Whether the output layer has a bias.
         dense: Whether a dense layer with tanh precedes them.
