@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
+from itertools import islice
 
 import numpy as np
 
@@ -147,16 +148,10 @@ class TextIndex:
 
 def texts_with_numbers(texts: Iterable[str], numbers: np.ndarray) -> Iterator[tuple[int, str]]:
     """Yields the texts with these numbers, in ascending order, each with its number."""
-    remaining = iter(numbers.tolist())
-    number = next(remaining, None)
-    if number is None:
-        return
-    for index, text in enumerate(texts):
-        if index == number:
+    wanted = set(numbers.tolist())
+    for index, text in enumerate(islice(texts, max(wanted, default=-1) + 1)):
+        if index in wanted:
             yield index, text
-            number = next(remaining, None)
-            if number is None:
-                return
 
 
 def normalize(text: str) -> str:

@@ -196,8 +196,7 @@ class Disentangled(BertLike):
         self.relative = relative
 
     def attended_tokens(self, number: int, length: float) -> float:
-        """Returns the cost of attention per token, in attended tokens. A relative position has a key but no value, so
-        it counts as half a token."""
+        """A relative position has a key but no value, so it counts as half a token."""
         rows = min(2 * length - 1, 2 * self.relative.span)
         return length + len(set(self.config.scores)) * rows / 2
 
@@ -212,8 +211,8 @@ class Disentangled(BertLike):
         tap: Tap | None = None,
         absolute: nn.Module | None = None,
     ) -> Tensor:
-        """Returns hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: maps
-        positions (T,) to vectors; if set, the enhanced mask decoder takes the place of the last layer."""
+        """absolute: maps positions (T,) to vectors; if set, the enhanced mask decoder takes the place of the last
+        layer."""
         if absolute is None:
             return super().forward(packed, rng, read_M, tap)
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, self.ahead)

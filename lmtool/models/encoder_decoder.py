@@ -74,7 +74,6 @@ class EncoderDecoder(Backbone):
     def read_inputs(
         self, inputs: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
-        """Returns hidden states of the encoder: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
         state = self._enter_inputs(inputs, rng)
         return self.encoder.run(state, state.read(read_M), tap=tap)
 

@@ -96,8 +96,8 @@ class TransformerXl(Decoder):
         return self.relative
 
     def attended_tokens(self, number: int, length: float) -> float:
-        """Returns the cost of attention per token, in attended tokens: 1 for a key and a value, 1/2 for the key of a
-        distance. The last term is the cost of the memory's keys and values, which are computed for every segment."""
+        """A key and a value count as 1, the key of a distance as 1/2. The last term is the cost of the memory's keys
+        and values, which are computed for every segment."""
         memory = self.config.memory_length
         return 1.5 * (length / 2 + memory) + self.hidden_size * memory / max(length, 1)
 
@@ -110,9 +110,8 @@ class TransformerXl(Decoder):
         tap: Tap | None = None,
         carried: Carried | None = None,
     ) -> Tensor:
-        """Returns hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and
-        values of earlier tokens; the forward pass appends those of the given tokens. carried: the memory of earlier
-        segments; it receives the memory for the next segment."""
+        """Returns hidden states as every decoder. carried: the memory of earlier segments; it receives that for the
+        next."""
         if carried is None or not self.memory_length:
             if carried is not None:
                 carried.after = carried.before

@@ -93,8 +93,8 @@ class Xlnet(Encoder):
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
     def attended_tokens(self, number: int, length: float) -> float:
-        """Returns the cost of attention per token, in attended tokens. A distance has a key but no value, so it counts
-        as half a token; there are twice as many distances as tokens. The memory counts as in Transformer-XL."""
+        """A distance has a key but no value, so it counts as half a token; there are twice as many distances as tokens.
+        The memory counts as in Transformer-XL."""
         memory = self.memory_length
         return 2 * length + 1.5 * memory + self.hidden_size * memory / max(length, 1)
 
@@ -111,17 +111,11 @@ class Xlnet(Encoder):
         carried: Carried | None = None,
         reuse: int = 0,
     ) -> Tensor:
-        """Computes hidden states.
+        """Returns (T, H), or (M, H) of `read_M`; with `query_M`, (M, H) of the query stream.
 
-        Args:
-            packed: The texts. Column "rank" defines what the query stream attends to.
-            read_M: Flat indices of the tokens whose states are returned; None for all.
-            query_M: Flat indices of predicted tokens, increasing, on the host; None for no query stream.
-            carried: The memory before the texts. It receives the memory for the next texts.
-            reuse: The number of tokens of each text, its first ones, whose states enter the new memory.
-
-        Returns:
-            (T, H), or (M, H) of `read_M`; with `query_M`, (M, H) of the query stream.
+        packed: the column "rank" defines what the query stream attends to. query_M: flat indices of predicted tokens,
+        increasing, on the host; None for no query stream. carried: the memory before the texts; it receives the memory
+        for the next texts. reuse: the number of tokens of each text, its first ones, whose states enter the new memory.
         """
         if query_M is None:
             return super().forward(packed, rng, read_M, tap)

@@ -165,8 +165,7 @@ class CausalLanguageModel(LanguageModelLearner):
         return ContinuationWriter(self.backbone, self.lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Returns samples for the first n documents of a batch: the `prompt`, which is the first tokens of a document,
-        and the `text` that the model generates after it."""
+        """Returns the `prompt`, the first tokens of a document, and the `text` that the model generates after it."""
         texts = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
         prompts = [text[:_PROMPT_TOKENS].tolist() for text in texts if len(text)]
         # No token fits after a prompt of the model's maximum length.
@@ -199,8 +198,7 @@ class SequenceAutoencoder(CausalLanguageModel):
         return ReplyWriter(self.backbone, self.lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Returns samples for the first n texts of a batch: the `prompt`, which is the text, and the `text` that the
-        model writes after it, at most 80 tokens."""
+        """Returns the `prompt`, which is the text, and the `text` that the model writes after it, at most 80 tokens."""
         examples = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
         prompts = [example[: len(example) // 2 + 1].tolist() for example in examples]
         written = self.writer().write(prompts, GenerationConfig(max_new_tokens=SAMPLING.max_new_tokens), self.seed)

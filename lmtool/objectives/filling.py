@@ -53,12 +53,9 @@ class MaskFiller(BaseLearner):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Returns the first n examples of a batch as plain data.
-
-        Each example has `pieces`, the original tokens as text, and `masked`, a list of the masked positions. Each of
-        them has the `position` in the text, the original piece (`truth`), the piece in the input (`shown`), and the
-        five most probable pieces with their probabilities (`guesses`).
-        """
+        """Each example has `pieces`, the original tokens as text, and `masked`: for each masked position the `position`
+        in the text, the original piece (`truth`), the piece in the input (`shown`), and the five most probable pieces
+        with their probabilities (`guesses`)."""
         return self.samples_of(batch, "mlm", self.logits_at, n)
 
     def samples_of(self, batch: Batch, term: str, logits_at: LogitsAt, n: int) -> list[JsonObject]:
@@ -103,12 +100,10 @@ class MaskResponder(Responder):
     fills_masks = True
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """Fills the masks of texts. In a text, a mask is the mask token of the tokenizer, such as [MASK].
-
-        Returns for each `text` the `filled` text with the most probable pieces, and `masks`, which has the five
-        `guesses` of each mask with their probabilities. Reading the records raises UserError if a text has no mask, or
-        is longer than the model supports.
-        """
+        """Fills the masks of texts, which are mask tokens of the tokenizer, such as [MASK]. Returns for each `text` the
+        `filled` text with the most probable pieces, and `masks`, which has the five `guesses` of each mask with their
+        probabilities. Reading the records raises UserError if a text has no mask, or is longer than the model
+        supports."""
         return Answers(self._fill(rows, inference))
 
     @torch.no_grad()

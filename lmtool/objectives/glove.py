@@ -50,8 +50,7 @@ class Glove(WordVectorLearner):
         return cast(CooccurrenceHead, self.heads["glove"])
 
     def examples(self, data: SplitData, max_length: int) -> Cooccurrences:
-        """Returns the pairs of a split. The counts of held-out text are scaled to the size of the training text; if
-        that is not known, they are used as they are."""
+        """The counts of held-out text are scaled to the size of the training text, if that is known."""
         saved_total, special = self._head.total, self.tokenizer.special_ids
         arguments = self.config, data.text, data.split, special, self.tokenizer.vocab_size
         if data.split != "train":

@@ -67,8 +67,8 @@ class MaskedLanguageModel(MaskFiller):
         return self.masked_examples(MaskedWindows if self.config.pairs == "none" else MaskedPairs, data, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
-        """Returns the unigram predictor of the training text, without special tokens, which are never predicted. For
-        pairs, returns in addition the predictor of the frequencies of the two classes."""
+        """Returns the unigram predictor without special tokens, and for pairs that of the frequencies of the two
+        classes."""
         predictors = {"mlm": unigram(train, self.tokenizer)}
         if self.config.pairs != "none":
             classes = np.bincount(examples.plan(0).rows["label"], minlength=2)
@@ -184,8 +184,7 @@ class SpanLanguageModel(MaskedLanguageModel):
             self.loss_weights["sbo"] = 1.0
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
-        """Returns the predictors of masked language modeling. The unigram predictor also serves the term `sbo`, which
-        predicts the same tokens."""
+        """The unigram predictor also serves the term `sbo`, which predicts the same tokens."""
         predictors = super().predictors(train, examples)
         return predictors | {"sbo": predictors["mlm"]} if self.config.boundary else predictors
 

@@ -66,8 +66,7 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Returns samples as in `MaskFiller.samples`. Predicted tokens are shown as masks, although other tokens may
-        attend to them."""
+        """Predicted tokens are shown as masks, although other tokens may attend to them."""
         tokens = batch.inputs.tokens.clone()
         tokens[indices_of(batch, "plm")] = self.tokenizer.role("mask")
         visible_batch = replace(batch, inputs=replace(batch.inputs, tokens=tokens))

@@ -407,8 +407,7 @@ class GeneratedTextLearner(MaskFiller):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Returns the loss and the best prediction of each target, in evaluation mode. The generator samples with the
-        random numbers of step 0, so that evaluations can be compared."""
+        """The generator samples with the random numbers of step 0, so that evaluations can be compared."""
         indices, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         hidden_MG = self._generator_hidden(batch, None)
         losses, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
@@ -462,8 +461,7 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         return torch.arange(len(batch.inputs.tokens), device=batch.inputs.tokens.device)
 
     def predictor(self, unigrams: ConstantPredictor) -> BestConstant:
-        """Returns a predictor whose constant is fitted to the labels of the evaluated text, because the generator makes
-        the labels."""
+        """Returns a constant fitted to the labels of the evaluated text, because the generator makes the labels."""
         # Assumed before an evaluation has measured it: half of the samples differ from the original tokens; of all
         # tokens, every masked one is replaced.
         replaced_fraction = 0.5 if self.config.variant == "electra_15" else self.config.probability

@@ -63,8 +63,7 @@ class SequenceToSequence(LanguageModelLearner):
         return AnswerWriter(self.backbone, self.lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Returns samples for the first n examples of a batch: the `prompt`, which is the input of the encoder, and the
-        generated `text`, both with their special tokens."""
+        """Returns the `prompt`, the encoder's input, and the generated `text`, both with their special tokens."""
         inputs = [ids.tolist() for ids in batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]]
         outputs = self.writer().write(inputs, SAMPLING, self.seed)
         return [
@@ -113,8 +112,7 @@ class PrefixDecoder(CausalLanguageModel):
         return MaskedPrefixes(self.tokenizer, data, max_length, self.seed)
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
-        """Returns a scorer without perplexity per word and bits per byte, because the words of the prefix are not
-        predicted."""
+        """Returns a scorer without perplexity per word and bits per byte: the words of the prefix are not predicted."""
         return PerplexityScorer(self, predictors)
 
 

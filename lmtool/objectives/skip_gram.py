@@ -81,8 +81,8 @@ class SkipGram(WordVectorLearner):
         return cast(WordPairsHead, self.heads["skip_gram"])
 
     def examples(self, data: SplitData, max_length: int) -> WordPairs:
-        """Returns the word pairs of a split. Words are subsampled and negatives are sampled by the word counts of the
-        training text; if these counts are not available, by the counts of the split itself."""
+        """Words are subsampled and negatives sampled by the word counts of the training text, or else of the split
+        itself."""
         if self._counts is None:
             self._counts = WordCounts(self.config, self.tokenizer)
         word_counts, saved_counts = self._counts, self._head.counts
@@ -126,11 +126,8 @@ class SkipGram(WordVectorLearner):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Returns the loss of each pair and of each negative.
-
-        A pair counts as correct if its score is above the scores of all of its negatives; a negative counts as correct
-        if its score is below the score of its pair.
-        """
+        """A pair counts as correct if its score is above those of all of its negatives; a negative counts as correct if
+        its score is below that of its pair."""
         pair_scores_M, negative_scores_MJ = self._scores(batch)
         signed_scores = {"skip_gram": pair_scores_M, "negatives": -negative_scores_MJ.reshape(-1)}
         above_MJ = pair_scores_M[:, None] > negative_scores_MJ

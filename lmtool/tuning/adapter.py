@@ -152,8 +152,7 @@ class AdapterFusionTuning(TuningMethod):
             load_adapters(learner, tensors, f"adapters.{number}.", origin)
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
-        """Returns the weighted sum over all slots of the distance between the value projection and the identity
-        (`FusedAdapters.distance`); {} if the weight is 0."""
+        """Returns the weighted sum of `FusedAdapters.distance` over all slots; {} if the weight is 0."""
         fusions = [module for module in learner.modules() if isinstance(module, FusedAdapters)]
         if not self.config.value_penalty:
             return {}

@@ -105,8 +105,8 @@ class CheckpointModel(ModelWithHeads):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Returns the hidden states that the heads read, (T, H): those of the encoder if the task classifies its
-        tokens, otherwise those of the last stack. `ModelWithHeads.hidden` describes the parameters."""
+        """Returns (T, H): the states of the encoder if the task classifies its tokens, otherwise those of the last
+        stack."""
         return super().hidden(inputs, None if self.reads_inputs else outputs, rng, read_M, tap)
 
     def logits(self, hidden_TH: Tensor, packed: Packed) -> Tensor | None:

@@ -282,6 +282,5 @@ class PermutedSegments(MaskedExamples):
         return lanes_of(rows, self.lanes)
 
     def metadata(self) -> JsonObject:
-        """Adds the number of lanes, the windows per lane, and the distance between the starts of consecutive
-        windows."""
+        """Adds the number of lanes, the windows per lane, and the distance between consecutive windows."""
         return {**super().metadata(), **lane_metadata(self.plan(0), self.lanes), "segments_apart": self.config.reuse}
