@@ -36,10 +36,6 @@ class State(NamedTuple):
     output_NP: Tensor
     cell_NC: Tensor
 
-    def detached(self) -> State:
-        """Returns the same values, detached from the graph."""
-        return State(self.output_NP.detach(), self.cell_NC.detach())
-
 
 @dataclass(frozen=True)
 class Lockstep:

@@ -77,6 +77,7 @@ class LanguageModelLearner(BaseLearner):
         self.term = config.name
         self.loss_weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
+        self.carried = CarriedState() if backbone.config.carries_state else None
 
     @property
     def lm(self) -> LMHead:
@@ -131,10 +132,6 @@ class CausalLanguageModel(LanguageModelLearner):
 
     backbone: Decoder
     inspector_class: type[Inspector] = CausalInspector
-
-    def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
-        super().__init__(config, backbone, tokenizer, seed)
-        self.carried = CarriedState() if backbone.config.carries_state else None
 
     def examples(self, data: SplitData, max_length: int) -> TextWindows:
         if self.carried is not None and data.documents == "joined" and data.stride is None:

@@ -18,8 +18,7 @@ from lmtool.config.base import JsonObject
 from lmtool.data.examples import SplitData
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.model import indices_of
-from lmtool.models.base import Backbone, StatefulBackbone
-from lmtool.nn.cache import CarriedState
+from lmtool.models.base import StatefulBackbone
 from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.masking import PermutationInspector
 from lmtool.objectives.clm import LanguageModelLearner, unigram
@@ -27,7 +26,6 @@ from lmtool.objectives.configs import PlmConfig
 from lmtool.objectives.examples.masked import MaskedExamples, MaskedWindows, Permutations, PermutedWindows
 from lmtool.objectives.examples.pairs import MaskedPairs
 from lmtool.objectives.filling import MaskFiller
-from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, on_host
 
 
@@ -38,10 +36,6 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
     config: PlmConfig
     masks = Permutations
     inspector_class = PermutationInspector
-
-    def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        super().__init__(config, backbone, tokenizer, seed)
-        self.carried = CarriedState() if backbone.config.carries_state else None
 
     def examples(self, data: SplitData, max_length: int) -> MaskedExamples:
         if self.config.pairs != "none":

@@ -95,7 +95,7 @@ def test_carried_state_continues_a_text_and_texts_are_independent():
     layer, x_TI = drawn(2, (0.5, 0.3)), torch.randn(14, 3, dtype=torch.float64)
     whole, after = layer(x_TI, Lockstep.of(Segments.packed((6, 8))))
     first, carried = layer(torch.cat([x_TI[:4], x_TI[6:9]]), Lockstep.of(Segments.packed((4, 3))))
-    second, ended = layer(torch.cat([x_TI[4:6], x_TI[9:]]), Lockstep.of(Segments.packed((2, 5))), carried.detached())
+    second, ended = layer(torch.cat([x_TI[4:6], x_TI[9:]]), Lockstep.of(Segments.packed((2, 5))), carried)
 
     torch.testing.assert_close(torch.cat([first[:4], second[:2], first[4:], second[2:]]), whole)
     torch.testing.assert_close(tuple(ended), tuple(after))
