@@ -4,8 +4,8 @@
 of similar length otherwise. `reference_attention` is the plain loop that defines the result; tests hold all paths equal
 to it.
 
-Shape letters: T query tokens, S key tokens, M selected tokens, A heads, D head width, H = A*D hidden width, L queries
-and K keys of a document.
+Shape letters: T query tokens, S key tokens (in cross-attention, those of the encoder), M selected tokens, A heads, D
+head width, H = A*D hidden width, L queries and K keys of a document.
 """
 
 from __future__ import annotations
@@ -290,11 +290,6 @@ class SelfAttention(MultiHead):
         same_tokens = self.key_value_heads == self.num_heads and layout.key is layout.query and layout.packed
         observed = context.observer(self.kind) is not None
         return same_tokens and not interrupted and not observed and joins(self.q_proj, self.k_proj, self.v_proj)
-
-
-# Cross-attention.
-#
-# Shape letters: T decoder tokens, S encoder tokens, M selected tokens, H hidden width, A heads, D head width.
 
 
 class CrossAttention(MultiHead):

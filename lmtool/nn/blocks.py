@@ -94,8 +94,6 @@ class PreNormLayer(_Layer):
 #
 # If the context selects some tokens, everything after the cross-attention is computed for those only, as in the layers
 # above. Adapter slots follow self-attention and feed-forward, see `nn/feedforward.py`.
-#
-# Shape letters: T decoder tokens, M selected tokens, H hidden width.
 
 
 class CrossLayer(nn.Module):

@@ -1,6 +1,6 @@
 """The position-wise feed-forward part (Vaswani et al. 2017, 3.3).
 
-Shape letters: T and M tokens, H hidden width.
+Shape letters: T and M tokens, H hidden width, K fused adapters.
 """
 
 from __future__ import annotations
@@ -67,8 +67,6 @@ class GatedFeedForward(FeedForward):
 # Every layer has a slot after its self-attention and one after its feed-forward part. Cross-attention has none, as in
 # the published adapters for encoder-decoders (AdapterHub's presets; Mahabadi et al. 2021, "Compacter"). An empty slot
 # returns its input.
-#
-# Shape letters: M tokens, H hidden width, K fused adapters.
 
 
 class AdapterSlot(nn.Module):

@@ -6,8 +6,8 @@ PackedSequence). The gates' products with the inputs are one product over all to
 one per step. The backward is written out: weights get their gradient from one product over all steps instead of a sum
 over steps. On one core it takes 0.4 to 0.7 of the time of `torch.nn.LSTM`, which has no clipping.
 
-Shape letters: T tokens, N texts, R texts at a step, I input width, C cell width, P output width: C, or that of the
-projection, G gates (4C), X any width.
+Shape letters: T tokens, M selected tokens, N texts, R texts at a step, I input width, C cell width, P output width: C,
+or that of the projection, G gates (4C), X any width.
 """
 
 from __future__ import annotations
@@ -268,8 +268,6 @@ def _previous_values(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> T
 
 
 # Recurrent layers in a stack, whose states a cache can hold.
-#
-# Shape letters: T tokens, M selected tokens, I input width, P output width, C state width.
 
 
 @lru_cache(maxsize=8)

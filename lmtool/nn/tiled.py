@@ -274,8 +274,6 @@ def _to_tokens(y: Tensor, index: TileIndex, tokens: int) -> Tensor:
 #
 # They are computed separately from the attention itself, whose kernels return none of them; with gradients, before
 # dropout.
-#
-# Shape letters: T query tokens, S key tokens, A heads, D head width, R rows of a tile, L queries and K keys of a row.
 
 
 class AttentionInputs(NamedTuple):

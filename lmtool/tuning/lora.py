@@ -182,8 +182,6 @@ def set_dropout_rng(layer: nn.Module, arguments: tuple[object, ...]) -> None:
 
 # (IA)3: Liu, Tam, Muqeeth, Mohta, Huang, Bansal, Raffel, "Few-Shot Parameter-Efficient Fine-Tuning is Better and
 # Cheaper than In-Context Learning", NeurIPS 2022, section 3.3.
-#
-# Shape letters: T tokens, I inputs and O outputs of a map.
 
 
 class ScaledOutputs(EditedLinear):

@@ -214,7 +214,6 @@ def fold_prefixes(learner: BaseLearner) -> None:
 
 
 # P-tuning: virtual tokens with a trainable encoder (Liu et al. 2021), or prompts in every layer (Liu et al. 2022).
-# Shape letters: P virtual tokens, E width of the token vectors.
 
 
 class EncodedTokens(VirtualTokens):
