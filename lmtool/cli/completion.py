@@ -114,7 +114,6 @@ def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> Comp
 
 
 def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
-    """Returns a hash that changes with the files of lmtool, the configuration folders and the plugins."""
     files = [
         *_PACKAGE.rglob("*.py"),
         *(path for folder in groups.folders(config_dirs) for path in folder.rglob("*.yaml")),
@@ -239,7 +238,6 @@ class Line:
 
 
 def _split(text: str) -> list[str]:
-    """Splits a line into words as a shell does; closes an open quote at the end of the line."""
     for closing in ("", "'", '"', "\\"):
         try:
             return shlex.split(text + closing)
@@ -314,7 +312,6 @@ def _arguments(line: Line, table: CompletionTable) -> Iterator[str]:
 
 
 def _keys(keys: KeyNodes, current: str, overrides: dict[str, str], table: CompletionTable) -> Iterator[str]:
-    """Yields the keys in the section of the current word, such as `optimizer` for `optimizer.l`."""
     section = current.rpartition(".")[0]
     nodes = keys if not section else _children(_find(keys, section, overrides, table), section, overrides, table)
     for name, node in nodes.items():
@@ -339,7 +336,6 @@ def _find(keys: KeyNodes, key: str, overrides: dict[str, str], table: Completion
 
 
 def _children(node: KeyNode, key: str, overrides: dict[str, str], table: CompletionTable) -> KeyNodes:
-    """Returns the keys in a section: the selected component's keys, or all possible components' keys."""
     if "keys" in node:
         return node["keys"]
     if "several" in node:
@@ -385,7 +381,6 @@ def _show_arguments(current: str, table: CompletionTable) -> Iterator[str]:
 
 
 def _runs(current: str) -> Iterator[str]:
-    """Yields the folders of runs and of sweep jobs, relative to the working directory."""
     for depth in ("*", "*/*"):
         for number, config in enumerate(RUNS.glob(f"{depth}/config.yaml")):
             if number < _MAX_CANDIDATES and str(config.parent).startswith(current):
@@ -393,8 +388,6 @@ def _runs(current: str) -> Iterator[str]:
 
 
 def _files(current: str, folders_only: bool = False) -> Iterator[str]:
-    """Yields the files and folders whose paths start with `current`; hidden files only if the name starts with a
-    dot."""
     parent, slash, name = current.rpartition("/")
     folder = user_path(f"{parent}{slash}" or ".")
     if not folder.is_dir():

@@ -278,12 +278,10 @@ def _without_collection() -> Iterator[None]:
 
 
 def _status(result: object) -> int:
-    """Returns the exit status that a command returned, or DONE if it returned something else."""
     return result if isinstance(result, int) else errors.DONE
 
 
 def _runner(verb: str) -> Callable[..., Any]:
-    """Imports and returns the function that implements a command."""
     from lmtool.config.registry import imported
 
     with _without_collection():
@@ -330,7 +328,6 @@ def _print_config(verb: str, config: CommandConfig) -> int:
 
 
 def _start(verb: str, config: CommandConfig, words: list[str]) -> int:
-    """Runs a command in this process, or runs the command line `words` in the processes that `devices` requests."""
     from lmtool.resolver.commands import RunConfig
     from lmtool.training.launching import launch, processes_to_start
 
@@ -354,7 +351,6 @@ def _run_configured(verb: str, arguments: Arguments) -> int:
 
 
 def _run_about_run(command: str, arguments: Arguments) -> int:
-    """Runs a command about a run, such as plan or inspect, whose arguments are keys of the run or of the command."""
     if arguments.multirun:
         raise UserError(f"-m: lmtool {command} does not sweep", f"use -m with {', '.join(SWEPT)}")
     command_keys = keys_of(command)
@@ -369,7 +365,6 @@ def _run_about_run(command: str, arguments: Arguments) -> int:
 
 
 def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]:
-    """Returns the training command, and the argument that names it (None if a task key decides)."""
     typed_verb = next((word for word in words if "=" not in word), None)
     if typed_verb in TRAINING:
         return typed_verb, typed_verb
@@ -500,7 +495,6 @@ def report_error(error: BaseException, debug: bool) -> int:
 
 
 def _user_error(error: BaseException) -> LmtoolError | None:
-    """Converts an error to one that the user can fix; returns None for a bug."""
     if isinstance(error, LmtoolError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -526,7 +520,6 @@ def _report_bug(error: BaseException, exits: RankExits) -> int:
 
 
 def _connection_error(error: BaseException, exits: RankExits) -> str | None:
-    """Returns the message if the connection to another rank timed out or was lost; None for other errors."""
     if exits.process.size == 1 or not isinstance(error, RuntimeError):
         return None
     if "timed out" in str(error).lower():

@@ -206,7 +206,6 @@ def _as_list(texts: Texts) -> list[str]:
 
 
 def _rows(columns: Mapping[str, Texts]) -> Rows:
-    """Returns the rows of texts. Raises ValueError if the columns have different lengths."""
     texts_by_column = {name: _as_list(texts) for name, texts in columns.items()}
     if len({len(texts) for texts in texts_by_column.values()}) != 1:
         counts = " and ".join(f"{len(texts)} of {name}" for name, texts in texts_by_column.items())

@@ -73,14 +73,12 @@ def run(config: CheckConfig) -> JsonObject:
 
 
 def _leaking_splits(splits: JsonMapping) -> list[str]:
-    """Returns the splits of which more than MAX_SHARED occurs in the training data."""
     return [split for split, summary in splits.items() if summary.get("in_training", {}).get("share", 0) > MAX_SHARED]
 
 
 def _text_summary(
     config: CheckConfig, text: DataConfig, length_of: Callable[[Sequence[str]], list[int]], output: Output
 ) -> JsonObject:
-    """Returns the findings about pretraining text, which is read document by document."""
     with collect_errors() as problems:
         source = open_source(text, config.cache_dir, output.stage, config.offline)
         splits = {

@@ -158,7 +158,6 @@ def _devices(selected_device: torch.device) -> Iterator[Finding]:
 
 
 def _speed(device: torch.device) -> Finding:
-    """Returns the speed of matrix products of a base model's width, forward and backward."""
     precision = select_precision("auto", device)
     rates = {}
     for name in dict.fromkeys(("fp32", precision.name)):
@@ -178,7 +177,6 @@ def _memory() -> Finding:
 
 
 def _folder(subject: str, folder: Path, hint: str) -> Finding:
-    """Whether a folder (or the existing folder above it) can be written to, and its free space."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -214,7 +212,6 @@ def _hub(offline: bool) -> Finding:
 
 
 def _training(device: str) -> Finding:
-    """Trains a tiny run twice in separate processes, and compares the losses bit by bit."""
     losses = []
     with tempfile.TemporaryDirectory() as root:
         for name in ("first", "second"):

@@ -85,8 +85,6 @@ def run(config: EvaluateRunsConfig) -> JsonObject:
 
 
 def _score_runs(config: EvaluateConfig, runs: Sequence[str]) -> JsonObject:
-    """Scores several runs on the same rows or text, and prints and writes a row for each setting with means over its
-    seeds. Returns the means of the best setting."""
     require_unset(config, ("output", "against", "lengths"), "several runs", "name one run")
     pairs = None
     if isinstance(config.task, MinimalPairsConfig):
@@ -133,7 +131,6 @@ def _score_runs(config: EvaluateConfig, runs: Sequence[str]) -> JsonObject:
 
 
 def _complete_config(checkpoint: str, offline: bool) -> JsonObject:
-    """Returns the configuration of a checkpoint with default values for keys that are newer than it."""
     data = saved_config(checkpoint, offline)
     verb = str(data.get("command"))
     if verb not in TRAINING:
@@ -144,7 +141,6 @@ def _complete_config(checkpoint: str, offline: bool) -> JsonObject:
 
 
 def _pair_scores(group: SeedGroup, pairs: Pairs) -> Iterator[SeedScore]:
-    """Yields the accuracies of a setting on minimal pairs, with the intervals of their means over paradigms."""
     names = list(dict.fromkeys(pairs.paradigms))
     runs = [
         PairScores({name: scores[name] for name in names}, {}, {}, pairs.phenomena) for scores in scores_of_runs(group)
@@ -164,8 +160,6 @@ def _pair_scores(group: SeedGroup, pairs: Pairs) -> Iterator[SeedScore]:
 
 
 def _score_all_kept(config: EvaluateConfig, run_folder: str) -> JsonObject:
-    """Scores every checkpoint that `checkpoint_at=` keeps, and prints and writes their learning curve. Returns the
-    metrics of the last one."""
     require_unset(
         config, ("output", "against"), "several checkpoints", "name one of them: checkpoint=RUN@STEP or RUN@AMOUNT"
     )
@@ -190,8 +184,7 @@ def _score_all_kept(config: EvaluateConfig, run_folder: str) -> JsonObject:
 
 
 def _score(config: EvaluateConfig, output: Output) -> tuple[JsonObject, JsonObject]:
-    """Scores one checkpoint, prints and writes its scores. Returns the metrics as `run`, and the intervals ("low" and
-    "high") of those that have one."""
+    """Returns the metrics as `run`, and the intervals ("low" and "high") of those that have one."""
     trained = load_trained(config)
     if isinstance(config.task, MinimalPairsConfig):
         return _score_pairs(config, config.task, trained, output)
@@ -290,8 +283,6 @@ def _score_task(config: EvaluateConfig, trained: Trained, output: Output, checkp
 
 
 def _score_prompts(config: EvaluateConfig, prompts: MaskedPromptTask) -> TaskScores:
-    """Returns the scores of a masked language model that was not finetuned: the words that it predicts for a mask are
-    its answers."""
     data, learner = prompts.task.splits(), prompts.learner
     held_out = HeldOutSplits(learner, data, prompts.max_length, config.batch_tokens, prompts.seed)
     title = f"{prompts.task.config.name} from prompts alone"
@@ -301,7 +292,6 @@ def _score_prompts(config: EvaluateConfig, prompts: MaskedPromptTask) -> TaskSco
 def _score_pairs(
     config: EvaluateConfig, task: MinimalPairsConfig, trained: Trained, output: Output
 ) -> tuple[JsonObject, JsonObject]:
-    """Scores a pretrained checkpoint on minimal pairs."""
     scored = f"{config.checkpoint} is scored on minimal pairs"
     without_text = ("exit", "exit_entropy", "shots", "stride", "max_length", "lengths", "memory_length")
     require_unset(config, without_text, scored)

@@ -142,7 +142,6 @@ def remote_sources(config: TrainingConfig, output: Output) -> Iterator[RemoteSou
 
 
 def _checkpoints(config: TrainingConfig) -> Iterator[RemoteSource]:
-    """Yields the checkpoints that the run, its teachers and its peers start from."""
     origins = [("checkpoint", config.checkpoint)]
     if isinstance(config.distill, CodistillationConfig):
         origins.append(("distill.checkpoint", config.distill.checkpoint))
@@ -175,8 +174,6 @@ def _text(config: TrainingConfig, data: DataConfig, output: Output) -> RemoteSou
 
 
 def _hub_text(config: TrainingConfig, data: HubConfig, output: Output) -> RemoteSource:
-    """Returns the source of a data set of the hub that is read as text. A data set that is cached as a whole is not
-    read."""
     splits = (data.split, *([] if data.validation is None else [data.validation]))
 
     def read(offline: bool) -> list[Path]:

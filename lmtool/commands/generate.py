@@ -91,7 +91,6 @@ def run(config: GenerateConfig) -> None:
 def _continue(
     write: Callable[..., list[list[int]]], unfinished: UnfinishedOutput, count: int, output: Output
 ) -> list[list[int]]:
-    """Generates the texts that a file does not have yet, and appends them batch by batch. Returns the tokens of all."""
     file = unfinished.file
     unfinished.lines()  # without the line that a killed process left incomplete
     file.seek(0)
@@ -113,8 +112,6 @@ def _continue(
 
 
 class _StreamedText:
-    """Prints a text token by token; an incomplete character waits for the next token."""
-
     def __init__(self, writer: Writer, prompt_text: str, prompt: Sequence[int]):
         self.writer, self.prompt_text, self.prompt = writer, prompt_text, prompt
         self.tokens: list[int] = []
@@ -135,7 +132,6 @@ class _StreamedText:
             self.printed = len(resolved)
 
     def end(self) -> None:
-        """Prints the rest and a line end."""
         self._print(last=True)
         self.stream.write("\n")
         self.stream.flush()

@@ -120,8 +120,6 @@ def _inspect_phase(
 
 
 def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
-    """Returns the inspector of pretraining. first: configuration of the first phase, whose text trains the
-    vocabulary."""
     preparation = PretrainPreparation(config)
     config, on_stage = preparation.config, output.stage
     tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(on_stage, first.data)
@@ -151,7 +149,7 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
 
 
 def _screen_of(stats: RunningStatistics, heading: str, finding: str, examples: list[JsonObject]) -> InspectionScreen:
-    """Returns the screen of statistics. Counts that must be zero, and are, appear only in the line below the table."""
+    """Counts that must be zero, and are, appear only in the line below the table."""
     statistics = list(stats.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.must_be_zero and statistic.holds(0)]
     visible_statistics = [statistic for statistic in statistics if statistic.name not in never]
@@ -181,7 +179,6 @@ def _screen_of(stats: RunningStatistics, heading: str, finding: str, examples: l
 
 
 def _row(statistic: Statistic, tested: int) -> list[str]:
-    """Returns the name, measured and expected value, interval and number of samples; fractions as percentages."""
     named_fraction = "share" in statistic.name or "fraction" in statistic.name
     is_fraction = statistic.count > 0 and (statistic.is_fraction or named_fraction)
     format_value = tenths if is_fraction else _mean
@@ -200,7 +197,6 @@ def _mean(value: float) -> str:
 
 
 def _print_shifts(output: Output, compared: Sequence[ComparedRows], heading: str) -> None:
-    """Prints a table of the shifts between splits or domains, and the words that tell them apart."""
     table, telling = [], []
     for rows in compared:
         distance, passages = shift(rows), _passages(rows)
@@ -260,7 +256,6 @@ def require_rows_for_states(config: TrainingConfig, states: int) -> None:
 
 
 def _print_states(output: Output, compared: Sequence[ComparedRows], config: FinetuneConfig, count: int) -> None:
-    """Prints how far the mean hidden states of the last layer are apart. count: rows of each side."""
     checkpoint, precision = str(config.checkpoint), select_precision(config.precision, select_device(config.device))
     loaded = load(checkpoint, str(precision.device), config.offline)
     embedder, _ = embedder_of(loaded, checkpoint, "last", "mean", _BATCH_TOKENS, precision, config.offline)

@@ -73,7 +73,6 @@ def tokenizer(config: InspectTokenizerConfig) -> list[JsonObject]:
 
 
 def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tuple[str, Tokenizer]]:
-    """Yields tokenizers by name: one of each kind, trained on the same text, then the tokenizers of the checkpoints."""
     if config.kinds:
         source = open_source(config.data, config.cache_dir, output.stage, config.offline)
         for kind in config.kinds:
@@ -210,7 +209,6 @@ def _maps(
 
 
 def _maps_of_kinds(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
-    """Yields the maps of each kind in kinds=, computed with random weights."""
     known = names(GROUP)
     head_width, remainder = divmod(config.hidden_size, config.num_heads)
     if remainder or (head_width % 2 and "rotary" in config.kinds):
@@ -238,7 +236,6 @@ def _maps_of_kinds(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
 def _position_note(
     section: PositionsConfig, position: Position, sizes: InspectPositionsConfig | TransformerConfig, weights: str
 ) -> str:
-    """Returns sentences about a kind of positions, its score, and its weights. weights: what they are."""
     score = (
         "the score of a query and a key that are all ones"
         if position.scores

@@ -78,8 +78,6 @@ def measure(config: TrainingConfig) -> Measurements:
 
 
 class _TimedLoader:
-    """A loader that stops the training after a few steps, and measures each of them."""
-
     def __init__(self, loader: PackedLoader | PhasedLoader):
         self._loader = loader
         self.seconds: list[float] = []
@@ -166,7 +164,6 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
 
 
 def _measure(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measurements | None:
-    """Measures a few steps; None if the run does not fit."""
     if not device.this_machine:
         # Raises the same error as training.
         from lmtool.training.precision import select_device
@@ -178,8 +175,7 @@ def _measure(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measu
 def _with_known_epochs(
     config: TrainingConfig, rows: int, length: float, metadata: JsonMapping | None, notes: list[str]
 ) -> tuple[TrainingConfig, float | None]:
-    """Returns the configuration and the tokens per epoch (None if unknown). If they are unknown, max_epochs is removed,
-    with a note. Raises UserError if there is no other budget."""
+    """None for the tokens per epoch if unknown: max_epochs is then removed, with a note."""
     if metadata is not None:
         return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
@@ -196,8 +192,6 @@ def _with_known_epochs(
 
 
 def _without_unknown(config: PretrainConfig, key: str, reason: str, notes: list[str]) -> PretrainConfig:
-    """Returns the configuration without a budget of unknown length, with a note. Raises UserError if there is no other
-    budget."""
     budget = f"{key}={getattr(config, key):g}"
     if set(budgets(config.model_dump(include=set(BUDGETS)))) == {key}:
         hint = "set measure=true, which reads the text, or set max_steps= or max_tokens= instead"
@@ -235,8 +229,6 @@ def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, i
 
 
 def _text_tokens(config: PretrainConfig) -> float | None:
-    """Returns the estimated number of tokens of the training text, from the size of local files or the size limit of
-    downloaded text; None if unknown."""
     text_bytes, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
     if isinstance(path, str) and "://" not in path:
         source = user_path(path)
@@ -246,7 +238,6 @@ def _text_tokens(config: PretrainConfig) -> float | None:
 
 
 def _store_bytes(config: TrainingConfig) -> int | None:
-    """Returns the estimated bytes of the token stores of text; None for a task's rows, and if unknown."""
     tokens = _text_tokens(config) if isinstance(config, PretrainConfig) else None
     return None if tokens is None else round(tokens * (2 if config.model.vocab_size <= 1 << 16 else 4))
 
@@ -258,7 +249,6 @@ def _shared_bytes(config: TrainingConfig) -> int:
 
 
 def _mean_length(splits: Sequence[Rows], max_length: int) -> float:
-    """Returns the mean tokens of rows, estimated from the bytes of their texts."""
     lengths = []
     for rows in splits:
         stride = -(-len(rows) // _SAMPLED_ROWS) or 1
@@ -279,8 +269,7 @@ def _length_note(config: TrainingConfig, rows: int, length: float) -> str:
 def _assumed_metadata(
     config: RunConfig, epoch_tokens: float | None, length: float, predicted: float
 ) -> dict[str, float]:
-    """Returns the metadata of a loader that is not built, if every sequence has `length` tokens. epoch_tokens: tokens
-    of an epoch; None if unknown."""
+    """Metadata of a loader that is not built, if every sequence has `length` tokens."""
     tokens = config.batch_tokens or (config.batch_examples or 1) * length
     epoch_tokens = max(epoch_tokens or 0.0, tokens)
     return {

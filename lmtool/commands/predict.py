@@ -93,7 +93,6 @@ def run(config: PredictConfig) -> None:
 def _joined(
     config: PredictConfig, table: Table | None, records: Iterable[JsonObject], learner: BaseLearner, output: Output
 ) -> Iterator[JsonObject]:
-    """Yields the rows of the output file."""
     flat = Path(str(config.output)).suffix.lower() in DELIMITERS
     aliases = learner.config.aliases if isinstance(learner.config, TaskConfig) else {}
     records = iter(records)
@@ -109,8 +108,6 @@ def _joined(
 def _predict_in_portions(
     config: PredictConfig, trained: Trained, responder: Responder, task: TaskConfig | None, output: Output
 ) -> None:
-    """Predicts rows without labels in portions, so that a large file needs little memory. A repeated command continues
-    after the portions that are finished."""
     file = str(config.input)
     # All rows are read before the first one is predicted, so that an error in one of them comes first.
     total = sum(len(_rows(config, portion, responder)) for portion in input_portions(file, task, PORTION))
@@ -163,7 +160,6 @@ def _trained_on(task: TaskConfig, input_path: str) -> bool:
 
 
 def _rows(config: PredictConfig, requested: Input, responder: Responder, first: int = 0) -> Rows:
-    """Returns the rows of an input or of a portion of it. first: the number of rows before the portion."""
     if requested.table is not None:
         return responder.read_rows(dict(requested.table.columns), requested.origin)
     columns = columns_of(responder, requested.texts, None if config.pair is None else [config.pair])

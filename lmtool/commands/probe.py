@@ -77,7 +77,6 @@ def run(config: ProbeConfig) -> list[CheckpointProbes] | EvolutionResults:
 
 
 def _task(config: ProbeConfig) -> TaskData | None:
-    """Returns the labeled data if a task is the target. Raises UserError if the target has no data."""
     if config.target == "task":
         if config.task is None:
             raise UserError("target=task needs a task", "set task=NAME; `lmtool list task` lists the tasks")
@@ -91,8 +90,6 @@ def _task(config: ProbeConfig) -> TaskData | None:
 
 
 class _ProbeData(NamedTuple):
-    """The examples that train and test a probe, and the loss term whose targets are the classes."""
-
     train: Examples
     held_out: Examples
     term: str
@@ -100,8 +97,6 @@ class _ProbeData(NamedTuple):
 
 
 class _LayerScores(NamedTuple):
-    """The scores of the probes on each layer, and the states that train and test the probes."""
-
     layers: list[JsonObject]
     train: LabeledStates
     held_out: LabeledStates
@@ -110,8 +105,6 @@ class _LayerScores(NamedTuple):
 
 @dataclass(frozen=True)
 class _CheckpointProbe:
-    """Probes on one checkpoint."""
-
     config: ProbeConfig
     checkpoint: str
     loaded: LoadedCheckpoint
@@ -120,7 +113,6 @@ class _CheckpointProbe:
     output: Output
 
     def scores(self) -> CheckpointProbes:
-        """Returns the accuracy of the probes on every layer, with the trained and with random weights."""
         config, loaded = self.config, self.loaded
         tokenizer = tokenizer_of(loaded, self.checkpoint)
         trained = loaded.model.parts.backbone
@@ -185,7 +177,6 @@ class _CheckpointProbe:
         return _ProbeData(targets(train), targets(held_out), TERM, int(classes_V.max()) + 1)
 
     def _task_data(self, backbone: Backbone, tokenizer: Tokenizer) -> _ProbeData:
-        """Returns the training rows of the task, and the rows of its first development split."""
         assert self.task is not None
         task = self.task.config
         learner = task.learner(backbone, tokenizer, self.config.seed)

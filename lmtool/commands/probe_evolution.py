@@ -37,8 +37,6 @@ _TOKENS_EACH = 10
 
 
 class _Reader(NamedTuple):
-    """A checkpoint that reads the tokens. states: computes its states. template: its text format."""
-
     checkpoint: str
     loaded: LoadedCheckpoint
     states: HiddenStates
@@ -171,7 +169,6 @@ def _entropy(labeled: LabeledStates) -> float:
 def _similarity(
     config: ProbeConfig, readers: list[_Reader], states: list[LabeledStates], first: int, second: int
 ) -> PairSimilarity:
-    """Compares two checkpoints at the layers that both have, at the same tokens."""
     if not np.array_equal(states[first].groups_N, states[second].groups_N):
         raise RuntimeError("the checkpoints have read other tokens")
     indices = [

@@ -206,7 +206,6 @@ def _phase_note(config: PretrainConfig | FinetuneConfig) -> str:
 
 
 def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None:
-    """Raises UserError if the same command would train several runs, resume a run, or do nothing."""
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
         raise UserError(f"task={config.task.name} trains a run for each of its tasks", "profile one of them: task=sst2")
     if (config.devices or 1) > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -248,7 +247,6 @@ def _folder(output: str | None, stem: str) -> Iterator[Path]:
 
 
 def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) -> StepProfile:
-    """Trains the run of a configuration for a few steps. folder: the folder for the trace."""
     try:
         # The temporary run is in the profile's folder, so that it uses the same disk.
         with temporary_session(config, folder) as session:
@@ -292,8 +290,6 @@ def _costs(costs: MeanStep) -> dict[str, Any]:
 
 
 def _metadata(config: RunConfig, metadata: JsonObject, on_gpu: bool, compiles: bool) -> JsonObject:
-    """Returns the properties of the run from which `print_profile` chooses its remarks. metadata: the metadata of the
-    loader."""
     model = config.model
     return {
         "attention_dropout": model.attention_dropout if isinstance(model, TransformerConfig) else 0.0,

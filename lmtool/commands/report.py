@@ -102,8 +102,6 @@ def main(words: list[str]) -> int:
 
 
 def _runs_among(names: list[str]) -> list[Path]:
-    """Returns the folders of the names. If several are runs, as in `lmtool report runs/*`, returns these alone, and
-    says what is left out."""
     folders = [run_folder(name) for name in names]
     runs, left_out = list[Path](), list[str]()
     for name, folder in zip(names, folders, strict=True):

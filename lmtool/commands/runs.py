@@ -71,8 +71,6 @@ def main(words: list[str]) -> int:
 
 
 def _write_page(root: Path, runs: Sequence[RunLine]) -> str:
-    """Writes index.html to a folder of runs, unless lmtool wrote no run there, or another program wrote an index.html.
-    Returns where the page is, or why it was not written."""
     path = root / "index.html"
     if not any(run.is_own for run in runs):
         return f"{path} was not written: lmtool wrote no config.yaml in the folder"
@@ -99,7 +97,6 @@ def _write_page(root: Path, runs: Sequence[RunLine]) -> str:
 
 
 def _is_own_page(path: Path) -> bool:
-    """Whether lmtool wrote a page. A link is not followed."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
@@ -223,13 +220,11 @@ def _sweep_line(folder: Path) -> RunLine:
 
 
 def _page(folder: Path, name: str) -> str:
-    """Returns the name of a page that a folder has, otherwise ""."""
     path = folder / name
     return name if path.is_file() and not path.is_symlink() else ""
 
 
 def _state(folder: Path, result: JsonMapping) -> str:
-    """Returns 'running at step N', 'stopped at step N', or the status in result.json."""
     if is_held(folder / "LOCK"):
         return f"running {last_step_text(folder)}".rstrip()
     status = result.get("status")
@@ -253,8 +248,6 @@ def _description(config: object) -> str:
 
 
 def _written_and_size(folder: Path) -> tuple[float, int]:
-    """Returns the last modification of a file below the folder, and the bytes of all files. Skips files that vanish
-    meanwhile."""
     timestamp, size_bytes = folder.stat().st_mtime, 0
     for path, _, names in os.walk(folder):
         for name in names:

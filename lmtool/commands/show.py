@@ -133,7 +133,6 @@ def _by_description(fields: list[DocumentedField]) -> list[tuple[FieldInfo, list
 
 
 def _defaults(entries: list[DocumentedField]) -> list[tuple[str, str]]:
-    """Returns the defaults with the file and line that set them; equal defaults without a file are merged."""
     defaults: dict[tuple[str, str], None] = {}
     for field_entry in entries:
         line = _line_of(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
@@ -143,7 +142,6 @@ def _defaults(entries: list[DocumentedField]) -> list[tuple[str, str]]:
 
 
 def _value(field_entry: DocumentedField, line: int | None) -> str:
-    """Returns the value in the YAML, otherwise the class's default."""
     if field_entry.file is not None and line is not None:
         value: object = saved.read_yaml(field_entry.file)
         for part in field_entry.yaml_path.split("."):
@@ -181,7 +179,6 @@ def _format(value: object) -> str:
 
 
 def _short(path: Path) -> str:
-    """Returns the path of a file, relative to conf/ if it is there."""
     base = groups.conf_dir()
     return f"conf/{path.relative_to(base)}" if path.is_relative_to(base) else str(path)
 
@@ -282,7 +279,6 @@ def _value_schema(field: FieldInfo, definitions: JsonObject) -> JsonObject:
 
 
 def _alternatives(schemas: list[JsonObject]) -> JsonObject:
-    """Returns the schema of a key that several classes have: equal ones once, with all their descriptions."""
     descriptions: dict[str, dict[str, None]] = {}
     for schema in schemas:
         text = json.dumps({name: value for name, value in schema.items() if name != "description"})
@@ -311,7 +307,6 @@ def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> 
 
 
 def _require_group(group: str, known: Collection[str], command: str) -> None:
-    """Raises UserError for an unknown group. command: the command for the hint, with {} in place of the group."""
     if group not in known:
         close = nearest(group, known)
         hint = f"did you mean lmtool {command.format(close)}?" if close else "`lmtool list` prints the groups"

@@ -65,7 +65,6 @@ def run(config: TokenizerCommandConfig) -> dict[str, float]:
 
 
 def _sizes(entries: int, requested: int) -> str:
-    """Returns the size of a vocabulary, and the requested size if the text was too small for it."""
     if entries == requested:
         return f"{entries:,} tokens"
     return f"{entries:,} tokens of tokenizer.vocab_size={requested:,}: the text has no more"

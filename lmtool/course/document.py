@@ -191,13 +191,11 @@ def _parts(lines: list[str], index: int, end: int, name: str) -> Iterator[Part]:
 
 
 def _commands(lines: list[str]) -> tuple[str, ...]:
-    """Returns the commands of a block: joins lines that end with a backslash, and omits empty lines and comments."""
     joined = re.sub(r"[ \t]*\\\n[ \t]*", " ", "\n".join(lines)).split("\n")
     return tuple(line.strip() for line in joined if line.strip() and not line.startswith("#"))
 
 
 def _directive(line: str, block: Commands | None, position: str) -> Part:
-    """Parses the line of a directive. block: the previous bash block. position: of the line, for errors."""
     match = _DIRECTIVE.fullmatch(line)
     verb, words = match.groups() if match else ("", "")
     if verb == "show" and (match := re.fullmatch(r"(\S+\.html)(?: (\d+)(?:-(\d+))?)?", words)):

@@ -91,7 +91,6 @@ def _paragraph(text: str) -> str:
 
 
 def _contents(topics: Sequence[Topic], spent: dict[str, TimeSpent]) -> str:
-    """Returns the table of contents."""
     lines = "".join(
         f'<li><a href="#{topic.id}">{topic.number}. {_MARKDOWN.renderInline(topic.title)}</a>'
         f"<span>{spent[topic.id]}</span></li>"
@@ -103,7 +102,6 @@ def _contents(topics: Sequence[Topic], spent: dict[str, TimeSpent]) -> str:
 
 
 def _part(topic: Topic, part: Part, spent: TimeSpent, embedded: _PageEmbedder) -> str:
-    """Returns the HTML of a part of a topic that is not a claim."""
     if isinstance(part, Prose):
         return _MARKDOWN.render(part.text)
     if isinstance(part, Commands):
@@ -120,7 +118,6 @@ def _part(topic: Topic, part: Part, spent: TimeSpent, embedded: _PageEmbedder) -
 
 
 def _wrap(line: str) -> list[str]:
-    """Wraps a printed line to the width of the page, and indents the further lines to the text behind its label."""
     if len(line) <= _LINE_WIDTH:
         return [line]
     label = re.match(r"\s*\S+( \S+)?\s{2,}", line)
@@ -129,7 +126,6 @@ def _wrap(line: str) -> list[str]:
 
 
 def _runs(block: Commands, folder: Path, seconds: Sequence[float]) -> str:
-    """Returns the line below a block: its duration, and links to the reports of its runs."""
     links = []
     for name in dict.fromkeys(re.findall(r"\bname=([\w-]+)", " ".join(block.lines))):
         page = next((file for file in ("report.html", "sweep.html") if (folder / "runs" / name / file).exists()), None)
@@ -148,7 +144,6 @@ def _claim(claim: Claim, verdict: Verdict) -> str:
 
 
 def _claims(verdicts: Sequence[tuple[Topic, Claim, Verdict]]) -> str:
-    """Returns the section with all claims and their verdicts."""
     if not verdicts:
         return ""
     explanation = (
@@ -177,14 +172,11 @@ def _read(path: Path) -> str:
 
 
 class _PageEmbedder:
-    """Embeds figures and tables of other pages, and makes the ids in each figure unique."""
-
     def __init__(self, folder: Path):
         self.folder = folder
         self._pieces_embedded = 0
 
     def embed(self, show: Show) -> str:
-        """Returns the HTML of the selected figures and tables; of the whole page if it has neither."""
         page = _read(self.folder / show.page)
         if not page:
             return _paragraph(f"{show.page}: not written yet")
@@ -199,7 +191,6 @@ class _PageEmbedder:
         return f"<div>{link}{content}</div>"
 
     def _pieces(self, main: str, show: Show) -> Iterator[str]:
-        """Yields the selected figures and tables, and each heading before the first of them that it stands above."""
         count, headings = 0, list[str]()
         for match in _PIECE.finditer(main):
             piece = match[0]
@@ -213,7 +204,6 @@ class _PageEmbedder:
                 yield piece if piece.startswith("<figure") else f'<div class="wide">{piece}</div>'
 
     def _with_unique_ids(self, piece: str) -> str:
-        """Adds a prefix to all ids, and lowers the headings by one level."""
         self._pieces_embedded += 1
         prefix = f"e{self._pieces_embedded}-"
         piece = re.sub(r'\bid="', f'id="{prefix}', piece)
@@ -302,7 +292,6 @@ def _mean(value: Value, folder: Path) -> Mean:
 
 
 def _number(result: Any, value: Value) -> float:
-    """Looks up a number in a result. Raises LookupError if there is none."""
     for name in value.key.split("."):
         result = _by_index(result)
         if not isinstance(result, dict) or name not in result:
@@ -317,16 +306,11 @@ def _number(result: Any, value: Value) -> float:
 
 
 def _by_index(result: Any) -> Any:
-    """Turns a list into a dictionary from indices, as text, to items. Returns other values unchanged."""
     return {str(index): item for index, item in enumerate(result)} if isinstance(result, list) else result
 
 
 def _error_of_one(result: dict[str, Any], key: str) -> float | None:
-    """Returns the standard error of a number of one run; None if it is unknown.
-
-    It is computed from the other values next to the number: an interval, a standard error, or a number of rows. A whole
-    number is a count, which is exact. A baseline, the score without reading the input, is exact on the same rows.
-    """
+    """From an interval, a standard error or a number of rows next to it; 0 for counts, which are exact."""
     *above, leaf = key.split(".")
     neighbors: Any = result
     for name in above:

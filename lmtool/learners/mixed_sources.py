@@ -216,7 +216,6 @@ class SourcesScorer(Scorer):
 
 
 def _select_documents(batch: Batch, selected_N: np.ndarray) -> Batch | None:
-    """Omits the tokens, which are not needed to count scores by document."""
     if not selected_N.any():
         return None
     selected = torch.from_numpy(selected_N).to(batch.examples.device)

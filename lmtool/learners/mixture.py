@@ -85,7 +85,6 @@ class Mixture(BaseLearner):
         self.register_load_state_dict_pre_hook(_add_member_tensors)
 
     def _share_heads(self, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
-        """If the mixture already has a head of the same name, the member uses this head instead of its own."""
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
@@ -278,7 +277,6 @@ def _remove_member_tensors(module: nn.Module, state: dict[str, object], prefix: 
 
 
 def _add_member_tensors(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
-    """A hook of `load_state_dict`, which adds the members' tensors under their names in the module."""
     for name, member in cast(Mixture, module).members.items():
         for member_name in member.state_dict():
             if prefix + member_name in state:

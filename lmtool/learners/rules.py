@@ -32,7 +32,6 @@ def _members(learned: LearnedConfig) -> Iterator[LearnedConfig]:
 
 
 def _in_mixture(mixture: LearnedConfig, problem: Problem, hint: str | None = None) -> Problem:
-    """hint: a hint that fits all members, instead of the member's."""
     key = f"{mixture.group}.members"
     return Problem(key, f"{key}: {problem.message}", hint or problem.hint)
 
@@ -92,7 +91,6 @@ def require_tokens_of_objective(
 
 
 def _special_tokens_with(roles: Iterable[str | tuple[str, ...]], tokenizer: TokenizerConfig) -> str | None:
-    """Returns the value of tokenizer.special_tokens whose tokens have these roles, or None."""
     field = type(tokenizer).model_fields.get("special_tokens")
     kinds = () if field is None else get_args(field.annotation)
     by_kind = {kind: tokenizer.model_copy(update={"special_tokens": kind}).roles or () for kind in kinds}
@@ -156,7 +154,6 @@ def require_trees(learned: LearnedConfig, model: ModelConfig) -> Iterator[Proble
 
 
 def _counts_words(max_words: int | None, checkpoint_at: Sequence[int | str] | None) -> str | None:
-    """Returns the key that needs the words of the text, or None."""
     if max_words is not None:
         return f"max_words={max_words}"
     words = [str(amount) for amount in checkpoint_at or () if str(amount).endswith("w")]

@@ -277,7 +277,6 @@ class AnswerWriter(Writer):
         return not {*self.tokenizer.sentinels} & {*prompt}
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Omits special tokens except sentinels."""
         omitted_ids = self.tokenizer.special_ids - set(self.tokenizer.sentinels)
         return self.tokenizer.decode([number for number in ids if number not in omitted_ids], skip_special=False)
 

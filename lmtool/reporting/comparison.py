@@ -233,7 +233,6 @@ def loss_caveat(runs: Sequence[RunFiles]) -> str | None:
 
 
 def _vocabulary(run: RunFiles) -> object:
-    """Returns what identifies the vocabulary of a run: the hash of its file, otherwise its size."""
     for folder in saved_steps(run.run_dir / "checkpoints")[:1]:
         with suppress(Damaged, OSError):
             if entry := read_manifest(folder).files.get("tokenizer.json"):
@@ -246,7 +245,6 @@ def _metrics_of(run: RunFiles) -> JsonObject:
 
 
 def _value(run: RunFiles, metric: str) -> object:
-    """Returns the run's score in its main metric, or in bits per byte; otherwise None."""
     if metric == _BITS:
         return _metrics_of(run).get(_BITS)
     return run.result.get("value") if run.result.get("metric") == metric else None
@@ -334,7 +332,6 @@ def _write_figures(figures: Mapping[str, Figure], path: Path, file_format: str) 
 
 
 def _figures(comparison: RunComparison) -> dict[str, Figure]:
-    """Returns the scores, unless they cannot be compared, and the curves, by file name."""
     from lmtool.reporting import plots
 
     curves = [("validation", metric) for metric in comparison.metrics]
@@ -350,7 +347,6 @@ def _figures(comparison: RunComparison) -> dict[str, Figure]:
 
 
 def _compared_metric(comparison: RunComparison) -> str | None:
-    """Returns the metric that all runs have and that can be compared; None if there is none."""
     candidates = comparison.metrics[:1] if comparison.caveat is None else [_BITS]
     return next((name for name in candidates if all(is_number(_value(run, name)) for run in comparison.runs)), None)
 

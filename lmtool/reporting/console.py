@@ -180,7 +180,6 @@ class Output:
         self._write_log(safe_line(text))
 
     def _write_log(self, text: str) -> None:
-        """Writes to the log file; gives it up with a warning if it cannot be written."""
         if self._log is None:
             return
         try:
@@ -198,7 +197,6 @@ class Output:
             self._progress.show(stage, done, total, rate)
 
     def _draw(self, text: str | None) -> None:
-        """Replaces the transient last line of the terminal; None clears it."""
         self.stream.write(f"\r\x1b[2K{safe_line(text or '')}\r")
         self.stream.flush()
         self._bar_is_drawn = text is not None
@@ -312,7 +310,6 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns
 
 
 def _wrapped_row(row: Sequence[str], width: int) -> list[list[str]]:
-    """Returns the row as one row of cells per line of its wrapped first cell; continuation lines are indented."""
     first, *other_cells = row
     if len(first) <= width:
         return [list(row)]

@@ -102,7 +102,6 @@ _ANSWER_KEYS = ("start", "end", "null_difference", "n_best")
 
 
 def _join(value: object) -> object:
-    """Returns a list as text: its items, separated by spaces. Returns (empty) for an empty list or text."""
     text = " ".join(map(str, value)) if isinstance(value, list) else value
     return "(empty)" if text == "" else text
 
@@ -217,8 +216,6 @@ def print_curve(output: Output, run: str, task: str | None, points: Sequence[Jso
 
 
 def _curve_metrics(points: Sequence[JsonMapping]) -> list[str]:
-    """Returns the metrics of all points; bits per byte, which compares vocabularies, is the first of a language
-    model."""
     names = [name for name in points[0]["metrics"] if all(name in point["metrics"] for point in points)]
     return sorted(names, key=lambda name: name != "bits_per_byte")
 
@@ -256,7 +253,6 @@ def write_curve(folder: Path, run: str, task: str | None, points: Sequence[JsonM
 
 @contextmanager
 def _output_folder(folder: Path, key: str) -> Iterator[None]:
-    """Creates the folder, and turns an OSError of the body into a UserError. key: the key that sets the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield

@@ -87,8 +87,6 @@ class PredictionSummary:
 
 
 class _TopRows:
-    """The rows with the largest keys, in constant memory. capacity: number of rows."""
-
     def __init__(self, capacity: int = _EXAMPLES_PER_GROUP) -> None:
         self.capacity = capacity
         self.heap: list[tuple[float, int, JsonObject]] = []
@@ -139,13 +137,11 @@ def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
 
 
 def _confidence(row: JsonMapping) -> float:
-    """Returns a key that sorts the predictions from the most to the least confident one."""
     return -(as_number(row.get("score")) or 0.0)
 
 
 def _label_pairs(row: JsonMapping) -> Iterable[tuple[object, object]]:
-    """Returns the gold and the predicted label of a row, or of each of its labels. Alternative answers to a question
-    are not labels."""
+    """Alternative answers to a question are not labels."""
     gold, predicted = row["gold"], row["prediction"]
     if not isinstance(gold, list):
         return [(gold, predicted)]
@@ -153,7 +149,6 @@ def _label_pairs(row: JsonMapping) -> Iterable[tuple[object, object]]:
 
 
 def _is_right(row: JsonMapping) -> bool:
-    """Whether a prediction equals the gold value, or one of several accepted answers."""
     gold, predicted = row["gold"], row["prediction"]
     if not isinstance(gold, list) or not isinstance(predicted, str):
         return bool(gold == predicted)
@@ -202,12 +197,10 @@ def predicted_example(row: JsonMapping) -> Example:
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is a text or a list of words."""
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(word, str) for word in value))
 
 
 def _words(row: JsonMapping) -> list[object] | None:
-    """Returns the words of a row with a gold and a predicted label per word; None for other rows."""
     gold, length = row["gold"], len(row["prediction"])
     if not isinstance(gold, list) or len(gold) != length:
         return None
@@ -216,8 +209,6 @@ def _words(row: JsonMapping) -> list[object] | None:
 
 
 def _tagged_example(words: list[object], row: JsonMapping, kind: str) -> Example:
-    """Returns words followed by their labels; wrong labels have the truth struck out, correct O labels are omitted."""
-
     def tagged(word: object, gold: object, predicted: object) -> Word:
         if gold != predicted:
             return Word(str(word), "wrong", str(gold), str(predicted))
@@ -230,7 +221,6 @@ def _tagged_example(words: list[object], row: JsonMapping, kind: str) -> Example
 
 
 def _without_mark(piece: str) -> str:
-    """Returns a token without the space marker of byte-level BPE or SentencePiece."""
     return piece.replace("Ċ", "⏎ ").replace("Ġ", "").removeprefix("▁") or "␣"
 
 
@@ -240,7 +230,6 @@ def _is_special(piece: str) -> bool:
 
 
 def _join(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns (preceding space, text) of each token, without ## and space markers."""
     marked = any(piece.startswith(("Ġ", "Ċ", "▁")) for piece in pieces)
     texts = []
     for piece in pieces:
@@ -309,7 +298,6 @@ def detected_example(sample: JsonMapping) -> Example:
 
 
 def _is_detected(sample: object) -> TypeGuard[JsonObject]:
-    """Whether `detected_example` can read an entry of samples.json."""
     if not _is_masked(sample) or not isinstance(sample.get("replaced"), list):
         return False
     probabilities, targets = sample["replaced"], sample["masked"]
@@ -334,18 +322,15 @@ def _neighbors_row(sample: JsonMapping) -> tuple[str, str]:
 
 
 def _has_neighbors(sample: object) -> TypeGuard[JsonObject]:
-    """Whether `_neighbors_row` can read an entry of samples.json."""
     neighbors = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
     return isinstance(neighbors, list) and all(_is_scored_token(pair) and len(pair) == 2 for pair in neighbors)
 
 
 def _is_scored_token(guess: object) -> bool:
-    """Whether a value is a list of a token, a number and possibly more."""
     return isinstance(guess, list) and len(guess) >= 2 and as_number(guess[1]) is not None
 
 
 def _is_masked(sample: object) -> TypeGuard[JsonObject]:
-    """Whether `masked_example` can read an entry of samples.json."""
     if not isinstance(sample, dict) or not isinstance(sample.get("pieces"), list):
         return False
     masked = sample.get("masked")

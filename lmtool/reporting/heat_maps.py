@@ -166,7 +166,6 @@ def _cell(axes: Axes, column: int, row: int, alpha: float, color: str = VALIDATI
 
 
 def _text_color(shade: float) -> str:
-    """Returns a color that is readable on a cell. shade: between 0 and 1."""
     return "#ffffff" if shade > 0.6 else INK
 
 

@@ -127,7 +127,6 @@ def report_write_errors(folder: Path) -> Iterator[None]:
 
 
 def _content_policy(script: str) -> Markup:
-    """Returns a policy under which a browser loads nothing and runs this script only."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     scripts = f"script-src 'sha256-{digest}'; " if script else ""
     return Markup(f"default-src 'none'; {scripts}style-src 'unsafe-inline'; img-src data:")
@@ -142,20 +141,17 @@ _WORD_CHARACTERS = 24
 
 
 def _cell_class(column_class: str, text: str) -> Markup:
-    """Returns the class attribute of a cell. text: the content of the cell."""
     has_long_word = any(len(word) > _WORD_CHARACTERS for word in text.split())
     names = " ".join(filter(None, (column_class, "long" if has_long_word else "")))
     return Markup(f' class="{names}"' if names else "")
 
 
 def _sort_value(value: object, text: str) -> Markup:
-    """Returns the attribute by which tables.js sorts a cell, "" if its text is enough. text: the text of the cell."""
     is_plain = text.replace(",", "").replace(".", "", 1).isdecimal()
     return Markup(f' data-sort="{value}"' if is_number(value) and not is_plain else "")
 
 
 def _cell(name: str, value: object) -> Markup:
-    """Formats a value of a table column. Columns named seconds, bytes or fraction have readable units."""
     if isinstance(value, float) and not name.endswith(("seconds", "bytes", "fraction")):
         return escape(number(value))
     return escape("" if value is None else format_value(name, value), 300)

@@ -132,12 +132,10 @@ def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
 
 
 def _show_spaces(text: str) -> str:
-    """Returns a text on one line, with all white space but single spaces made visible."""
     return re.sub(r"\s{2,}|[\n\r\t]", lambda space: f"{visible_space(space[0])} ", text)
 
 
 def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str:
-    """Returns tokens, as `token→target` where something is predicted; without targets if each is the next token."""
     answers = {} if _is_next(pieces, answers) else answers
     words: list[str] = []
     remaining = _TEXT_LIMIT
@@ -158,7 +156,6 @@ def _is_next(pieces: Sequence[str], answers: Mapping[int, str]) -> bool:
 
 
 def _target_summary(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> str:
-    """Returns how many tokens have a target, such as '12 of 80 tokens are predicted'."""
     answers = {target["position"]: target["label"] for target in targets}
     if len(answers) < len(targets):
         return f"{counted(len(targets), 'prediction')} at {counted(len(answers), 'token')}"

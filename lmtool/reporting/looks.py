@@ -77,8 +77,6 @@ def _summary(tokenization: Tokenization) -> str:
 
 
 def _round_trip(text: str, tokenization: Tokenization) -> str:
-    """Returns how the decoded text compares with the original; the decoded text if more than case and spaces differ."""
-
     def letters(text: str) -> str:
         return "".join(text.split()).lower()
 
@@ -174,7 +172,6 @@ def _lines(text: str, spans: Sequence[_Span]) -> Iterator[tuple[int, int]]:
 
 
 def _cut(span: _Span, start: int, end: int) -> _Span:
-    """Returns the part of a span between two letters of the text, with columns of a grid that begins at `start`."""
     first, last = max(span.start, start), min(span.end, end)
     return span._replace(start=first - start + 1, end=last - start + 1)
 
@@ -213,7 +210,6 @@ def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
 
 
 def _print_tree(output: Output, tree: SentenceTree) -> None:
-    """Prints a row per word; distances to words that do not fit are left out."""
     count, header = len(tree.words), ["", "word", "head", "depth"]
     rows: list[list[object]] = [
         [number, word, tree.words[head - 1] if head else "root", depth]
@@ -236,7 +232,6 @@ _MAPS_LEGEND = (
 
 
 def _print_shades(output: Output, names: Sequence[str], weights_LL: np.ndarray) -> None:
-    """Prints a row of shades per name, for weights between 0 and 1; columns that do not fit are left out."""
     capacity = output.columns - max(map(len, names)) - 4
     count = min(len(names), capacity)
     cells = 2 if 2 * count <= capacity else 1
@@ -323,8 +318,6 @@ def write_similarities(
 
 
 class _Head(Protocol):
-    """The fields of `learners.representations.attention.HeadPattern` that are printed."""
-
     @property
     def layer(self) -> int: ...
     @property
@@ -338,8 +331,6 @@ class _Head(Protocol):
 
 
 class _Attention(Protocol):
-    """The fields of `learners.representations.attention.Attention` that are printed."""
-
     @property
     def weights(self) -> np.ndarray: ...
     @property

@@ -295,7 +295,6 @@ def _value(config: JsonMapping, key: str) -> object:
 
 
 def _details(config: JsonMapping, section: str) -> list[str]:
-    """Returns the methods that keys of a section add."""
     details = []
     for key, expected, words, reference in _DETAILS:
         value = _value(config, key)
@@ -311,7 +310,6 @@ def _presets(run: RunFiles, section: str) -> list[str]:
 
 
 def _chosen(group: str, name: object) -> list[str]:
-    """Returns the component, unless there is none."""
     return [] if name in (None, "none") else [cited(group, name)]
 
 
@@ -377,7 +375,6 @@ def _learned(run: RunFiles, config: JsonMapping) -> str:
 
 
 def _members(group: str, section: JsonMapping) -> str:
-    """Returns a component, or each member of a mixture."""
     members = section.get("members")
     if not isinstance(members, list):
         return cited(group, section.get("name"))
@@ -391,7 +388,6 @@ def _corpora(data: JsonMapping) -> str:
 
 
 def _corpus(data: JsonMapping) -> str:
-    """Returns the published name of a text, or its path."""
     repository = str(data.get("hub") or "").partition(":")[0]
     if repository or data.get("name") in SOURCES["data"]:
         return cited("data", repository or data.get("name"))
@@ -464,7 +460,6 @@ def _steps(run: RunFiles, config: JsonMapping) -> str:
 
 
 def _seeds(run: RunFiles) -> list[str]:
-    """Returns the seeds of all jobs with the setting of this one, if the run is a job of a sweep."""
     folder = run.run_dir.resolve()
     if not is_sweep(folder.parent):
         return []

@@ -68,13 +68,11 @@ def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
 
 
 def _term_metric(run: RunFiles) -> str:
-    """Returns the metric of the run if it is the loss of one term (rtd_loss), otherwise ""."""
     metric = str(run.result.get("metric") or run.baseline.get("metric") or "")
     return metric if metric.endswith("_loss") else ""
 
 
 def _training_loss(run: RunFiles) -> str:
-    """Returns the key of the training loss that is comparable with held-out data; "" if there is none."""
     term_metric = _term_metric(run)
     return f"loss_{term_metric.removesuffix('_loss')}" if term_metric else comparable_loss(run)
 
@@ -210,7 +208,6 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
 
 
 def _points(run: RunFiles, split: str, metric: str) -> Series:
-    """Returns one metric of a run over steps; a training loss smoothed."""
     if (split, metric) != ("train", "loss"):
         return series(run.validation if split == "validation" else run.train, metric)
     steps, values = series(run.train, comparable_loss(run) or metric)
@@ -379,8 +376,6 @@ OVER_STEPS: Mapping[str, Callable[..., Figure | None]] = {
 
 
 class _SimilarityByLayer(Protocol):
-    """The fields of `looks.SimilarityByLayer` that are drawn."""
-
     @property
     def name(self) -> str: ...
     @property
@@ -492,7 +487,6 @@ SCORES_CAPTION = (
 
 
 def _emphasis(difference: Difference | None, metric: str) -> str | None:
-    """Returns the color of a significant difference: of better or of worse; None for any other."""
     if difference is None or difference.value is None or not difference.significant:
         return None
     return VALIDATION if (difference.value < 0) == lower_is_better(metric) else BASELINE
@@ -548,7 +542,6 @@ _SEEDS_CAPTION = (
 
 
 def _first_groups(block: Block, scored: Sequence[SeedGroup], count: int) -> list[SeedGroup]:
-    """Returns the best groups, with the reference among them."""
     if block.reference in scored[:count]:
         return list(scored[:count])
     return [*scored[: count - 1], block.reference]
@@ -567,7 +560,6 @@ def _seeds_figure(
     split: str,
     metric: str,
 ) -> Figure | None:
-    """Draws the mean curve of each setting with a band; None without at least two points of a curve."""
     lines = [(group, *_mean_curve([_points(run, split, metric) for run in runs])) for group, runs in curves]
     lines = [line for line in lines if len(line[1]) > 1]
     if not lines:
@@ -603,7 +595,6 @@ def _mean_curve(curves: Sequence[Series]) -> tuple[list[int], list[float], list[
 
 
 def _settings_figures(block: Block, contrasts: Mapping[int, Difference]) -> tuple[list[Figure], str]:
-    """Returns the figures of the varying keys, and their caption; no figures for too few or too many values."""
     scored_groups = [group for group in block.groups if group.n]
     values = {key: _unique_values([group.settings[key] for group in scored_groups]) for key in block.keys}
     # A key needs two values with scores.
@@ -640,7 +631,6 @@ _MAP_CAPTION = (
 
 
 def _unique_values(values: Sequence[str | None]) -> list[str | None]:
-    """Returns the unique values: sorted if all are numbers, otherwise in order of appearance."""
     unique = list(dict.fromkeys(values))
     numbers = [number_of(value) for value in unique]
     if None in numbers:
@@ -681,7 +671,6 @@ def _curve_figure(block: Block, key: str, scored_groups: Sequence[SeedGroup]) ->
 
 
 def _value_axis(axes: Axes, positions: list[float], names: list[str], numeric: bool) -> None:
-    """Sets a tick per value, as typed; the axis is logarithmic if values span a large factor."""
     if numeric and min(positions) > 0 and max(positions) >= _LOGARITHMIC * min(positions):
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())

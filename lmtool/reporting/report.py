@@ -99,7 +99,6 @@ def _agreement(run: RunFiles) -> Iterator[str]:
 
 
 def _is_fraction(value: object) -> TypeGuard[JsonObject]:
-    """Whether a value has the keys that `_fraction_text` reads."""
     return isinstance(value, dict) and isinstance(value.get("value"), float) and isinstance(value.get("n"), int)
 
 
@@ -169,7 +168,6 @@ def write_report(run_dir: str | Path, trains: bool | None = None, reason: str = 
 
 
 def _unfinished_note(run: RunFiles, trains: bool, reason: str) -> str:
-    """Returns the state of a run without a result: whether it is training, its step, and how it continues."""
     step = max((row["step"] for row in (*run.train, *run.validation)), default=0)
     limits = " or ".join(f"{key}={value:g}" for key, value in budgets(run.keys).items() if is_number(value))
     place = f"step {count(step)}" + (f" of a run that ends at {limits}" if limits else "")
@@ -182,7 +180,6 @@ def _unfinished_note(run: RunFiles, trains: bool, reason: str) -> str:
 
 
 def _result_so_far(run: RunFiles) -> JsonObject:
-    """Returns the keys of result.json that the rows of an unfinished run give: those of its best evaluation."""
     keys, last = run.keys, run.train[-1] if run.train else {}
     named = {key: as_object(keys.get(key)).get("name") for key in ("model", "task", "objective")}
     best = [row for row in run.validation if row.get("best") is True] or run.validation

@@ -277,7 +277,6 @@ def _metrics(run: RunFiles) -> Iterator[JsonObject]:
 
 
 def _lines(run: RunFiles, name: str) -> Iterator[bytes]:
-    """Yields the lines of a file of the run, up to the first read error."""
     if not (run.run_dir / name).is_file():
         return
     try:
@@ -399,7 +398,6 @@ def models_of(run: RunFiles) -> list[JsonObject]:
 
 
 def _undistilled_run(run: RunFiles) -> RunFiles | None:
-    """Returns the first finished run in the same folder that differs only in the distillation."""
     config = _config_without_distillation(run.run_dir)
     if config is None:
         return None
@@ -422,7 +420,6 @@ def _undistilled_run(run: RunFiles) -> RunFiles | None:
 
 
 def _config_without_distillation(folder: Path) -> JsonMapping | None:
-    """Returns the configuration of a run without `_IGNORED_KEYS`; None if it cannot be read."""
     try:
         config = saved.read_yaml(folder / "config.yaml")
     except (OSError, UserError):

@@ -61,7 +61,6 @@ def scaled_run(folder: Path) -> ScaledRun:
 
 
 def _identity(run: RunFiles, metric: str) -> tuple[object, ...]:
-    """What two losses must have in common to be on one curve: objective, metric, text and vocabulary."""
     text = run.section("data").get("fingerprint")
     return run.result.get("objective"), metric, text, run.section("model").get("vocabulary")
 
@@ -165,7 +164,6 @@ def _law(runs: Sequence[ScaledRun], way: str) -> ScalingLaw:
 
 
 def _parabolas(runs: Sequence[ScaledRun], way: str) -> dict[float, Parabola]:
-    """Returns the parabola of each budget with runs of at least three sizes."""
     parabolas = {}
     for budget in sorted({run.budget for run in runs if run.budget is not None}):
         same = [run for run in runs if run.budget == budget]

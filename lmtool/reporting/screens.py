@@ -48,7 +48,6 @@ def metadata_text(metadata: Mapping[str, object]) -> str:
 
 
 def _sections(label: str, metadata: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Returns a row for the plain metadata, and one for each nested section ('train', 'validation')."""
     flat = {key: value for key, value in metadata.items() if not isinstance(value, Mapping)}
     texts = [metadata_text(flat)] if flat else []
     for key, value in metadata.items():
@@ -62,7 +61,6 @@ def _rows_under_label(label: str, texts: Iterable[str]) -> list[tuple[str, str]]
 
 
 def _label_counts(metadata: Mapping[str, int]) -> str:
-    """Returns the counts of labels; of many labels, only the rarest and the most frequent one."""
     counts = [f"{name} {count(rows)}" for name, rows in zip(shorten(metadata, 40), metadata.values(), strict=True)]
     if len(counts) <= _MAX_LABELS:
         return " · ".join(counts)
@@ -357,7 +355,6 @@ class ProgressDisplay:
         self._bar.refresh()
 
     def _cell(self, row: JsonMapping, key: str) -> str:
-        """Returns a score as text; the loss of a term is followed by the loss of the term's baseline."""
         if key not in row:
             return ""
         baseline = row.get(f"{key.removesuffix('_loss')}_baseline") if key.endswith("_loss") else None
@@ -367,7 +364,6 @@ class ProgressDisplay:
         return max(len(title(key)), 16 if key.endswith("_loss") else 10) + 2
 
     def _choose_scores(self, row: JsonMapping) -> None:
-        """Chooses the columns: no constants, no bookkeeping, and no loss that would repeat other columns."""
         terms = [key for key in row if key.endswith("_loss") and f"{key.removesuffix('_loss')}_baseline" in row]
         repeated = {"loss"} if len(terms) > 1 or self.metric in terms else {*terms}
         columns = [

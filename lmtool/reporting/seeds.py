@@ -154,7 +154,6 @@ def _sentences(block: Block) -> list[str]:
 def _tables(
     title_: str, blocks: Sequence[Block], scores: Sequence[SeedScore]
 ) -> Iterator[tuple[str, list[str], list[list[object]]]]:
-    """Yields the heading, the header and the rows of each table."""
     names = _setting_names(blocks)
     several = sum(len(block.groups) for block in blocks) > 1
     first = [score for score in scores if score.kind == "metric" and score.name in {block.metric for block in blocks}]

@@ -148,7 +148,6 @@ def _job(path: Path) -> ReportedJob:
 
 
 def _without_repetitions(jobs: list[ReportedJob]) -> list[ReportedJob]:
-    """Gives the status "repeated" to jobs with the overrides of another one, such as copied folders."""
     first: dict[frozenset[tuple[str, str]], ReportedJob] = {}
     counted = []
     for job in sorted(jobs, key=lambda job: (job.value is None, job.number)):

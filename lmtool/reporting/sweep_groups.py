@@ -240,8 +240,6 @@ def _agree(rows: Mapping[str, str | None], other: Mapping[str, str | None]) -> b
 
 
 def _own_settings(jobs: Sequence[ReportedJob], others: Sequence[ReportedJob]) -> str:
-    """Returns the settings that all jobs of a part share, and that no job of the other parts has; without any, the
-    start of the digest of the rows."""
     first = jobs[0].overrides
     common = [key for key in first if key != SEED and all(job.overrides.get(key) == first[key] for job in jobs)]
     own = [f"{key}={first[key]}" for key in common if all(job.overrides.get(key) != first[key] for job in others)]
@@ -273,7 +271,6 @@ def _is_none(settings: Mapping[str, str | None], key: str) -> bool:
 
 
 def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[str, str]]:
-    """Yields the settings of the grid without a group; nothing if the settings do not form a grid."""
     values = [list(dict.fromkeys(group.settings[key] for group in groups)) for key in keys]
     cells = math.prod(map(len, values))
     if len(groups) == cells or len(groups) < _GRID_SHARE * cells:

@@ -215,8 +215,6 @@ def raw_group_table(block: Block) -> tuple[list[str], list[list[object]]]:
 
 
 def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
-    """Returns further columns, averaged over the jobs of each group."""
-
     def rise_of(result: JsonMapping) -> float:
         return float(result["forgetting"]["after"]["loss"] - result["forgetting"]["before"]["loss"])
 
@@ -338,7 +336,6 @@ def _write_figures(sweep: SweepFiles, figures: Sequence[_Figures], file_format: 
 
 
 def _figures(blocks: Sequence[Block]) -> list[_Figures]:
-    """Returns the figures of each block; their names start with the block's, if there are several."""
     from lmtool.reporting import plots
 
     figures = []
@@ -385,7 +382,6 @@ def _group_notes(block: Block, header: Sequence[str]) -> Iterator[str]:
 
 
 def _job_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]], list[str]]:
-    """Returns the header, a row per job, and the address of each job's report, "" without one."""
     keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(job.metric for job in sweep.jobs if job.metric))
     rows: list[list[object]] = []

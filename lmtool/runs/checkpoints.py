@@ -51,7 +51,6 @@ _TIED = "tied"
 
 @contextmanager
 def _draft_of(final: Path) -> Iterator[Path]:
-    """Yields a new temporary folder, which is renamed to `final` when the block ends, or deleted after an error."""
     draft = final.with_name(f"{TEMPORARY}{final.name}-{os.getpid()}")
     try:
         draft.mkdir(parents=True)

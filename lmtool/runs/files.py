@@ -185,8 +185,6 @@ class _Tabs(_Commas):
 
 
 class _LineFeeds:
-    """A file for csv.writer, which ends lines with LF."""
-
     def __init__(self, file: TextIO):
         self._file = file
 

@@ -163,7 +163,6 @@ def checkpoint_of_pointer(checkpoints: Path, pointer: str) -> Path | None:
 
 
 def _read_pointer(pointer: Path) -> Path:
-    """Returns the checkpoint that a pointer file names. Raises UserError if it does not exist."""
     name = ""
     if pointer.is_file():  # reading a FIFO would block
         with suppress(OSError, UnicodeDecodeError), pointer.open(encoding="utf-8") as file:
@@ -334,7 +333,6 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 
 def _hint_for(folder: Path, name: str) -> str:
-    """Returns a suggestion for a folder that does not exist: a run with a similar name, or a model on the hub."""
     if (close := _nearest_folder(folder)) is not None:
         return f"did you mean {close}?"
     if _HUB_NAME.fullmatch(name) and not name.startswith(f"{RUNS}/"):
@@ -343,7 +341,6 @@ def _hint_for(folder: Path, name: str) -> str:
 
 
 def _nearest_folder(path: Path) -> Path | None:
-    """Returns a folder with a name similar to that of `path`, or the run of this name; None if there is neither."""
     with suppress(OSError):
         siblings = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)

@@ -152,7 +152,6 @@ _EXCLUDED = shutil.ignore_patterns("__pycache__", ".*")
 
 
 def _sources(plugins: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """Yields the files and folders of lmtool and of the plugins, each with its path in the copy."""
     yield _PACKAGE, "lmtool"
     if conf_dir().parent != _PACKAGE:
         yield conf_dir(), "lmtool/conf"
@@ -198,7 +197,6 @@ def copy_code(folder: Path, plugins: Sequence[str]) -> Path:
 
 
 def _contents(folder: Path) -> dict[str, str | None]:
-    """Returns the sha256 of each file below a folder, by relative path; None for links and special files."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {
         str(path.relative_to(folder)): None if path.is_symlink() or not path.is_file() else sha256(path)

@@ -162,7 +162,6 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _read(handle: int) -> Owner | None:
-    """Returns the owner that a lock file names; None if the file is empty or incomplete."""
     try:
         return Owner(**json.loads(os.pread(handle, 4096, 0)))
     except (ValueError, TypeError):

@@ -133,7 +133,6 @@ class RunFolder:
         self._require_same(before, str(self.path), hint)
 
     def _require_same(self, before: Mapping[str, object], origin: str, hint: str) -> None:
-        """Raises UserError with the keys in which an earlier configuration of this run differs."""
         if keys := changed_values(before, self.config):
             raise UserError(
                 f"{origin} holds a run of another configuration: {'; '.join(keys)}",

@@ -129,17 +129,6 @@ BITS = "bits_per_byte"
 def _held_out_of_other(
     config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, held_out: HeldOutSplits
 ) -> HeldOutSplits:
-    """Prepares the language model of against= on the same text, without scoring it.
-
-    Args:
-        config: The command's configuration.
-        trained: The first model.
-        pretraining: The configuration with which it was trained, which selects the text.
-        held_out: Its text.
-
-    Raises:
-        UserError: The text is a single document, or one of the models has no bits per byte by document.
-    """
     checkpoint, data = str(config.against), held_out.first.data
     if data.store is None or len(data.text) < 2:
         raise UserError(
@@ -169,7 +158,6 @@ def _held_out_of_other(
 
 
 def _scoring_progress(output: Output, checkpoint: str) -> Callable[[int, int], None]:
-    """Returns a function that shows how many of a number of tokens are scored, and their rate."""
     began = time.perf_counter()
 
     def show(done: int, total: int) -> None:
@@ -313,7 +301,6 @@ def set_memory_length(config: EvaluateConfig, learner: BaseLearner, max_length: 
 
 
 def _describe_streams(metadata: JsonMapping, max_length: int, backbone: Backbone) -> str:
-    """Describes, for the screen, how a model that carries state reads the text."""
     memory, distance = backbone.memory_length, metadata.get("segments_apart")
     state = "state carried from one to the next" if memory is None else f"each with a memory of {memory} tokens"
     windows = f"segments of {max_length} tokens"
@@ -323,7 +310,6 @@ def _describe_streams(metadata: JsonMapping, max_length: int, backbone: Backbone
 
 
 def _describe_windows(config: EvaluateConfig, max_length: int) -> str:
-    """Describes, for the screen, the windows that a model without state reads."""
     stride = config.stride
     windows = f"windows of {max_length} tokens"
     if stride is None:
@@ -358,7 +344,6 @@ def text_to_score(config: EvaluateConfig, trained: Trained, pretraining: Pretrai
 
 
 def _is_other_text_without_validation(data: DataConfig, training_data: DataConfig) -> bool:
-    """Whether data= names other files or another data set than the training data, but no validation split of them."""
     requested, trained_on = data.model_dump(), training_data.model_dump()
     differs = any(requested.get(key) != trained_on.get(key) for key in ("path", "hub", "split"))
     return differs and requested["validation"] in (None, trained_on.get("validation"))
@@ -427,10 +412,6 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
 
 
 def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, PretrainConfig]:
-    """Returns the task to prompt for and the configuration with which the checkpoint was pretrained.
-
-    Raises UserError if no task is set, or if the checkpoint is not a generative language model.
-    """
     pretraining, shots = trained.config, config.shots or 0
     if config.task is None or not isinstance(pretraining, PretrainConfig):
         if config.task is None:
@@ -506,8 +487,6 @@ def masked_prompt_task(config: EvaluateConfig, trained: Trained) -> MaskedPrompt
 
 
 def _prompt_length(config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig) -> int:
-    """Returns the maximum number of tokens per prompt: max_length=, or that of training; for a published model, the
-    number of its positions."""
     require_length(config, pretraining)
     trained_length = pretraining.max_length if _is_from_lmtool(trained) else pretraining.model.max_positions
     return config.max_length or trained_length
@@ -518,19 +497,7 @@ def _is_from_lmtool(trained: Trained) -> bool:
 
 
 def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> JsonObject:
-    """Summarizes the evaluations of a split as plain data. A draw is one set of demonstrations.
-
-    Args:
-        kind: The kind of the task.
-        train: The training rows, from which the baseline is made.
-        evaluations: One evaluation of the split per draw.
-
-    Returns:
-        `n`: the number of rows. `metrics`: by metric, its "mean", its "standard_deviation", and its value for each draw
-        ("draws"). `baseline`: the constant prediction and its metrics. `questions`: the number of prompts over all
-        draws. `cut`: how many prompts had room for fewer demonstrations than requested. `kept`: the mean number of
-        demonstrations per prompt. `warnings`: sentences.
-    """
+    """A draw is one set of demonstrations. By metric: its mean, its standard deviation, its value for each draw."""
     rows = evaluations[0].rows
     name, constant = kind.constant(train)
     metrics = {}
@@ -557,7 +524,6 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
 
 
 def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]]) -> Iterator[JsonObject]:
-    """Yields the predictions of all splits and sets of demonstrations, as rows of a file."""
     for split, evaluations in splits.items():
         for seed, evaluation in enumerate(evaluations):
             for number, prediction in enumerate(evaluation.predictions):

@@ -62,9 +62,6 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, 
 def _task_to_learn(
     config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, JsonObject], origin: str | None
 ) -> tuple[TaskData, LoadedHead | None]:
-    """Reads the data of one task, and its head in the starting checkpoint, if there is one. config: the run's
-    configuration. task: the task's configuration. sections: the `task` sections of the starting checkpoint's
-    configuration, by name. origin: the starting checkpoint, or None."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
     if isinstance(task, WindowedConfig) and task.domain is not None:
         target_texts = target_rows(task, config.cache_dir, config.offline)
@@ -87,7 +84,6 @@ def _task_to_learn(
 def _with_published_pooling(
     task: TaskConfig, metadata: JsonObject, origin: str, offline: bool
 ) -> tuple[TaskConfig, JsonObject]:
-    """Returns a task and its metadata, with the pooling of the starting checkpoint if that is a sentence encoder."""
     published = hf_folder(origin, offline)
     encoder = None if published is None else sentence_encoder(published, offline)
     if encoder is None:
@@ -153,16 +149,6 @@ def _task_to_score(
     trained_task: TaskConfig,
     section: JsonMapping,
 ) -> tuple[TaskData, LoadedHead]:
-    """Reads the data of one task, and its head in the checkpoint.
-
-    Args:
-        config: The command's configuration.
-        trained: The checkpoint.
-        training_config: The configuration with which the checkpoint was trained.
-        task: The task to score.
-        trained_task: The task that the checkpoint was trained for.
-        section: The section of `trained_task` in the checkpoint's configuration, as plain data.
-    """
     checkpoint = config.checkpoint
     if trained.is_published:
         task = _labels_of_data(task, trained_task, checkpoint)
@@ -196,11 +182,7 @@ def _task_to_score(
 
 
 def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
-    """Returns the task to score a published classifier on, which reads its classes from the data.
-
-    The classes of the checkpoint cannot be used: labels in a file may be numbers, and the file defines what they mean.
-    Raises UserError if no data are set.
-    """
+    """Labels in a file may be numbers, whose meaning the file defines: the checkpoint's classes cannot be used."""
     if not task.has_data:
         raise UserError(
             f"checkpoint={checkpoint} is a published classifier, whose configuration names no data to score it on",
@@ -211,7 +193,6 @@ def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> Tas
 
 
 def _target_text(task: TaskConfig) -> str:
-    """Describes what a task predicts, for messages: "the classes ..." or "a number"."""
     labels = task.class_names
     return f"the classes {', '.join(labels)}" if labels else "a number"
 
@@ -274,16 +255,12 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
 
 
 def _keys(rows: Rows) -> list[tuple[str, str]]:
-    """Returns the id and the texts of each row, by which it is found in a file of predictions."""
     texts = zip(*rows.columns.values(), strict=True)
     return [(str(number), json.dumps(values)) for number, values in zip(rows.ids, texts, strict=True)]
 
 
 def _indices(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
-    """Returns the index of each prediction by its id and texts, and by its texts alone.
-
-    The index by texts is -1 for texts that occur several times with different predictions.
-    """
+    """By id and texts, and by texts alone: there -1 for texts with different predictions."""
     keys = _keys(predictions)
     assert predictions.labels is not None
     labels = [repr(label) for label in predictions.labels]

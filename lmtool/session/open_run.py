@@ -99,16 +99,11 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
 
 
 def _horizon(old_config: JsonMapping, state: JsonMapping) -> float:
-    """Returns the number of steps for which the schedule of the saved run was computed."""
     return state.get("total_steps") or old_config.get("max_steps") or math.inf
 
 
 def _new_horizon(config: RunConfig, old_config: JsonMapping, state: JsonMapping) -> float:
-    """Returns the number of steps for which the schedule is computed with the new budgets.
-
-    If a budget in other units (epochs, tokens, minutes) determined the old number, the new number is in proportion to
-    that budget.
-    """
+    """In proportion to the budget in other units (epochs, tokens, minutes) that determined the old number."""
     steps = config.max_steps or math.inf
     budget = state.get("horizon")  # the key of the budget that determined the number of steps
     if budget not in BUDGETS or budget == "max_steps" or budget not in old_config:
@@ -273,7 +268,6 @@ def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
 
 
 def _teacher_with_tokenizer(config: RunConfig) -> str | None:
-    """Returns the teacher whose tokenizer the run uses; None if there is none, or if the run sets tokenizer=folder."""
     for path in config.distill.checkpoints[:1] if not isinstance(config.tokenizer, FolderConfig) else ():
         if config.distill.same_batches:
             return path
@@ -403,7 +397,6 @@ def prior_weights(config: FinetuneConfig) -> list[Weights]:
 
 
 def _versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
-    """Returns lmtool's version, the hash of its files and of plugins, and torch's version."""
     return {
         "lmtool version": __version__,
         "lmtool code": fingerprint(plugins),
@@ -412,5 +405,4 @@ def _versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def _comparable_values(config: Mapping[str, object]) -> dict[str, object]:
-    """Returns the values of a configuration by dotted key, without the keys that may differ between ranks."""
     return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}

@@ -136,7 +136,6 @@ class PretrainPreparation:
         return tokenized_split(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
 
     def _provenance(self, on_stage: OnStage) -> tuple[Contents, JsonObject]:
-        """Returns the hashes of the data of all phases, and metadata of the data for the first screen."""
         phase_configs = self.config.phase_configs
         first_source = self.source(phase_configs[0].data, on_stage)
         contents = contents_of(self.tasks, (phase_configs[0].data.name, first_source))
@@ -155,7 +154,6 @@ class PretrainPreparation:
 def _commands_after_pretraining(
     config: PretrainConfig, folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData
 ) -> list[str]:
-    """Returns commands that the last screen suggests to the user."""
     task = "pydocs" if config.data.name == "pydocs" else "FILE"
     finetune = command_line("finetune", f"task={task}", f"checkpoint={folder}")
     responder = learner.responder()
@@ -171,7 +169,6 @@ def _commands_after_pretraining(
 
 
 def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
-    """Returns the first words of the held-out text, so that the suggested prompt is in the language of the run."""
     text = next((split.store for split in (held_out, *held_out.members.values()) if split.store is not None), None)
     if text is None or not len(text):
         return "This function returns"
@@ -247,7 +244,6 @@ class FinetunePreparation:
         return tokenizer_of_rows(self.config.tokenizer, self.task.texts(), size, on_stage)
 
     def _metadata(self, tokenizer: Tokenizer) -> JsonObject:
-        """Returns metadata of the data for the first screen, with warnings about the settings."""
         head_notes = [head.note for head in self.heads.values() if head.note]
         unknown_fraction = self._unknown_fraction(tokenizer)
         warnings = self.config.tuning.warnings(self.config.scaled_optimizer, self.config.model)
@@ -264,7 +260,6 @@ class FinetunePreparation:
         }
 
     def _unknown_fraction(self, tokenizer: Tokenizer) -> float:
-        """Returns the fraction of unknown tokens in the first training texts."""
         unknown_id = tokenizer.roles.get("unk")
         texts = list(islice((text for column in self.task.texts() for text in column), _SAMPLED_TEXTS))
         ids = np.concatenate([np.empty(0, dtype=np.int32), *tokenizer.encode_batch(texts)])
@@ -291,7 +286,6 @@ def untrained_part_warnings(
 
 
 def _commands_after_finetuning(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
-    """Returns commands that the last screen suggests to the user."""
     name, first = next(iter(tasks.items()))
     task_override = [f"task={name}"] if len(tasks) > 1 else []
     input_overrides = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])

@@ -80,7 +80,6 @@ def lineage_of(run: OpenRun) -> Lineage:
 
 
 def _entry_values(folder: Path) -> JsonObject:
-    """Returns the step, the command and the hash of a checkpoint of lmtool; unknown values are omitted."""
     manifest = read_manifest(folder)
     values = {"step": manifest.metadata.get("step"), "command": _command(folder), **manifest.files[MODEL]}
     return {key: values[key] for key in ("step", "command", "sha256") if values.get(key) is not None}
@@ -92,7 +91,6 @@ def lineage_line(lineage: Lineage) -> str:
 
 
 def _ancestors(folder: Path) -> Lineage:
-    """Returns the checkpoints that a checkpoint of lmtool descends from, without the checkpoint itself."""
     if LINEAGE not in read_manifest(folder).files:
         return []
     entries = read_json(folder, LINEAGE).get("checkpoints")
@@ -100,8 +98,6 @@ def _ancestors(folder: Path) -> Lineage:
 
 
 def _command(folder: Path) -> str:
-    """Returns the command line that wrote a checkpoint, from its run's environment.json; without that file, "lmtool
-    VERB"."""
     with suppress(OSError, ValueError, TypeError, LookupError):
         run = folder.parents[1]  # a checkpoint is in RUN/checkpoints
         argv = json.loads((run / "environment.json").read_text(encoding="utf-8"))["arguments"]
@@ -153,7 +149,6 @@ def require_same_data(run: OpenRun, contents: Contents, notes: Sequence[str] = (
 
 
 def _change(key: str, before: object, now: object) -> str:
-    """Describes a change: for a count with both values; for a hash without them, since they tell a reader nothing."""
     return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
@@ -229,11 +224,7 @@ def _copy_trunk(run: OpenRun) -> None:
 
 
 def _learning_rate_warning(trunk: Trunk, run: OpenRun) -> str | None:
-    """Returns a warning if the learning rate of the branch's first step differs by more than 5% from the trunk's.
-
-    Returns None otherwise, and also if the branch has a budget other than max_steps: its number of steps is then not
-    known yet, and so neither is its learning rate.
-    """
+    """None with a budget other than max_steps too: the number of steps is then not known yet."""
     config, trunk_config = run.config, trunk.config()
     if set(budgets(run.folder.config)) != {"max_steps"}:
         return None
@@ -254,10 +245,7 @@ def _learning_rate_warning(trunk: Trunk, run: OpenRun) -> str | None:
 
 
 def _first_state(saved: JsonObject, trunk: Trunk, config: JsonObject) -> JsonObject:
-    """Returns the counters that a branch starts with.
-
-    They are the trunk's counters, without its best checkpoint and, if the budgets differ, its total number of steps.
-    """
+    """The trunk's counters, without its best checkpoint and, if the budgets differ, its total number of steps."""
     try:
         progress = Progress.from_plain(saved)
     except ValueError as error:

@@ -39,10 +39,7 @@ from lmtool.weights.assemble import LoadReport
 
 
 class _ParameterSettings(NamedTuple):
-    """The settings of one parameter.
-
-    scale: the factor of the learning rate. decay: the weight decay. size: the number of elements.
-    """
+    """scale: the factor of the learning rate. decay: the weight decay. size: the number of elements."""
 
     scale: float
     decay: float
@@ -50,11 +47,7 @@ class _ParameterSettings(NamedTuple):
 
 
 class _GroupSettings(NamedTuple):
-    """The settings of the parameters in one row of the table of learning rates.
-
-    rate: the maximum learning rate. decay: the weight decay. first_step: the first step in which the parameters are
-    trained; None if they never are in this run.
-    """
+    """rate: the maximum learning rate. first_step: the first step that trains them; None if no step does."""
 
     rate: float
     decay: float
@@ -148,7 +141,6 @@ def machine_metadata(
 
 
 def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> dict[str, str]:
-    """Describes the device; for several processes also their number and, on a CPU, the threads of each process."""
     if group.size == 1:
         return {"device": str(precision.device)}
     threads = torch.get_num_threads()
@@ -209,9 +201,6 @@ def show_start(session: Session, metadata: Mapping[str, JsonMapping], plan: RunP
 
 
 def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[RateRow], state: JsonMapping) -> None:
-    """Prints warnings below the first screen. session: the session that is about to train. warnings: warnings about the
-    data and the plan. learning_rates: the table of learning rates. state: the counters of the checkpoint that the run
-    resumes from; empty for a new run."""
     opened, config = session.run, session.config
     longest = max(
         phase.max_length for phase in (config.phase_configs if isinstance(config, PretrainConfig) else (config,))
@@ -230,7 +219,6 @@ def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[Ra
 
 
 def _missing_rows(run: OpenRun, state: JsonMapping) -> str | None:
-    """Returns a warning if rows of metrics.jsonl have disappeared since the checkpoint was saved; otherwise None."""
     try:
         progress = Progress.from_plain(state)
     except ValueError:
@@ -262,8 +250,6 @@ def updated_baseline(
 
 
 def _screen_data(metadata: JsonMapping) -> JsonObject:
-    """Returns metadata without `_REPORT_ONLY` and without empty values and zeros; keeps False and the truncated
-    fraction."""
     selected = {
         name: value
         for name, value in metadata.items()

@@ -120,7 +120,6 @@ class PhaseData:
 
     @property
     def _words(self) -> int | None:
-        """The words of the training text; None for labeled rows and mixtures, which read no text in passes."""
         data = self.data["train"]
         is_text = isinstance(self.config, PretrainConfig) and self.config.objective.reads_text
         return data.text.metadata["words"] if is_text and not data.members and not data.rows else None

@@ -103,7 +103,6 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
 
 
 def _config_of(config: FinetuneConfig, task: TaskConfig, folder: Path) -> FinetuneConfig:
-    """Returns the configuration of a task's run, with the values that depend on the task and the model."""
     copied = config.model_copy(update={"task": task, "name": None, "run_dir": str(folder)})
     data = FinetuneConfig.filled(json.loads(copied.model_dump_json()))
     return FinetuneConfig.model_validate_json(json.dumps(data))
@@ -115,11 +114,7 @@ def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:
 
 
 def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
-    """Yields the name and configuration of each task and of the diagnostic set; None in place of the configuration
-    if there is no data.
-
-    The configuration is the task's YAML, with its folder below task.path and the suite's settings for all tasks.
-    """
+    """None in place of a task's configuration if there is no data."""
     path = None if suite.path is None else user_path(suite.path)
     if path is not None and not path.is_dir():
         raise UserError(
@@ -145,10 +140,7 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
 def _submissions(
     config: FinetuneConfig, root: Path, task_names: list[str], diagnostic: TaskConfig | None
 ) -> Iterator[tuple[str, str]]:
-    """Yields the name and content of each file for the leaderboard, a run's predictions for the test rows of its task.
-
-    The model of MNLI also predicts the diagnostic set.
-    """
+    """The model of MNLI also predicts the diagnostic set."""
     precision = select_precision(config.precision, select_device(config.device))
     for name in task_names:
         trained = read_trained(str(root / name), config.offline, precision)

@@ -116,12 +116,10 @@ def replace_targets(student: BaseLearner, rows: Rows, texts: Sequence[str], keep
 
 
 def _in_container_of(labels: Any, values: list[Any]) -> Any:
-    """Returns `values` in the kind of container that `labels` is: an array of the same type, or a list."""
     return np.array(values, dtype=labels.dtype) if isinstance(labels, np.ndarray) else values
 
 
 def _write_texts(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, run: OpenRun) -> JsonObject:
-    """Generates the teacher's text for each row and writes the texts to a file. Returns the number of rows."""
     max_length = min(config.max_length, teacher.longest or config.max_length)
 
     def progress(done: int, total: int) -> None:

@@ -179,7 +179,6 @@ teacher's outputs do not depend on held-out data."""
 
 
 def _relevant(section: Any) -> Any:
-    """Removes `_IRRELEVANT_FIELDS` from a section of a configuration as plain data, at every depth."""
     if isinstance(section, dict):
         return {name: _relevant(value) for name, value in section.items() if name not in _IRRELEVANT_FIELDS}
     return [_relevant(value) for value in section] if isinstance(section, list) else section
@@ -217,7 +216,6 @@ def build_peers(
 
 
 def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenizer: Tokenizer) -> TrainingConfig:
-    """Returns the run's configuration with the model and the starting checkpoint of the peers."""
     if distill.model is not None:
         config = config.model_copy(update={"model": distill.model, "checkpoint": None})
         if isinstance(config, FinetuneConfig) and config.tuning.name != "full":

@@ -229,10 +229,7 @@ def has_segments(model: ModelConfig) -> bool:
 
 
 def _as_finetuned(saved: JsonObject) -> JsonObject:
-    """Returns the configuration of a published classifier as if `lmtool finetune` had trained it.
-
-    The folder does not say which data it was trained on; the user names data when the classifier is scored.
-    """
+    """The folder does not say which data it was trained on; the user names data when the classifier is scored."""
     return {
         **{name: saved[name] for name in ("model", "tokenizer", "max_length")},
         "task": {**saved["task"], "path": "unknown"},
@@ -245,10 +242,7 @@ def _as_finetuned(saved: JsonObject) -> JsonObject:
 
 
 def _as_pretrained(checkpoint: str, saved: JsonObject, weights: Weights) -> JsonObject:
-    """Returns the configuration of published weights as if `lmtool pretrain` had trained them.
-
-    The objective is the one whose head the weights have. Raises UserError if there is none.
-    """
+    """The objective is the one whose head the weights have. Raises UserError if there is none."""
     model = saved.get("model") or {}
     family = chosen_class(saved.get("model"), Choice("model"))
     model_class = family if family is not None and issubclass(family, ModelConfig) else None

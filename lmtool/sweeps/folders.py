@@ -142,8 +142,6 @@ class SweepFolder:
         self._require_same()
 
     def _job_in(self, folder: Path) -> JsonObject | None:
-        """Returns the overrides, varied keys and configuration of a folder's job; None if no job was started there.
-        Raises UserError if no file says which job it was."""
         present = [name for name in (SUBMITTED, _RUN_CONFIG, JOB) if os.path.lexists(folder / name)]
         if not present:
             return None
@@ -167,7 +165,6 @@ class SweepFolder:
         return job
 
     def _require_same(self) -> None:
-        """Raises UserError if anything but the swept keys differs from the previous submission."""
         if not self.previous:
             return
         if self.previous.get("command") != self.command:

@@ -203,7 +203,6 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
 
 
 def _scores(result: object) -> dict[str, object]:
-    """Returns the name and value of a job's metric: the first score if the command returns scores by name."""
     if not isinstance(result, dict):
         return {}
     if "metric" in result:
@@ -216,7 +215,6 @@ def _scores(result: object) -> dict[str, object]:
 
 
 def _requeue(folder: Path, record: dict[str, object]) -> None:
-    """Passes a stopped job to submitit's handler, which saves the submission and requeues it."""
     handler = signal.getsignal(signal.SIGUSR2)
     if not callable(handler):
         return

@@ -126,8 +126,6 @@ def collected_jobs(job_folders: Sequence[Path]) -> Iterator[list[SubmittedJob]]:
     original, jobs = submitit.AutoExecutor, list[SubmittedJob]()
 
     class Executor(original):  # type: ignore[misc, valid-type]
-        """An executor that returns instances of SubmittedJob."""
-
         def map_array(self, *arguments: object) -> list[SubmittedJob]:
             submitted = super().map_array(*arguments)
             by_slurm = self.cluster == "slurm"
@@ -210,7 +208,6 @@ class Launch:
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
     def _must_run(self, entry: JobEntry) -> bool:
-        """Returns whether a job must run. Prints a line if the job is skipped or was started before."""
         record = folders.read_record(entry.folder)
         name = f"job {entry.number} ({entry.folder.name})"
         if folders.is_done(entry.folder, self.has_result):
@@ -232,7 +229,6 @@ class Launch:
 
     @property
     def _parallel(self) -> bool:
-        """Whether jobs run in separate processes; joblib with n_jobs=1 uses none."""
         return self.name != "basic" and not (self.name == "joblib" and self.config.hydra.launcher.n_jobs == 1)
 
     def _announce(self, batch: Sequence[JobEntry]) -> None:
@@ -306,7 +302,6 @@ class Launch:
         )
 
     def _report_failure(self, started: bool, error: Exception) -> None:
-        """Raises UserError for the failure of a launcher; if a job has started, only prints the failure."""
         if self.interrupted:
             return
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -499,8 +494,6 @@ def _run_jobs(
     jobs: Sequence[tuple[list[str], Config]] | None,
     resume: str,
 ) -> list[int]:
-    """jobs: their overrides and configurations; None if the sweeper chooses them. resume: the command that resumes the
-    sweep."""
     submitted = sweep.submitted()
     entries = [_entry(request, sweep, job, config) for job, config in jobs or ()]
     requested = submitted | {entry.folder: entry.overrides for entry in entries}
@@ -538,7 +531,6 @@ def _composition(
 
 
 def _sweeper(hydra: Hydra, config: DictConfig, callbacks: Callbacks) -> Sweeper:
-    """Returns the selected sweeper of Hydra; for optuna, the implementation behind the plugin."""
     sweeper = Plugins.instance().instantiate_sweeper(
         config=config,
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
@@ -572,7 +564,6 @@ def _search(request: SweepRequest, sweep: SweepFolder, checked: CheckedOverrides
 
 
 def _first_configs(request: SweepRequest, checked: CheckedOverrides, hydra_keys: dict[str, str]) -> list[Config]:
-    """Returns the configurations of the jobs that a sweeper of Hydra could start with, without running any."""
     with (
         TemporaryDirectory(prefix="lmtool-sweep-") as folder,
         _composition(request, checked, Path(folder), hydra_keys) as (hydra, config),
@@ -607,7 +598,6 @@ def _error_text(error: Exception) -> str:
 
 
 def _direction(request: SweepRequest, checked: CheckedOverrides, sweep: SweepFolder) -> str:
-    """Returns "maximize" or "minimize" for the metric of the task if all jobs have the same task, else for the loss."""
     choices, values = (
         [text for text in texts if text.lstrip("+").partition("=")[0] in sweep.fixed]
         for texts in (checked.choices, checked.values)
@@ -632,7 +622,6 @@ def _hydra_defaults(folder: Path, hydra_keys: dict[str, str]) -> list[str]:
 
 
 def _with_sweep_problems(checked: CheckedOverrides, hydra_keys: dict[str, str]) -> CheckedOverrides:
-    """Adds problems for an invalid max_batch_size, and for keys that would put two jobs into one folder."""
     problems = list(checked.problems)
     size = hydra_keys.get(BATCH_SIZE, "null")
     if size != "null" and (not size.isdecimal() or int(size) < 1):
@@ -654,7 +643,6 @@ def _with_sweep_problems(checked: CheckedOverrides, hydra_keys: dict[str, str]) 
 
 
 def _pop_name(checked: CheckedOverrides) -> tuple[CheckedOverrides, str | None]:
-    """Returns the overrides without the name of the sweep, and the name. Raises UserError if the name is invalid."""
     names = [text.partition("=")[2].strip("'\"") for text in checked.values if text.startswith("++name=")]
     name = names[-1] if names and names[-1] != "null" else None
     if name is not None and not any(problem.key == "name" for problem in checked.problems):

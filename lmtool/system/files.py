@@ -242,7 +242,6 @@ def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
 
 
 def _encode(body: Mapping[str, object]) -> bytes:
-    """Returns the manifest as JSON, with a hash that detects flipped bits in the manifest."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": digest}, indent=2, ensure_ascii=False, allow_nan=False).encode()
 
@@ -316,7 +315,6 @@ class Manifest:
 
 
 def _compare(path: Path, entry: Mapping[str, object], size: int, digest: str | None) -> None:
-    """Raises Damaged if a file's size or sha256 differs from its entry. digest: None skips the comparison of sha256."""
     if size != entry["bytes"]:
         raise Damaged(path, f"is damaged: {size} bytes instead of {entry['bytes']}")
     if digest not in (None, entry["sha256"]):
@@ -333,7 +331,6 @@ def verify_siblings(folder: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def _read_errors(path: Path) -> Iterator[None]:
-    """Converts errors while reading a file into Damaged."""
     if not path.is_file():  # reading a FIFO would block
         raise Damaged(path, "is not a regular file" if os.path.lexists(path) else "is missing")
     try:

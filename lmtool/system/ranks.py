@@ -168,7 +168,6 @@ class RankExits:
         return False
 
     def _claim_lines(self, lines: tuple[str, ...]) -> bool:
-        """Whether this rank is the first rank of this machine to print these lines. Records that it prints them."""
         if self.folder is None:
             return True
         name = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

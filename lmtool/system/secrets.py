@@ -90,7 +90,6 @@ def _all_spellings(secrets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _spellings(secret: str) -> Iterator[str]:
-    """Yields a secret as written in JSON, Python, HTML, an address, a shell, YAML and an override."""
     yield secret
     yield json.dumps(secret)[1:-1]
     yield json.dumps(secret, ensure_ascii=False)[1:-1]

@@ -69,7 +69,6 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
 
 
 def _same_labels(first: TaskEvaluation, second: TaskEvaluation) -> bool:
-    """The names of the classes may differ between checkpoints."""
     golds = ([to_json(gold) for _, gold in evaluation.scored_rows()] for evaluation in (first, second))
     labels, other_labels = golds
     return len({*zip(labels, other_labels, strict=True)}) == len({*labels}) == len({*other_labels})

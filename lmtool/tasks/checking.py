@@ -236,7 +236,6 @@ def read_valid_rows(
 
 
 def _without_row(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, TaskTable] | None:
-    """None if the error names no row by file:line."""
     match = _PLACE.match(problem.message)
     if match is None:
         return None

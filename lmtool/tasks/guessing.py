@@ -128,7 +128,6 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
 
 
 def _columns(file: Path, header: tuple[str, ...] | None, named: Collection[str | None]) -> Columns:
-    """Omits an index of pandas unless the user has named it."""
     if suffix_of(file) == ".parquet":
         table = read_parquet(file)
         index = {*table.index} - {*named}
@@ -138,7 +137,6 @@ def _columns(file: Path, header: tuple[str, ...] | None, named: Collection[str |
 
 
 def _are_tags(name: str, values: Sequence[str]) -> bool:
-    """Tags of words are O outside of entities. name: a tag too if the file has no header line."""
     return "O" in values and all(map(_TAG.fullmatch, (name, *values)))
 
 
@@ -230,7 +228,6 @@ def _guess_from_columns(
 
 
 def _offer_seq2seq(value: str, texts: Sequence[str]) -> None:
-    """Raises UserError if there are two columns of texts, one of which a model may learn to write."""
     if len(texts) != 2:
         return
     source, target = texts
@@ -243,7 +240,6 @@ def _offer_seq2seq(value: str, texts: Sequence[str]) -> None:
 
 
 def _word_column(columns: Columns) -> tuple[str, ...]:
-    """Returns, among columns of equally long lists, the one with the most distinct values."""
     lists = [name for name in columns if _parallel_columns(columns, name)]
     return tuple(sorted(lists, key=lambda name: -len({str(item) for row in columns[name] for item in row}))[:1])
 
@@ -260,7 +256,6 @@ def _parallel_columns(columns: Columns, name: str) -> list[str]:
 
 
 def _kinds(values: list[object], has_parallel_column: bool = False, is_plural: bool = False) -> list[str]:
-    """is_plural: whether the column's name suggests several labels per row."""
     present = [value for value in values if text_of_label(value)]
     if not present:
         return []
@@ -288,7 +283,6 @@ def _kinds(values: list[object], has_parallel_column: bool = False, is_plural: b
 
 
 def _delimiter_of(cells: Sequence[str]) -> str | None:
-    """None unless the cells hold several short labels that recur."""
     for delimiter in _DELIMITERS:
         # Checked first, since a text column fails it at once.
         if not all(0 < len(part.split()) < _MIN_TEXT_WORDS for cell in cells for part in cell.split(delimiter)):
@@ -417,9 +411,7 @@ def text_overrides(value: str, values: Mapping[str, str]) -> list[str]:
 
 
 def _paths_in_folder(value: str, folder: Path) -> dict[str, str]:
-    """Returns the keys that `data=FOLDER` sets: `data.path` to the folder; or, if its files are named after splits,
-    `data.path` to the training files and `data.validation` to the development files. Test files are left out. Raises
-    UserError if the files of a split have several types."""
+    """Test files are left out. Raises UserError if the files of a split have several types."""
     patterns: dict[str, set[str]] = {}  # by split
     for name in sorted(os.listdir(folder)):
         unpacked, first_word = without_compression_suffix(name), _FIRST_WORD.match(name)
@@ -441,8 +433,6 @@ def _paths_in_folder(value: str, folder: Path) -> dict[str, str]:
 
 
 def _only_kind(value: str, folder: Path) -> str:
-    """Returns the type of the files in a folder and its subfolders. Raises UserError if there are none, or several
-    types."""
     kinds: Counter[str] = Counter()
     for _, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

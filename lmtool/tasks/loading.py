@@ -250,7 +250,6 @@ def _decode_unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
 def _without_train(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: JsonObject
 ) -> TaskData:
-    """Another split, labeled if there is one, takes the place of the training split."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}
@@ -410,7 +409,6 @@ class TaskText:
 
 
 def _documents(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A repeated text is left out after its first occurrence."""
     texts: set[str] = set()
     for row in zip(*columns, strict=True):
         unread = [text for text in dict.fromkeys(row) if text.strip() and text not in texts]

@@ -223,14 +223,12 @@ def _prompted(
 
 
 def _special_tokens_before(writer: Writer) -> list[int]:
-    """Returns the special tokens that a text of the model's format begins with."""
     probe = np.zeros(2, dtype=np.int64)
     tokens = text_format(writer.model.backbone.config.text_format, writer.tokenizer).join(probe)[0].tolist()
     return tokens[: _start_of(probe, tokens)]
 
 
 def _start_of(ids_L: np.ndarray, tokens: Sequence[int]) -> int:
-    """Returns the index at which a text's tokens begin among those of its format."""
     ids = ids_L.tolist()
     return next(start for start in range(len(tokens)) if list(tokens[start : start + len(ids)]) == ids)
 

@@ -30,7 +30,6 @@ def _hashes(tokens_T: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _within_text(tokens_T: np.ndarray, order: int) -> np.ndarray:
-    """Returns whether each n-gram lies within a text; its first token may be the text's boundary."""
     count = len(tokens_T) - order + 1
     inside = np.ones(max(count, 0), dtype=bool)
     for place in range(1, order):

@@ -158,5 +158,4 @@ def _evaluation_mode(backbone: nn.Module) -> Iterator[None]:
 
 
 def _with_indices(watch: Watch, group: list[int]) -> Watch:
-    """Returns a callback for one group, which calls `watch` with the index of a prompt among all prompts."""
     return lambda row, token: watch(group[row], token)

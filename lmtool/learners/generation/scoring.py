@@ -122,7 +122,6 @@ class CandidateScorer:
     def _add_first_tokens(
         self, hidden_NH: Tensor, group: Sequence[int], candidates: Sequence[Sequence[Ids]], scores: list[np.ndarray]
     ) -> None:
-        """One hidden state per prompt is enough for the first tokens of all of its candidates."""
         table_VH = self.backbone.embed.token.weight
         log_probs_NV = self.head(hidden_NH, table_VH).float().log_softmax(-1)
         rows = [row for row, number in enumerate(group) for _ in candidates[number]]
@@ -136,7 +135,6 @@ class CandidateScorer:
             scores[number] += [next(remaining) for _ in candidates[number]]
 
     def _log_probabilities(self, hidden_TH: Tensor, labels: Sequence[Ids]) -> list[float]:
-        """hidden_TH: for each token, the hidden state that predicts the token."""
         labels_T = self._index([token for text in labels for token in text])
         losses_T, _ = self.head.scores(hidden_TH, self.backbone.embed.token.weight, labels_T)
         if not bool(torch.isfinite(losses_T.sum())):
@@ -153,7 +151,6 @@ class CandidateScorer:
 
 
 def _repeat(encoded: EncoderState, rows: Sequence[int]) -> EncoderState:
-    """A row may occur several times; the copies share hidden states."""
     segments = encoded.segments
     starts, lengths = ([side[row] for row in rows] for side in (segments.starts, segments.lengths))
     return EncoderState(encoded.hidden_SH, Segments(tuple(starts), tuple(lengths), segments.device))

@@ -363,8 +363,6 @@ class BeamSearch(Strategy):
     def _search_ends(
         self, finished: FinishedTexts, unfinished_sums_NB: Tensor, step: int, active: list[int], request: Request
     ) -> Tensor:
-        """The search ends when unfinished texts are not expected to score better than the finished ones, see
-        `early_stopping`."""
         config = self.config
         lengths = [float(step)] * len(active)
         if config.early_stopping == "never" and config.length_penalty > 0:

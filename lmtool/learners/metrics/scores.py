@@ -90,7 +90,6 @@ def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last_ranks = np.cumsum(counts)
     return (last_ranks - (counts - 1) / 2)[inverse]

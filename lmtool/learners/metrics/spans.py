@@ -108,7 +108,6 @@ class EntityTags:
         return np.stack([np.bincount(sentence_M[start_E], minlength=len(lengths_S)) for start_E in starts], axis=1)
 
     def _keys(self, start_E: np.ndarray, end_E: np.ndarray, type_E: np.ndarray, words: int) -> np.ndarray:
-        """Returns a number for each entity that is unique to its boundaries and type."""
         return (start_E.astype(np.int64) * (words + 1) + end_E) * len(self.types) + type_E
 
 

@@ -23,8 +23,6 @@ from lmtool.types import Packed
 
 
 class _AttentionRecorder(Tap):
-    """Records the weights of every self-attention over one text, and the summands of its scores before the softmax."""
-
     def __init__(self) -> None:
         self.layers: dict[int, Tensor] = {}
         self.terms: dict[int, dict[str, Tensor]] = {}
@@ -136,7 +134,6 @@ def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[HeadPatter
 
 
 def _mean_weight(weights_QL: np.ndarray, keys_Q: np.ndarray) -> float:
-    """Returns the mean weight of each query on its key, without queries whose key is outside of the text."""
     inside_Q = (keys_Q >= 0) & (keys_Q < weights_QL.shape[1])
     if not inside_Q.any():
         return 0.0

@@ -165,7 +165,6 @@ def mean_distance(passages: Passages, x_NF: Tensor) -> MeanDistance:
 
 @lru_cache(maxsize=1)  # the layers of a model have the same splits
 def _random_splits(passages: int) -> list[np.ndarray]:
-    """Returns random halves of the passages, as masks."""
     numbers = np.arange(passages)
     return [Permutation(passages, 0, "sample", _RANDOM + number)(numbers) % 2 == 0 for number in range(_SPLITS)]
 

@@ -96,7 +96,6 @@ def blocks_of(groups_N: np.ndarray) -> np.ndarray:
 
 
 def _estimate(value: float, without: list[float], shuffled: list[float]) -> Estimate:
-    """without: the value without each block. shuffled: the value of each shuffle."""
     blocks = len(without)
     half = float("nan")
     if blocks > 1:
@@ -207,7 +206,6 @@ class _Moments(NamedTuple):
         return _Moments(self.n - block.n, *(all_ - part for all_, part in zip(self[1:], block[1:], strict=True)))
 
     def similarity(self) -> float:
-        """See `pwcca`."""
         xx_HH = self.xx_HH - torch.outer(self.x_H, self.x_H) / self.n
         yy_GG = self.yy_GG - torch.outer(self.y_G, self.y_G) / self.n
         xy_HG = self.xy_HG - torch.outer(self.x_H, self.y_G) / self.n

@@ -104,7 +104,6 @@ def _sentence_embedder(
     batch_tokens: int,
     offline: bool,
 ) -> tuple[Embedder, str]:
-    """The vectors equal the vectors of sentence-transformers."""
     tokenizer, format_name = tokenizer_of(loaded, published.checkpoint), text_format_of(loaded)
     model = loaded.config
     settings = read_settings(published.path)

@@ -120,7 +120,6 @@ class TrackerThread:
             self._kill()
 
     def _begin(self) -> None:
-        """Starts the process and waits until it accepts rows; falls back to another configuration."""
         try:
             note = self._start(self.config)
         except TrackerFailed as failure:
@@ -184,7 +183,6 @@ class TrackerThread:
 
 
 def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[JsonObject]) -> None:
-    """Queues the answers of a tracker's process, and a failure after the last one."""
     assert process.stdout is not None
     with suppress(OSError, ValueError):
         for line in process.stdout:

@@ -436,7 +436,6 @@ class ExtractiveQa(TextKind):
     def _best_span_scores(
         self, rows: Rows, predictions: Sequence[Prediction]
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Scores the best text of each row, whether or not it is predicted, for `threshold_scores`."""
         answers = values_of(predictions)
         texts = [self._text(rows, number, answer.best_span) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])

@@ -56,7 +56,6 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _labels_override(names: Sequence[str]) -> str:
-    """Returns `task.labels=` as typed in a shell, so that names which look like numbers remain texts."""
     texts = ",".join(name if name == "..." else f'"{name}"' for name in names)
     return shlex.quote(f"task.labels=[{texts}]")
 

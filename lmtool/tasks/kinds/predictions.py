@@ -28,8 +28,6 @@ class Prediction(NamedTuple):
 
 
 class _Numbers:
-    """A column of integers, of floats, or of arrays of one shape, stored as one array."""
-
     def __init__(self, values: np.ndarray, kind: type):
         self.values, self.kind = values, kind
 
@@ -38,7 +36,6 @@ class _Numbers:
         return cls(np.zeros((count, *np.shape(first)), dtype=np.asarray(first).dtype), type(first))
 
     def fits(self, value: object) -> bool:
-        """Whether the column can store a value without loss."""
         if self.kind is np.ndarray and type(value) is np.ndarray:
             return bool(value.shape == self.values.shape[1:] and value.dtype == self.values.dtype)
         return type(value) is self.kind
@@ -54,8 +51,6 @@ class _Numbers:
 
 
 class _Lists(Sequence[list[int]]):
-    """A column of lists of integers, concatenated in the order in which they are set."""
-
     def __init__(self, flat: array[int], starts: np.ndarray, lengths: np.ndarray):
         self.flat, self.starts, self.lengths = flat, starts, lengths
 

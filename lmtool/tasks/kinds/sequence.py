@@ -128,8 +128,6 @@ class DomainClassifier(nn.Module):
 
 
 class _Reversal(torch.autograd.Function):
-    """The identity, whose gradient is reversed and scaled."""
-
     @staticmethod
     def forward(context: Any, features: Tensor, strength: float) -> Tensor:
         context.strength = strength
@@ -141,7 +139,6 @@ class _Reversal(torch.autograd.Function):
 
 
 def _covariance(features_NH: Tensor) -> Tensor:
-    """Zero for a single text."""
     centered_NH = features_NH - features_NH.mean(0)
     return centered_NH.T @ centered_NH / max(len(features_NH) - 1, 1)
 
@@ -281,7 +278,6 @@ class SequenceLearner(TaskLearner):
         return SequenceExamples(rows, input_format, self.term, split)
 
     def _both_orders(self, rows: Rows, split: str, max_length: int) -> GroupedExamples:
-        """Examples of pairs, each followed by the same pair in the other order."""
         doubled = rows.take(np.repeat(np.arange(len(rows)), 2))
         (first, firsts), (second, seconds) = rows.columns.items()
         columns = {

@@ -373,7 +373,6 @@ class TokenClassification(TaskKind):
         return decoded
 
     def _tag_names(self, sentences: list[list[object]]) -> list[list[str]]:
-        """If all tags are class numbers, class names replace them."""
         tag_names = [[text_of_label(tag) for tag in tags] for tags in sentences]
         tags_found, indices = set(chain(*tag_names)), class_indices(self.classes)
         if tags_found and not tags_found & set(self.classes) and tags_found <= indices.keys():

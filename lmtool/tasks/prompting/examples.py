@@ -310,7 +310,6 @@ class PromptedExamples(TaskExamples):
 
 
 def _join(texts: Sequence[list[list[int]]]) -> list[list[int]]:
-    """Merges the last run of each element with the first run of the next."""
     runs: list[list[int]] = [[]]
     for first, *rest in texts:
         runs[-1] = runs[-1] + first

@@ -198,7 +198,6 @@ class FewShot:
         return PromptedEvaluation(rows, predictions, scores, np.array(shown), prompts.shots, text)
 
     def _generate(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
-        """An answer ends at the text that follows it in the template, by default the end of the line."""
         settings, values = self.kind.config.text_generation, row_values(self.kind, rows)
         assert settings is not None
         questions = [
