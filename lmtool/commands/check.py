@@ -13,14 +13,10 @@ from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.inspection import print_failed_rows, print_findings
 from lmtool.resolver.commands import CheckConfig
-from lmtool.runs.finding import find
+from lmtool.session.open_run import tokenizer_at
 from lmtool.session.requests import write_output
-from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.checking import LabeledTexts, compare, findings, read_valid_rows
-from lmtool.tokenizers.folders import has_tokenizer
-from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.folders import hf_folder
 
 MAX_SHARED = 0.01
 """Maximum fraction of held-out rows, or of words of held-out text, that may occur in the training data."""
@@ -84,8 +80,8 @@ def _text_summary(
         splits = {
             split: LabeledTexts.of_documents(_Documents(source, split), split) for split in ("train", "validation")
         }
-        stage = output.stage
-        summary = compare(splits, config.near, length_of, config.max_length, config.listed, config.seed, stage)
+        settings = (config.max_length, config.listed, config.seed, output.stage)
+        summary = compare(splits, config.near, length_of, *settings)
     metadata = {name: value for name, value in source.metadata().items() if isinstance(value, int | str)}
     messages = list(dict.fromkeys(problem.message for problem in problems))  # since text is read more than once
     return {"source": metadata, "warnings": [], "failing": messages, "splits": summary}
@@ -105,9 +101,5 @@ class _Documents:
 def _length_function(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
     if config.checkpoint is None:
         return lambda texts: [len(text.split()) for text in texts], "words"
-    folder = user_path(config.checkpoint)
-    if not has_tokenizer(folder):
-        published = hf_folder(config.checkpoint, config.offline)
-        folder = find(config.checkpoint) if published is None else published.path
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = tokenizer_at(config.checkpoint, config.offline)
     return lambda texts: [len(ids) for ids in tokenizer.encode_batch(list(texts))], "tokens"

@@ -13,6 +13,7 @@ from lmtool.config.base import JsonObject
 from lmtool.config.saved import body, save
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
@@ -45,13 +46,12 @@ from lmtool.runs.files import SCORED_ROWS, replace_text, rows_digest, to_json
 from lmtool.runs.finding import kept_checkpoints, read_state, run_of_all_kept
 from lmtool.runs.identity import require_own_folder
 from lmtool.session.evaluation import (
-    MaskedPromptTask,
     evaluate_prompted,
     evaluate_text,
-    masked_prompt_task,
+    masked_prompts,
     require_unset,
 )
-from lmtool.session.labeled import data_to_score
+from lmtool.session.labeled import LabeledData, data_to_score
 from lmtool.session.requests import check_output, write_output
 from lmtool.session.session import tokenized_split
 from lmtool.session.trained import Trained, load_trained, read_trained
@@ -190,11 +190,12 @@ def _score(config: EvaluateConfig, output: Output) -> tuple[JsonObject, JsonObje
         return _score_pairs(config, config.task, trained, output)
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
         require_unset(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
-    prompt_task = masked_prompt_task(config, trained)
-    if config.shots is not None and prompt_task is None:
+    prompts = masked_prompts(config, trained)
+    if config.shots is not None and prompts is None:
         return evaluate_prompted(config, trained, output)
-    if prompt_task is not None:
-        scores = _score_prompts(config, prompt_task)
+    if prompts is not None:
+        title = f"{prompts[0].config.name} from prompts alone"
+        scores = _scores_of(title, *prompts, config.batch_tokens, trained)
     elif isinstance(trained.config, PretrainConfig):
         return evaluate_text(config, trained, trained.config, output)
     else:
@@ -273,20 +274,18 @@ def _score_task(config: EvaluateConfig, trained: Trained, output: Output, checkp
     task, heads = data_to_score(config, trained, trained_config)
     for note in [head.note for head in heads.values() if head.note]:
         output.line(f"labels: {note}")
-    data, learner = task.splits(), trained.learner(task.config, heads)
+    learner = trained.learner(task.config, heads)
     if checkpoint is None:
         learner = with_early_exit(learner, config.checkpoint, config.exit, config.exit_entropy)
-    held_out = HeldOutSplits(learner, data, trained_config.max_length, config.batch_tokens, trained_config.seed)
-    return TaskScores(
-        task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]), learner.metric.name
-    )
+    return _scores_of(task.config.name, task, learner, trained_config.max_length, config.batch_tokens, trained)
 
 
-def _score_prompts(config: EvaluateConfig, prompts: MaskedPromptTask) -> TaskScores:
-    data, learner = prompts.task.splits(), prompts.learner
-    held_out = HeldOutSplits(learner, data, prompts.max_length, config.batch_tokens, prompts.seed)
-    title = f"{prompts.task.config.name} from prompts alone"
-    return TaskScores(title, held_out.score(prompts.precision), held_out.baseline(data["train"]), learner.metric.name)
+def _scores_of(
+    title: str, task: LabeledData, learner: BaseLearner, max_length: int, batch_tokens: int, trained: Trained
+) -> TaskScores:
+    data = task.splits()
+    held_out = HeldOutSplits(learner, data, max_length, batch_tokens, trained.config.seed)
+    return TaskScores(title, held_out.score(trained.precision), held_out.baseline(data["train"]), learner.metric.name)
 
 
 def _score_pairs(

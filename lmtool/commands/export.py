@@ -133,7 +133,7 @@ def warn_about(published: HFFolder, ignored: Sequence[str], offline: bool) -> No
             f"lmtool embed checkpoint={published.checkpoint} gives its vectors"
         )
     for warning in warnings:
-        Output().line(f"warning: {warning}", "yellow")
+        Output().warn(warning)
 
 
 def print_comparison(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmtool.costs.memory_of_run import TrainingConfig
 from lmtool.data.configs import DataConfig, HubConfig, hub_folder
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
@@ -18,7 +19,7 @@ from lmtool.distillation.configs.modes import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
-from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
+from lmtool.resolver.commands import FinetuneConfig
 from lmtool.runs.finding import find
 from lmtool.session import suite
 from lmtool.system.files import Damaged
@@ -67,7 +68,6 @@ def files_of(checkpoint: str, offline: bool) -> list[Path]:
     return [*files, *(path for name in TOKENIZER_FILES if (path := published.path / name).is_file())]
 
 
-TrainingConfig = PretrainConfig | FinetuneConfig
 PRESENT, FETCHED, MISSING = "was there", "fetched", "missing"
 
 

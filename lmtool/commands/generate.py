@@ -14,14 +14,11 @@ from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.writing import Writer
 from lmtool.reporting.console import Output, SafeStream
 from lmtool.resolver.commands import FinetuneConfig, GenerateConfig
-from lmtool.session.requests import check_output, input_lines, input_table, write_output
+from lmtool.session.requests import Origin, check_output, input_lines, input_table, write_output
 from lmtool.session.trained import Trained, load_trained
 from lmtool.session.unfinished import UnfinishedOutput, unfinished_output
 from lmtool.system.terminal import counted, visible
 from lmtool.weights.base import digest
-
-Prompts = tuple[list[str], list[tuple[str, int]]]
-"""The texts, and the (file, line) of each."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def requested(config: GenerateConfig, output: Output) -> Requested:
         output.line(f"settings of the checkpoint that are not used: {' '.join(unused)}", "yellow")
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
-        output.line(f"warning: the model has room for {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
+        output.warn(f"the model has room for {limit} of max_new_tokens={settings.max_new_tokens}")
     return Requested(trained, learner, writer, texts, prompts, settings)
 
 
@@ -137,7 +134,7 @@ class _StreamedText:
         self.stream.flush()
 
 
-def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
+def _prompts(config: GenerateConfig, trained: Trained) -> tuple[list[str], Origin]:
     if config.prompt is not None:
         return [config.prompt], [("prompt", 1)]
     assert config.input is not None

@@ -47,15 +47,13 @@ from lmtool.resolver.commands import (
     InspectTokenizerConfig,
     InspectWordConfig,
 )
-from lmtool.runs.finding import find
+from lmtool.session.open_run import tokenizer_at
 from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tokenizers.configs import TokenizerConfig
-from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import select_device, select_precision
 from lmtool.types import Packed
-from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import load
 
 # --- lmtool inspect tokenizer ---------------------------------------------------------------------------------------
@@ -79,11 +77,7 @@ def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tupl
             section = cast(TokenizerConfig, Choice("tokenizer").validate({"name": kind}))
             yield kind, trained_tokenizer(section, source, config.vocab_size, config.cache_dir, output.stage)
     for checkpoint in config.checkpoint:
-        folder = user_path(checkpoint)
-        if not has_tokenizer(folder):
-            published = hf_folder(checkpoint, config.offline)
-            folder = find(checkpoint) if published is None else published.path
-        yield checkpoint, Tokenizer.load(folder)
+        yield checkpoint, tokenizer_at(checkpoint, config.offline)
 
 
 def _tokenize(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
@@ -295,10 +289,5 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
     return [
         {"checkpoint": by_layer.name, "layer": layer, "same": same, "others": other}
         for by_layer in similarities
-        for layer, same, other in zip(
-            by_layer.layers,
-            by_layer.same,
-            by_layer.other_words,
-            strict=True,
-        )
+        for layer, same, other in zip(by_layer.layers, by_layer.same, by_layer.other_words, strict=True)
     ]

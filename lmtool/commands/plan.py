@@ -38,6 +38,7 @@ from lmtool.system.files import user_path
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.training.loop import StopTraining
+from lmtool.training.precision import select_device
 from lmtool.training.progress import peak_memory
 from lmtool.types import Step
 from lmtool.weights.assemble import assemble
@@ -121,7 +122,11 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     problem = too_large(config, device.precision) if device.this_machine else None
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
-    measurement = _measure(unresolved_config, device, problem is None) if keys.measure else None
+    measurement = None
+    if keys.measure:
+        if not device.this_machine:
+            select_device(config.device)  # raises the same error as training
+        measurement = measure(unresolved_config) if problem is None else None
     notes += [
         _length_note(config, training_rows, length)
         if measurement is None
@@ -161,15 +166,6 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
         heading=f"plan of lmtool {verb} · model={config.model.name} · {device.precision.name} on {device.name}",
     )
     return 0
-
-
-def _measure(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measurements | None:
-    if not device.this_machine:
-        # Raises the same error as training.
-        from lmtool.training.precision import select_device
-
-        select_device(config.device)
-    return measure(config) if fits else None
 
 
 def _with_known_epochs(

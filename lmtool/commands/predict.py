@@ -61,9 +61,6 @@ def run(config: PredictConfig) -> None:
     responder = learner.responder()
     rows = _rows(config, requested, responder)
 
-    def warn(text: str) -> None:
-        output.line(f"warning: {text}", "yellow")
-
     if in_portions and rows.labels is None and not responder.continues:
         _predict_in_portions(config, trained, responder, reading_task, output)
         return
@@ -75,11 +72,11 @@ def run(config: PredictConfig) -> None:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, progress=progress)
         answers = responder.answers(rows, inference)
     for text in truncation_warnings(inference.truncated, len(rows)):
-        warn(text)
+        output.warn(text)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
     scores_suffix = f"; {scores} on {counted(answers.labeled_count, 'labeled row')}" if scores else ""
     if scores and task_config is not None and _trained_on(task_config, str(config.input)):
-        warn(f"the model was trained on rows of {config.input}; lmtool evaluate scores the held-out rows")
+        output.warn(f"the model was trained on rows of {config.input}; lmtool evaluate scores the held-out rows")
     if config.output is None:
         for record in answers.records:
             output.line(responder.line(record))
@@ -99,8 +96,7 @@ def _joined(
     if config.probabilities:
         first_record = list(islice(records, 1))
         if first_record and "probabilities" not in first_record[0]:
-            text = f"probabilities=true: {learner.config.name} has no class probabilities; none are written"
-            output.line(f"warning: {text}", "yellow")
+            output.warn(f"probabilities=true: {learner.config.name} has no class probabilities; none are written")
         records = chain(first_record, records)
     return join_columns(table, records, aliases, config.probabilities, flat)
 
@@ -132,7 +128,7 @@ def _predict_in_portions(
                     unfinished.file.flush()
                 first += len(portion)
         for text in truncation_warnings(truncated, total - finished):
-            output.line(f"warning: {text}", "yellow")
+            output.warn(text)
         rows_written = write_output(str(config.output), _saved_rows(unfinished))
     output.line(f"{counted(rows_written, 'row')}: {config.output}")
 

@@ -118,15 +118,7 @@ class _CheckpointProbe:
         trained = loaded.model.parts.backbone
         random: Backbone = build(loaded.config, config.seed).to(self.precision.device).eval()
         layers = HiddenStates(trained, self.precision).layers
-        total, scored = 2 * len(layers), 0
-        with self.output.bar(f"probing {self.checkpoint}") as bar:
-
-            def progress() -> None:
-                nonlocal scored
-                scored += 1
-                bar(scored, total)
-
-            bar(0, total)
+        with self.output.counting_bar(f"probing {self.checkpoint}", 2 * len(layers)) as progress:
             trained_layers = self._probe_layers(trained, tokenizer, progress).layers
             scores = self._probe_layers(random, tokenizer, progress)  # with the same examples and classes
         return {

@@ -3,6 +3,7 @@ one or several checkpoints that read the same tokens."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import combinations
 from typing import NamedTuple
 
@@ -75,16 +76,9 @@ def compare_layers(config: ProbeConfig, precision: Precision, output: Output) ->
         return collect_states(reader.states, examples, TERM, "mean", config.examples, config.seed, config.batch_tokens)
 
     pairs = list(combinations(range(len(readers)), 2))
-    total, measured = sum(len(reader.states.layers) for reader in readers) + len(pairs), 0
+    total = sum(len(reader.states.layers) for reader in readers) + len(pairs)
     checkpoints, all_states = list[CheckpointEvolution](), list[LabeledStates]()
-    with output.bar("comparing layers") as bar:
-
-        def progress() -> None:
-            nonlocal measured
-            measured += 1
-            bar(measured, total)
-
-        bar(0, total)
+    with output.counting_bar("comparing layers", total) as progress:
         for reader in readers:
             predicts, read = _predicts(reader.loaded), collect(reader, "token")
             predicted = None
@@ -180,12 +174,14 @@ def _similarity(
         "layers": [
             {
                 "layer": layer,
-                "similarity": state_similarity(
-                    states[first].states_WNH[index],
-                    states[second].states_WNH[indices[1][layer]],
-                    states[first].groups_N,
-                    config.seed,
-                ).plain(),
+                "similarity": asdict(
+                    state_similarity(
+                        states[first].states_WNH[index],
+                        states[second].states_WNH[indices[1][layer]],
+                        states[first].groups_N,
+                        config.seed,
+                    )
+                ),
             }
             for layer, index in indices[0].items()
             if layer in indices[1]

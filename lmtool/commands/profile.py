@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lmtool.commands.generate import requested
 from lmtool.config.base import JsonObject
+from lmtool.costs.memory_of_run import TrainingConfig
 from lmtool.costs.rate import product_rate
 from lmtool.distillation.recording import Teacher
 from lmtool.errors import Stopped, UserError
@@ -50,7 +51,7 @@ WARM_UP = 2
 TABLE, TRACE = "profile.json", "trace.json.gz"
 
 
-def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: ProfileKeys) -> int:
+def run(config: TrainingConfig, verb: str, profiling: ProfileKeys) -> int:
     """Trains a few steps, prints the table, and writes it and the trace. Raises UserError if the command would not
     train a new run."""
     _require_new_run(config, verb)
@@ -198,14 +199,14 @@ def _publish(profile: StepProfile, verb: str, folder: Path, output: Output, head
     output.line(f"table {folder / TABLE}; trace {folder / TRACE}, for https://ui.perfetto.dev or chrome://tracing")
 
 
-def _phase_note(config: PretrainConfig | FinetuneConfig) -> str:
+def _phase_note(config: TrainingConfig) -> str:
     phases = len(config.phases) if isinstance(config, PretrainConfig) else 0
     return (
         f", of the first of {phases} phases; to profile another one, set its keys instead of phases=" if phases else ""
     )
 
 
-def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None:
+def _require_new_run(config: TrainingConfig, verb: str) -> None:
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
         raise UserError(f"task={config.task.name} trains a run for each of its tasks", "profile one of them: task=sst2")
     if (config.devices or 1) > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -246,7 +247,7 @@ def _folder(output: str | None, stem: str) -> Iterator[Path]:
         raise
 
 
-def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) -> StepProfile:
+def _profile(config: TrainingConfig, steps: int, folder: Path) -> StepProfile:
     try:
         # The temporary run is in the profile's folder, so that it uses the same disk.
         with temporary_session(config, folder) as session:

@@ -53,15 +53,9 @@ CPU_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Inference:
-    """Settings of inference.
-
-    Attributes:
-        max_length: Maximum tokens of an example.
-        batch_tokens: Maximum tokens of a forward.
-        precision: Number format and device.
-        truncated: Counts the truncated texts, see `truncation_warnings`.
-        progress: Called with the number of finished rows and the number of all rows.
-    """
+    """Settings of inference. max_length: maximum tokens of an example. batch_tokens: maximum tokens of a forward.
+    truncated: counts the truncated texts, see `truncation_warnings`. progress: called with the number of finished rows
+    and the number of all rows."""
 
     max_length: int
     batch_tokens: int
@@ -82,13 +76,8 @@ def forward_tokens(batch_tokens: int, precision: Precision) -> int:
 
 @dataclass(frozen=True)
 class Answers:
-    """The predictions of a trained model.
-
-    Attributes:
-        records: The prediction of each row, as plain data.
-        scores: The score of each metric, over the rows with labels.
-        labeled_count: The number of rows with labels.
-    """
+    """The predictions of a trained model: the record of each row, as plain data, and the score of each metric over the
+    `labeled_count` rows with labels."""
 
     records: Iterator[dict[str, object]]
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -96,14 +85,9 @@ class Answers:
 
 
 class Responder:
-    """Answers texts that a user gives. The base class refuses; a learner that can answer returns a subclass.
-
-    Attributes:
-        columns: The names of the columns that it reads.
-        fills_masks: Whether it fills the masks of a text.
-        continues: Whether it continues a text.
-        generation: The settings for generating a text per row; None if it does not.
-    """
+    """Answers texts that a user gives. The base class refuses; a learner that can answer returns a subclass. columns:
+    the names of the columns that it reads. generation: the settings for generating a text per row; None if it does
+    not."""
 
     columns: tuple[str, ...] = ("text",)
     fills_masks: bool = False
@@ -152,14 +136,11 @@ def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
 
 
 class BaseLearner(ModelWithHeads, ABC):
-    """A trainable model: `backbone`, `heads`, and optional networks in `objective`.
+    """A trainable model: `backbone`, `heads`, and optional additional networks in `objective`.
 
-    Attributes:
-        seed: The seed of the run, which initializes new heads and determines dropout.
-        loss_weights: The weight of each term of the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
-        metric: The metric that selects the best checkpoint. Objectives use `loss`, or the loss of one term, TERM_loss.
-        inspector_class: The class of the inspector of examples.
-        objective: Additional trainable networks.
+    seed: the seed of the run, which initializes new heads and determines dropout. loss_weights: the weight of each term
+    of the loss. A term is one summand of the loss, such as `mlm` or `nsp`. metric: the metric that selects the best
+    checkpoint. Objectives use `loss`, or the loss of one term, TERM_loss.
     """
 
     loss_weights: dict[str, float]
@@ -243,16 +224,8 @@ class BaseLearner(ModelWithHeads, ABC):
         return {}
 
     def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        """Interprets the logits of a head, so that another model can learn from them.
-
-        Args:
-            head: The name of the head.
-            logits: The logits that the head computed.
-            batch: The batch.
-
-        Returns:
-            The term that the head predicts, and its predictions; None if no other model can learn from them.
-        """
+        """Returns the term that a head predicts and, from its logits, predictions that another model can learn from;
+        None if no other model can."""
         if head in self.loss_weights:
             term = head
         elif len(self.loss_weights) == 1:
@@ -270,13 +243,7 @@ class BaseLearner(ModelWithHeads, ABC):
         """Returns the loss and the prediction of each target, by term, in evaluation mode."""
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
-        """Returns the scorer of a split.
-
-        Args:
-            data: The data of the split.
-            examples: The examples of the split, as `examples` returned them.
-            predictors: The constant predictors, as `predictors` returned them.
-        """
+        """Returns the scorer of a split. examples, predictors: the results of the methods of these names."""
         return TermScorer(self, predictors)
 
     @abstractmethod
@@ -287,17 +254,8 @@ class BaseLearner(ModelWithHeads, ABC):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> dict[str, object]:
-        """Returns the score of the constant predictors on a held-out split.
-
-        Args:
-            train: The training data.
-            held_out: The data of the held-out split.
-            batches: The batches of the held-out split.
-            predictors: The constant predictors, fitted on `train`.
-
-        Returns:
-            The `name` of the baseline, its `metric`, and the `value` of the metric.
-        """
+        """Returns the score of the constant predictors, which are fitted on `train`, on a held-out split: the `name` of
+        the baseline, its `metric`, and the `value` of the metric. batches: those of the held-out split."""
         terms = headline_terms(self.metric, self.loss_weights)
         weights = {term: weight for term, weight in terms.items() if term in predictors}
         losses = mean_losses({term: predictors[term] for term in weights}, batches)

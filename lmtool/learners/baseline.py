@@ -33,13 +33,8 @@ class ConstantPredictor:
 
     @classmethod
     def of_counts(cls, name: str, counts_C: np.ndarray, excluded: Collection[int] = ()) -> ConstantPredictor:
-        """Builds the predictor from the counts of classes, with add-one smoothing.
-
-        Args:
-            name: The name on screens.
-            counts_C: The count of each class.
-            excluded: The classes that are never targets; they get probability 0.
-        """
+        """Builds the predictor from the counts of classes, with add-one smoothing. excluded: classes that are never
+        targets, which get probability 0."""
         probabilities_C = np.asarray(counts_C, dtype=np.float64) + 1
         probabilities_C[list(excluded)] = 0
         with np.errstate(divide="ignore"):
@@ -83,13 +78,8 @@ class BestConstant:
 
 @dataclass(frozen=True)
 class ConstantValue:
-    """Predicts the same number for every target; the loss is the squared error.
-
-    Attributes:
-        name: The name on screens.
-        value: The predicted number.
-        unit: The unit of the errors: an error is divided by this number before it is squared.
-    """
+    """Predicts the same number for every target; the loss is the squared error. unit: an error is divided by this
+    number before it is squared."""
 
     name: str
     value: float
@@ -124,13 +114,7 @@ class ConstantRates:
 
     @classmethod
     def of_counts(cls, name: str, counts_C: np.ndarray, rows: int) -> ConstantRates:
-        """Builds the predictor from counts, with add-one smoothing.
-
-        Args:
-            name: The name on screens.
-            counts_C: The number of rows with each label.
-            rows: The number of rows.
-        """
+        """Builds the predictor from the number of rows with each label, with add-one smoothing."""
         probabilities_C = (np.asarray(counts_C, dtype=np.float64) + 1) / (rows + 2)
         return cls(name, -np.log(np.stack([1 - probabilities_C, probabilities_C])))
 
@@ -213,15 +197,9 @@ def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TermEvaluation:
-    """The evaluation of one term over E examples.
-
-    Attributes:
-        sums_E: The sum of the losses of each example, in nats.
-        counts_E: The number of targets of each example.
-        right: The number of correct predictions; None for regression.
-        baseline_sums_E: The sum of the baseline's losses of each example; None without a baseline.
-        baseline_name: The name of the baseline.
-    """
+    """The evaluation of one term over E examples. sums_E: the sum of the losses of each example, in nats. counts_E: its
+    number of targets. right: the number of correct predictions; None for regression. baseline_sums_E: the sum of the
+    baseline's losses of each example; None without a baseline."""
 
     sums_E: np.ndarray
     counts_E: np.ndarray
@@ -274,13 +252,8 @@ class TermSums:
         self.right: int | None = 0
 
     def add(self, batch: Batch, scores: Scores, baseline: Predictor | None) -> None:
-        """Adds a batch. Raises NotFinite if a loss is not finite.
-
-        Args:
-            batch: The batch.
-            scores: The losses, labels and predictions of the term in the batch.
-            baseline: The constant predictor of the term, or None.
-        """
+        """Adds a batch. Raises NotFinite if a loss is not finite. baseline: the constant predictor of the term, or
+        None."""
         if not bool(torch.isfinite(scores.losses).all()):
             raise NotFinite("losses", batch)
         documents = scores.documents.cpu().numpy()

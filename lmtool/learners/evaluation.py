@@ -22,15 +22,8 @@ from lmtool.types import Batch, Scores
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of one split.
-
-    Attributes:
-        terms: The evaluation of each term of the loss, by name.
-        loss_weights: The weight of each term in the loss.
-        scores: Further scores by name.
-        warnings: Caveats about the scores, for the user.
-        details: Plain data for the report, such as a confusion matrix.
-    """
+    """The evaluation of one split: of each term of the loss, by name, with its weight, and further scores by name.
+    warnings: caveats about the scores, for the user. details: plain data for the report, such as a confusion matrix."""
 
     terms: dict[str, TermEvaluation]
     loss_weights: Mapping[str, float]
@@ -174,16 +167,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a learner on a split. Its mode (training or evaluation) and carried state are restored afterwards.
 
-    Args:
-        learner: The learner.
-        scorer: Accumulates the scores.
-        batches: The batches of the split, the same in all processes.
-        precision: Number format and device.
-        group: The processes that share the work. With N processes, each runs every N-th batch, and all return the same
-            result.
-
-    Raises:
-        NotFinite: An output of the learner is not finite.
+    batches: the batches of the split, the same in all processes. group: the processes that share the work. With N
+    processes, each runs every N-th batch, and all return the same result. Raises NotFinite if an output is not finite.
     """
     was_training, remaining = learner.training, iter(batches)
     learner.eval()

@@ -84,16 +84,9 @@ def sampled_rows(rows: Rows, count: int) -> Rows:
 class EvaluationSplit:
     """A held-out split: its data, and a loader that reads all of its examples in order.
 
-    Args:
-        learner: The learner that makes the examples.
-        data: The data of the split.
-        max_length: Maximum tokens of an example.
-        batch_tokens: Maximum tokens of a batch; raised to the length of one example if it is smaller.
-        seed: Seed of the random choices in the examples.
-        size: Maximum size; None for all examples.
-
-    Attributes:
-        scored: The number of rows (of a text: of examples) that are read, and that there are.
+    max_length: maximum tokens of an example. batch_tokens: maximum tokens of a batch; raised to the length of one
+    example if it is smaller. size: maximum size; None for all examples. scored: the number of rows (of a text: of
+    examples) that are read, and that there are.
     """
 
     def __init__(
@@ -154,15 +147,10 @@ def _counted(batches: Iterator[Batch], progress: Callable[[int, int], None], tot
 class HeldOutSplits:
     """All held-out splits of a run; the first one gives the main score.
 
-    Args:
-        learner: The learner to evaluate.
-        data: The data of each split by name. The split "train" is ignored.
-        max_length: Maximum tokens of an example.
-        batch_tokens: Maximum tokens of a forward.
-        seed: Seed of the random choices in the examples.
-        predictors: The constant predictors of each term, which are scored on the same targets.
-        example_learner: The learner that makes the examples; None means `learner`.
-        size: The size of an evaluation that selects the best checkpoint; None for all examples.
+    data: the data of each split by name; "train" is ignored. max_length: maximum tokens of an example. batch_tokens:
+    maximum tokens of a forward. predictors: the constant predictors of each term, which are scored on the same targets.
+    example_learner: the learner that makes the examples; None means `learner`. size: the size of an evaluation that
+    selects the best checkpoint; None for all examples.
     """
 
     def __init__(
@@ -237,13 +225,9 @@ class HeldOutSplits:
     ) -> SplitEvaluations:
         """Scores the learner on all splits.
 
-        Args:
-            precision: Number format and device.
-            calibrates: Whether the scores select the best checkpoint. If so, only the samples are scored, and the first
-                split also tunes the decision thresholds.
-            group: The processes that share the work.
-            by_document: Whether to sum the losses of each document, see `Scorer`.
-            progress: Takes the number of tokens of a split that are scored, and the number of all its tokens.
+        calibrates: whether the scores select the best checkpoint. If so, only the samples are scored, and the first
+        split also tunes the decision thresholds. by_document: whether to sum the losses of each document, see `Scorer`.
+        progress: takes the number of tokens of a split that are scored, and the number of all its tokens.
         """
         evaluations: dict[str, Evaluation] = {}
         for name, split in (self.samples if calibrates else self.splits).items():

@@ -29,15 +29,10 @@ defined value, although the examples are correct."""
 class Statistic:
     """A measured statistic, and the value that its definition requires.
 
-    Attributes:
-        name: The name on the screen.
-        total: The sum of the samples.
-        count: The number of samples; 0 if `total` is a plain number instead of a sum of samples.
-        expected: The expectation of the sum, by definition; None for a statistic without a definition.
-        variance: The variance of the sum, by definition.
-        bound: The maximum deviation of one sample from its expectation.
-        exact: Whether the sum must equal its expectation exactly.
-        is_fraction: Whether the statistic is between 0 and 1.
+    total, count: the sum and the number of the samples; count is 0 if `total` is a plain number instead of a sum.
+    expected, variance: the expectation and the variance of the sum, by definition; expected is None without a
+    definition. bound: the maximum deviation of one sample from its expectation. exact: whether the sum must equal its
+    expectation exactly.
     """
 
     name: str
@@ -98,14 +93,8 @@ class RunningStatistics:
         return self.statistics.setdefault(name, Statistic(name))
 
     def fraction(self, name: str, hits: float, count: float, probability: float | np.ndarray) -> None:
-        """Adds independent samples of an event.
-
-        Args:
-            name: The name of the statistic.
-            hits: The number of samples in which the event occurred.
-            count: The number of samples.
-            probability: The defined probability of the event: one for all samples, or an array with one per sample.
-        """
+        """Adds independent samples of an event. hits: the number of samples in which the event occurred. probability:
+        the defined probability of the event: one for all samples, or an array with one per sample."""
         probabilities = np.full(1, probability) if np.isscalar(probability) else np.asarray(probability)
         times = count / max(len(probabilities), 1)
         variance = float((probabilities * (1 - probabilities)).sum() * times)
@@ -113,16 +102,8 @@ class RunningStatistics:
         self.statistics[name].is_fraction = True
 
     def mean(self, name: str, total: float, count: float, expected: float, variance: float, bound: float) -> None:
-        """Adds samples whose mean has a definition.
-
-        Args:
-            name: The name of the statistic.
-            total: The sum of the samples.
-            count: The number of samples.
-            expected: The expectation of the sum.
-            variance: The variance of the sum.
-            bound: The maximum deviation of one sample from its expectation.
-        """
+        """Adds samples whose mean has a definition. total, expected, variance: the sum of the samples, and its
+        expectation and variance. bound: the maximum deviation of one sample from its expectation."""
         statistic = self._statistic(name)
         statistic.total += float(total)
         statistic.count += float(count)
@@ -131,14 +112,8 @@ class RunningStatistics:
         statistic.bound = max(statistic.bound, bound)
 
     def exact(self, name: str, total: float, expected: float, count: float = 0.0) -> None:
-        """Adds a number that must equal its expectation.
-
-        Args:
-            name: The name of the statistic.
-            total: The number.
-            expected: The number that the definition requires.
-            count: If the number is shown as a fraction, the number to divide it by.
-        """
+        """Adds a number that must equal its expectation. count: if the number is shown as a fraction, the number to
+        divide it by."""
         statistic = self._statistic(name)
         statistic.exact, statistic.expected = True, (statistic.expected or 0.0) + float(expected)
         statistic.total += float(total)
@@ -179,14 +154,8 @@ _UNKNOWN_LABELS = "made in the step"
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Some examples of an epoch, and their batch.
-
-    Attributes:
-        rows: (N,) the records of the examples in the plan of the epoch.
-        numbers: (N,) the indices of these records in the plan.
-        epoch: The number of the epoch.
-        batch: The batch of these examples.
-    """
+    """Some examples of an epoch, and their batch. rows: (N,) the records of the examples in the plan of the epoch.
+    numbers: (N,) the indices of these records in the plan."""
 
     rows: np.ndarray
     numbers: np.ndarray
@@ -202,13 +171,8 @@ class SampledBatch:
 
 
 class Inspector:
-    """Describes and measures the examples of a learner.
-
-    Args:
-        learner: The learner. It is on the meta device (without weights), unless it generates part of its inputs.
-        examples: The examples that the learner made from a split.
-        max_length: Maximum tokens of an example.
-    """
+    """Describes and measures the examples that a learner made from a split. learner: on the meta device (without
+    weights), unless it generates part of its inputs. max_length: maximum tokens of an example."""
 
     def __init__(self, learner: Any, examples: Any, max_length: int):
         self.learner, self.examples, self.max_length = learner, examples, max_length

@@ -66,16 +66,9 @@ def combine(member_batches: Sequence[tuple[str, Batch]]) -> MixedBatch:
 
 
 def mixed_plan(shared_plan: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: int, epoch: int) -> Plan:
-    """Builds the plan of an epoch from a random sample of each member's examples.
-
-    Args:
-        shared_plan: The plan whose cache stores the result. `cached_plan` passes it, and this function ignores it.
-        plans: The plan of each member.
-        counts: The number of examples to sample from each plan. Examples repeat only if the count is larger than the
-            plan.
-        seed: The seed of the run.
-        epoch: The number of the epoch.
-    """
+    """Builds the plan of an epoch from a random sample of each member's examples. shared_plan: the plan whose cache
+    stores the result; `cached_plan` passes it, and this function ignores it. counts: the number of examples to sample
+    from each plan. Examples repeat only if the count is larger than the plan."""
     rows, lengths = [], []
     for number, (plan, count) in enumerate(zip(plans, counts, strict=True)):
         order = random_streams.Permutation(len(plan), seed, "order", epoch * len(plans) + number)
@@ -90,14 +83,11 @@ def mixed_plan(shared_plan: Plan, plans: Sequence[Plan], counts: Sequence[int], 
 class MixedExamples:
     """Examples of several members. Each epoch has a new random sample of each member's examples.
 
-    Args:
-        members: The examples of each member, by name.
-        fractions: The fraction of an epoch's examples that belong to each member.
-        seed: The seed of the run.
-        takes_all: Whether an epoch has all examples of every member, as in evaluation, instead of the fractions.
-        repeats: Whether an epoch has as many examples as all members together, so that a member with a large fraction
-            repeats examples. Otherwise, an epoch ends before a member would repeat an example.
-        annealed: The fractions as a function of the epoch, whose first value is `fractions`; None if they are constant.
+    fractions: the fraction of an epoch's examples that belong to each member. takes_all: whether an epoch has all
+    examples of every member, as in evaluation, instead of the fractions. repeats: whether an epoch has as many examples
+    as all members together, so that a member with a large fraction repeats examples. Otherwise, an epoch ends before a
+    member would repeat an example. annealed: the fractions as a function of the epoch, whose first value is
+    `fractions`; None if they are constant.
     """
 
     renumbers_repeats: ClassVar[bool] = False
@@ -197,14 +187,8 @@ class MixedExamples:
 
 
 class MixedInspector(Inspector):
-    """Inspects a mixture, for `lmtool inspect`: the examples of each member, and the members' fractions.
-
-    Args:
-        learner: The learner of the mixture.
-        examples: The examples of the mixture.
-        max_length: Maximum tokens of an example.
-        members: The inspector of each member, by name.
-    """
+    """Inspects a mixture, for `lmtool inspect`: the examples of each member, by its inspector, and the members'
+    fractions."""
 
     def __init__(
         self, learner: BaseLearner, examples: MixedExamples, max_length: int, members: Mapping[str, Inspector]

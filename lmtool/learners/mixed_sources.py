@@ -26,16 +26,11 @@ from lmtool.types import Batch, Packed, Scores, Target
 
 
 class MixedSources(MixedExamples):
-    """The examples that one learner makes from several texts.
+    """The examples that one learner makes from several texts, by title.
 
     An epoch has as many examples as all texts together. With fractions, examples of some texts are repeated in an
-    epoch, and each repetition is corrupted differently.
-
-    Args:
-        members: The examples of each text, by the title of the text.
-        fractions: The fraction of an epoch's examples from each text; None means that an epoch has every example once.
-        seed: The seed of the run.
-        held_out: Whether the texts are held-out texts, of which an epoch always has all examples.
+    epoch, and each repetition is corrupted differently; without, an epoch has every example once. held_out: whether an
+    epoch always has all examples.
     """
 
     renumbers_repeats = True
@@ -105,13 +100,8 @@ def _concatenate_packed(texts: Sequence[Packed]) -> Packed:
 
 
 def examples_of(learner: BaseLearner, data: SplitData, max_length: int) -> Examples:
-    """Returns the examples that a learner makes from a split.
-
-    Args:
-        learner: The learner.
-        data: The data of the split: one text, several texts, or rows.
-        max_length: Maximum tokens of an example.
-    """
+    """Returns the examples that a learner makes from a split: of one text, several texts, or rows. max_length: maximum
+    tokens of an example."""
     if not data.members or not learner.config.reads_text:
         return learner.examples(data, max_length)
     members = {title: learner.examples(member, max_length) for title, member in data.members.items()}
@@ -120,12 +110,7 @@ def examples_of(learner: BaseLearner, data: SplitData, max_length: int) -> Examp
 
 def predictors_of(learner: BaseLearner, train: SplitData, examples: object) -> Mapping[str, Predictor]:
     """Returns the constant predictor of each term; for several texts, the weighted mean of the texts' distributions.
-
-    Args:
-        learner: The learner.
-        train: The training data.
-        examples: The examples of the training data, as `examples_of` returned them.
-    """
+    examples: those of the training data, as `examples_of` returned them."""
     if not isinstance(examples, MixedSources):
         return learner.predictors(train, examples)
     by_source = [learner.predictors(train.members[title], member) for title, member in examples.members.items()]
@@ -144,14 +129,8 @@ def _mean(predictors: Sequence[Predictor], fractions: Sequence[float]) -> Predic
 
 
 def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictors: Mapping[str, Predictor]) -> Scorer:
-    """Returns the scorer of a split; for several texts, one that also scores each text separately.
-
-    Args:
-        learner: The learner.
-        data: The data of the split.
-        examples: The examples of the split, as `examples_of` returned them.
-        predictors: The constant predictors, as `predictors_of` returned them.
-    """
+    """Returns the scorer of a split; for several texts, one that also scores each text separately. examples,
+    predictors: the results of `examples_of` and `predictors_of`."""
     if not isinstance(examples, MixedSources):
         return learner.scorer(data, examples, predictors)
     scorer_of_all = learner.scorer(replace(data, store=_merged_store(data)), examples, predictors)
@@ -177,13 +156,8 @@ def _merged_store(data: SplitData) -> TokenStore:
 
 
 class SourcesScorer(Scorer):
-    """Runs the learner once per batch, and adds the losses to the scores of all texts and to the scores of each text.
-
-    Args:
-        scorer_of_all: The scorer of all texts together.
-        members: The scorer of each text, by title.
-        examples: The examples of the split.
-    """
+    """Runs the learner once per batch, and adds the losses to the scores of all texts and to the scores of each
+    text."""
 
     def __init__(self, scorer_of_all: TermScorer, members: Mapping[str, TermScorer], examples: MixedSources):
         self.scorer_of_all, self.members, self.examples = scorer_of_all, members, examples
@@ -236,13 +210,7 @@ def _select_scores(scores: Scores, selected_N: np.ndarray) -> Scores:
 
 
 def inspector_of(learner: BaseLearner, examples: object, max_length: int) -> Inspector:
-    """Returns the inspector of a learner's examples, for `lmtool inspect`.
-
-    Args:
-        learner: The learner.
-        examples: The examples, as `examples_of` returned them.
-        max_length: Maximum tokens of an example.
-    """
+    """Returns the inspector of a learner's examples, the result of `examples_of`, for `lmtool inspect`."""
     if not isinstance(examples, MixedSources):
         return learner.inspector(examples, max_length)
     members = {title: learner.inspector(member, max_length) for title, member in examples.members.items()}

@@ -44,19 +44,12 @@ def indices_of(batch: Batch, term: str) -> Tensor:
 def hidden_at(
     forward: Callable[..., Tensor], batch: Batch, indices: dict[str, Tensor], rng: DropoutRng | None
 ) -> dict[str, Tensor]:
-    """Returns the hidden states that each term reads, from a single forward.
+    """Returns the hidden states (..., H) that each term reads, from a single forward. A position that several terms
+    read is computed once in the last layer.
 
-    A position that several terms read is computed once in the last layer.
-
-    Args:
-        forward: A backbone, or a function with its signature.
-        batch: The batch, on its device.
-        indices: Flat token indices (...) by term. They come from `batch.host`, because the number of
-            distinct indices must be known without waiting for the device.
-        rng: The dropout; None in evaluation.
-
-    Returns:
-        The states (..., H) by term.
+    forward: a backbone, or a function with its signature. batch: on its device. indices: flat token indices (...) by
+    term. They come from `batch.host`, because the number of distinct indices must be known without waiting for the
+    device. rng: the dropout; None in evaluation.
     """
     read_M, inverse = torch.cat([index.flatten() for index in indices.values()]).unique(return_inverse=True)
     device = batch.inputs.tokens.device
@@ -156,17 +149,12 @@ class ModelWithHeads(nn.Module):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Returns the hidden states that the heads read. A frozen backbone runs without gradients and without dropout.
+        """Returns the hidden states that the heads read: (T, F), or (M, F) with `read_M`. F is the backbone's
+        `feature_size`. A frozen backbone runs without gradients and without dropout.
 
-        Args:
-            inputs: The inputs.
-            outputs: The decoder's side of an encoder-decoder. Without it, the states of the encoder are returned.
-            rng: The dropout; None in evaluation.
-            read_M: Flat indices of the tokens whose states are returned; None means all tokens.
-            tap: An object that reads or replaces the states between layers.
-
-        Returns:
-            The states (T, F), or (M, F) with `read_M`. F is the backbone's `feature_size`.
+        outputs: the decoder's side of an encoder-decoder. Without it, the states of the encoder are returned. rng: the
+        dropout; None in evaluation. read_M: flat indices of the tokens whose states are returned; None means all
+        tokens. tap: reads or replaces the states between layers.
         """
         feature_head = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
         recorder = None if feature_head is None else LayerRecorder(feature_head, self.head_side, read_M, tap)
@@ -197,13 +185,8 @@ class ModelWithHeads(nn.Module):
         self.backbone.initialize(head, self.seed, f"heads.{name}.")
 
     def tune(self, tuning: Tuning, new: Collection[str] | None = None, schemes: Sequence[TuningScheme] = ()) -> None:
-        """Applies a tuning method, which from then on selects the trainable parameters, and then tuning schemes.
-
-        Args:
-            tuning: The tuning method.
-            new: Names of the submodules that were not loaded from a checkpoint; None if unknown.
-            schemes: The tuning schemes.
-        """
+        """Applies a tuning method, which from then on selects the trainable parameters, and then tuning schemes. new:
+        names of the submodules that were not loaded from a checkpoint; None if unknown."""
         names_before = {name for name, _ in self.named_parameters()}
         tuning.edit(self, self.seed, new)
         self.added_names = frozenset(name for name, _ in self.named_parameters()) - names_before
@@ -268,11 +251,9 @@ class Segment(Tap):
     """A tap with which a forward skips the first layers: it continues from the states of an earlier forward over the
     same texts, and records the states after a deeper layer.
 
-    Args:
-        start_layer: The number of the layer that computed `states`; 0 for the embedding.
-        states: The states (T, H) to start from; None to start from the embedding of the inputs.
-        end_layer: The number of the layer whose output becomes `recorded`, (T, H), before the final norm; None to
-            record nothing.
+    start_layer: the number of the layer that computed `states`; 0 for the embedding. states: (T, H); None to start from
+    the embedding of the inputs. end_layer: the number of the layer whose output becomes `recorded`, (T, H), before the
+    final norm; None to record nothing.
     """
 
     def __init__(self, start_layer: int, states: Tensor | None, end_layer: int | None):

@@ -51,12 +51,8 @@ class PerplexityScorer(TermScorer):
 class TextScorer(PerplexityScorer):
     """Adds the perplexity per word and the bits per byte, if the number of words and bytes is known.
 
-    Args:
-        learner: The learner to score.
-        predictors: The constant predictor of each term.
-        metadata: The metadata of the token store, with the number of tokens, words and bytes.
-        end_id: The id of the token that ends documents.
-        documents_of: Returns the number of the document of each target (M,) of a batch; None if it is unknown.
+    metadata: that of the token store, with the number of tokens, words and bytes. end_id: the token that ends
+    documents. documents_of: returns the number of the document of each target (M,) of a batch; None if it is unknown.
     """
 
     def __init__(
@@ -114,16 +110,9 @@ class TextScorer(PerplexityScorer):
 
 
 class Writer(ABC):
-    """The base class of writers, which generate text from prompts.
-
-    Args:
-        backbone: The model.
-        head: The language-model head.
-        tokenizer: The tokenizer.
-        bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional.
-        start: The first token of an encoder-decoder's answer; None for a decoder.
-        prompt_prefix: A text that is put before every prompt.
-    """
+    """The base class of writers, which generate text from prompts. bidirectional_prompt: whether a decoder's attention
+    within the prompt is bidirectional. start: the first token of an encoder-decoder's answer; None for a decoder.
+    prompt_prefix: a text that is put before every prompt."""
 
     def __init__(
         self,
@@ -178,13 +167,8 @@ class Writer(ABC):
         """Returns the new tokens as text. prompt: the tokens of the prompt. new_ids: the new tokens."""
 
     def full_text(self, prompt_text: str, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
-        """Returns the result for a reader: a continuation together with its prompt, or an answer alone.
-
-        Args:
-            prompt_text: The prompt as text.
-            prompt: The tokens of the prompt.
-            new_ids: The new tokens.
-        """
+        """Returns the result for a reader: a continuation together with its prompt, or an answer alone. prompt: the
+        tokens of the prompt."""
         return self.text(prompt, new_ids)
 
     def is_streamable(self, prompt: Sequence[int]) -> bool:
@@ -284,18 +268,9 @@ class AnswerWriter(Writer):
 def writer_of(
     backbone: Backbone, head: LMHead, tokenizer: Tokenizer, task: Mapping[str, object] | None = None
 ) -> Writer:
-    """Returns the writer of a model.
-
-    Args:
-        backbone: The model.
-        head: The language-model head.
-        tokenizer: The tokenizer.
-        task: The configuration of the sequence-to-sequence task on which the model was finetuned, with the keys
-            `prefix` and `mask`; None if it was not finetuned.
-
-    Raises:
-        UserError: The model is an encoder, which generates no text.
-    """
+    """Returns the writer of a model. task: the configuration of the sequence-to-sequence task on which the model was
+    finetuned, with the keys `prefix` and `mask`; None if it was not finetuned. Raises UserError if the model is an
+    encoder, which generates no text."""
     section = task or {}
     prompt_prefix = str(section.get("prefix", ""))
     if isinstance(backbone, EncoderDecoder):

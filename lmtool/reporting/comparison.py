@@ -273,7 +273,7 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
     rows.append(["status", *(title(str(run.result.get("status", "no result yet"))) for run in runs)])
     print_table(output, ["", *names], rows)
     if comparison.caveat is not None:
-        output.line(f"warning: {comparison.caveat}", "yellow")
+        output.warn(comparison.caveat)
     output.line()
     if comparison.keys:
         print_table(output, ["what differs", *names], comparison.settings(_PRINTED_KEYS, _COLUMN_CHARACTERS))
@@ -288,7 +288,7 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
             print_difference(output, name, names[0], run.result["metrics"], difference)
     for run in runs:
         for problem in run.problems[:5]:
-            output.line(f"warning: {run.name}: {problem}", "yellow")
+            output.warn(f"{run.name}: {problem}")
 
 
 def write_comparison(comparison: RunComparison, path: Path) -> Path:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from lmtool.reporting.text import cells, clock, duration, is_number, is_numeric, number, plain, wrap
@@ -172,6 +173,10 @@ class Output:
         self.stream.flush()
         self._write_log(text)
 
+    def warn(self, text: str) -> None:
+        """Writes a warning on one line."""
+        self.line(f"warning: {text}", "yellow")
+
     def _is_hidden(self, text: str) -> bool:
         return Output.brief and self._log is not None and not text.startswith("warning: ")
 
@@ -186,7 +191,7 @@ class Output:
             self._log(text)
         except (OSError, ValueError) as failure:
             self._log = None
-            self.line(f"warning: the log file cannot be written any more ({failure})", "yellow")
+            self.warn(f"the log file cannot be written any more ({failure})")
 
     def stage(self, stage: str, done: int, total: int, rate: str = "", /) -> None:
         """Announces a long preparation once; with a rate, also shows its progress."""
@@ -212,6 +217,14 @@ class Output:
         with Progress(console=self.console, transient=True) as progress:
             task = progress.add_task(safe_line(stage), total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    @contextmanager
+    def counting_bar(self, stage: str, total: int) -> Iterator[Callable[[], None]]:
+        """Yields a function that counts one more of `total` on a bar."""
+        with self.bar(stage) as bar:
+            done = count(1)
+            bar(0, total)
+            yield lambda: bar(next(done), total)
 
     @property
     def columns(self) -> int:

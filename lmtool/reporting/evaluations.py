@@ -75,7 +75,7 @@ def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMap
         gold, prediction = shorten([_join(row.get("gold")), _join(row["prediction"])], _LABEL_CHARACTERS)
         output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
     for warning in evaluation["warnings"]:
-        output.line(f"warning: {split}: {warning}", "yellow")
+        output.warn(f"{split}: {warning}")
 
 
 def print_text_scores(output: Output, title: str, metrics: Mapping[str, float]) -> None:
@@ -308,13 +308,12 @@ def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping,
     for line in lines[-_PROMPT_LINES:]:
         output.line(f"  {plain(line, _LINE_CHARACTERS)}", "dim")
     if summary["cut"]:
-        output.line(
-            f"warning: {summary['cut']:,} of {summary['questions']:,} prompts are too long for {shots} demonstrations; "
-            f"the first ones were left out, and {summary['kept']:.1f} remain on average; raise max_length=",
-            "yellow",
+        output.warn(
+            f"{summary['cut']:,} of {summary['questions']:,} prompts are too long for {shots} demonstrations; "
+            f"the first ones were left out, and {summary['kept']:.1f} remain on average; raise max_length="
         )
     for warning in summary["warnings"]:
-        output.line(f"warning: {plain(warning, 2 * _LINE_CHARACTERS)}", "yellow")
+        output.warn(plain(warning, 2 * _LINE_CHARACTERS))
 
 
 # `lmtool probe`: accuracy by layer, with random weights and the most frequent class as baselines.

@@ -281,7 +281,7 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
             for pair in pairs:
                 output.line(f"  {_pair(pair)}")
     for warning in findings["warnings"]:
-        output.line(f"warning: {warning}", "yellow")
+        output.warn(warning)
 
 
 def _duplicate_rows(splits: JsonMapping, unlabeled: bool) -> Iterator[list[object]]:

@@ -436,4 +436,4 @@ def print_summary(output: Output, sweep: SweepFiles, blocks: list[Block]) -> Non
         for sentence in sentences(block):
             output.line(sentence)
     for problem in sweep.problems:
-        output.line(f"warning: {problem}", "yellow")
+        output.warn(problem)

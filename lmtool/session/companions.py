@@ -186,7 +186,7 @@ class PredictionsFile(Companion):
         final = held_out.final_score(run.precision, run.group)
         run.folder.write_rows("predictions.jsonl", final.records())
         for warning in final.warnings:
-            run.output.line(f"warning: {warning}", "yellow")
+            run.output.warn(warning)
         classes = final.first.details.get("classes")
         selection_examples, validation_examples = next(iter(held_out.samples.values())).scored
         rows: JsonObject = {"validation_examples": validation_examples, "selection_examples": selection_examples}
@@ -292,17 +292,9 @@ def companions_of(session: Session) -> Sequence[Companion]:
 
 
 def measurements(name: str, learner: BaseLearner, session: Session) -> JsonObject:
-    """Measures one of the models of a distilled run, for result.json.
-
-    Args:
-        name: The name of the model: "student", or that of a teacher or peer.
-        learner: The model.
-        session: The session, whose first held-out split is scored.
-
-    Returns:
-        The score and its standard error, the number of parameters, the bytes of the weights, and the speed of
-        evaluation in tokens per second. The weights of a generator are not counted.
-    """
+    """Returns the score of one of the models of a distilled run on the first held-out split with its standard error,
+    the number of parameters, the bytes of the weights (without a generator's), and the tokens per second of the
+    evaluation. name: "student", or that of a teacher or peer."""
     config, first = session.config, session.held_out.first
     max_length = min(config.max_length, learner.backbone.config.max_positions)
     splits = HeldOutSplits(learner, {first.data.split: first.data}, max_length, evaluation_tokens(config), config.seed)

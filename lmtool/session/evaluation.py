@@ -9,7 +9,6 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast, get_args
 
 import numpy as np
@@ -53,7 +52,6 @@ from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tasks.prompting.few_shot import FewShot, PromptedEvaluation, demonstrations
-from lmtool.training.precision import Precision
 
 # Evaluation on text, which is split into windows as in training, or into overlapping windows with stride=.
 
@@ -65,17 +63,8 @@ _END_NOTE = (
 def evaluate_text(
     config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, output: Output
 ) -> tuple[JsonObject, JsonObject]:
-    """Scores a pretrained checkpoint on text, prints the metrics, and writes predictions if output= is set.
-
-    Args:
-        config: The command's configuration.
-        trained: The checkpoint.
-        pretraining: The configuration with which the checkpoint was trained.
-        output: Prints to the screen.
-
-    Returns:
-        The metrics, and no intervals.
-    """
+    """Scores a pretrained checkpoint on text, prints the metrics, and writes predictions if output= is set. Returns the
+    metrics, and no intervals. pretraining: the configuration with which the checkpoint was trained."""
     if config.task is not None:
         raise UserError(
             f"checkpoint={config.checkpoint} has no head for task={config.task.name}",
@@ -114,7 +103,7 @@ def evaluate_text(
     elif in_lanes:
         output.line(description)
     for warning in evaluations.warnings:
-        output.line(f"warning: {warning}", "yellow")
+        output.warn(warning)
     if other is not None:
         progress = _scoring_progress(output, str(config.against))
         second = other.score(trained.precision, by_document=True, progress=progress).first
@@ -169,21 +158,13 @@ def _scoring_progress(output: Output, checkpoint: str) -> Callable[[int, int], N
 
 def document_bytes(trained: Trained, text: TokenStore) -> np.ndarray:
     """Returns the number of bytes of each document of a text, (D,)."""
-    return np.array([len(trained.tokenizer.decode(tokens.tolist()).encode()) for tokens in _documents(text)])
+    documents = (text.document(number) for number in range(len(text)))
+    return np.array([len(trained.tokenizer.decode(tokens.tolist()).encode()) for tokens in documents])
 
 
 def paired_difference(first: Evaluation, second: Evaluation, sizes_D: np.ndarray) -> dict[str, float]:
-    """Returns the bits per byte of one evaluation minus those of another on the same text, with an interval that
-    resamples documents.
-
-    Args:
-        first: An evaluation by document.
-        second: The other evaluation by document.
-        sizes_D: The bytes of each document.
-
-    Returns:
-        "value", and the ends of the 95% interval "low" and "high".
-    """
+    """Returns the bits per byte of one evaluation minus those of another on the same text: "value", and the ends "low"
+    and "high" of a 95% interval that resamples documents. sizes_D: the bytes of each document."""
     losses = [
         np.array([sums[number] for number in range(len(sizes_D))])
         for sums in (cast(Counter[int], evaluation.details[DOCUMENT_LOSSES]) for evaluation in (first, second))
@@ -196,8 +177,6 @@ def paired_difference(first: Evaluation, second: Evaluation, sizes_D: np.ndarray
 
 # `lmtool evaluate lengths=`: windows longer than in training (Press et al. 2022, "Train Short, Test Long").
 
-_EXTENSIONS: tuple[Extension | None, ...] = (None, *get_args(Extension))
-
 
 def evaluate_lengths(
     config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, output: Output
@@ -205,10 +184,7 @@ def evaluate_lengths(
     """Scores a causal language model on windows of several lengths of the same text, and prints a table.
 
     Windows that are longer than in training are scored with the positions of training and, if these are rotary, with
-    each extension of them.
-
-    Returns:
-        The bits per byte by length; with an extension, `LENGTH_EXTENSION`.
+    each extension of them. Returns the bits per byte by length; with an extension, `LENGTH_EXTENSION`.
     """
     learner, longest = trained.learner(), pretraining.model.max_positions
     if _is_from_lmtool(trained):
@@ -236,7 +212,7 @@ def evaluate_lengths(
     metrics, rows = {f"{BITS}_{longest}": trained_length.scores[BITS]}, []
     rows.append([f"{longest:,}", "as in training", f"{trained_length.scores[BITS]:.4f}", "", ""])
     for length in sorted(set(config.lengths or ()) - {longest}):
-        for extension in _EXTENSIONS if rotary and length > longest else (None,):
+        for extension in (None, *get_args(Extension)) if rotary and length > longest else (None,):
             evaluation = score(length, extension)
             difference = paired_difference(evaluation, trained_length, sizes_D)
             metrics["_".join(filter(None, (BITS, str(length), extension)))] = evaluation.scores[BITS]
@@ -251,19 +227,9 @@ def evaluate_lengths(
     return metrics
 
 
-def _documents(store: TokenStore) -> Iterator[np.ndarray]:
-    return (store.document(number) for number in range(len(store)))
-
-
 def require_unset(config: EvaluateConfig, keys: Sequence[str], reason: str, hint: str | None = None) -> None:
-    """Raises UserError if one of some keys is set although it has no effect.
-
-    Args:
-        config: The command's configuration.
-        keys: The keys that must not be set.
-        reason: The checkpoint and why the keys have no effect: "runs/NAME was trained on text".
-        hint: What to do; None means to omit the key.
-    """
+    """Raises UserError if one of some keys is set although it has no effect. reason: the checkpoint and why: "runs/NAME
+    was trained on text". hint: what to do; None means to omit the key."""
     for key in keys:
         value = getattr(config, key)
         if value is not None:
@@ -354,21 +320,12 @@ def _is_other_text_without_validation(data: DataConfig, training_data: DataConfi
 
 
 def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> tuple[JsonObject, JsonObject]:
-    """Scores a task by prompts, once per set of demonstrations.
+    """Scores a task by prompts, once per set of demonstrations, prints means and standard deviations over these sets,
+    and writes the files of output= and report=.
 
-    Prints means and standard deviations over these sets, and writes the files of output= and report=.
-
-    Args:
-        config: The command's configuration.
-        trained: The checkpoint.
-        output: Prints to the screen.
-
-    Returns:
-        For the first split, the mean of each metric and, with several sets, its `_standard_deviation`, and the digest
-        of its rows; and no intervals.
-
-    Raises:
-        UserError: The checkpoint is not a generative language model, or no task is set.
+    Returns, for the first split, the mean of each metric and, with several sets, its `_standard_deviation`, and the
+    digest of its rows; and no intervals. Raises UserError if the checkpoint is not a generative language model, or no
+    task is set.
     """
     shots = config.shots or 0
     task, pretraining = _promptable(config, trained)
@@ -438,31 +395,12 @@ def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, P
     return config.task, pretraining
 
 
-@dataclass(frozen=True)
-class MaskedPromptTask:
-    """A masked language model, and a classification task whose rows become prompts with a mask.
-
-    Attributes:
-        learner: The model.
-        task: The task's data.
-        max_length: The maximum number of tokens per prompt.
-        seed: The seed of the checkpoint's run.
-        precision: The device and the number format.
-    """
-
-    learner: BaseLearner
-    task: TaskData
-    max_length: int
-    seed: int
-    precision: Precision
-
-
-def masked_prompt_task(config: EvaluateConfig, trained: Trained) -> MaskedPromptTask | None:
+def masked_prompts(config: EvaluateConfig, trained: Trained) -> tuple[TaskData, BaseLearner, int] | None:
     """Prepares shots=0 with a masked language model: classes are scored by the words that the model predicts at a mask,
     without training (Schick and Schuetze 2021, section 3.1; Gao et al. 2021, table 3).
 
-    Returns None for other values of shots= and for generative models. Raises UserError if a word of a class does not
-    fit the model's vocabulary.
+    Returns the rows, which become prompts, the model, and the maximum number of tokens per prompt; None for other
+    values of shots= and for generative models. Raises UserError if a word of a class does not fit the vocabulary.
     """
     pretraining = trained.config
     if config.shots != 0 or not isinstance(pretraining, PretrainConfig) or pretraining.model.architecture != "encoder":
@@ -482,8 +420,7 @@ def masked_prompt_task(config: EvaluateConfig, trained: Trained) -> MaskedPrompt
         raise UserError(problem.message, problem.hint)
     labels_known = task.class_names is not None
     data = load_task(task, pretraining.seed, config.cache_dir, config.offline, scoring=labels_known)
-    max_length = _prompt_length(config, trained, pretraining)
-    return MaskedPromptTask(trained.learner(data.config), data, max_length, pretraining.seed, trained.precision)
+    return data, trained.learner(data.config), _prompt_length(config, trained, pretraining)
 
 
 def _prompt_length(config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig) -> int:

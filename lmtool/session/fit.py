@@ -16,13 +16,14 @@ from torch import nn
 
 from lmtool.config.base import JsonObject
 from lmtool.config.registry import command_line
-from lmtool.costs.memory_of_run import require_memory
+from lmtool.costs.memory_of_run import TrainingConfig, require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
 from lmtool.learners.baseline import headline_errors, headline_terms
 from lmtool.learners.rules import reads_lanes
 from lmtool.reporting.run_files import Baseline
+from lmtool.reporting.screens import ProgressDisplay
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
 from lmtool.runs.checkpoints import read_weights
 from lmtool.runs.finding import read_state, removable_optimizers, remove_optimizer
@@ -49,7 +50,7 @@ _NEVER = 2**31
 """An interval in steps that no short training reaches, so that nothing is evaluated or saved."""
 
 
-def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
+def preparation_of(config: TrainingConfig) -> Preparation:
     """Returns the preparation of a session. The labeled data of its tasks are read at once, the text later."""
     return PretrainPreparation(config) if isinstance(config, PretrainConfig) else FinetunePreparation(config)
 
@@ -68,9 +69,8 @@ def run(preparation: Preparation) -> JsonObject:
 
 def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     """Trains a session on its "train" split and scores it on the held-out splits, the first of which is the headline.
-    session: the session. companions: what takes part in the run besides the training loop, in order. Returns the
-    content of result.json. Raises UserError if the data or the teachers of a resumed run have changed, or the training
-    loop fails."""
+    Returns the content of result.json. Raises UserError if the data or the teachers of a resumed run have changed, or
+    the training loop fails."""
     opened, learner = session.run, session.learner
     opened.group.wait()  # all ranks wait here for the rank that builds the data, which may take hours
     require_same(opened.group, {key: value for companion in companions for key, value in companion.identity().items()})
@@ -105,7 +105,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
 
     with (
         screens.LiveReport(opened) as live_report,
-        screens.listener(opened, learner.metric.name, baseline) as listener,
+        ProgressDisplay(opened.output, learner.metric.name, opened.config.log_every, baseline) as listener,
     ):
         training = train(
             session.trained_module,
@@ -184,9 +184,8 @@ def warn_of_missing_amounts(session: Session, training: TrainingResult) -> None:
     """Prints a warning if the run ended before an amount of `checkpoint_at`."""
     reached = {} if training.last is None else read_state(training.last).get("kept", {})
     if missing := [amount.name for amount in amounts_of(session.config.checkpoint_at) if amount.name not in reached]:
-        session.run.output.line(
-            f"warning: checkpoint_at: the run ended before {', '.join(missing)}, so these checkpoints do not exist",
-            "yellow",
+        session.run.output.warn(
+            f"checkpoint_at: the run ended before {', '.join(missing)}, so these checkpoints do not exist"
         )
 
 
@@ -204,10 +203,9 @@ def warn_of_idle_ranks(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> 
     for name, metadata in train_metadata(loader).items():
         examples = math.ceil(metadata["examples"] / metadata["steps_per_epoch"])
         if examples < size:
-            opened.output.line(
-                f"warning: {name}: a step has {counted(examples, 'example')} for {size} processes, so some processes "
-                f"have nothing to do; set batch_examples={size} or more (or batch_tokens=), or devices={examples}",
-                "yellow",
+            opened.output.warn(
+                f"{name}: a step has {counted(examples, 'example')} for {size} processes, so some processes "
+                f"have nothing to do; set batch_examples={size} or more (or batch_tokens=), or devices={examples}"
             )
 
 
@@ -217,27 +215,17 @@ def warn_of_unused_state(opened: OpenRun) -> None:
     if not isinstance(config, PretrainConfig) or not config.model.carries_state or config.data.documents == "separate":
         return
     if not reads_lanes(config.model, config.objective, config.data):
-        opened.output.line(
-            f"warning: model={config.model.name} carries no state from batch to batch: "
-            f"objective={config.objective.name} with data={config.data.name} does not read contiguous streams of text",
-            "yellow",
+        opened.output.warn(
+            f"model={config.model.name} carries no state from batch to batch: "
+            f"objective={config.objective.name} with data={config.data.name} does not read contiguous streams of text"
         )
 
 
 def load_best_weights(
     opened: OpenRun, training: TrainingResult, learner: nn.Module, excluded: Collection[str] = ()
 ) -> None:
-    """Loads the weights of the best checkpoint into the learner, for the final evaluation and the samples.
-
-    Args:
-        opened: The open run.
-        training: The result of the training loop.
-        learner: The trained module.
-        excluded: The names of tensors that checkpoints leave out.
-
-    Raises:
-        UserError: The checkpoint is damaged.
-    """
+    """Loads the weights of the best checkpoint into the trained module, for the final evaluation and the samples.
+    excluded: the names of tensors that checkpoints leave out. Raises UserError if the checkpoint is damaged."""
     if training.best is None or training.best == training.last:
         return
     try:
@@ -251,9 +239,9 @@ def load_best_weights(
 
 
 @contextmanager
-def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | None = None) -> Iterator[Session]:
-    """Yields the session of a configuration in a temporary run folder, which is removed afterwards.
-    config: the configuration. parent: the folder in which the temporary folder is created; None means the system's."""
+def temporary_session(config: TrainingConfig, parent: Path | None = None) -> Iterator[Session]:
+    """Yields the session of a configuration in a temporary run folder, which is removed afterwards. parent: the folder
+    in which it is created; None means the system's."""
     with TemporaryDirectory(prefix=".run-", dir=parent) as folder:
         changes: JsonObject = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
         if isinstance(config, FinetuneConfig):
@@ -265,14 +253,8 @@ def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | No
 
 
 def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any) -> None:
-    """Trains a session without evaluating or saving, until the loader raises StopTraining.
-
-    Args:
-        session: The session.
-        loader: Yields the session's steps.
-        steps: An upper limit of their number.
-        changes: Fields of `TrainingSettings` to change.
-    """
+    """Trains a session without evaluating or saving, until the loader raises StopTraining. steps: an upper limit of
+    their number. changes: fields of `TrainingSettings` to change."""
     for scheme in session.learner.schemes:
         scheme.set_steps_in_epoch(session.loader.steps_in_epoch)
     if session.distilled is not None:

@@ -36,15 +36,8 @@ TOKENS = 8192  # number of tokens per forward pass without gradients
 
 @dataclass(frozen=True)
 class StartScores:
-    """The scores of a run's starting checkpoint on the held-out text.
-
-    Attributes:
-        config: The run's configuration.
-        precision: The device and the number format of the run.
-        on_stage: Shows progress.
-        max_length: The maximum number of tokens per window of text.
-        scores: The scores by name, including "loss".
-    """
+    """The scores of a run's starting checkpoint on the held-out text by name, including "loss". max_length: the maximum
+    number of tokens per window of text."""
 
     config: FinetuneConfig
     precision: Precision
@@ -100,15 +93,8 @@ def require_measurable(config: FinetuneConfig) -> None:
 
 
 def score_start(config: FinetuneConfig, learner: BaseLearner, precision: Precision, on_stage: OnStage) -> StartScores:
-    """Scores a run's starting checkpoint on the text.
-
-    Args:
-        config: The run's configuration.
-        learner: The run's learner. Its virtual tokens occupy positions, which shortens the windows of text in both
-            measurements.
-        precision: The device and the number format.
-        on_stage: Shows progress.
-    """
+    """Scores a run's starting checkpoint on the text. learner: the run's; its virtual tokens occupy positions, which
+    shortens the windows of text in both measurements."""
     trained, pretraining = read_pretrained(config, precision)
     max_length = min(pretraining.max_length, learner.backbone.longest_text)
     scores = score(trained.learner(), config, trained, pretraining, max_length, on_stage)
@@ -116,10 +102,8 @@ def score_start(config: FinetuneConfig, learner: BaseLearner, precision: Precisi
 
 
 def read_pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:
-    """Returns a run's starting checkpoint and its pretraining configuration.
-
-    Raises UserError if the checkpoint has no pretraining head.
-    """
+    """Returns a run's starting checkpoint and its pretraining configuration. Raises UserError if it has no pretraining
+    head."""
     hint = "omit forgetting=, or start from a run of lmtool pretrain, or a published folder with its head"
     try:
         trained = read_trained(str(config.checkpoint), config.offline, precision)
@@ -141,16 +125,9 @@ def score(
     max_length: int,
     on_stage: OnStage,
 ) -> JsonObject:
-    """Scores a pretraining learner on the complete text, with the same masking each time.
-
-    Args:
-        model: The learner.
-        config: The configuration of the finetuning run, which names the text.
-        trained: The starting checkpoint, whose tokenizer is used.
-        pretraining: The pretraining configuration of the starting checkpoint.
-        max_length: The maximum number of tokens per window of text.
-        on_stage: Shows progress.
-    """
+    """Scores a pretraining learner on the complete text, with the same masking each time. config: that of the
+    finetuning run, which names the text. trained: the starting checkpoint, whose tokenizer is used. max_length: the
+    maximum number of tokens per window of text."""
     data = TextConfig(path=str(config.forgetting), documents=pretraining.data.documents)
     source = TextSource(data, config.cache_dir, on_stage, key="forgetting").complete()
     _, tasks = read_tasks(pretraining.objective, pretraining.seed, config.cache_dir, config.offline)
@@ -162,11 +139,8 @@ def score(
 
 @torch.no_grad()
 def distances(start: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, float]:
-    """Computes how far the weights of each level moved: |weights - start| / |start|, in the L2 norm.
-
-    Levels are ordered from the head down. Weights that exist in only one of the two models, or have different shapes,
-    are omitted.
-    """
+    """Computes how far the weights of each level moved, from the head down: |weights - start| / |start|, in the L2
+    norm. Weights that exist in only one of the two models, or have different shapes, are omitted."""
     # The order is that of the model, since the names in a file are sorted alphabetically.
     common = [name for name, tensor in weights.items() if name in start and start[name].shape == tensor.shape]
     return {

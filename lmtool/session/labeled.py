@@ -97,20 +97,10 @@ def _with_published_pooling(
 def data_to_score(
     config: EvaluateConfig, trained: Trained, training_config: FinetuneConfig
 ) -> tuple[LabeledData, dict[str, LoadedHead]]:
-    """Reads the data that a checkpoint is scored on.
+    """Reads the data that a checkpoint is scored on; without task=, everything that it was trained for.
 
-    Args:
-        config: The command's configuration. Without task=, the checkpoint is scored on everything that it was trained
-            for: on all tasks of a mixture.
-        trained: The checkpoint.
-        training_config: The configuration with which the checkpoint was trained.
-
-    Returns:
-        The data together with their tasks, and for each task the checkpoint's head, with its classes in the order of
-        the data's labels.
-
-    Raises:
-        UserError: The checkpoint was not trained for the data's task.
+    Returns the data together with their tasks, and for each task the checkpoint's head, with its classes in the order
+    of the data's labels. Raises UserError if the checkpoint was not trained for the data's task.
     """
     task, trained_task = config.task or training_config.task, training_config.task
     sections = sections_of(trained.saved)
@@ -197,23 +187,10 @@ def _target_text(task: TaskConfig) -> str:
     return f"the classes {', '.join(labels)}" if labels else "a number"
 
 
-def relabel(
-    config: FinetuneConfig, path: str, data: SplitData, teacher: str = "TEACHER"
-) -> tuple[SplitData, JsonObject]:
-    """Replaces the labels of training rows by the predictions in a file.
-
-    Args:
-        config: The run's configuration.
-        path: A file that `lmtool predict output=` wrote, or the predictions.jsonl of a run.
-        data: The training data.
-        teacher: The checkpoint to name in the hint of an error.
-
-    Returns:
-        The relabeled data, and metadata for the summary that a run prints at its start.
-
-    Raises:
-        UserError: The file has no prediction for some training rows, or several.
-    """
+def relabel(config: FinetuneConfig, path: str, data: SplitData) -> tuple[SplitData, JsonObject]:
+    """Replaces the labels of training rows by the predictions in a file that `lmtool predict output=` wrote, or the
+    predictions.jsonl of a run. Also returns metadata for the first screen. Raises UserError if the file has no
+    prediction for some training rows, or several."""
     task = config.task
     rows, predictions = data.rows[task.name], predictions_of(task, path)
     by_key, by_text = _indices(predictions)
@@ -224,7 +201,7 @@ def relabel(
         raise UserError(
             f"distill.predictions={path} has predictions for only {len(rows) - len(missing):,} of {len(rows):,} "
             f"training rows: the file has no prediction, or several, for the texts of {file}:{line}",
-            f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
+            f"lmtool predict checkpoint=TEACHER input={file} output={Path(path).stem}_train.jsonl",
         )
     labeled = replace(rows, labels=predictions.labels_at(np.array(indices)))
     metadata = {"predictions": f"{len(rows):,} of {path}"}
@@ -235,10 +212,8 @@ def relabel(
 
 
 def predictions_of(task: TaskConfig, path: str) -> Rows:
-    """Reads a file of predictions as rows of a task, with the predictions as labels.
-
-    Raises UserError, with file and line, if a prediction is not a label of the task.
-    """
+    """Reads a file of predictions as rows of a task, with the predictions as labels. Raises UserError, with file and
+    line, if a prediction is not a label of the task."""
     table = read_table(user_path(path))
     columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
     columns = with_joined_columns(task, columns, table.origin)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -35,11 +35,12 @@ from lmtool.runs.finding import find, read_config, read_state
 from lmtool.runs.identity import BUDGETS, FREE_KEYS, budgets, fingerprint, flatten, select_folder
 from lmtool.runs.locks import discard
 from lmtool.runs.run_folder import FollowedFolder, RunFolder
-from lmtool.system.files import MANIFEST, RUNS
+from lmtool.system.files import MANIFEST, RUNS, user_path
 from lmtool.system.secrets import masked
 from lmtool.system.signals import Interrupts, pop_late_signals, stop_error
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import require_compiler
 from lmtool.training.group import ALONE, ProcessGroup, process_group, require_same
@@ -55,16 +56,11 @@ _COMPARED_STEPS = 10_000  # maximum number of past steps, evenly spaced, whose l
 
 
 def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -> None:
-    """Checks that a run may be extended: its past steps must be the same with the new budgets as with the old ones.
+    """Raises UserError unless the past steps of a run would have been the same with new budgets, so that it may be
+    extended.
 
-    Args:
-        verb: The command, for the hint.
-        config: The run's configuration with the new budgets.
-        folder: The run's folder.
-        point: The checkpoint that the run resumes from.
-
-    Raises:
-        UserError: The past steps would have been different. The hint says how to train another run further.
+    verb: the command, for the hint, which says how to train another run further. config: the configuration with the new
+    budgets. folder: the folder of the run. point: the checkpoint that it resumes from.
     """
     state, old_config = read_state(point), read_config(point)
     new_budgets = {key: getattr(config, key) for key in budgets(old_config)}
@@ -145,7 +141,7 @@ class OpenRun:
         All processes get the checkpoint that rank 0 found. Rank 0 sends it at the first access, so all processes must
         access it at the same point.
         """
-        point = self.folder.resume_point(_warning_printer(self.output)) if self.folder.writes else None
+        point = self.folder.resume_point(self.output.warn) if self.folder.writes else None
         point = self.group.first(point)
         if isinstance(self.folder, FollowedFolder):
             self.folder.follow(point)
@@ -160,21 +156,23 @@ class OpenRun:
 
 @contextmanager
 def open_run(verb: str, config: RunConfig, stem: str, started: float) -> Iterator[OpenRun]:
-    """Opens and locks the run's folder; within the context, the output is also written to the run's log.
-
-    Args:
-        verb: The command: "pretrain" or "finetune".
-        config: The run's configuration.
-        stem: The start of the name of a run without name=; a number is added to it.
-        started: When the command started, on the clock of `time.monotonic`.
-    """
+    """Opens and locks the folder of a run; within the context, the output is also written to its log. stem: the start
+    of the name of a run without name=; a number is added to it. started: when the command started, on the clock of
+    `time.monotonic`."""
     precision = select_precision(config.precision, select_device(config.device))
     require_compiler(config.compile, precision.device)
     pop_late_signals()  # discards an interrupt that came too late for the previous run in this process
     with Interrupts(), process_group(precision.device) as group:
         data = saved.save(config, verb)
         if group.size > 1:
-            require_same(group, {**_versions(tuple(config.plugins)), **_comparable_values(saved.body(data))})
+            versions = {
+                "lmtool version": __version__,
+                "lmtool code": fingerprint(config.plugins),
+                "torch version": str(torch.__version__),
+            }
+            values = flatten(saved.body(data))
+            comparable = {key: value for key, value in values.items() if key.split(".")[0] not in FREE_KEYS}
+            require_same(group, {**versions, **comparable})
         if group.rank > 0:
             path, result = group.first(("", None))
             folder, output = FollowedFolder(Path(path), data, result), Output()
@@ -202,7 +200,7 @@ def _open_in_first_rank(
         with RunFolder(folder, data, saved.to_yaml(data), check_extension, with_defaults) as run:
             output = Output(log=run.append_log)
             if run.extends:  # this checks that the run may be extended, before anything is written
-                run.resume_point(_warning_printer(output))
+                run.resume_point(output.warn)
             note_run(run.path)
             result = run.result()
             group.first((str(run.path), result))  # sent to the other ranks, which wait for it in open_run
@@ -240,11 +238,7 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
         config.offline,
     )
     configs = config.logger if run.writes else {}
-    return Trackers(configs, run_metadata, lambda line: output.line(line), _warning_printer(output))
-
-
-def _warning_printer(output: Output) -> Callable[[str], None]:
-    return lambda text: output.line(f"warning: {text}", "yellow")
+    return Trackers(configs, run_metadata, output.line, output.warn)
 
 
 def saved_tokenizer(run: OpenRun) -> Tokenizer | None:
@@ -252,6 +246,15 @@ def saved_tokenizer(run: OpenRun) -> Tokenizer | None:
     if run.checkpoint is not None:
         return Tokenizer.load(run.checkpoint, run.config.tokenizer.parse_special_tokens)
     return starting_tokenizer(run.config)
+
+
+def tokenizer_at(checkpoint: str, offline: bool) -> Tokenizer:
+    """Returns the tokenizer of a folder, a checkpoint or an address."""
+    folder = user_path(checkpoint)
+    if not has_tokenizer(folder):
+        published = hf_folder(checkpoint, offline)
+        folder = find(checkpoint) if published is None else published.path
+    return Tokenizer.load(folder)
 
 
 def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
@@ -332,20 +335,10 @@ def unused_rows_warning(config: RunConfig, tokenizer: Tokenizer) -> list[str]:
 def start_weights(
     config: RunConfig, heads: Mapping[str, LoadedHead] | None = None, resumed_from: Path | None = None
 ) -> Weights | None:
-    """Reads the weights that a run starts from. Parameters that a tuning method added to them are merged.
-
-    Args:
-        config: The run's configuration.
-        heads: The heads in the weights, by task.
-        resumed_from: The run's own checkpoint, or None. With a complete checkpoint the starting weights are not needed,
-            unless the tuning method reads them throughout training.
-
-    Returns:
-        The weights; None for random weights, or if they can no longer be read and a resumed run does not need them.
-
-    Raises:
-        UserError: The weights cannot be read, or have changed since the run started.
-    """
+    """Reads the weights that a run starts from, with merged parameters of a tuning method; None for random weights, or
+    if a resumed run does not need them and they cannot be read any more. heads: the heads in the weights, by task.
+    resumed_from: the run's own checkpoint. Raises UserError if the weights cannot be read, or have changed since the
+    run started."""
     origin = starts_from(config)
     if origin is None:
         return None
@@ -367,18 +360,9 @@ def start_weights(
 def base_of(
     run: OpenRun, learner: BaseLearner, start: Weights | None, loaded: LoadReport | None, tokenizer: Tokenizer
 ) -> Base | None:
-    """Determines which tensors the checkpoints of a tuned run leave out, because its starting checkpoint has them.
-
-    Args:
-        run: The open run.
-        learner: The run's learner.
-        start: The weights that the run starts from.
-        loaded: Which parts of the learner were loaded from these weights.
-        tokenizer: The run's tokenizer.
-
-    Returns:
-        The names of these tensors and the checkpoint that has them; None if the run's checkpoints are complete.
-    """
+    """Returns the tensors that the checkpoints of a tuned run leave out, because its starting checkpoint has them; None
+    if they are complete. start: the weights that the run starts from. loaded: the parts of the learner that were loaded
+    from them."""
     checkpoint = run.checkpoint
     if start is None or loaded is None or start.merged or (checkpoint is not None and saved_base(checkpoint) is None):
         return None
@@ -394,15 +378,3 @@ def prior_weights(config: FinetuneConfig) -> list[Weights]:
     A resumed run does not need them: its own checkpoints contain a copy.
     """
     return [read(path, config.offline) for path in config.tuning.earlier_runs]
-
-
-def _versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
-    return {
-        "lmtool version": __version__,
-        "lmtool code": fingerprint(plugins),
-        "torch version": str(torch.__version__),
-    }
-
-
-def _comparable_values(config: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}

@@ -124,14 +124,7 @@ class PretrainPreparation:
         return trained_tokenizer(config.tokenizer, source, size, config.cache_dir, on_stage)
 
     def split(self, config: PretrainConfig, split: str, tokenizer: Tokenizer, on_stage: OnStage) -> SplitData:
-        """Tokenizes a split of the text of a phase.
-
-        Args:
-            config: The configuration of the phase.
-            split: The name of the split.
-            tokenizer: The run's tokenizer.
-            on_stage: Shows progress.
-        """
+        """Tokenizes a split of the text of a phase. config: the configuration of the phase."""
         source, rows = self.source(config.data, on_stage), rows_of(self.tasks, split)
         return tokenized_split(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
 

@@ -203,7 +203,7 @@ def _copy_trunk(run: OpenRun) -> None:
     state = _first_state(saved_state, trunk, folder.config)
     warning = _learning_rate_warning(trunk, run)
     if warning is not None:
-        run.output.line(f"warning: {warning}", "yellow")
+        run.output.warn(warning)
     folder.begin_at(trunk.step, (row for row in read_rows(trunk.run / "metrics.jsonl") if row["step"] <= trunk.step))
     costs = {key: saved_state[key] for key in ("tokens", "seconds") if key in saved_state}
     lineage = [*_ancestors(trunk.point), {"checkpoint": str(trunk), **_entry_values(trunk.point), **costs}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +15,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import Responder
 from lmtool.resolver.commands import AskConfig
 from lmtool.runs.files import write_delimited, write_rows
-from lmtool.system.files import user_path
+from lmtool.system.files import sha256, user_path
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.files import file_portions, read_file, suffixes
 
@@ -72,8 +71,7 @@ def _of_table(table: Table) -> Input:
 
 def file_digest(file: str) -> str:
     """Returns the sha256 of a file of `input=`."""
-    with regular_file("input", file).open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    return sha256(regular_file("input", file))
 
 
 def input_table(file: str, task: TaskConfig | None) -> Table | None:
@@ -140,19 +138,9 @@ def check_output(path: str | None) -> None:
 
 
 def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") -> int:
-    """Writes rows to a file, with secrets masked: a table for .csv and .tsv, otherwise one JSON line per row.
-
-    Args:
-        path: The file. If `key` is not `output`, the user named only its folder, which is created if needed.
-        rows: The rows.
-        key: The key that names the file or folder, for messages.
-
-    Returns:
-        The number of rows.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Writes rows to a file, with secrets masked: a table for .csv and .tsv, otherwise one JSON line per row. key: the
+    key that names the file; of another than `output`, the user named only the folder, which is created if needed.
+    Returns the number of rows. Raises UserError if the file cannot be written."""
     file, rows_written = user_path(path), 0
 
     def counted_rows() -> Iterator[JsonMapping]:
@@ -184,15 +172,10 @@ def join_columns(
 ) -> Iterator[JsonObject]:
     """Yields the rows of an output file: the columns of the input table, then the model's predictions.
 
-    Args:
-        table: The input table, or None.
-        records: The predictions, one record per row.
-        task_columns: The task's name of each column of the table, by the column's name in the table.
-        probabilities: Whether to include the probabilities of all classes.
-        flat: Whether the format has no nested values; then each class has a column, and lists are joined by spaces.
-
-    Raises:
-        UserError: A column of the table has the name of a column of predictions.
+    task_columns: the task's name of each column of the table, by the column's name there. probabilities: whether to
+    include the probabilities of all classes. flat: whether the format has no nested values; then each class has a
+    column, and lists are joined by spaces. Raises UserError if a column of the table has the name of a column of
+    predictions.
     """
     columns = {} if table is None else {name: values for name, values in table.columns.items() if name != LINES}
     clashing = [name for name in ("prediction", "score") if name in columns]

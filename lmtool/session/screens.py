@@ -21,7 +21,7 @@ from lmtool.nn.stack import attention_path
 from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import Baseline
-from lmtool.reporting.screens import ProgressDisplay, RateRow, StartScreen, print_end, print_start
+from lmtool.reporting.screens import RateRow, StartScreen, print_end, print_start
 from lmtool.resolver.commands import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.finding import read_state
 from lmtool.session.open_run import OpenRun
@@ -59,11 +59,6 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
 
     A level is the embedding, a layer or a head. Adjacent levels with the same settings are one row, which is named
     "all" if it is the only row. Frozen parameters are omitted.
-
-    Args:
-        learner: The learner, with its tuning method.
-        optimizer: The optimizer's configuration.
-        steps: The planned number of steps.
     """
     decay = getattr(optimizer, "weight_decay", getattr(optimizer, "l2", 0.0))
     parameter_settings = {
@@ -149,15 +144,8 @@ def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> di
 
 
 def show_start(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, baseline: Baseline) -> None:
-    """Writes facts.json and prints the first screen.
-
-    Args:
-        session: The session that is about to train.
-        metadata: The metadata of the session and its companions (see companions.py), by section: "data", "model" and
-            "run".
-        plan: The plan of the run.
-        baseline: The score of a constant prediction.
-    """
+    """Writes facts.json and prints the first screen. metadata: that of the session and its companions, by section:
+    "data", "model" and "run". baseline: the score of a constant prediction."""
     opened, learner, compilation = session.run, session.learner, session.compilation
     config, data = opened.config, metadata["data"]
     machine = machine_metadata(config, learner, opened.precision, compilation, opened.group)
@@ -207,14 +195,13 @@ def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[Ra
     )
     remarks = never_trained_warning(learning_rates), config.model.remark(longest), _missing_rows(opened, state)
     for warning in (*warnings, *filter(None, remarks)):
-        opened.output.line(f"warning: {warning}", "yellow")
+        opened.output.warn(warning)
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":
-        opened.output.line(
-            f"warning: the run used {counted(before, 'thread')} before and uses {threads} now, which adds numbers in "
+        opened.output.warn(
+            f"the run used {counted(before, 'thread')} before and uses {threads} now, which adds numbers in "
             "another order: its results differ by rounding from those of an uninterrupted run; set "
-            f"OMP_NUM_THREADS={before} to keep them the same",
-            "yellow",
+            f"OMP_NUM_THREADS={before} to keep them the same"
         )
 
 
@@ -229,16 +216,9 @@ def _missing_rows(run: OpenRun, state: JsonMapping) -> str | None:
 def updated_baseline(
     run: OpenRun, baseline: Baseline, weights: Mapping[str, float], metrics: Mapping[str, float]
 ) -> Baseline:
-    """Returns the baseline that the final evaluation measured, if it measured one, and writes it to facts.json.
-
-    A generator's labels (whether it replaced a token) are only known in an evaluation, and so is their baseline.
-
-    Args:
-        run: The open run.
-        baseline: The baseline known before training, returned if the evaluation measured none.
-        weights: The weight of each loss term in the headline loss.
-        metrics: The metrics of the final evaluation.
-    """
+    """Returns the baseline that the final evaluation measured, if it measured one, and writes it to facts.json: a
+    generator's labels (whether it replaced a token), and so their baseline, are only known in an evaluation. weights:
+    the weight of each loss term in the headline loss."""
     baselines = {term: metrics.get(f"{term}_baseline") for term in weights}
     if any(value is None for value in baselines.values()):
         return baseline
@@ -264,11 +244,6 @@ def warnings_of(metadata: JsonMapping) -> Iterator[str]:
     for value in metadata.values():
         if isinstance(value, Mapping):
             yield from warnings_of(value)
-
-
-def listener(run: OpenRun, metric: str, baseline: Baseline) -> ProgressDisplay:
-    """Returns the display of training progress: a bar on a terminal, otherwise lines."""
-    return ProgressDisplay(run.output, metric, run.config.log_every, baseline)
 
 
 # Maximum fraction of the time that the reports during training take, and the assumed seconds of the first one.
@@ -324,14 +299,8 @@ class LiveReport:
 def model_metadata(
     config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
 ) -> JsonObject:
-    """Describes the model for the first screen and the report.
-
-    Args:
-        config: The run's configuration.
-        tokenizer: The run's tokenizer.
-        loaded: Which parts were loaded from a checkpoint; None for random weights.
-        copied: A description of the layers that were copied from a teacher, or None.
-    """
+    """Describes the model for the first screen and the report. loaded: None for random weights. copied: a description
+    of the layers that were copied from a teacher."""
     weights = f"of {config.branch}" if config.branch else "random" if loaded is None else loaded.sentence()
     tuning = config.tuning if isinstance(config, FinetuneConfig) else None
     return {
@@ -346,15 +315,8 @@ def model_metadata(
 def result_of(
     run: OpenRun, training: TrainingResult, subjects: JsonMapping, metric: str, extra_rows: JsonMapping
 ) -> JsonObject:
-    """Returns the content of result.json.
-
-    Args:
-        run: The open run.
-        training: The result of the training loop.
-        subjects: The names of the run's components by section ("model", "task" or "objective", ...).
-        metric: The name of the metric that selects the best checkpoint.
-        extra_rows: Further keys and values.
-    """
+    """Returns the content of result.json. subjects: the names of the run's components by section ("model", "task" or
+    "objective", ...). metric: the metric that selects the best checkpoint."""
     training_values = asdict(replace(training, best=None, last=None))
     copied_names = (
         "status", "ended", "steps", "epochs", "tokens", "seconds", "evaluation_seconds", "tokens_per_second",
@@ -380,7 +342,7 @@ def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: 
         return result
     warning = run.folder.missing_rows(run.folder.row_counts, result["steps"])
     if warning is not None:
-        run.output.line(f"warning: {warning}", "yellow")
+        run.output.warn(warning)
     run.folder.write_result(result)
     run.trackers.finish(result)
     report = write_report(run.folder.path)

@@ -40,7 +40,6 @@ from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import Contents
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation, select_compilation
-from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
 from lmtool.weights.assemble import LoadReport, assemble
 from lmtool.weights.base import Base
@@ -59,18 +58,8 @@ def tokenized_split(
     rows: Mapping[str, Rows],
     stride: int | None = None,
 ) -> SplitData:
-    """Tokenizes one split of a text, or opens its token store if this was done before.
-
-    Args:
-        config: The text's `data` section.
-        source: The opened text.
-        split: The name of the split.
-        tokenizer: The run's tokenizer.
-        cache_dir: The folder of token stores.
-        progress: Shows the progress of tokenization, or None.
-        rows: Labeled rows to train on in addition to the text, by task.
-        stride: The distance between windows of text, see `SplitData`.
-    """
+    """Tokenizes one split of a text, or opens its token store if this was done before. rows: labeled rows to train on
+    in addition to the text, by task. stride: the distance between windows of text, see `SplitData`."""
     if isinstance(source, MixtureSource):
         parts = source.config.member_configs()
         members = {
@@ -128,14 +117,8 @@ class PhaseData:
 def build_phases(
     config: PretrainConfig, learner: BaseLearner, tokenizer: Tokenizer, texts: Sequence[Mapping[str, SplitData]]
 ) -> list[PhaseData]:
-    """Combines each phase's configuration with its data.
-
-    Args:
-        config: The run's configuration.
-        learner: The run's learner, which makes the examples.
-        tokenizer: The run's tokenizer.
-        texts: For each phase, its data by split.
-    """
+    """Combines each phase's configuration with its data by split. texts: the data of each phase. learner: the run's,
+    which makes the examples."""
     phases = []
     for phase_config, data in zip(config.phase_configs if config.phases else (config,), texts, strict=True):
         examples_learner = learner
@@ -147,32 +130,9 @@ def build_phases(
     return phases
 
 
-def load_and_plan(
-    config: RunConfig, learner: BaseLearner, phases: Sequence[PhaseData], precision: Precision
-) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
-    """Returns the loader that reads the data of all phases in order, and the plan of the run."""
-    loaders = [phase.loader for phase in phases]
-    if not isinstance(config, PretrainConfig) or not config.phases:
-        return loaders[0], plan_of(config, learner, loaders[0].metadata(), precision)
-    plan, fractions = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
-    sections = [phase.data for phase in config.phase_configs]
-    # Whether each phase reads the same text as the phase before it.
-    same_text = [section == before for section, before in zip(sections, [sections[0], *sections], strict=False)]
-    return PhasedLoader(loaders, fractions, same_text), plan
-
-
 def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[JsonObject]:
-    """Describes the phases of a finished run for result.json.
-
-    Args:
-        plan: The run's plan.
-        loader: The run's loader.
-        steps: The number of steps that the run trained.
-
-    Returns:
-        For each phase: its overrides (`given`), its fraction of the budget (`share`), and its `first_step` and
-        `last_step`, null for a phase that the run did not reach.
-    """
+    """Describes the phases of a finished run for result.json: the overrides of each (`given`), its fraction of the
+    budget (`share`), and its `first_step` and `last_step`, null for a phase that the run did not reach."""
     rows = []
     for phase, (first, last) in zip(plan.phases, loader.boundaries(steps), strict=True):
         ran = first <= last
@@ -228,7 +188,14 @@ class Session:
 
     @cached_property
     def _loader_and_plan(self) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
-        return load_and_plan(self.config, self.learner, self.phases, self.run.precision)
+        config, precision, loaders = self.config, self.run.precision, [phase.loader for phase in self.phases]
+        if not isinstance(config, PretrainConfig) or not config.phases:
+            return loaders[0], plan_of(config, self.learner, loaders[0].metadata(), precision)
+        plan, fractions = plan_in_phases(config, self.learner, [loader.metadata() for loader in loaders], precision)
+        sections = [phase.data for phase in config.phase_configs]
+        # Whether each phase reads the same text as the phase before it.
+        same_text = [section == before for section, before in zip(sections, [sections[0], *sections], strict=False)]
+        return PhasedLoader(loaders, fractions, same_text), plan
 
     @property
     def loader(self) -> PackedLoader | PhasedLoader:

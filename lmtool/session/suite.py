@@ -41,15 +41,8 @@ _TOKENS_PER_PASS = 8192  # maximum number of tokens in a forward pass
 
 def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     """Finetunes every task that has data, prints the table of scores, and writes NAME.json and NAME.zip of the suite.
-
-    Args:
-        config: The configuration that all runs have in common.
-        suite: The configuration of the suite.
-        finetune: Trains one run.
-
-    Returns:
-        The content of NAME.json.
-    """
+    config: the configuration that all runs have in common. finetune: trains one run. Returns the content of
+    NAME.json."""
     output, configs = Output(), dict(_members(suite))
     with_data = {name: task for name, task in configs.items() if task is not None and name != DIAGNOSTIC}
     missing_tasks = [name for name in suite.names if name not in with_data]

@@ -37,18 +37,8 @@ Splits = Mapping[str, SplitData]
 def with_teacher_texts(
     run: OpenRun, student: BaseLearner, distilled: Distilled | None, splits: Splits, contents: Contents
 ) -> tuple[Splits, JsonObject]:
-    """Replaces the targets of the training rows with the teacher's texts if distill.targets says so.
-
-    Args:
-        run: The open run.
-        student: The student.
-        distilled: The student with its teacher; None without distillation.
-        splits: The data by split.
-        contents: Hashes of the data.
-
-    Returns:
-        The data by split, and metadata for the first screen.
-    """
+    """Replaces the targets of the training rows with the teacher's texts if distill.targets says so. Also returns
+    metadata for the first screen."""
     config, distill = run.config, run.config.distill
     if not isinstance(distill, StandardConfig) or distill.targets == "gold" or distilled is None:
         return splits, {}
@@ -81,19 +71,10 @@ def with_teacher_texts(
 
 
 def replace_targets(student: BaseLearner, rows: Rows, texts: Sequence[str], keep_gold: bool) -> tuple[Rows, JsonObject]:
-    """Makes a teacher's texts the targets of training rows.
+    """Makes a teacher's texts, one per row, the targets of training rows. Also returns metadata for the first screen.
 
-    A row keeps its target if the teacher's text is empty or, for a task with labels, not a label.
-
-    Args:
-        student: The student.
-        rows: The training rows.
-        texts: The teacher's text for each row.
-        keep_gold: Whether to keep all rows with their own targets, and to append copies with the teacher's texts where
-            these differ.
-
-    Returns:
-        The rows, and metadata for the first screen.
+    A row keeps its target if the teacher's text is empty or, for a task with labels, not a label. keep_gold: whether to
+    keep all rows with their own targets, and to append copies with the teacher's texts where these differ.
     """
     assert rows.labels is not None
     labels = [student.responder().label_of(text) for text in texts]

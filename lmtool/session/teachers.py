@@ -10,7 +10,7 @@ from typing import Any
 
 from lmtool.config.base import JsonObject
 from lmtool.config.registry import build
-from lmtool.costs.memory_of_run import model_of_peers
+from lmtool.costs.memory_of_run import TrainingConfig, model_of_peers
 from lmtool.distillation.configs.base import different_inputs
 from lmtool.distillation.configs.modes import CodistillationConfig, StandardConfig
 from lmtool.distillation.distilled import Distilled
@@ -22,7 +22,7 @@ from lmtool.distillation.teachers import HardLabels, StoredTeacher, TopWordsTeac
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
-from lmtool.resolver.commands import FinetuneConfig, PretrainConfig
+from lmtool.resolver.commands import FinetuneConfig
 from lmtool.session.labeled import relabel
 from lmtool.session.open_run import prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
@@ -62,21 +62,9 @@ _IRRELEVANT_FIELDS = frozenset(
 )
 
 
-def with_output_settings(
-    config: PretrainConfig | FinetuneConfig, teacher: Teacher, tokenizer: Tokenizer, contents: Contents
-) -> Teacher:
-    """Returns a teacher as distill.store and distill.top_k ask for it.
-
-    Args:
-        config: The student's configuration.
-        teacher: The teacher.
-        tokenizer: The student's tokenizer.
-        contents: Hashes of the data.
-
-    Returns:
-        With distill.store, a teacher whose outputs are read from disk; otherwise with distill.top_k, a teacher whose
-        predictions are truncated; otherwise the unchanged teacher.
-    """
+def with_output_settings(config: TrainingConfig, teacher: Teacher, tokenizer: Tokenizer, contents: Contents) -> Teacher:
+    """Returns a teacher as distill.store and distill.top_k ask for it: with distill.store, one whose outputs are read
+    from disk; otherwise with distill.top_k, one whose predictions are truncated. tokenizer: the student's."""
     section = config.distill
     if not isinstance(section, StandardConfig):
         return teacher
@@ -105,7 +93,7 @@ def with_output_settings(
     )
 
 
-def store_location(config: PretrainConfig | FinetuneConfig, subfolder: str) -> StoreLocation:
+def store_location(config: TrainingConfig, subfolder: str) -> StoreLocation:
     """Returns where to store a teacher's outputs or texts: in a subfolder of distill.store=FOLDER, or in the cache."""
     store = config.distill.store if isinstance(config.distill, StandardConfig) else None
     return StoreLocation(str(Path(store) / subfolder) if isinstance(store, str) else None, config.cache_dir)
@@ -123,16 +111,8 @@ def _model(teacher: Teacher) -> ModelConfig:
 
 
 def describe_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConfig) -> dict[str, str]:
-    """Describes the tokenizers of teacher and student, for the summary that a run prints at its start.
-
-    Args:
-        teacher: The teacher.
-        tokenizer: The student's tokenizer.
-        model: The student's model configuration.
-
-    Returns:
-        The description of each tokenizer by name; empty if the teacher reads the student's batches.
-    """
+    """Describes the tokenizers of teacher and student by name, for the first screen; empty if the teacher reads the
+    student's batches."""
     if teacher.reads_batches:
         return {}
     tokenizers = {
@@ -145,14 +125,9 @@ def describe_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConf
     }
 
 
-def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> JsonObject:
-    """Returns everything that a teacher's outputs depend on as plain data, which identifies their store.
-
-    Args:
-        config: The student's configuration.
-        teacher: The teacher.
-        contents: Hashes of the data.
-    """
+def outputs_depend_on(config: TrainingConfig, teacher: Teacher, contents: Contents) -> JsonObject:
+    """Returns everything that a teacher's outputs depend on as plain data, which identifies their store. config: the
+    student's configuration."""
     learner = teacher.learner
     task_or_objective = config.task if isinstance(config, FinetuneConfig) else config.objective
     return {
@@ -184,26 +159,15 @@ def _relevant(section: Any) -> Any:
     return [_relevant(value) for value in section] if isinstance(section, list) else section
 
 
-TrainingConfig = PretrainConfig | FinetuneConfig
-
-
 def build_peers(
     config: TrainingConfig,
     distill: CodistillationConfig,
     tokenizer: Tokenizer,
     run_heads: Mapping[str, LoadedHead] | None = None,
 ) -> list[BaseLearner]:
-    """Builds the peers of codistillation, each initialized with a different seed.
-
-    Args:
-        config: The run's configuration.
-        distill: Its distillation section.
-        tokenizer: The run's tokenizer.
-        run_heads: For each task that has one, its head in the run's starting checkpoint.
-
-    Raises:
-        UserError: The weights of the peers cannot be read or do not fit the run.
-    """
+    """Builds the peers of codistillation, each initialized with a different seed. run_heads: for each task that has
+    one, its head in the run's starting checkpoint. Raises UserError if the weights of the peers cannot be read or do
+    not fit the run."""
     peer_config = _peer_config(config, distill, tokenizer)
     heads = run_heads if peer_config.checkpoint == config.checkpoint else None
     peers = []
@@ -249,22 +213,9 @@ def build_distilled(
     contents: Contents,
     heads: Mapping[str, LoadedHead] | None = None,
 ) -> Distilled | None:
-    """Builds the student together with its teachers or peers, as the mode in distill= asks for.
-
-    Args:
-        config: The run's configuration.
-        student: The learner that the run trains.
-        tokenizer: The run's tokenizer.
-        precision: The device and the number format of the teachers.
-        contents: Hashes of the data.
-        heads: For each task that has one, its head in the run's starting checkpoint.
-
-    Returns:
-        The distillation; None with distill=none.
-
-    Raises:
-        UserError: A teacher cannot be read or does not fit the student.
-    """
+    """Builds the student together with its teachers or peers, as the mode in distill= asks for; None with distill=none.
+    precision: that of the teachers. heads: for each task that has one, its head in the run's starting checkpoint.
+    Raises UserError if a teacher cannot be read or does not fit the student."""
     if isinstance(config.distill, CodistillationConfig):
         return build(config.distill, student, build_peers(config, config.distill, tokenizer, heads))
     if not config.distill.checkpoints and config.distill.name == "none":
@@ -287,15 +238,8 @@ def read_teacher(config: TrainingConfig, path: str, tokenizer: Tokenizer, precis
     trained for. It reads the student's batches if its tokenizer, layout and maximum length allow it; otherwise it
     tokenizes the texts of the student's examples itself.
 
-    Args:
-        config: The student's configuration.
-        path: The teacher's checkpoint.
-        tokenizer: The student's tokenizer.
-        precision: The device and the number format of the teacher.
-
-    Raises:
-        UserError: The checkpoint cannot be read, has another tokenizer although the terms need the student's, or was
-            trained for nothing that the student learns.
+    config, tokenizer: the student's. precision: the teacher's. Raises UserError if the checkpoint cannot be read, has
+    another tokenizer although the terms need the student's, or was trained for nothing that the student learns.
     """
     trained = read_trained(path, config.offline, precision)
     same_tokenizer = trained.tokenizer.same_encoding(tokenizer)

@@ -12,11 +12,10 @@ from lmtool.config.base import JsonObject
 from lmtool.config.decode import AUTO, chosen_class
 from lmtool.config.registry import Choice
 from lmtool.config.saved import body
-from lmtool.data.configs import FORMATS
 from lmtool.data.formats import layout_difference
 from lmtool.errors import ConfigError, UserError, nearest
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.configs import ObjectiveConfig
+from lmtool.learners.configs import ObjectiveConfig, has_segments
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.reporting.console import Output
@@ -83,12 +82,8 @@ class Trained:
         return {part.name: part for part in parts}
 
     def task(self, name: str | None) -> TaskConfig | None:
-        """Returns the task with this name; None if `name` is None and the checkpoint was not finetuned on several
-        tasks.
-
-        Raises UserError if the checkpoint was not trained for the task, or if it was finetuned on several tasks and
-        `name` is None.
-        """
+        """Returns the task with this name; None for None, which raises UserError if the checkpoint was finetuned on
+        several tasks, as does the name of a task that it was not trained for."""
         tasks = self.tasks
         if name is None and not (isinstance(self.config, FinetuneConfig) and len(tasks) > 1):
             return None
@@ -130,21 +125,13 @@ def load_trained(config: UseConfig) -> Trained:
     precision = select_precision(config.precision, select_device(config.device))
     trained = read_trained(config.checkpoint, config.offline, precision)
     for note in ignored_warnings(config.checkpoint, trained.weights.ignored):
-        Output().line(f"warning: {note}", "yellow")
+        Output().warn(note)
     return trained
 
 
 def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Trained:
-    """Reads a trained checkpoint of lmtool or a published folder.
-
-    Args:
-        checkpoint: The value of `checkpoint=`.
-        offline: Whether nothing may be downloaded.
-        precision: The device and the number format in which its learner will run.
-
-    Raises:
-        UserError: The checkpoint is damaged, or has no head that predicts.
-    """
+    """Reads a trained checkpoint of lmtool or a published folder. Raises UserError if it is damaged, or has no head
+    that predicts."""
     published = hf_folder(checkpoint, offline)
     saved = saved_config(checkpoint, offline)
     weights = read(checkpoint, offline)
@@ -179,11 +166,8 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
 
 
 def classifies(published: HFFolder, weights: Weights) -> bool:
-    """Whether a published folder has a task's head.
-
-    It has one if config.json names a class of transformers with such a head, or if config.json names no class but the
-    weights include those of a classifier.
-    """
+    """Whether a published folder has the head of a task: config.json names a class of transformers with such a head, or
+    no class while the weights include those of a classifier."""
     names_class = bool(published.config.get("architectures"))
     has_classifier_weights = f"heads.{CLASSIFIER}.output.weight" in weights.tensors
     return (not names_class and has_classifier_weights) or head_of_class(published.config) is not None
@@ -221,11 +205,6 @@ def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tok
                 problem = f"its config.json says {key}={config[key]}, but model={model.name} has {tokenizer.role(role)}"
     if problem is not None:
         raise UserError(f"checkpoint={published.checkpoint}: {problem}", hint)
-
-
-def has_segments(model: ModelConfig) -> bool:
-    """Whether a model has segment embeddings for the two texts of a pair."""
-    return model.segment_types > 1 and FORMATS[model.text_format].segments
 
 
 def _as_finetuned(saved: JsonObject) -> JsonObject:

@@ -86,15 +86,9 @@ class UnfinishedOutput:
 @contextmanager
 def unfinished_output(output: str, request: object) -> Iterator[UnfinishedOutput]:
     """Yields the finished part of an output, `OUTPUT.DIGEST.unfinished`, which is removed when the block ends without
-    an error. Otherwise it stays, and the next call with the same request yields it again.
-
-    Args:
-        output: The value of `output=`.
-        request: Everything that determines the output, as plain data.
-
-    Raises:
-        UserError: The file cannot be written, or another process writes the same output.
-    """
+    an error. Otherwise it stays, and the next call with the same request (everything that determines the output, as
+    plain data) yields it again. Raises UserError if the file cannot be written, or another process writes the same
+    output."""
     part, finished = UnfinishedOutput(output, request), False
     try:
         yield part

@@ -27,13 +27,8 @@ _LEAST_SAVED = 64
 
 
 class Decoding(ABC):
-    """The state of incremental decoding for a batch of prompts.
-
-    Args:
-        backbone: The model.
-        head: The language-model head.
-        vocab_size: The number of rows of the token table that are tokens. Rows after them are padding.
-    """
+    """The state of incremental decoding for a batch of prompts. vocab_size: the number of rows of the token table that
+    are tokens. Rows after them are padding."""
 
     def __init__(self, backbone: Backbone, head: LMHead, vocab_size: int):
         self.backbone, self.head, self.vocab_size = backbone, head, vocab_size
@@ -87,16 +82,8 @@ class Decoding(ABC):
 
 
 class ContinuationDecoding(Decoding):
-    """Decoding with a decoder, which continues N prompts.
-
-    Args:
-        backbone: The decoder.
-        head: See `Decoding`.
-        vocab_size: See `Decoding`.
-        prompts: The token ids of each prompt.
-        capacity: Maximum tokens of a prompt together with its continuation.
-        bidirectional_prompt: Whether attention within the prompt is bidirectional.
-    """
+    """Decoding with a decoder, which continues N prompts of token ids. capacity: maximum tokens of a prompt together
+    with its continuation. bidirectional_prompt: whether attention within the prompt is bidirectional."""
 
     def __init__(
         self,
@@ -139,16 +126,8 @@ def _shared_tokens(prompts: Sequence[Sequence[int]]) -> int:
 
 
 class EncoderDecoderDecoding(Decoding):
-    """Decoding with an encoder-decoder, which generates answers to N inputs. The encoder reads each input once.
-
-    Args:
-        backbone: The encoder-decoder.
-        head: See `Decoding`.
-        vocab_size: See `Decoding`.
-        inputs: The token ids of each input.
-        start: The first token of an answer.
-        capacity: Maximum tokens of an answer.
-    """
+    """Decoding with an encoder-decoder, which generates answers to N inputs of token ids. The encoder reads each input
+    once. start: the first token of an answer. capacity: maximum tokens of an answer."""
 
     def __init__(
         self,
@@ -184,13 +163,9 @@ class EncoderDecoderDecoding(Decoding):
 
 
 def groups_by_length(lengths: Sequence[int], sizes: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Yields groups of texts to process together: the indices of texts with similar lengths.
-
-    Args:
-        lengths: The number of tokens of each text, by which texts are sorted.
-        sizes: The number of tokens that each text needs in the cache.
-        batch_tokens: Maximum tokens of a group in the cache. A single text may exceed this number.
-    """
+    """Yields groups of texts to process together: the indices of texts with similar lengths. sizes: the number of
+    tokens that each text needs in the cache. batch_tokens: maximum tokens of a group in the cache. A single text may
+    exceed this number."""
     group: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         if group and sizes[number] * (len(group) + 1) > batch_tokens:

@@ -34,25 +34,17 @@ def strategy_of(config: GenerationConfig) -> Strategy:
     return Sampling(config) if config.temperature > 0 else Greedy(config)
 
 
-def _ignore(number: int, token: int) -> None:
-    """Ignores a generated token; the default of `watch`."""
-
-
-def _ignore_texts(texts: Mapping[int, list[int]]) -> None:
-    """Ignores generated texts; the default of `keep`."""
+def _ignore(*values: object) -> None:
+    """Ignores what was generated; the default of `watch` and `keep`."""
 
 
 @dataclass(frozen=True)
 class GenerativeModel:
     """A decoder or an encoder-decoder with its language-model head, which generates text.
 
-    Attributes:
-        backbone: The model.
-        head: The language-model head.
-        ends: The tokens that end a text; they are not part of the text.
-        start: The first token of an encoder-decoder's answer; None for a decoder.
-        vocab_size: The number of rows of the token table that are tokens; None means all rows.
-        bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional (prefix LM).
+    ends: the tokens that end a text; they are not part of the text. start: the first token of an encoder-decoder's
+    answer; None for a decoder. vocab_size: the number of rows of the token table that are tokens; None means all rows.
+    bidirectional_prompt: whether a decoder's attention within the prompt is bidirectional (prefix LM).
     """
 
     backbone: Backbone
@@ -93,7 +85,7 @@ class GenerativeModel:
         batch_tokens: int = BATCH_TOKENS,
         watch: Watch = _ignore,
         finished: Mapping[int, list[int]] = NO_TEXTS,
-        keep: Callable[[Mapping[int, list[int]]], None] = _ignore_texts,
+        keep: Callable[[Mapping[int, list[int]]], None] = _ignore,
     ) -> list[list[int]]:
         """Returns the new tokens for each prompt: a decoder's continuation, or an encoder-decoder's answer.
 

@@ -28,15 +28,8 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class CandidateScorer:
-    """Scores candidate texts with a language model.
-
-    Attributes:
-        backbone: The model, a decoder or an encoder-decoder.
-        head: The language-model head.
-        start: The first token of an encoder-decoder's answer; None for a decoder.
-        bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional.
-        batch_tokens: Approximate number of tokens of a forward, and of tokens in all caches.
-    """
+    """Scores candidate texts with a decoder or an encoder-decoder. start, bidirectional_prompt: see `GenerativeModel`.
+    batch_tokens: approximate number of tokens of a forward, and of tokens in all caches."""
 
     backbone: Backbone
     head: LMHead
@@ -48,12 +41,8 @@ class CandidateScorer:
     def score(self, shared: Ids, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]) -> list[np.ndarray]:
         """Returns, for each prompt, the log-probabilities of its candidates in nats, float64.
 
-        The log-probability of a candidate is the sum over its tokens, given `shared` and the prompt.
-
-        Args:
-            shared: The token ids that all prompts begin with.
-            prompts: The remaining token ids of each prompt. Together with `shared`, a prompt must not be empty.
-            candidates: The token ids of the candidates of each prompt. A candidate must not be empty.
+        The log-probability of a candidate is the sum over its tokens, given `shared`, the token ids that all prompts
+        begin with, and the rest of the prompt. Neither the candidate nor `shared` with the prompt may be empty.
         """
         if isinstance(self.backbone, EncoderDecoder):
             return self._answers(self.backbone, [[*shared, *prompt] for prompt in prompts], candidates)

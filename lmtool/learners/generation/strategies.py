@@ -27,14 +27,8 @@ _PADDING = -1  # fills the history of texts that are shorter than others; no tok
 class Constraints:
     """Changes the logits of a step: makes repeated tokens less likely, and excludes tokens that may not come next.
 
-    The constraints are applied in the same order as in transformers' `generate`.
-
-    Args:
-        config: The configured constraints.
-        ends: The tokens that end a text.
-        prompts: The first tokens of each text (for an answer, its start token). Repetition of these counts too.
-        limits: Maximum new tokens of each text.
-        device: The device of the logits.
+    The constraints are applied in the same order as in transformers' `generate`. prompts: the first tokens of each text
+    (for an answer, its start token), whose repetition counts too. limits: maximum new tokens of each text.
     """
 
     def __init__(
@@ -111,15 +105,9 @@ Watch = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Request:
-    """N texts that are generated together.
-
-    Attributes:
-        starts: The first tokens of each text: a decoder's prompt, or the start token of an answer.
-        limits: Maximum new tokens of each text.
-        ends: The tokens that end a text.
-        keys: (N,) int64, the key of each text's random numbers, see `sampling_keys`.
-        watch: Called with each new token.
-    """
+    """N texts that are generated together. starts: the first tokens of each text: a decoder's prompt, or the start
+    token of an answer. limits: maximum new tokens of each text. ends: the tokens that end a text. keys: (N,) int64, the
+    key of each text's random numbers, see `sampling_keys`. watch: called with each new token."""
 
     starts: Sequence[Sequence[int]]
     limits: Sequence[int]
@@ -148,13 +136,8 @@ class TokenByToken(Strategy):
 
     @abstractmethod
     def choose(self, logits_RV: Tensor, keys_R: np.ndarray, step: int) -> Tensor:
-        """Returns the next tokens (R,).
-
-        Args:
-            logits_RV: The logits, -inf for tokens that may not come next.
-            keys_R: The keys of the texts' random numbers.
-            step: How many tokens were generated before.
-        """
+        """Returns the next tokens (R,). logits_RV: -inf for tokens that may not come next. keys_R: the keys of the
+        texts' random numbers. step: how many tokens were generated before."""
 
     def run(self, decoding: Decoding, request: Request) -> list[list[int]]:
         constraints = self.constraints(decoding, request)
@@ -245,14 +228,8 @@ _INVALID = -1e9
 
 @dataclass
 class FinishedTexts:
-    """The best finished texts of N prompts, at most B per prompt.
-
-    Attributes:
-        scores_NB: The length-normalized log-probabilities.
-        tokens_NBL: The tokens.
-        lengths_NB: The numbers of tokens.
-        valid_NB: Whether there is a text; a prompt may have fewer than B finished texts.
-    """
+    """The best finished texts of N prompts, at most B per prompt. scores_NB: the length-normalized log-probabilities.
+    valid_NB: whether there is a text; a prompt may have fewer than B finished texts."""
 
     scores_NB: Tensor
     tokens_NBL: Tensor
@@ -267,14 +244,9 @@ class FinishedTexts:
         return cls(scores, zeros, zeros[..., 0].clone(), zeros[..., 0].bool())
 
     def merge(self, scores_NC: Tensor, tokens_NCL: Tensor, length: int, finished_NC: Tensor) -> None:
-        """Retains the best B of the finished texts and new candidates.
-
-        Args:
-            scores_NC: The length-normalized log-probabilities of the candidates.
-            tokens_NCL: The tokens of the candidates.
-            length: The number of tokens of every candidate.
-            finished_NC: Whether a candidate is finished; the others are ignored.
-        """
+        """Retains the best B of the finished texts and new candidates. scores_NC: the length-normalized
+        log-probabilities of the candidates. length: the number of tokens of every candidate. finished_NC: whether a
+        candidate is finished; the others are ignored."""
         beams = self.scores_NB.shape[1]
         scores = torch.cat([self.scores_NB, torch.where(finished_NC, scores_NC, _INVALID)], 1)
         self.scores_NB, best_NB = scores.topk(beams)

@@ -30,13 +30,9 @@ def ratio_standard_error(sums: np.ndarray, counts: np.ndarray) -> float:
 
 
 def paired_standard_error(first_sums: np.ndarray, second_sums: np.ndarray, counts: np.ndarray) -> float:
-    """Returns the standard error of the difference between two mean losses over the same examples.
-
-    Args:
-        first_sums: (N,) the sum of one predictor's losses over each example, such as the model's.
-        second_sums: (N,) the sum of the other predictor's losses, such as the baseline's.
-        counts: (N,) the number of targets of each example.
-    """
+    """Returns the standard error of the difference between two mean losses over the same examples. first_sums,
+    second_sums: (N,) the sums of two predictors' losses over each example. counts: (N,) the number of targets of each
+    example."""
     return ratio_standard_error(np.asarray(first_sums, np.float64) - np.asarray(second_sums, np.float64), counts)
 
 
@@ -50,17 +46,17 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(variance / len(values))
 
 
-def t_quantile(freedom: int, level: float = LEVEL) -> float:
-    """Returns the two-sided quantile of Student's t distribution: the t for which P(|T| <= t) = level.
+def t_quantile(freedom: int) -> float:
+    """Returns the two-sided quantile of Student's t distribution: the t for which P(|T| <= t) = LEVEL.
 
     For integer degrees of freedom, the distribution is a finite sum that increases with the angle whose tangent is t /
     sqrt(freedom) (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). The angle is found by bisection. freedom: the degrees
-    of freedom, at least 1. level: the probability between -t and t.
+    of freedom, at least 1.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(60):  # halvings: more than the 53 bits of a float
         angle = (low + high) / 2
-        low, high = (angle, high) if _probability_within(angle, freedom) < level else (low, angle)
+        low, high = (angle, high) if _probability_within(angle, freedom) < LEVEL else (low, angle)
     return math.tan((low + high) / 2) * math.sqrt(freedom)
 
 

@@ -31,16 +31,9 @@ _LOG_EXPONENTS = (np.log(0.01), np.log(5.0))
 
 @dataclass(frozen=True, eq=False)
 class ScalingLaw:
-    """A fit of L(N, D) = E + A / N^alpha + B / D^beta.
-
-    Attributes:
-        constants: E, A, B, alpha and beta.
-        intervals: Their 95% intervals.
-        residuals_R: log L minus the fit, of each run.
-        parameters_P: The fit in the parameters that are optimized.
-        resampled_SP: The fits of the resamples.
-        center: The mean of log N and of log D.
-    """
+    """A fit of L(N, D) = E + A / N^alpha + B / D^beta: the constants, and their 95% intervals. residuals_R: log L minus
+    the fit, of each run. parameters_P, resampled_SP: the fit, and those of the resamples, in the parameters that are
+    optimized. center: the mean of log N and of log D."""
 
     constants: dict[str, float]
     intervals: dict[str, Interval]
@@ -69,13 +62,7 @@ def fit_law(parameters_R: np.ndarray, tokens_R: np.ndarray, losses_R: np.ndarray
 
     The minimum is found by reweighted least squares (Levenberg-Marquardt), of which many run side by side; Hoffmann et
     al. use L-BFGS for the same sum. Intervals resample the residuals, widened for the five fitted parameters, so that
-    every resample has the sizes of all runs.
-
-    Args:
-        parameters_R: N of each run.
-        tokens_R: D of each run.
-        losses_R: L of each run.
-        seed: The seed of the resamples.
+    every resample has the sizes of all runs. parameters_R, tokens_R, losses_R: N, D and L of each run.
     """
     n_R, d_R, logs_R = np.log(parameters_R), np.log(tokens_R), np.log(losses_R)
     center = float(n_R.mean()), float(d_R.mean())
@@ -181,14 +168,9 @@ def _minimize(
 
 @dataclass(frozen=True, eq=False)
 class Parabola:
-    """The parabola of the loss in log N, for runs of one budget of FLOPs.
-
-    Attributes:
-        coefficients: Of the square, of log N, and the constant.
-        best: N at the minimum; None if the loss has no minimum between the smallest and the largest model.
-        tokens: D at the minimum, by a line through log D over log N.
-        loss: L at the minimum.
-    """
+    """The parabola of the loss in log N, for runs of one budget of FLOPs. coefficients: of the square, of log N, and
+    the constant. best, tokens, loss: N, D and L at the minimum; best is None if it is not between the smallest and the
+    largest model. D is that of a line through log D over log N."""
 
     coefficients: tuple[float, float, float]
     best: float | None

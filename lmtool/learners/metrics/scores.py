@@ -12,14 +12,8 @@ from lmtool.errors import UserError
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: a score of predictions.
-
-    Attributes:
-        name: The name in result files and on screens.
-        function: Computes the score from (N,) gold values and (N,) predicted values. None if the score needs more than
-            one prediction per row, such as a loss or F1 over entities; then the learner's scorer computes the score.
-        smaller_is_better: Whether smaller values of the score are better.
-    """
+    """A score of predictions. function: computes it from (N,) gold and (N,) predicted values. None if the score needs
+    more than one prediction per row, such as a loss or F1 over entities; then the learner's scorer computes it."""
 
     name: str
     function: Callable[[np.ndarray, np.ndarray], float] | None = None
@@ -122,18 +116,10 @@ METRICS: dict[str, Metric] = {
 
 
 def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequence | np.ndarray) -> dict[str, float]:
-    """Returns the scores by name.
+    """Returns the scores of gold and predicted values (N,) by name.
 
     A correlation with a constant counts as 0, so that runs can be compared. All scores are NaN if any value is not
-    finite.
-
-    Args:
-        names: The names of metrics in METRICS.
-        gold: (N,) gold values.
-        predicted: (N,) predicted values.
-
-    Raises:
-        UserError: A name is unknown, there are no rows, or the lengths of the arrays differ.
+    finite. Raises UserError if a name is not in METRICS, there are no rows, or the lengths of the arrays differ.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
@@ -173,18 +159,12 @@ def by_class(counts_CC: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str
 
 
 def calibration(right_N: np.ndarray, confidence_N: np.ndarray, bins: int = BINS) -> dict[str, object]:
-    """Returns the expected calibration error (Guo et al. 2017, equation 3).
+    """Returns the expected calibration error (Guo et al. 2017, equation 3), `calibration_error`, and `bins`: for each
+    bin with rows, [number of rows, mean confidence, accuracy].
 
     The error is the mean absolute difference between confidence and accuracy over bins of equal width, weighted by the
-    number of rows in each bin.
-
-    Args:
-        right_N: Whether each prediction is correct.
-        confidence_N: The probability of each predicted class.
-        bins: The number of bins.
-
-    Returns:
-        The `calibration_error`, and `bins`: for each bin with rows, [number of rows, mean confidence, accuracy].
+    number of rows in each bin. right_N: whether each prediction is correct. confidence_N: the probability of each
+    predicted class.
     """
     right_N, confidence_N = np.asarray(right_N, dtype=np.float64), np.asarray(confidence_N, dtype=np.float64)
     # Bin b contains the confidences in (b/bins, (b+1)/bins], as in the paper.
@@ -234,13 +214,8 @@ MULTI_LABEL: dict[str, Metric] = {
 
 
 def compute_multi_label(names: Sequence[str], gold_NC: np.ndarray, predicted_NC: np.ndarray) -> dict[str, float]:
-    """Returns the scores by name.
-
-    Args:
-        names: The names of metrics in MULTI_LABEL.
-        gold_NC: 1 if a row has a class, otherwise 0.
-        predicted_NC: 1 if a class is predicted for a row, otherwise 0.
-    """
+    """Returns the scores by name, of names in MULTI_LABEL. gold_NC, predicted_NC: 1 if a row has a class, and if it is
+    predicted for the row, otherwise 0."""
     gold_NC, predicted_NC = np.asarray(gold_NC) > 0, np.asarray(predicted_NC) > 0
     return {name: MULTI_LABEL[name](gold_NC, predicted_NC) for name in names}
 

@@ -157,13 +157,8 @@ def exact_match(predicted: str, gold: str) -> float:
 
 
 def token_f1(predicted: str, gold: str, empty_agree: bool = False) -> float:
-    """Returns the harmonic mean of precision and recall of the words of an answer, as multisets.
-
-    Args:
-        predicted: The predicted answer.
-        gold: A gold answer.
-        empty_agree: Whether the score of two answers without any word is 1, as in SQuAD 2.0. In SQuAD 1.1 it is 0.
-    """
+    """Returns the harmonic mean of precision and recall of the words of an answer, as multisets. empty_agree: whether
+    the score of two answers without any word is 1, as in SQuAD 2.0. In SQuAD 1.1 it is 0."""
     predicted_words, gold_words = normalize(predicted).split(), normalize(gold).split()
     if empty_agree and not (predicted_words and gold_words):
         return float(predicted_words == gold_words)
@@ -177,14 +172,9 @@ def token_f1(predicted: str, gold: str, empty_agree: bool = False) -> float:
 def answer_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[str], unanswerable: bool = False
 ) -> dict[str, np.ndarray]:
-    """Returns the exact_match (N,) and f1 (N,) of each question: the best score over its gold answers.
-
-    Args:
-        gold: The gold answers of each question.
-        predicted: The predicted answer of each question.
-        unanswerable: Whether questions may have no answer, as in SQuAD 2.0: an empty prediction means that there
-            is no answer, and gold answers without a word are ignored.
-    """
+    """Returns the exact_match (N,) and f1 (N,) of each question: the best score over its gold answers. unanswerable:
+    whether questions may have no answer, as in SQuAD 2.0: an empty prediction means that there is no answer, and gold
+    answers without a word are ignored."""
     exact, f1 = np.zeros(len(gold)), np.zeros(len(gold))
     for number, (answers, text) in enumerate(zip(gold, predicted, strict=True)):
         if unanswerable:
@@ -214,15 +204,10 @@ class Threshold(NamedTuple):
 
 
 def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndarray) -> Threshold:
-    """Returns the threshold with the best mean score, computed as in `find_best_thresh` of evaluate-v2.0.
-
-    If it is best to predict no answer for every question, the threshold is below all null differences.
-
-    Args:
-        scores_N: The score of the best answer of each question, see `threshold_scores`.
-        answered_N: Whether the question has a gold answer.
-        null_N: The null difference of each question, see `Threshold`.
-    """
+    """Returns the threshold with the best mean score, computed as in `find_best_thresh` of evaluate-v2.0. If it is best
+    to predict no answer for every question, the threshold is below all null differences. scores_N: the score of the
+    best answer of each question, see `threshold_scores`. answered_N: whether it has a gold answer. null_N: its null
+    difference, see `Threshold`."""
     if not len(null_N):
         return Threshold(0.0, 0.0)
     order = np.argsort(null_N, kind="stable")
@@ -242,16 +227,9 @@ def summarize(
     answered_N: np.ndarray,
     null_N: np.ndarray,
 ) -> dict[str, float]:
-    """Returns the mean scores by name.
-
-    Args:
-        names: The names of metrics in ANSWER_METRICS.
-        scores: The scores (N,) of the predicted answers, see `answer_scores`.
-        best_text_scores: The `threshold_scores` (N,) of the best text of each question, even where no answer is
-            predicted.
-        answered_N: Whether the question has a gold answer.
-        null_N: The null difference of each question, see `Threshold`.
-    """
+    """Returns the mean scores by name, of names in ANSWER_METRICS. scores: the scores (N,) of the predicted answers,
+    see `answer_scores`. best_text_scores: the `threshold_scores` (N,) of the best text of each question, even where no
+    answer is predicted. answered_N, null_N: see `best_threshold`."""
 
     def mean(values: np.ndarray) -> float:
         return float(values.mean()) if len(values) else 0.0

@@ -33,18 +33,14 @@ def require_scorers(names: Sequence[str]) -> None:
 
 
 class TextScores:
-    """Scores of N generated texts against their references, for the whole corpus or for a selection of its texts.
+    """Scores of N generated texts, each with at least one reference, for the whole corpus or for a selection of its
+    texts.
 
     The metrics are:
         bleu: corpus BLEU, 0 to 100, with sacrebleu's tokenization 13a and exponential smoothing.
         chrf: corpus chrF2, 0 to 100.
         rouge1, rouge2, rougeL: mean over texts of the F score against the best reference, 0 to 1, without stemming.
         exact_match: fraction of the texts that equal one of their references, ignoring white space at the ends.
-
-    Args:
-        names: The names of the metrics to compute.
-        texts: The generated texts.
-        references: The references of each text, at least one per text.
     """
 
     def __init__(self, names: Sequence[str], texts: Sequence[str], references: Sequence[Sequence[str]]):
@@ -131,12 +127,6 @@ def perplexity(loss: float) -> float:
 
 
 def word_and_byte_rates(loss: float, tokens: int, words: int, size: int) -> dict[str, float]:
-    """Returns the word_perplexity and bits_per_byte of a text.
-
-    Args:
-        loss: The mean loss of the tokens, in nats.
-        tokens: The number of tokens of the text.
-        words: The number of words, separated by white space.
-        size: The number of bytes.
-    """
+    """Returns the word_perplexity and bits_per_byte of a text. loss: the mean loss of its tokens, in nats. words: the
+    number of words, separated by white space. size: the number of bytes."""
     return {"word_perplexity": perplexity(loss * tokens / words), "bits_per_byte": loss * tokens / size / math.log(2)}

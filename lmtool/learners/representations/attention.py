@@ -51,13 +51,9 @@ class _AttentionRecorder(Tap):
 
 @dataclass(frozen=True, eq=False)
 class TextAttention:
-    """The self-attention of every layer over one text. For an encoder-decoder, the layers of the encoder.
-
-    Attributes:
-        weights: The attention weights (W, A, L, L), float32.
-        terms: The summands of the scores before the softmax, by name, with the same shape; NaN where attention is
-            masked. Empty if positions add nothing to the scores.
-    """
+    """The self-attention of every layer over one text. For an encoder-decoder, the layers of the encoder. weights: the
+    attention weights (W, A, L, L), float32. terms: the summands of the scores before the softmax, by name, with the
+    same shape; NaN where attention is masked. Empty if positions add nothing to the scores."""
 
     weights: np.ndarray
     terms: dict[str, np.ndarray]
@@ -91,16 +87,10 @@ _MINIMUM_WEIGHT = 0.5
 
 @dataclass(frozen=True, eq=False)
 class HeadPattern:
-    """The pattern of an attention head.
-
-    Attributes:
-        layer: The number of the layer, from 1.
-        number: The number of the head in the layer, from 1.
-        fractions: The mean attention weight by pattern: on the previous token, the next token, the first token, the
-            token itself, and the separators.
-        pattern: The pattern with at least half of the weight; "" if there is none.
-        entropy: The mean entropy of the tokens' attention weights, as a fraction of the maximum entropy.
-    """
+    """The pattern of an attention head; layers and heads are numbered from 1. fractions: the mean attention weight by
+    pattern: on the previous token, the next token, the first token, the token itself, and the separators. pattern: the
+    one with at least half of the weight; "" if there is none. entropy: the mean entropy of the tokens' attention
+    weights, as a fraction of the maximum entropy."""
 
     layer: int
     number: int
@@ -147,20 +137,13 @@ def _mean_weight(weights_QL: np.ndarray, keys_Q: np.ndarray) -> float:
 
 @torch.no_grad()
 def position_scores(position: Position, length: int, hidden_size: int, num_heads: int) -> np.ndarray | None:
-    """Returns the attention scores that positions alone cause, as if all words were equal.
+    """Returns the attention scores (1, L, L) that positions alone cause, as if all words were equal; (A, L, L) if heads
+    differ; None for a model without positions.
 
     The score of a query at position i for a key at position j is in row i, column j. It is the cosine of the two
     position vectors if positions are added to the token vectors, the mean cosine of the rotations for rotary positions,
-    and, if positions are added to the scores, the score of a query and a key that are all ones.
-
-    Args:
-        position: The positions of a model; those in a tree are bound to a text of L tokens (`Position.of_batch`).
-        length: The number of positions, L.
-        hidden_size: The width of the token vectors, H.
-        num_heads: The number of heads, A.
-
-    Returns:
-        The scores (1, L, L), or (A, L, L) if heads differ; None for a model without positions.
+    and, if positions are added to the scores, the score of a query and a key that are all ones. Positions in a tree are
+    bound to a text of L = `length` tokens (`Position.of_batch`).
     """
     positions_L, head_size = torch.arange(length), hidden_size // num_heads
     if position.scores:  # first, since positions in a tree may also add to the token vectors

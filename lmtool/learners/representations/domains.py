@@ -44,11 +44,8 @@ class Passages:
     """The same number of passages of two texts, in halves. A passage that occurs in both texts is in the same half of
     both, since a classifier cannot learn such a passage.
 
-    Attributes:
-        texts: The N passages.
-        second_N: Whether a passage is of the second text.
-        trains_N: Whether a passage trains the classifier; the others measure it. Each half has equally many passages of
-            both texts.
+    second_N: whether a passage is of the second text. trains_N: whether it trains the classifier; the others measure
+    it. Each half has equally many passages of both texts.
     """
 
     texts: list[str]
@@ -83,14 +80,8 @@ class Passages:
 
 @dataclass(frozen=True)
 class Separation:
-    """How well passages of two texts are told apart.
-
-    Attributes:
-        accuracy: The fraction of the held-out passages that are classified correctly; one half if the texts do not
-            differ.
-        low, high: Its 95% interval (Wilson 1927). It does not cover the choice of the training passages.
-        count: The number of held-out passages.
-    """
+    """How well passages of two texts are told apart: the accuracy on `count` held-out passages, one half if the texts
+    do not differ, and its 95% interval (Wilson 1927), which does not cover the choice of the training passages."""
 
     accuracy: float
     low: float

@@ -38,14 +38,8 @@ _ROWS_AT_ONCE = 8192
 
 
 class MaskedTargets(TokenTargets):
-    """Examples in which 15% of the frequent tokens are replaced by the mask. The term `target` predicts these tokens at
-    their positions.
-
-    Args:
-        targets: The same texts without masks, whose targets are the tokens themselves.
-        mask: The id of the mask.
-        seed: The seed of the selection.
-    """
+    """The examples of `targets`, whose targets are the tokens themselves, with 15% of the frequent tokens replaced by
+    the mask. The term `target` predicts these tokens at their positions."""
 
     def __init__(self, targets: TokenTargets, mask: int, seed: int):
         self.__dict__.update(vars(targets))
@@ -68,12 +62,10 @@ class MaskedTargets(TokenTargets):
 class Estimate:
     """A statistic of states, with its value for unrelated data.
 
-    Attributes:
-        value: The statistic.
-        low, high: Its 95% interval over texts: delete-one-block jackknife with Student's t. NaN for fewer than two
-            texts. A bootstrap would not do: it repeats positions, which raises both statistics.
-        shuffled: The mean over shuffles of the positions of one side; what unrelated data of this size has.
-        shuffled_high: The upper end of the middle 95% of the shuffles.
+    low, high: its 95% interval over texts: delete-one-block jackknife with Student's t. NaN for fewer than two texts. A
+    bootstrap would not do: it repeats positions, which raises both statistics. shuffled: the mean over shuffles of the
+    positions of one side; what unrelated data of this size has. shuffled_high: the upper end of the middle 95% of the
+    shuffles.
     """
 
     value: float
@@ -81,10 +73,6 @@ class Estimate:
     high: float
     shuffled: float
     shuffled_high: float
-
-    def plain(self) -> dict[str, float]:
-        """Returns the estimate as plain data."""
-        return asdict(self)
 
 
 def blocks_of(groups_N: np.ndarray) -> np.ndarray:
@@ -166,15 +154,9 @@ def mutual_information(first_N: np.ndarray, second_N: np.ndarray) -> float:
 def token_information(
     states_NH: Tensor, labels_N: np.ndarray, groups_N: np.ndarray, clusters: int, seed: int
 ) -> Estimate:
-    """Returns the mutual information of states and tokens, from the clusters of the states.
-
-    Args:
-        states_NH: The states of a layer.
-        labels_N: The token of each position, int64 from 0.
-        groups_N: The text of each position.
-        clusters: The number of clusters.
-        seed: The seed of the clustering and of the shuffles.
-    """
+    """Returns the mutual information of the states of a layer and tokens, from the clusters of the states. labels_N:
+    the token of each position, int64 from 0. groups_N: the text of each position. seed: that of the clustering and of
+    the shuffles."""
     clusters_N, blocks_N = k_means(states_NH, clusters, seed).cpu().numpy(), blocks_of(groups_N)
     without = [
         mutual_information(clusters_N[kept_N], labels_N[kept_N])
@@ -242,14 +224,8 @@ def pwcca(x_NH: Tensor, y_NG: Tensor) -> float:
 
 
 def state_similarity(x_NH: Tensor, y_NG: Tensor, groups_N: np.ndarray, seed: int) -> Estimate:
-    """Returns the similarity of two sets of states at the same positions, see `pwcca`.
-
-    Args:
-        x_NH: The states of a layer.
-        y_NG: The states of another layer or model.
-        groups_N: The text of each position.
-        seed: The seed of the shuffles.
-    """
+    """Returns the similarity of two sets of states at the same positions, see `pwcca`. groups_N: the text of each
+    position. seed: that of the shuffles."""
     x_NH, y_NG = x_NH.double(), y_NG.double()
     moments, blocks_N = _Moments.of(x_NH, y_NG), torch.from_numpy(blocks_of(groups_N)).to(x_NH.device)
     blocks = int(blocks_N.max()) + 1
@@ -278,27 +254,22 @@ def evolution(
     """Returns, for each layer, its number `layer`; `input` and `predicted`, the information on the token at a position
     and on the token that is predicted there; and `before`, the similarity to the layer before. None if there is none.
 
-    Args:
-        layers: The numbers of the layers.
-        read: States with the tokens at their positions.
-        predicted: States with the tokens that are predicted there; None for a model that predicts none.
-        clusters: The number of clusters.
-        seed: The seed.
-        progress: Called after each layer.
+    read, predicted: states with the tokens at their positions, and with the tokens that are predicted there; None for a
+    model that predicts none. progress: called after each layer.
     """
 
     def information(labeled: LabeledStates | None, index: int) -> dict[str, float] | None:
         if labeled is None:
             return None
         labels_N = labeled.labels_N.cpu().numpy()
-        return token_information(labeled.states_WNH[index], labels_N, labeled.groups_N, clusters, seed).plain()
+        return asdict(token_information(labeled.states_WNH[index], labels_N, labeled.groups_N, clusters, seed))
 
     rows: list[dict[str, object]] = []
     for index, layer in enumerate(layers):
         before = None
         if index:
             below_NH, states_NH = read.states_WNH[index - 1], read.states_WNH[index]
-            before = state_similarity(below_NH, states_NH, read.groups_N, seed).plain()
+            before = asdict(state_similarity(below_NH, states_NH, read.groups_N, seed))
         informed = {"input": information(read, index), "predicted": information(predicted, index)}
         rows.append({"layer": layer, **informed, "before": before})
         progress()

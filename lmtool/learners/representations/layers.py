@@ -38,15 +38,8 @@ ITERATIONS = 50
 
 @dataclass(frozen=True)
 class Probe:
-    """A fitted probe.
-
-    Attributes:
-        mean_H: The mean of the training states, which standardization subtracts.
-        scale_H: The factor of standardization, 1 / standard deviation.
-        weight_CH: The weights, for standardized states.
-        bias_C: The biases.
-        iterations: The number of iterations of the fit.
-    """
+    """A fitted probe. mean_H, scale_H: the mean of the training states and 1 / their standard deviation, for
+    standardization. weight_CH, bias_C: for standardized states. iterations: those of the fit."""
 
     mean_H: Tensor
     scale_H: Tensor
@@ -60,15 +53,8 @@ class Probe:
 
 
 def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIONS, ridge: float = RIDGE) -> Probe:
-    """Fits a probe. The weights start from zero and the loss is convex, so there is no randomness.
-
-    Args:
-        x_NH: The states.
-        labels_N: The class of each state.
-        classes: The number of classes.
-        iterations: Maximum number of iterations.
-        ridge: The coefficient of L2 regularization.
-    """
+    """Fits a probe to states and their classes. The weights start from zero and the loss is convex, so there is no
+    randomness. ridge: the coefficient of L2 regularization."""
     mean_H = x_NH.mean(0)
     deviation_H = x_NH.std(0, correction=0)
     # A constant dimension has no information: its factor is 0 instead of a huge number.
@@ -114,15 +100,8 @@ def windows_of(store: TokenStore, max_tokens: int) -> np.ndarray:
 
 
 def frequency_classes(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:
-    """Returns the class (V,) of each token, int64: its rank by frequency, from 0.
-
-    Args:
-        store: The text.
-        windows_D: The windows in which tokens are counted.
-        tokenizer: The tokenizer.
-        count: The number of classes. Special tokens, and tokens that are not among the `count` most frequent tokens,
-            have the class -1.
-    """
+    """Returns the class (V,) of each token, int64: its rank by frequency in windows of the text, from 0. Special
+    tokens, and tokens that are not among the `count` most frequent tokens, have the class -1."""
     tokens = store.tokens[ragged_ranges(windows_D["start"], windows_D["length"].astype(np.int64))]
     counts_V = np.bincount(tokens, minlength=tokenizer.vocab_size)
     counts_V[[number for number in tokenizer.special_ids if number < len(counts_V)]] = 0
@@ -136,13 +115,8 @@ def frequency_classes(store: TokenStore, windows_D: np.ndarray, tokenizer: Token
 class TokenTargets:
     """Examples for a probe that predicts tokens: windows of unmasked text in a model's text format.
 
-    Args:
-        store: The text.
-        windows_D: The windows, see `windows_of`.
-        tokenizer: The tokenizer.
-        template: The text format.
-        offset: The offset from a position to the token that is predicted there, see OFFSETS.
-        classes_V: The class of each token, see `frequency_classes`.
+    windows_D: see `windows_of`. offset: from a position to the token that is predicted there, see OFFSETS. classes_V:
+    the class of each token, see `frequency_classes`.
     """
 
     def __init__(
@@ -192,13 +166,8 @@ _SAMPLING_EPOCH = 7
 
 @dataclass(frozen=True)
 class LabeledStates:
-    """Hidden states with their classes, on which probes are trained or scored.
-
-    Attributes:
-        states_WNH: The states of each layer, float32.
-        labels_N: The class of each position.
-        groups_N: The index of the text that each position belongs to. Positions of one text are not independent.
-    """
+    """Hidden states of each layer, float32, with the class of each position, on which probes are trained or scored.
+    groups_N: the index of the text that each position belongs to. Positions of one text are not independent."""
 
     states_WNH: Tensor
     labels_N: Tensor
@@ -220,18 +189,9 @@ def collect_states(
     """Computes the states of randomly selected examples at the target positions of a term, or one pooled state per
     text.
 
-    Args:
-        states: Computes the hidden states.
-        examples: The examples to select from.
-        term: The term whose targets are the classes. If its targets have positions, the states at these positions are
-            collected; otherwise the pooled state of each text.
-        pooling: How the states of a text are pooled.
-        limit: Maximum number of positions.
-        seed: The seed of the selection.
-        batch_tokens: Maximum tokens of a forward.
-
-    Raises:
-        UserError: The term does not predict classes, or no position has a class.
+    term: the term whose targets are the classes. If its targets have positions, the states at these positions are
+    collected; otherwise the pooled state of each text. limit: maximum number of positions. batch_tokens: maximum tokens
+    of a forward. Raises UserError if the term does not predict classes, or no position has a class.
     """
     plan, device = examples.plan(0), states.precision.device
     order = Permutation(len(plan), seed, "sample", _SAMPLING_EPOCH)(np.arange(len(plan)))
@@ -273,18 +233,8 @@ def collect_states(
 def score_layers(
     train: LabeledStates, held_out: LabeledStates, classes: int, progress: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """Trains and scores a probe for each layer.
-
-    Args:
-        train: The states on which probes are trained.
-        held_out: The states on which probes are scored.
-        classes: The number of classes.
-        progress: Called after each layer.
-
-    Returns:
-        For each layer, the `accuracy` of its probe on held-out positions, the `standard_error` (clustered by text), and
-        the `iterations` of the fit.
-    """
+    """Trains and scores a probe for each layer. Returns the `accuracy` of each on held-out positions, the
+    `standard_error` (clustered by text), and the `iterations` of the fit. progress: called after each layer."""
     rows = []
     for train_NH, held_out_NH in zip(train.states_WNH, held_out.states_WNH, strict=True):
         probe = fit(train_NH, train.labels_N, classes)

@@ -57,22 +57,11 @@ def embedder_of(
     precision: Precision,
     offline: bool = False,
 ) -> tuple[Embedder, str]:
-    """Builds the embedder of a checkpoint.
+    """Builds the embedder of a checkpoint; also returns a line of text that describes it.
 
-    Args:
-        loaded: The loaded checkpoint.
-        checkpoint: The checkpoint as the user named it.
-        layers: The number of a layer (0 is the embedding), the last layer, all layers, or the mean of all layers.
-        pooling: How the states of a text's tokens become one vector; auto means as the checkpoint prescribes.
-        batch_tokens: Maximum tokens of a forward.
-        precision: Number format and device.
-        offline: Whether downloads are forbidden.
-
-    Returns:
-        The embedder, and a line of text that describes it.
-
-    Raises:
-        UserError: The layer or the pooling is invalid.
+    checkpoint: as the user named it. layers: the number of a layer (0 is the embedding), the last layer, all layers, or
+    the mean of all layers. pooling: how the states of a text's tokens become one vector; auto means as the checkpoint
+    prescribes. batch_tokens: maximum tokens of a forward. Raises UserError if the layer or the pooling is invalid.
     """
     tokenizer, depth = tokenizer_of(loaded, checkpoint), depth_of(loaded.model.parts.backbone)
     allowed = ("auto", *get_args(Pooling))

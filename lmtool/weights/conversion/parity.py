@@ -17,9 +17,9 @@ from lmtool.config.base import JsonMapping
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Examples, Rows
 from lmtool.data.formats import FormatTemplate, text_format
+from lmtool.learners.configs import has_segments
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_configs import BigbirdConfig
-from lmtool.session.trained import has_segments
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
