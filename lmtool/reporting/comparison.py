@@ -38,7 +38,7 @@ from lmtool.reporting.text import (
 )
 from lmtool.runs.files import SCORED_ROWS
 from lmtool.runs.finding import read_manifest, saved_steps
-from lmtool.runs.identity import NEUTRAL_KEYS
+from lmtool.runs.identity import NEUTRAL_KEYS, flatten
 from lmtool.system.files import Damaged
 from lmtool.system.terminal import counted
 
@@ -54,38 +54,23 @@ _CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 _BITS = "bits_per_byte"
 
 
-@dataclass(frozen=True)
-class LabeledRows:
-    """The rows of a run's first labeled split, in file order. gold, predicted: labels or numbers."""
-
-    gold: list[object]
-    predicted: list[object]
-
-    @classmethod
-    def of(cls, run: RunFiles) -> LabeledRows:
-        rows = cls([], [])
-        for row in first_split(run):
-            rows.gold.append(row["gold"])
-            rows.predicted.append(row["prediction"])
-        return rows
-
-
 def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, float]] | str:
     """Returns the score of the first run minus that of the second on the same rows, with a 95% bootstrap interval that
     resamples the rows of both runs together: {"value", "low", "high"} by metric. Returns the reason as a string if the
     runs cannot be paired."""
-    first_rows, second_rows = LabeledRows.of(first), LabeledRows.of(second)
-    for run, rows in ((first, first_rows), (second, second_rows)):
-        if not rows.gold:
+    rows = [[(row["gold"], row["prediction"]) for row in first_split(run)] for run in (first, second)]
+    for run, run_rows in zip((first, second), rows, strict=True):
+        if not run_rows:
             return f"{run.name} has no labeled predictions"
         if scored_rows(run) is None:
             return (
                 f"the texts that {run.name} was scored on are not known: its result.json has no {SCORED_ROWS} and its "
                 "predictions.jsonl no texts; try lmtool evaluate A against=B"
             )
-    if scored_rows(first) != scored_rows(second) or first_rows.gold != second_rows.gold:
+    (first_gold, first_labels), (second_gold, second_labels) = (zip(*run_rows, strict=True) for run_rows in rows)
+    if scored_rows(first) != scored_rows(second) or first_gold != second_gold:
         return "they were scored on different rows: other texts, other labels, or another order"
-    columns = _columns(first_rows.gold, first_rows.predicted, second_rows.predicted)
+    columns = _columns(first_gold, first_labels, second_labels)
     if columns is None:
         return "their predictions are neither single labels nor numbers; try lmtool evaluate A against=B"
     gold, first_predicted, second_predicted = columns
@@ -132,20 +117,9 @@ def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator
             yield metric
 
 
-def flatten(values: object, prefix: str = "") -> dict[str, object]:
-    """Flattens {'optimizer': {'lr': 1}} to {'optimizer.lr': 1}."""
-    if not isinstance(values, Mapping):
-        return {prefix: values}
-    return {
-        key: leaf
-        for name, value in values.items()
-        for key, leaf in flatten(value, f"{prefix}.{name}".strip(".")).items()
-    }
-
-
 def _configuration(run: RunFiles) -> dict[str, object]:
     try:
-        return flatten(yaml_files.load(run.config) or {})
+        return {key: value for key, value in flatten(yaml_files.load(run.config) or {}).items() if value != {}}
     except yaml.YAMLError as failure:
         run.problems.append(f"config.yaml is not valid YAML ({str(failure).splitlines()[0]}).")
         return {}

@@ -231,11 +231,10 @@ class Output:
         """Terminal width in cells; 100 if unknown."""
         return shutil.get_terminal_size((100, 24)).columns
 
-    def paragraph(self, text: str, style: str | None = None, indent: int = 2) -> None:
+    def paragraph(self, text: str, style: str | None = None) -> None:
         """Writes a text wrapped to the terminal's width; continuation lines are indented."""
-        lines = wrap(safe_line(text), max(self.columns, 30) - indent)
-        for index, line in enumerate(lines):
-            self.line(f"{' ' * indent if index else ''}{line}", style)
+        for index, line in enumerate(wrap(safe_line(text), max(self.columns, 30) - 2)):
+            self.line(f"{'  ' if index else ''}{line}", style)
 
     def rows(self, rows: Iterable[tuple[str, str]], highlights: Mapping[str, str] | None = None) -> None:
         """Writes (label, text) rows with aligned labels; long texts are wrapped on a terminal.

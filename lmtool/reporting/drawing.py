@@ -151,14 +151,8 @@ def plot_smoothed_steps(axes: Axes, steps: list[int], values: list[float], width
 
 
 def label_ends(axes: Axes, x: float, labels: Iterable[tuple[float, str, str]], gap: float) -> None:
-    """Labels lines at their right ends, in place of a legend.
-
-    Args:
-        axes: where to draw.
-        x: position of the labels.
-        labels: (height, text, color) of each; close ones are moved apart.
-        gap: minimum distance of two labels, as a fraction of the axes' height.
-    """
+    """Labels lines at their right ends, in place of a legend. x: position of the labels. labels: (height, text, color)
+    of each; close ones are moved apart. gap: minimum distance of two labels, as a fraction of the axes' height."""
     bottom, top = axes.get_ylim()
     height = -float("inf")
     for value, text, color in sorted(labels):

@@ -32,15 +32,8 @@ _LABEL_CHARACTERS = 40
 
 
 def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMapping, baseline: JsonMapping) -> None:
-    """Prints the scores of one split.
-
-    Args:
-        output: where to print.
-        title: the checkpoint and the task.
-        split: name of the split.
-        evaluation: the result of `lmtool.tasks.analysis.analysis`.
-        baseline: `name` and `metrics` of the baseline.
-    """
+    """Prints the scores of one split. title: the checkpoint and the task. evaluation: the result of
+    `lmtool.tasks.analysis.analysis`. baseline: `name` and `metrics` of the baseline."""
     baseline_metrics = baseline.get("metrics", {})
     rows: list[list[object]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
     for name, score in evaluation["metrics"].items():
@@ -79,13 +72,8 @@ def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMap
 
 
 def print_text_scores(output: Output, title: str, metrics: Mapping[str, float]) -> None:
-    """Prints the scores of a language model on text, each loss with its standard error.
-
-    Args:
-        output: where to print.
-        title: the checkpoint and the text.
-        metrics: the result of `Evaluation.metrics`.
-    """
+    """Prints the scores of a language model on text, the result of `Evaluation.metrics`, each loss with its standard
+    error. title: the checkpoint and the text."""
     rows = []
     for name, value in metrics.items():
         # The only term of a loss is the loss.
@@ -140,16 +128,8 @@ def print_difference(
     differences: Mapping[str, Mapping[str, float]],
     resampled: str = "rows",
 ) -> None:
-    """Prints the difference of two systems on the same rows.
-
-    Args:
-        output: where to print.
-        first: name of the first system.
-        second: name of the second system.
-        scores: the first system's scores by metric.
-        differences: the first score minus the second, with its interval, by metric.
-        resampled: what the intervals resample.
-    """
+    """Prints the difference of two systems on the same rows. scores: those of the first system by metric. differences:
+    the first score minus the second, with its interval, by metric. resampled: what the intervals resample."""
     rows = []
     for name, statistics in differences.items():
         score, difference = scores[name], statistics["value"]
@@ -190,12 +170,9 @@ _CURVE_METRICS = 4
 def print_curve(output: Output, run: str, task: str | None, points: Sequence[JsonMapping]) -> None:
     """Prints a row for each checkpoint of a learning curve.
 
-    Args:
-        output: where to print.
-        run: the run.
-        task: the task that the checkpoints were scored on; None for the text or the task of the run.
-        points: for each checkpoint its `checkpoint` (the names of its amounts), `step`, `tokens`, `words` and `passes`
-            (None if unknown), `metrics`, and the `intervals` of some of them.
+    task: the task that the checkpoints were scored on; None for the text or the task of the run. points: for each
+    checkpoint its `checkpoint` (the names of its amounts), `step`, `tokens`, `words` and `passes` (None if unknown),
+    `metrics`, and the `intervals` of some of them.
     """
     names = _curve_metrics(points)[:_CURVE_METRICS]
     intervals = [name for name in names if all(_has_interval(point, name) for point in points)]
@@ -284,15 +261,9 @@ _PROMPT_LINES, _LINE_CHARACTERS = 12, 100
 
 
 def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping, prompt: str) -> None:
-    """Prints the scores of one split.
-
-    Args:
-        output: where to print.
-        title: the checkpoint, the task and the split.
-        shots: number of demonstrations.
-        summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept` and `warnings` from `lmtool.session.evaluation`.
-        prompt: the first prompt; its last lines are printed.
-    """
+    """Prints the scores of one split. title: the checkpoint, the task and the split. shots: number of demonstrations.
+    summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept` and `warnings` from `lmtool.session.evaluation`.
+    prompt: the first prompt; its last lines are printed."""
     metrics, baseline = summary["metrics"], summary["baseline"]
     sample_count = len(next(iter(metrics.values()))["draws"])
     rows = []
@@ -343,8 +314,7 @@ def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[
         f"{probes['checkpoint']} · {target} · {measure} · n = {probes['n']:,}, "
         f"{probes['classes']:,} classes, trained on {probes['examples']:,}"
     )
-    layers = [(str(row["layer"] or "0 (embedding)"), row["trained"], row["random"]) for row in probes["layers"]]
-    rows = [[layer, text(trained), text(random)] for layer, trained, random in layers]
+    rows = [[_layer_name(row["layer"]), text(row["trained"]), text(row["random"])] for row in probes["layers"]]
     return heading, [*rows, ["majority", text(probes["majority"]), ""]]
 
 
@@ -390,7 +360,7 @@ def _evolution_tables(results: EvolutionResults) -> list[_Table]:
     for measured in results["checkpoints"]:
         rows = [
             [
-                _layer_name(row),
+                _layer_name(row["layer"]),
                 *(cell for name in ("input", "predicted", "before") for cell in _estimate_cells(row[name])),
             ]
             for row in measured["layers"]
@@ -402,15 +372,15 @@ def _evolution_tables(results: EvolutionResults) -> list[_Table]:
             heading += f", {_PREDICTED[predicts]} {measured['predicted_entropy']:.3f} (n = {measured['predicted_n']:,})"
         tables.append((heading, _INFORMATION_HEADER, rows))
     for pair in results["pairs"]:
-        rows = [[_layer_name(row), *_estimate_cells(row["similarity"])] for row in pair["layers"]]
+        rows = [[_layer_name(row["layer"]), *_estimate_cells(row["similarity"])] for row in pair["layers"]]
         tables.append(
             (f"{pair['first']} and {pair['second']} at the same layer", ["layer", "similarity", "shuffled"], rows)
         )
     return tables
 
 
-def _layer_name(row: JsonMapping) -> str:
-    return str(row["layer"] or "0 (embedding)")
+def _layer_name(layer: int) -> str:
+    return str(layer or "0 (embedding)")
 
 
 def _estimate_cells(estimate: Mapping[str, float] | None) -> tuple[str, str]:

@@ -94,17 +94,9 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_page(path: Path, template: str, heading: str, **values: Any) -> Path:
-    """Writes a page atomically, with secrets masked.
-
-    Args:
-        path: the file.
-        template: a template of `templates/` that extends page.html; or page.html itself, with finished HTML as `body`.
-        heading: the title of the page.
-        values: the values in the template.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes a page atomically, with secrets masked. template: one of `templates/` that extends page.html; or page.html
+    itself, with finished HTML as `body`. heading: the title of the page. values: those in the template. Raises
+    UserError if the file cannot be written."""
     text = render(template, heading=heading, **values)
     with report_write_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -149,15 +149,13 @@ def _place(text: str, tokenization: Tokenization) -> list[_Span]:
 
 
 def _letters(piece: str) -> str:
-    """Returns the letters of a piece without marks of spaces and of the insides and ends of words."""
     if len(piece) > 2 and piece.startswith("##"):
         piece = piece[2:]
     return re.sub(r"</w>$|[␣⏎⇥␍]", "", piece)
 
 
 def _lines(text: str, spans: Sequence[_Span]) -> Iterator[tuple[int, int]]:
-    """Yields the start and the end of each line of the grid, which ends between two pieces of all vocabularies if it
-    can, preferably at a space."""
+    """Each line ends between two pieces of all vocabularies if it can, preferably at a space."""
     inside = {letter for span in spans for letter in range(span.start + 1, span.end)}
     start = 0
     for _ in range(_MAX_LINES):
@@ -349,14 +347,8 @@ def _head_table(heads: Sequence[_Head]) -> tuple[list[str], list[list[str]]]:
 def print_heads(
     output: Output, heads: Sequence[_Head], tokens: Sequence[str], maps: Sequence[tuple[_Head, np.ndarray]]
 ) -> None:
-    """Prints each head's mean attention weight on each pattern, and some attention maps.
-
-    Args:
-        output: where to print.
-        heads: all heads.
-        tokens: the L tokens of the text.
-        maps: the heads to draw, each with its (L, L) weights.
-    """
+    """Prints each head's mean attention weight on each pattern, and some attention maps. tokens: the L tokens of the
+    text. maps: the heads to draw, each with its (L, L) weights."""
     heading = f"{counted(len(tokens), 'token')} · uniform attention has {percent(1 / len(tokens))} on each"
     print_table(output, *_head_table(heads), heading)
     for head, weights in maps:

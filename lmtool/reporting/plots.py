@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -31,6 +31,9 @@ from lmtool.reporting.run_files import (
 from lmtool.reporting.sweep_groups import Block, Difference, SeedGroup, number_of
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
 from lmtool.system.terminal import counted
+
+if TYPE_CHECKING:
+    from lmtool.reporting.looks import SimilarityByLayer
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
 
@@ -317,14 +320,8 @@ def scaling_figure(
     losses_R: np.ndarray,
 ) -> Figure:
     """Draws the loss over N for each budget of FLOPs, with its parabola in log N, and the fitted loss over the measured
-    loss of each run.
-
-    Args:
-        unit: how N is counted.
-        curves: for each budget its name, N and loss of its runs, and the coefficients of its parabola.
-        predicted_R: the loss of each run by the law.
-        losses_R: the loss of each run.
-    """
+    loss of each run. unit: how N is counted. curves: for each budget its name, N and loss of its runs, and the
+    coefficients of its parabola. predicted_R, losses_R: the loss of each run by the law, and measured."""
     figure, (left, right) = drawing.small_plots(["equal FLOPs: loss", "loss by the law"], WIDE)
     figure.set_size_inches(WIDE, 3.4)
     for index, (name, points, coefficients) in enumerate(curves):
@@ -375,19 +372,8 @@ OVER_STEPS: Mapping[str, Callable[..., Figure | None]] = {
 """The figures of a run over steps, by file name; each takes the run and a width."""
 
 
-class _SimilarityByLayer(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-    @property
-    def same(self) -> list[float]: ...
-    @property
-    def other_words(self) -> list[float]: ...
-
-
 @matplotlib.rc_context(STYLE)
-def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
+def similarity_figure(similarities: Sequence[SimilarityByLayer]) -> Figure:
     """Draws mean cosines by layer: of the same word in different sentences (lines), and of different words (dots)."""
     figure, axes = single_plot(7.2, 3.2)
     tidy(axes, "layer (0: embedding)")

@@ -107,18 +107,12 @@ def _fraction_text(fraction: JsonMapping) -> str:
 
 
 def write_report(run_dir: str | Path, trains: bool | None = None, reason: str = "") -> Path:
-    """Writes report.html and plots/*.png of a run folder and returns the path of the report.
+    """Writes report.html and plots/*.png of a run folder and returns the path of the report. The section of a missing
+    or damaged file is left out, with a note on the page.
 
-    The section of a missing or damaged file is left out, with a note on the page.
-
-    Args:
-        run_dir: the run folder.
-        trains: for a run without a result, whether it is still training, which the page says, and no PNG is written;
-            None if only the run's lock says so.
-        reason: why it stopped; may be empty.
-
-    Raises:
-        UserError: the folder is not a run or cannot be written.
+    trains: for a run without a result, whether it is still training, which the page says, and no PNG is written; None
+    if only the run's lock says so. reason: why it stopped; may be empty. Raises UserError if the folder is not a run or
+    cannot be written.
     """
     run = read_run(run_dir)
     note = ""

@@ -69,23 +69,15 @@ _IDENTITY = ("objective", "metric", "text", "vocabulary")
 
 
 def report_scaling(output: Output, sweep: Path, predict: str | None) -> None:
-    """Fits the scaling law of a sweep, prints it, and writes scaling.json and plots/scaling.png.
-
-    Args:
-        output: where to print.
-        sweep: the sweep's folder.
-        predict: a finished run whose loss is predicted from the other runs and scored, or PARAMETERS,TOKENS; None to
-            predict nothing.
-
-    Raises:
-        UserError: there are fewer runs than the law needs, or runs with losses of other data or vocabulary.
-    """
+    """Fits the scaling law of a sweep, prints it, and writes scaling.json and plots/scaling.png. predict: a finished
+    run whose loss is predicted from the other runs and scored, or PARAMETERS,TOKENS; None to predict nothing. Raises
+    UserError if there are fewer runs than the law needs, or runs with losses of other data or vocabulary."""
     jobs = [job for job in read_sweep(sweep).jobs if job.status == DONE_JOB]
     sizes, further = _further(predict)
     runs = [scaled_run(job.folder) for job in jobs if further is None or job.folder.resolve() != further[0]]
     _require_fit(sweep, [*runs, *([further[1]] if further is not None else [])], len(runs))
     ways = [way for way in (WITH, WITHOUT) if all(way in run.parameters for run in runs)]
-    laws = {way: _law(runs, way) for way in ways}
+    laws = {way: fit_law(*_columns(runs, way)) for way in ways}
     parabolas = {way: _parabolas(runs, way) for way in ways}
     notes = _notes(runs, parabolas, ways)
     details: JsonObject = {"runs": len(runs), "notes": notes, "laws": {}, "budgets": {}, "predictions": []}
@@ -157,10 +149,6 @@ def _require_fit(sweep: Path, all_runs: Sequence[ScaledRun], fitted: int) -> Non
 def _columns(runs: Sequence[ScaledRun], way: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     parameters = np.array([run.parameters[way] for run in runs])
     return parameters, np.array([run.tokens for run in runs]), np.array([run.loss for run in runs])
-
-
-def _law(runs: Sequence[ScaledRun], way: str) -> ScalingLaw:
-    return fit_law(*_columns(runs, way))
 
 
 def _parabolas(runs: Sequence[ScaledRun], way: str) -> dict[float, Parabola]:

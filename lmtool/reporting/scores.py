@@ -111,15 +111,9 @@ def as_number(value: object) -> float | None:
 
 
 def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | None = None) -> Score | None:
-    """Returns the headline score of a run; None if there is none.
-
-    Args:
-        result: result.json ("metric", "value", optionally "standard_error", "gain_standard_error" and
-            "validation_examples"), as `read_result` returns it.
-        baseline: the score's baseline.
-        examples: number of scored examples, for the binomial standard error of an accuracy; None for the result's
-            `validation_examples`.
-    """
+    """Returns the headline score of a run; None if there is none. result: result.json, as `read_result` returns it.
+    examples: number of scored examples, for the binomial standard error of an accuracy; None for the result's
+    `validation_examples`."""
     metric, value = result.get("metric"), as_number(result.get("value"))
     if not isinstance(metric, str) or value is None:
         return None

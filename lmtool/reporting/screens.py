@@ -436,17 +436,8 @@ def print_end(
     report: str,
     next_commands: Sequence[str],
 ) -> None:
-    """Prints the end screen.
-
-    Args:
-        output: where to print.
-        result: result.json.
-        elapsed: seconds since the command started.
-        baseline: the score's baseline.
-        run_dir: the run's folder.
-        report: path of the report.
-        next_commands: suggested commands.
-    """
+    """Prints the end screen. result: result.json. elapsed: seconds since the command started. report: path of the
+    report. next_commands: suggested commands."""
     score = score_of(result, baseline)
     output.line(_headline(result, elapsed), _STYLES[score.verdict] if score else "bold")
     rows = []

@@ -124,14 +124,8 @@ def scores_of_runs(group: SeedGroup) -> list[dict[str, float]]:
 
 
 def print_seeds(output: Output, title_: str, blocks: Sequence[Block], scores: Sequence[SeedScore]) -> None:
-    """Prints a row for each setting, best first, and its other scores.
-
-    Args:
-        output: where to print.
-        title_: what the runs are scored on.
-        blocks: the settings.
-        scores: the scores of each setting, the headline score among them.
-    """
+    """Prints a row for each setting, best first, and its other scores. title_: what the runs are scored on. scores: the
+    scores of each setting, the headline score among them."""
     for heading, header, rows in _tables(title_, blocks, scores):
         if len(rows) <= _PRINTED_ROWS:
             print_table(output, header, rows, heading)
@@ -211,14 +205,7 @@ def write_seeds(
     folder: Path, title_: str, blocks: Sequence[Block], scores: Sequence[SeedScore], task: str | None
 ) -> None:
     """Writes evaluation.json, seeds.csv, seeds.html and plots/scores.png to a folder. Raises UserError if that fails.
-
-    Args:
-        folder: the folder.
-        title_: the title of the page.
-        blocks: the settings.
-        scores: the scores of each setting.
-        task: the task; None for scores on text.
-    """
+    title_: the title of the page. task: None for scores on text."""
     # Imported late: matplotlib takes most of a second.
     from lmtool.reporting import drawing, plots
 

@@ -175,16 +175,9 @@ class Block:
 
 
 def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
-    """Returns the blocks of a sweep that have a score, in the order of their first jobs.
-
-    Args:
-        sweep: the jobs.
-        against: the reference group, named by a job in it (number or folder) or by values that no other group has
-            ('optimizer.lr=0.001', 'lr=0.001'); None for the best group of each block.
-
-    Raises:
-        UserError: `against` does not match exactly one group.
-    """
+    """Returns the blocks of a sweep that have a score, in the order of their first jobs. against: the reference group,
+    named by a job in it (number or folder) or by values that no other group has ('optimizer.lr=0.001', 'lr=0.001');
+    None for the best group of each block. Raises UserError if `against` does not match exactly one group."""
     # Damaged jobs have no overrides.
     usable = [job for job in sweep.jobs if job.overrides or job.value is not None]
     tasks = dict.fromkeys((job.task, job.metric) for job in sweep.jobs if job.value is not None)

@@ -399,16 +399,8 @@ _PRINTED_GROUPS, _PRINTED_UNSCORED = 60, 20
 
 
 def report_sweep(output: Output, folder: str | Path, against: str | None = None) -> SweepFiles:
-    """Prints the summary of a sweep's folder, and writes sweep.html, sweep.csv and plots/ there.
-
-    Args:
-        output: where to print.
-        folder: the sweep's folder.
-        against: as in `blocks_of`.
-
-    Raises:
-        UserError: the folder is not a sweep, or cannot be written.
-    """
+    """Prints the summary of a sweep's folder, and writes sweep.html, sweep.csv and plots/ there. against: as in
+    `blocks_of`. Raises UserError if the folder is not a sweep, or cannot be written."""
     sweep = read_sweep(folder)
     blocks = blocks_of(sweep, against)
     print_summary(output, sweep, blocks)
