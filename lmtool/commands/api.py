@@ -99,14 +99,9 @@ class Loaded(LoadedCheckpoint):
         """Returns the predictions of `lmtool predict`, a record per text: label and score, filled masks, or a
         continuation.
 
-        Args:
-            texts: texts, or the columns of a task by name.
-            pairs: the second texts of pairs.
-            batch_tokens: maximum real tokens of a forward pass.
-            task: the task whose head predicts, if the checkpoint learned several.
-
-        Raises:
-            UserError: the checkpoint cannot predict, or reads other inputs.
+        texts: texts, or the columns of a task by name. pairs: the second texts of pairs. batch_tokens: maximum real
+        tokens of a forward pass. task: the task whose head predicts, if the checkpoint learned several. Raises
+        UserError if the checkpoint cannot predict, or reads other inputs.
         """
         paired = pairs is not None or (isinstance(texts, Mapping) and PAIR in texts)
         responder = self._predicting_learner(paired, task).responder()

@@ -122,15 +122,9 @@ def time_spent_on(topic: Topic, folder: Path) -> TimeSpent:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A finished command.
-
-    Attributes:
-        command: the line of the document
-        seconds: elapsed time; if commands run in parallel, the time since the previous one ended, so that the seconds
-            of a block add up
-        cpu_seconds: processor time of all processes of the command
-        status: the exit status
-    """
+    """A finished command, as in the document. seconds: elapsed time; if commands run in parallel, the time since the
+    previous one ended, so that the seconds of a block add up. cpu_seconds: processor time of all processes of the
+    command."""
 
     command: str
     seconds: float

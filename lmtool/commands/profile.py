@@ -120,11 +120,8 @@ class DecodingRecording:
     """Measurements of the first batch of a generation. A step lasts from one `Decoding.advance` to the next, or to the
     end of the batch.
 
-    Attributes:
-        prompt_seconds: Time of reading the prompts.
-        seconds, steps: Time and number of all steps.
-        tokens: Tokens that the steps read, one of each unfinished text.
-        texts: Number of texts in the batch.
+    prompt_seconds: time of reading the prompts. seconds, steps: time and number of all steps. tokens: those that the
+    steps read, one of each unfinished text. texts: number of texts in the batch.
     """
 
     def __init__(self, device: torch.device, profiler: torch.profiler.profile | None = None):

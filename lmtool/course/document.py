@@ -36,13 +36,8 @@ class Prose:
 
 @dataclass(frozen=True)
 class Commands:
-    """A bash block.
-
-    Attributes:
-        lines: the commands
-        first: the index of the first command among all commands of the topic
-        together: whether the commands may run in parallel
-    """
+    """A bash block. first: the index of its first command among all commands of the topic. together: whether the
+    commands may run in parallel."""
 
     lines: tuple[str, ...]
     first: int

@@ -60,13 +60,8 @@ class TimeSpent:
 
 
 def write_course(course: Course, folder: Path, spent: dict[str, TimeSpent]) -> Path:
-    """Writes FOLDER/index.html and returns its path.
-
-    Args:
-        course: the course
-        folder: the folder in which its commands ran
-        spent: the time that each topic took, by id
-    """
+    """Writes FOLDER/index.html, for the folder in which the commands ran, and returns its path. spent: the time that
+    each topic took, by id."""
     embedded, verdicts = _PageEmbedder(folder), list[tuple[Topic, Claim, Verdict]]()
     sections = []
     for topic in course.topics:
@@ -218,13 +213,8 @@ HOLDS, FAILS, UNCLEAR, MISSING = "holds here", "does not hold at this scale", "n
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a number over runs, or a constant.
-
-    Attributes:
-        value: the mean
-        error: the standard error of the mean; None if unknown
-        runs: the number of runs; 0 for a constant
-    """
+    """The mean of a number over runs, or a constant. error: the standard error of the mean; None if unknown. runs: 0
+    for a constant."""
 
     value: float
     error: float | None

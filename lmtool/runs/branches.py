@@ -22,6 +22,7 @@ from lmtool.runs.finding import (
     read_state,
     run_folder,
     saved_steps,
+    step_of,
     verify,
 )
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
@@ -53,7 +54,7 @@ class Trunk:
             return cls(run, steps[0])
         point = best_of(run / "checkpoints") if position == "best" else of_step(run / "checkpoints", int(position))
         if point is None:
-            newest = ", ".join(str(_step_of(folder)) for folder in reversed(steps[:_LISTED]))
+            newest = ", ".join(str(step_of(folder)) for folder in reversed(steps[:_LISTED]))
             hint = f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to keep more"
             raise UserError(f"branch={value}: {run} has no checkpoint of step {int(position)}; it has {newest}", hint)
         return cls(run, point)
@@ -78,7 +79,7 @@ class Trunk:
 
     @property
     def step(self) -> int:
-        return _step_of(self.point)
+        return step_of(self.point)
 
     def __str__(self) -> str:
         return f"{self.run}@{self.step}"
@@ -149,12 +150,8 @@ def phases_ended(state: JsonObject) -> int:
     return int(cursor.get("phase", 0)) if isinstance(cursor, dict) else 0
 
 
-def _step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step_"))
-
-
 def _nearest(step: int, folders: Sequence[Path]) -> int:
-    return min(map(_step_of, folders), key=lambda other: abs(other - step))
+    return min(map(step_of, folders), key=lambda other: abs(other - step))
 
 
 def split_branch(value: str) -> tuple[str, str]:
@@ -167,7 +164,7 @@ def split_branch(value: str) -> tuple[str, str]:
     if name and not folder.is_dir():
         raise UserError(f"branch={value}: {place!r} is not a step", f"use {_FORM}")
     if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
-        hint = f"set branch={folder.parent.parent}@{_step_of(folder)}"
+        hint = f"set branch={folder.parent.parent}@{step_of(folder)}"
         raise UserError(f"branch={value}: a branch starts from a run at a step", hint)
     return value, "last"
 

@@ -72,21 +72,9 @@ def write_checkpoint(
     write_files: Callable[[Path], None] | None = None,
     carried: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Writes a checkpoint atomically and returns its folder.
-
-    Args:
-        checkpoints: the folder in which `step_...` is created.
-        step: the number of optimizer steps taken.
-        weights: the learner's tensors by name.
-        optimizer: the optimizer's tensors by name.
-        state: the content of state.json.
-        config: the content of config.json.
-        write_files: adds further files to the folder that it receives.
-        carried: the state that the model carries from batch to batch.
-
-    Raises:
-        OSError: if writing fails; nothing is left behind.
-    """
+    """Writes the checkpoint of a number of optimizer steps atomically and returns its folder. weights, optimizer:
+    tensors by name. write_files: adds further files to the folder that it receives. carried: the state that the model
+    carries from batch to batch. Raises OSError if writing fails; nothing is left behind."""
     final = checkpoints / f"step_{step:08d}"
     with _draft_of(final) as draft:
         save_tensors(weights, draft / MODEL)
@@ -102,17 +90,9 @@ def write_checkpoint(
 
 
 def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, bytes]) -> Path:
-    """Copies a checkpoint to another run, under the same name, and returns the copy.
-
-    Args:
-        source: the checkpoint.
-        checkpoints: the other run's folder of checkpoints.
-        replaced: the contents of files that differ in the copy, by name.
-
-    Raises:
-        Damaged: if a file of the source differs from its manifest.
-        OSError: if writing fails; nothing is left behind.
-    """
+    """Copies a checkpoint to another run's folder of checkpoints, under the same name, and returns the copy. replaced:
+    the contents of files that differ in the copy, by name. Raises Damaged if a file of the source differs from its
+    manifest, OSError if writing fails; nothing is left behind."""
     manifest = read_manifest(source)
     manifest.verify(hashes=False)
     copied = [name for name in manifest.files if name not in replaced]

@@ -97,16 +97,12 @@ def is_intact(folder: Path) -> bool:
 
 
 def removable_optimizers(checkpoints: Path, kept: str, keep: object, keep_every: int | None) -> dict[Path, int]:
-    """Returns the checkpoints of a finished run whose optimizer's state is not needed, with its bytes.
-
-    Args:
-        checkpoints: the run's folder of checkpoints.
-        kept: which states to keep: "last", "all" or "none".
-        keep, keep_every: the run's settings; checkpoints that they keep for good may be branched from.
-    """
+    """Returns the checkpoints of a finished run whose optimizer's state is not needed, with its bytes. kept: which
+    states to keep: "last", "all" or "none". keep, keep_every: the run's settings; checkpoints that they keep for good
+    may be branched from."""
     removable = {}
     for number, folder in enumerate(saved_steps(checkpoints)):
-        path, step = folder / OPTIMIZER, int(folder.name.removeprefix("step_"))
+        path, step = folder / OPTIMIZER, step_of(folder)
         permanent = keep == "all" or (keep_every is not None and step % keep_every == 0)
         if path.is_file() and (kept == "none" or (kept == "last" and number > 0 and not permanent)):
             removable[folder] = path.stat().st_size
@@ -136,6 +132,11 @@ def require_optimizer(folder: Path) -> None:
 # --- finding -------------------------------------------------------------------------------------------------------
 
 
+def step_of(folder: Path) -> int:
+    """Returns the step in the name of a checkpoint's folder."""
+    return int(folder.name.removeprefix("step_"))
+
+
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder is an lmtool checkpoint, damaged or not."""
     return (folder / MANIFEST).is_file() or (_STEP.fullmatch(folder.name) is not None and folder.is_dir())
@@ -146,12 +147,12 @@ def saved_steps(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
     folders = [path for path in checkpoints.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def of_step(checkpoints: Path, step: int | None) -> Path | None:
     """Returns the checkpoint of a step, or None."""
-    return next((folder for folder in saved_steps(checkpoints) if int(folder.name.removeprefix("step_")) == step), None)
+    return next((folder for folder in saved_steps(checkpoints) if step_of(folder) == step), None)
 
 
 def checkpoint_of_pointer(checkpoints: Path, pointer: str) -> Path | None:
@@ -246,7 +247,7 @@ def _checkpoint_at(path: str, run: str, place: str) -> Path:
     step = int(place) if place.isdecimal() else kept.get(place)
     folder = of_step(checkpoints, step)
     if folder is None:
-        names = [*kept, *(str(int(step.name.removeprefix("step_"))) for step in reversed(steps))]
+        names = [*kept, *(str(step_of(step)) for step in reversed(steps))]
         raise NoCheckpoint(
             f"checkpoint={path}: {run} has no checkpoint {place!r}; it has {', '.join(names[:20])}",
             f"use {run}@{nearest(place, names) or names[-1]}",

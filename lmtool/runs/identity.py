@@ -75,12 +75,9 @@ def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) 
 def require_own_folder(folder: Path, marks: Sequence[str], kind: str, key: str) -> None:
     """Raises UserError if a folder is not empty and was not written by lmtool, so that no file of the user is replaced.
 
-    Args:
-        folder: The folder, which may be missing.
-        marks: Names of files that lmtool writes first; one of them, which is not a link, marks a folder of lmtool. LOCK
-            and drafts alone, which a killed process leaves in a new folder, need no mark.
-        kind: What the folder would become ("run"), for the message.
-        key: The key that sets the folder.
+    marks: names of files that lmtool writes first; one of them, which is not a link, marks a folder of lmtool. LOCK and
+    drafts alone, which a killed process leaves in a new folder, need no mark. kind: what the folder would become
+    ("run"), for the message. key: the key that sets the folder.
     """
     names = sorted(os.listdir(folder)) if folder.exists() else []
     if any(name in names and (folder / name).is_file() and not (folder / name).is_symlink() for name in marks):

@@ -28,7 +28,7 @@ from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import plain_data, read_rows, replace_link, replace_text, to_json, write_errors, write_rows
-from lmtool.runs.finding import read_config, saved_steps
+from lmtool.runs.finding import read_config, saved_steps, step_of
 from lmtool.runs.identity import (
     BRANCH_KEYS,
     SUBMITTED,
@@ -57,17 +57,12 @@ class RunFolder:
     """The locked folder of a run, used as a context. The end of the context releases the lock; it also removes the
     folder if the run ended with a UserError before the first step.
 
-    Args:
-        path: The folder of the run.
-        config: The resolved configuration as plain data, masked. Everything else is masked when it is written.
-        config_text: The configuration as YAML, with comments.
-        require_same_past: Called with this folder and the resume point if budgets were increased; raises UserError if
-            the past steps would have been different. None means that budgets may not be increased.
-        add_new_keys: Adds the keys of newer versions to a saved configuration.
-
-    Raises:
-        UserError: If another process uses the folder, if it cannot be written, if it is not empty and lmtool did not
-            write it, or if it holds a run of another configuration.
+    config: the resolved configuration as plain data, masked. Everything else is masked when it is written. config_text:
+    the same as YAML, with comments. require_same_past: called with this folder and the resume point if budgets were
+    increased; raises UserError if the past steps would have been different. None means that budgets may not be
+    increased. add_new_keys: adds the keys of newer versions to a saved configuration. Raises UserError if another
+    process uses the folder, if it cannot be written, if it is not empty and lmtool did not write it, or if it holds a
+    run of another configuration.
     """
 
     writes: ClassVar[bool] = True
@@ -152,9 +147,7 @@ class RunFolder:
     def _has_trained(self) -> bool:
         if self._first_step is None:
             return (self.path / _METRICS).exists() or self.checkpoints.exists()
-        return self._has_rows or any(
-            int(folder.name[5:]) != self._first_step for folder in saved_steps(self.checkpoints)
-        )
+        return self._has_rows or any(step_of(folder) != self._first_step for folder in saved_steps(self.checkpoints))
 
     @property
     def extends(self) -> bool:

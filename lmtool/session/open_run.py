@@ -112,18 +112,9 @@ def _new_horizon(config: RunConfig, old_config: JsonMapping, state: JsonMapping)
 
 @dataclass
 class OpenRun:
-    """A run whose folder is open and locked.
-
-    Attributes:
-        verb: The command: "pretrain" or "finetune".
-        config: The run's configuration.
-        folder: The run's folder.
-        output: Prints to the screen and to the run's log.
-        precision: The device and the number format.
-        trackers: The experiment trackers, such as Weights & Biases.
-        started: When the command started, on the clock of `time.monotonic`.
-        group: The processes that train the run together.
-    """
+    """A run whose folder is open and locked. verb: the command, "pretrain" or "finetune". output: prints to the screen
+    and to the run's log. started: when the command started, on the clock of `time.monotonic`. group: the processes that
+    train the run together."""
 
     verb: str
     config: RunConfig

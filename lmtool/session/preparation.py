@@ -51,11 +51,9 @@ _PROMPT_TOKENS = 40  # maximum number of tokens that are decoded to get these wo
 class PretrainPreparation:
     """Prepares a pretraining run.
 
-    Attributes:
-        config: The run's configuration. The tasks mixed with its objectives have the labels found in their data.
-        tasks: The labeled data of these tasks.
-        started: When the preparation started, on the clock of `time.monotonic`.
-        stem: The start of the name of a run without name=; a number is added to it.
+    config: the tasks mixed with its objectives have the labels found in their data, `tasks`. started: when the
+    preparation started, on the clock of `time.monotonic`. stem: the start of the name of a run without name=; a number
+    is added to it.
     """
 
     verb = "pretrain"
@@ -176,12 +174,8 @@ _SAMPLED_TEXTS = 2000
 class FinetunePreparation:
     """Prepares a finetuning run.
 
-    Attributes:
-        config: The run's configuration. Its tasks have the labels found in their data.
-        task: The labeled data.
-        started: When the preparation started, on the clock of `time.monotonic`.
-        heads: For each task that has one, its head in the starting checkpoint.
-        stem: The start of the name of a run without name=; a number is added to it.
+    config: its tasks have the labels found in their data, `task`. started, stem: see `PretrainPreparation`. heads: for
+    each task that has one, its head in the starting checkpoint.
     """
 
     verb = "finetune"

@@ -81,13 +81,8 @@ def tokenized_metadata(data: SplitData) -> JsonObject:
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The data of one phase.
-
-    Attributes:
-        config: The run's configuration with the changes of the phase.
-        learner: The learner that turns the data into examples.
-        data: The data by split.
-    """
+    """The data of one phase by split. config: the run's configuration with the changes of the phase. learner: turns the
+    data into examples."""
 
     config: RunConfig
     learner: BaseLearner

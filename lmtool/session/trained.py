@@ -50,15 +50,10 @@ class _Blueprint:
 class Trained:
     """A trained checkpoint that a command uses.
 
-    Attributes:
-        checkpoint: The checkpoint as the user named it.
-        saved: The checkpoint's configuration as plain data.
-        config: The configuration that the checkpoint was trained with.
-        weights: All tensors of the checkpoint.
-        tokenizer: The tokenizer that it was trained with.
-        precision: The device and the number format in which its learner runs.
-        is_published: Whether its task comes from a published folder, whose configuration names neither the data nor the
-            columns of the task.
+    checkpoint: as the user named it. saved: its configuration as plain data. config: the configuration that it was
+    trained with. weights: all of its tensors. precision: the device and the number format in which its learner runs.
+    is_published: whether its task comes from a published folder, whose configuration names neither the data nor the
+    columns of the task.
     """
 
     checkpoint: str

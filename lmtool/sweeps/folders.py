@@ -186,16 +186,9 @@ class SweepFolder:
         return {folder: job["overrides"] for folder, job in self.entries.items() if job["overrides"]}
 
     def entry(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> JobEntry:
-        """Returns a job with its existing folder, or with the name of a new one.
-
-        Args:
-            job: the job's overrides.
-            config: the job's configuration, with secrets masked.
-            data: the job's configuration, with secrets.
-
-        Raises:
-            UserError: if a folder with the same varied values has another configuration.
-        """
+        """Returns a job with its existing folder, or with the name of a new one. config, data: the job's configuration,
+        with secrets masked and with secrets. Raises UserError if a folder with the same varied values has another
+        configuration."""
         texts = [text.lstrip("+") for text in job]
         pairs = dict(text.split("=", 1) for text in texts)
         varied = {key: value for key, value in pairs.items() if self.fixed.get(key) != value}
@@ -272,14 +265,9 @@ class Sweeper(Protocol):
 
 
 def resume_search(sweeper: Sweeper, arguments: list[str], jobs: Mapping[Path, JsonMapping], has_result: bool) -> None:
-    """Passes earlier trials to an optuna sweeper: finished trials count, unfinished trials run first.
-
-    Args:
-        sweeper: the optuna sweeper; not changed if the user configured a storage.
-        arguments: the overrides of all jobs.
-        jobs: the submitted jobs by folder.
-        has_result: whether the sweep's command writes a result.json.
-    """
+    """Passes earlier trials to an optuna sweeper, unless the user configured a storage: finished trials count,
+    unfinished trials run first. arguments: the overrides of all jobs. has_result: whether the sweep's command writes a
+    result.json."""
     import optuna
     from hydra_plugins.hydra_optuna_sweeper import _impl
 

@@ -444,11 +444,8 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = RUNS)
 
     If the jobs are known in advance, all are decoded before the first job starts, so that an error in any job leaves no
     files behind. If the sweeper chooses jobs by the scores of earlier jobs, each job is decoded before it starts.
-
-    Args:
-        request: the sweep.
-        print_config: only print the configurations of the jobs (or of the jobs that the sweeper could start with).
-        root: the parent of the sweep's folder.
+    print_config: only print the configurations of the jobs (or of the jobs that the sweeper could start with). root:
+    the parent of the sweep's folder.
     """
     checked = with_grid(request.overrides, request.accepted, request.primary, request.config_dirs)
     hydra_keys = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in checked.hydra}
