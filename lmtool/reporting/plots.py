@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import matplotlib
 import numpy as np
@@ -31,9 +31,6 @@ from lmtool.reporting.run_files import (
 from lmtool.reporting.sweep_groups import Block, Difference, SeedGroup, number_of
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
 from lmtool.system.terminal import counted
-
-if TYPE_CHECKING:
-    from lmtool.reporting.looks import SimilarityByLayer
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
 
@@ -372,8 +369,21 @@ OVER_STEPS: Mapping[str, Callable[..., Figure | None]] = {
 """The figures of a run over steps, by file name; each takes the run and a width."""
 
 
+class _SimilarityByLayer(Protocol):
+    """The fields of `looks.SimilarityByLayer` that are drawn."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def same(self) -> list[float]: ...
+    @property
+    def other_words(self) -> list[float]: ...
+
+
 @matplotlib.rc_context(STYLE)
-def similarity_figure(similarities: Sequence[SimilarityByLayer]) -> Figure:
+def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
     """Draws mean cosines by layer: of the same word in different sentences (lines), and of different words (dots)."""
     figure, axes = single_plot(7.2, 3.2)
     tidy(axes, "layer (0: embedding)")
