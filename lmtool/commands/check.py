@@ -16,7 +16,7 @@ from lmtool.resolver.commands import CheckConfig
 from lmtool.session.open_run import tokenizer_at
 from lmtool.session.requests import write_output
 from lmtool.system.terminal import counted
-from lmtool.tasks.checking import LabeledTexts, compare, findings, read_valid_rows
+from lmtool.tasks.checking import LabeledTexts, compare, read_valid_rows, texts_of_splits
 
 MAX_SHARED = 0.01
 """Maximum fraction of held-out rows, or of words of held-out text, that may occur in the training data."""
@@ -36,7 +36,7 @@ def run(config: CheckConfig) -> JsonObject:
             summary: JsonObject = {"failing": [problem.message for problem in problems], "splits": {}}
             if data is not None:
                 settings = (config.max_length, config.listed, config.seed, output.stage)
-                splits = findings(data, config.near, length_of, *settings)
+                splits = compare(texts_of_splits(data), config.near, length_of, *settings)
                 metadata = {"warnings": data.metadata.get("warnings", []), "source": data.metadata.get("source")}
                 summary = {**metadata, **summary, "splits": splits}
             summaries[member.name] = summary

@@ -69,8 +69,7 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
 
 
 def _same_labels(first: TaskEvaluation, second: TaskEvaluation) -> bool:
-    golds = ([to_json(gold) for _, gold in evaluation.scored_rows()] for evaluation in (first, second))
-    labels, other_labels = golds
+    labels, other_labels = ([to_json(gold) for _, gold in evaluation.scored_rows()] for evaluation in (first, second))
     return len({*zip(labels, other_labels, strict=True)}) == len({*labels}) == len({*other_labels})
 
 

@@ -249,31 +249,11 @@ def _without_row(tables: Mapping[str, TaskTable], problem: UserError) -> dict[st
     return None
 
 
-def findings(
-    data: TaskData,
-    near: float | None,
-    length_of: Callable[[Sequence[str]], list[int]],
-    longest: int,
-    max_pairs: int,
-    seed: int = 0,
-    progress: OnStage | None = None,
-) -> JsonObject:
-    """Returns the findings of each split: the numbers of rows and labels, lengths, and duplicate texts.
-
-    Args:
-        data: The task's data.
-        near: The minimum similarity of near-duplicates; None to find only exact duplicates.
-        length_of: Computes the lengths of texts.
-        longest: The length above which texts are truncated.
-        max_pairs: The maximum number of pairs to list.
-        seed: Seeds the sample in which near-duplicates are searched.
-    """
+def texts_of_splits(data: TaskData) -> dict[str, LabeledTexts]:
+    """Returns the texts of a task's splits, the training texts first."""
     kind: TaskKind = build(data.config)
-    splits = {
-        name: LabeledTexts.of(kind, rows)
-        for name, rows in {"train": data.train, **data.validation, **data.test}.items()
-    }
-    return compare(splits, near, length_of, longest, max_pairs, seed, progress)
+    rows_of_splits = {"train": data.train, **data.validation, **data.test}
+    return {split: LabeledTexts.of(kind, rows) for split, rows in rows_of_splits.items()}
 
 
 def compare(
@@ -282,14 +262,16 @@ def compare(
     length_of: Callable[[Sequence[str]], list[int]],
     longest: int,
     max_pairs: int,
-    seed: int = 0,
-    progress: OnStage | None = None,
+    seed: int,
+    progress: OnStage,
 ) -> JsonObject:
-    """Returns `findings` for texts by split. The first split has the training texts."""
+    """Returns the findings of each split: the numbers of rows and labels, lengths, and duplicate texts. splits: that of
+    the training texts first. near: the minimum similarity of near-duplicates; None to find only exact duplicates.
+    longest: the length above which texts are truncated. max_pairs: the maximum number of pairs to list. seed: seeds the
+    sample in which near-duplicates are searched."""
     index, train, report = None, None, {}
     for split, split_texts in splits.items():
-        if progress is not None:
-            progress(f"comparing the texts of {split}", 0, 1)
+        progress(f"comparing the texts of {split}", 0, 1)
         measures = _Measures.of(split_texts, length_of)
         split_index = TextIndex(split_texts.texts, near, seed, keys=measures.keys)
         report[split] = {
@@ -297,9 +279,7 @@ def compare(
             "empty": measures.empty,
             "labels": split_texts.label_counts,
             "lengths": _quantiles(measures.lengths, longest),
-            "near_compared": dict(zip(("texts", "of"), split_index.compared, strict=True))
-            if near is not None
-            else None,
+            "near_compared": None if near is None else dict(zip(("texts", "of"), split_index.compared, strict=True)),
             "within": _repeats(split_texts, split_texts, split_index.repeats(), measures.weights, max_pairs),
         }
         if index is None or train is None:

@@ -171,8 +171,7 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
 
 
 def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
-    """A file named after its split takes precedence over one mapped by `task.files`. A split that cannot be read is an
-    error: rows held out of train must not replace it silently."""
+    """A split that cannot be read is an error: rows held out of train must not replace it silently."""
     development = {"dev", *map(canonical, config.validation)}
     configured = {"train", *development, *map(canonical, config.test)}
     entries = sorted(folder.iterdir())

@@ -182,7 +182,6 @@ def _without_ids(columns: Columns) -> Columns:
 def _guess_from_columns(
     value: str, columns: Columns, kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
-    """kind, text, label: values on the command line; None for those to guess."""
     text_columns = [part for name in text or () for part in ([name] if name in columns else joined_columns(name))]
     unknown = [name for name in (*text_columns, *([label] if label else [])) if name not in columns]
     if unknown:
@@ -450,10 +449,7 @@ def _only_kind(value: str, folder: Path) -> str:
 
 
 def _column(value: str, rows: Iterator[JsonMapping], words: str, has_header: bool) -> str:
-    """Returns the text column: `text`, or the only text column in the first rows.
-
-    value: the value of `data=`. words: its expansion, for hints. has_header: whether the first line should contain
-    column names. Raises UserError if that line is a row, or if the column is ambiguous."""
+    """value: of `data=`. words: its expansion, for hints. has_header: whether the first line should name columns."""
     columns: dict[str, list[Any]] = {}
     # Errors in rows, or in the rest of the file, are reported when the text is read.
     with collect_errors(), contextlib.suppress(UserError):

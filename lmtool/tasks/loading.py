@@ -89,18 +89,9 @@ class TaskData:
 
 
 def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: bool, scoring: bool = False) -> TaskData:
-    """Reads, checks and decodes all splits of a task.
-
-    Args:
-        config: The task.
-        seed: Samples the held-out rows and `train_examples`.
-        cache_dir: The folder for files that sources build.
-        offline: True to open no connection.
-        scoring: True if nothing is trained: a single file is then a development split.
-
-    Raises:
-        UserError: With file:line, or the key to change.
-    """
+    """Reads, checks and decodes all splits of a task. seed: samples the held-out rows and `train_examples`. cache_dir:
+    the folder for files that sources build. offline: True to open no connection. scoring: True if nothing is trained: a
+    single file is then a development split. Raises UserError with file:line, or the key to change."""
     tables, metadata = read_tables(config, cache_dir, offline, scoring)
     return decode_tables(config, tables, metadata, seed, scoring)
 
@@ -170,17 +161,10 @@ def decode_tables(
 
 
 def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> tuple[Rows, Rows, Rows]:
-    """Samples a few training rows of each class, and as many others to select the checkpoint, so that few-shot learning
-    does not rely on a large development set (Gao et al. 2021, section 3). The rows depend only on the seed and the
-    data.
-
-    Returns:
-        `shots` rows of each class to train on, as many to select the checkpoint, and the other training rows. All texts
-        are distinct, and no held-out row has the same text.
-
-    Raises:
-        UserError: If a class has too few rows.
-    """
+    """Returns `shots` rows of each class to train on, as many to select the checkpoint, so that few-shot learning does
+    not rely on a large development set (Gao et al. 2021, section 3), and the other training rows. They depend only on
+    the seed and the data. All texts are distinct, and no held-out row has the same text. Raises UserError if a class
+    has too few rows."""
     held_out_groups = {repr(group) for rows in held_out for group in kind.groups(rows)}
     first: dict[str, int] = {}
     for row, group in enumerate(kind.groups(train)):

@@ -201,8 +201,7 @@ def log_probabilities(learner: BaseLearner, pairs: Pairs, config: MinimalPairsCo
 def _prompted(
     writer: Writer, sentences: Sequence[str], config: MinimalPairsConfig, start_roles: Sequence[str]
 ) -> tuple[list[int], list[list[int]]]:
-    """Returns the tokens before the sentences of a pair, and the tokens of each sentence that are predicted.
-    start_roles: roles of the token before a text whose format has none, the preferred one first."""
+    """Returns the tokens before the sentences of a pair, and the tokens of each sentence that are predicted."""
     tokenizer, encoded = writer.tokenizer, [writer.tokenizer.encode(sentence).tolist() for sentence in sentences]
     if isinstance(writer, AnswerWriter):
         gap = next(iter(writer.gap_id_by_text.values()), None)
@@ -234,8 +233,7 @@ def _start_of(ids_L: np.ndarray, tokens: Sequence[int]) -> int:
 
 
 def _shared_length(sentences: Sequence[Sequence[int]], least: int) -> int:
-    """Returns the number of first tokens that the sentences share, so that each has one more; least: the minimum, for
-    texts whose first token is not predicted."""
+    """Returns how many first tokens the sentences share, so that each has one more; at least `least`."""
     first, second = sentences
     most = min(len(first), len(second)) - 1
     length = 0
@@ -254,8 +252,7 @@ def _require_fit(length: int, longest: int, place: tuple[str, int]) -> None:
 
 @dataclass(frozen=True)
 class _MaskedCopy:
-    """A copy of a sentence with one token to predict. sentence: its number. tokens, columns: the copy. position: of the
-    token in the copy. label: the token."""
+    """A copy of a sentence with one token to predict: its position in the copy, and the token."""
 
     sentence: int
     tokens: np.ndarray
@@ -318,14 +315,8 @@ def _add_scores(learner: MaskFiller, batch: Sequence[_MaskedCopy], sums_N: np.nd
 
 @dataclass(frozen=True)
 class PairScores:
-    """The accuracies of a model on minimal pairs.
-
-    Attributes:
-        accuracies: The accuracy of each paradigm, by name.
-        counts: The number of pairs of each paradigm.
-        ties: The number of pairs of each paradigm with two equal probabilities, which are wrong.
-        phenomena: The phenomenon of each paradigm; empty without phenomena.
-    """
+    """The accuracies of a model on minimal pairs: by paradigm, the accuracy, the number of pairs, and the number of
+    ties, which are wrong. phenomena: the phenomenon of each paradigm; empty without phenomena."""
 
     accuracies: dict[str, float]
     counts: dict[str, int]

@@ -190,7 +190,7 @@ class MixedTaskScorer(MixedScorer):
         scores = {
             name: (evaluation.kind.config.metric, evaluation.scores)
             for name, evaluation in members.items()
-            if evaluation.kind is not None and evaluation.scores
+            if evaluation.scores
         }
         task_scores = {AVERAGE.name: average(scores)} if scores else {}
         task_scores |= {f"{name}_{metric}": values[metric] for name, (metric, values) in scores.items()}

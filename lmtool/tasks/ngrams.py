@@ -38,15 +38,14 @@ def _within_text(tokens_T: np.ndarray, order: int) -> np.ndarray:
 
 
 def _looked_up(values: np.ndarray, keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Returns the value of each query in a sorted table; 0 for a key that the table lacks."""
+    """Returns the value of each query in a sorted table; 0 without one."""
     places = np.searchsorted(keys, queries).clip(max=len(keys) - 1)
     return np.where(keys[places] == queries, values[places], 0)
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counts of one order. grams, counts: (K,) sorted hashes of the n-grams, and how often each occurs. contexts,
-    totals, types: the same of their contexts, and the number of different tokens after each."""
+    """Counts of one order: (K,) sorted hashes of n-grams and contexts, and the different tokens after each context."""
 
     grams: np.ndarray
     counts: np.ndarray
@@ -64,14 +63,11 @@ class _Counts:
 
 
 class NgramModel:
-    """An interpolated n-gram model (Witten and Bell 1991): the probability of a token after a context is
-    (c(context token) + t(context) p(token after the shorter context)) / (c(context) + t(context)), where t counts the
-    different tokens after a context. The shortest context gives equal probabilities to the vocabulary.
+    """An interpolated n-gram model (Witten and Bell 1991): the probability of a token after a context is (c(context
+    token) + t(context) p(token after the shorter context)) / (c(context) + t(context)), where t counts the different
+    tokens after a context. The shortest context gives equal probabilities to the vocabulary.
 
-    Args:
-        texts: The ids of the training texts.
-        order: The length of the longest n-grams.
-        vocab_size: The number of tokens.
+    texts: the ids of the training texts. order: the length of the longest n-grams.
     """
 
     def __init__(self, texts: Sequence[np.ndarray], order: int, vocab_size: int):

@@ -35,7 +35,6 @@ def _data_hint(task: str) -> str:
 
 
 def _data_sets(task: str) -> tuple[str, ...]:
-    """Returns the shipped tasks that build on another one and have data of their own: conll2003 for ner."""
     files = {path.stem: path.read_text(encoding="utf-8") for path in sorted((conf_dir() / "task").glob("*.yaml"))}
     builds = re.compile(rf"^defaults: \[{re.escape(task)}[,\]]", re.M)
     has_data = re.compile(r"^(hub|embedded): (?!null)", re.M)

@@ -176,7 +176,6 @@ class SequenceConfig(TaskConfig):
     def _fields_without_effect(
         self, fields: tuple[str, ...], section: str, scope: str, contrast: str
     ) -> Iterator[Problem]:
-        """scope: to which heads the fields apply. contrast: how this head differs."""
         for field in fields:
             # The weight 0.0 says the same as null to a head without this loss.
             value, default = self, type(self).model_validate({"auxiliary_lm": 0.0 if self.auxiliary_lm == 0 else None})

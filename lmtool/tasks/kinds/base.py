@@ -44,16 +44,8 @@ class TaskKind(ABC):
 
     @abstractmethod
     def rows(self, columns: Columns, origin: Origin, labeled: bool) -> Rows:
-        """Decodes rows.
-
-        Args:
-            columns: Values by column name.
-            origin: (file, line) of each row.
-            labeled: Whether labels are required.
-
-        Raises:
-            UserError: With file:line, at the first invalid value.
-        """
+        """Decodes rows. columns: values by column name. origin: (file, line) of each row. labeled: whether labels are
+        required. Raises UserError with file:line at the first invalid value."""
 
     def inputs(self, columns: Columns, origin: Origin) -> dict[str, list[Label]]:
         """Decodes the columns that the model reads; by default, they are texts."""
@@ -97,10 +89,7 @@ class TaskKind(ABC):
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         """Returns the input texts of each column, to train a tokenizer on. Lists of words are joined with spaces."""
-        return [
-            [value if isinstance(value, str) else " ".join(value) for value in column]
-            for column in rows.columns.values()
-        ]
+        return [list(map(cell_text, column)) for column in rows.columns.values()]
 
     # Model.
 

@@ -129,11 +129,9 @@ class PromptedLearner(TextClassLearner):
 
     def counts(self, batch: Batch) -> dict[str, float]:
         counts = super().counts(batch)
-        return (
-            counts
-            if AUXILIARY_TERM not in batch.targets
-            else {**counts, AUXILIARY_TERM: float(len(labels_of(batch, AUXILIARY_TERM)))}
-        )
+        if AUXILIARY_TERM in batch.targets:
+            counts[AUXILIARY_TERM] = float(len(labels_of(batch, AUXILIARY_TERM)))
+        return counts
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (N, C): logits of the words of the classes."""

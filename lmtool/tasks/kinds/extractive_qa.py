@@ -124,13 +124,11 @@ def pad(values_T: Tensor, packed: Packed, fill: float) -> Tensor:
 def best_spans(
     starts_NL: Tensor, ends_NL: Tensor, allowed_NL: Tensor, longest: int, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Finds the best spans.
+    """Returns (N, K): the scores of the best spans in descending order, and their first and last tokens; -inf after the
+    last span.
 
     A span's score is the sum of its start and end scores (Devlin et al. 2019, section 4.2). Every span with allowed
     boundaries and at most `longest` tokens is considered, not only those of the best starts and ends.
-
-    Returns:
-        (N, K) scores in descending order, and the first and last tokens; -inf after the last span.
     """
     excluded = -torch.inf
     starts_NL = starts_NL.float().masked_fill(~allowed_NL, excluded)
@@ -405,7 +403,6 @@ class ExtractiveQa(TextKind):
     def _metrics_of_samples(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> Iterator[dict[str, float]]:
-        """Each answer is scored only once."""
         gold, answered_N = self._gold(rows)
         answers = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
         scores = answer_scores(gold, answers, self.config.unanswerable)
@@ -519,11 +516,8 @@ class ExtractiveQaLearner(TaskLearner):
         head = SequenceHead(self.token_width, 2, kind.config.dropout)
         self.add_token_head(head)
         if kind.config.unanswerable:
-            configured_threshold = kind.config.null_threshold
-            threshold = torch.tensor(
-                0.0 if configured_threshold is None else configured_threshold, dtype=torch.float64, device=self.device
-            )
-            head.register_buffer("null_threshold", threshold)
+            threshold = kind.config.null_threshold or 0.0
+            head.register_buffer("null_threshold", torch.tensor(threshold, dtype=torch.float64, device=self.device))
 
     def examples(self, data: SplitData, max_length: int) -> QuestionWindows:
         name, stride = self.backbone.config.text_format, self.config.stride
@@ -580,7 +574,6 @@ class ExtractiveQaLearner(TaskLearner):
         ]
 
     def _null_positions(self, batch: Batch) -> Tensor:
-        """Returns (N,): the position of the token that means no answer (`null_first`)."""
         lengths_N = batch.inputs.segments.cu_lengths.diff().long()
         return torch.zeros_like(lengths_N) if null_first(self.backbone.config.text_format) else lengths_N - 1
 
@@ -598,12 +591,9 @@ class ExtractiveQaLearner(TaskLearner):
     def with_thresholds(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if not self.config.unanswerable:
             return predictions
-        configured_threshold = self.config.null_threshold  # overrides the tuned one
-        threshold = (
-            float(self.heads[self.term].get_buffer("null_threshold"))
-            if configured_threshold is None
-            else configured_threshold
-        )
+        threshold = self.config.null_threshold  # overrides the tuned one
+        if threshold is None:
+            threshold = float(self.heads[self.term].get_buffer("null_threshold"))
         decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):
             decided.put(row, self.kind.with_threshold(prediction, threshold))

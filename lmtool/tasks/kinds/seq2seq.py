@@ -304,10 +304,8 @@ class GeneratedScorer(Scorer):
         kind, term, numbers = self.learner.kind, self.learner.term, sorted(self.texts)
         if numbers != sorted(self.source_indices.values()):
             raise RuntimeError(f"{len(numbers)} of {len(self.source_indices)} sources were generated")
-        rows, predictions = (
-            merge_by_source(self.rows).take(np.array(numbers)),
-            [self.texts[number] for number in numbers],
-        )
+        rows = merge_by_source(self.rows).take(np.array(numbers))
+        predictions = [self.texts[number] for number in numbers]
         shared: JsonObject = {"kind": kind, "rows": rows, "split": self.split, "predictions": predictions}
         if rows.labels is None:
             return GeneratedEvaluation({}, {}, **shared)

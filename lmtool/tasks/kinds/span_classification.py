@@ -119,8 +119,7 @@ class SpanExamples(TaskExamples):
         assembled = assemble(self.template, [(ids, length_N)])
         first_N = np.cumsum(assembled.lengths) - assembled.lengths + len(self.template.pieces[0]) - rows["start"]
         span_M2 = (self._spans_ES2[row_N] + first_N[:, None, None]).reshape(-1, 2)
-        labels = None if self.rows.labels is None else torch.from_numpy(np.asarray(self.rows.labels)[row_N])
-        target = Target(labels, span=torch.from_numpy(span_M2))
+        target = Target(self.labels_at(row_N), span=torch.from_numpy(span_M2))
         return self.batch_of(assembled.packed(), target, rows, examples)
 
     def metadata(self) -> JsonObject:

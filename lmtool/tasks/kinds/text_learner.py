@@ -62,17 +62,9 @@ def truth_probability(config: ScheduledSamplingConfig, step: int) -> float:
 def read_step_by_step(
     decoding: Decoding, texts: Sequence[Sequence[int]], replaced: Sequence[Sequence[bool]]
 ) -> list[list[int]]:
-    """Decodes N texts token by token with scheduled sampling. At each position the model reads the true token, or its
-    own best prediction from all tokens that it has read before.
-
-    Args:
-        decoding: The decoder, which has read the beginning of each text.
-        texts: The true tokens of each text.
-        replaced: For each token, whether a prediction replaces it.
-
-    Returns:
-        The tokens that the model read for each text.
-    """
+    """Decodes N texts token by token with scheduled sampling: at each position the model reads the true token or, where
+    `replaced` is true, its own best prediction from all tokens that it has read before. decoding: has read the
+    beginning of each text. Returns the tokens that the model read for each text."""
     read: list[list[int]] = [[] for _ in texts]
     active, step, logits_RV = list(range(len(texts))), 0, decoding.read_prompts()
     while True:
@@ -140,7 +132,6 @@ class TextPairs(TaskExamples):
         self._plan = self.build_plan(lengths_E, row=row_E, part=np.zeros_like(row_E))
 
     def _capacities(self, pair_format: PairFormat) -> tuple[int, int]:
-        """Excludes special tokens."""
         special_count, max_target = self.template.special_count, self.config.target_tokens
         if self.is_encoder_decoder:
             source = pair_format.max_length - special_count

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lmtool.config.base import JsonObject
 from lmtool.data.configs import Truncation
@@ -82,19 +83,13 @@ class Windows:
 
 
 def windows(lengths: np.ndarray, capacity: int | np.ndarray, overlap: int | np.ndarray = 0) -> Windows:
-    """Returns overlapping windows of E texts.
+    """Returns overlapping windows of E texts. lengths: (E,) tokens of the texts. capacity: maximum tokens of a window,
+    a number or (E,), above `overlap`, the tokens that adjacent windows share. Raises ValueError if windows would not
+    advance.
 
     If two windows share a token, its prediction comes from the one where it is farther from the edge: the boundary is
     the middle of the overlap (the maximum context of Devlin et al. 2019, `run_squad.py`). The last window ends with its
     text and may be shorter; an empty text has one empty window.
-
-    Args:
-        lengths: (E,) tokens of the texts.
-        capacity: Maximum tokens of a window, a number or (E,), above `overlap`.
-        overlap: Tokens shared by adjacent windows.
-
-    Raises:
-        ValueError: If windows would not advance.
     """
     lengths_E = np.asarray(lengths, dtype=np.int64)
     capacity_E = np.broadcast_to(np.asarray(capacity, dtype=np.int64), lengths_E.shape)
@@ -236,6 +231,13 @@ class TaskExamples:
             torch.from_numpy(rows["row"].astype(np.int64)),
         )
 
+    def labels_at(self, row_N: np.ndarray) -> Tensor | None:
+        """Returns the labels of these rows: class numbers as int64, values as fp32; None if the rows have no labels."""
+        if self.rows.labels is None:
+            return None
+        labels = torch.from_numpy(np.asarray(self.rows.labels)[row_N])
+        return labels if labels.dtype == torch.int64 else labels.float()
+
     def metadata(self) -> JsonObject:
         """Returns the split, and counts of examples and tokens."""
         return {"split": self.split, **self._plan.metadata()}
@@ -255,17 +257,14 @@ class GroupedExamples(TaskExamples):
         """Returns the batch of some rows. rows: (G, K) records of the plan, one for each text."""
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         flat = self.pairs.batch(rows.reshape(-1), np.arange(rows.size), epoch)
-        row_G = torch.from_numpy(rows["row"][:, 0] // self.size)
-        targets = {}
-        if self.rows.labels is not None:
-            labels = torch.from_numpy(np.asarray(self.rows.labels))[row_G]
-            targets[self.term] = Target(labels if labels.dtype == torch.int64 else labels.float())
+        row_G = rows["row"][:, 0] // self.size
+        labels = self.labels_at(row_G)
         return replace(
             flat,
-            targets=targets,
+            targets={} if labels is None else {self.term: Target(labels)},
             examples=numbers.repeat_interleave(self.size),
             parts=torch.arange(self.size, dtype=torch.int32).repeat(len(rows)),
-            rows=row_G.repeat_interleave(self.size),
+            rows=torch.from_numpy(row_G).repeat_interleave(self.size),
             groups=torch.arange(len(rows)).repeat_interleave(self.size),
         )
 
@@ -320,10 +319,8 @@ class SequenceExamples(TaskExamples):
             texts.append((text.ids[indices], rows[name]))
             for column, values in text.columns.items():
                 columns.setdefault(column, []).append(values[indices])
-        target = None
-        if self.rows.labels is not None:
-            labels = torch.from_numpy(np.asarray(self.rows.labels)[rows["row"]])
-            target = Target(labels if labels.dtype == torch.int64 else labels.float())
+        labels = self.labels_at(rows["row"])
+        target = None if labels is None else Target(labels)
         return self.batch_of(assemble(self.template, texts, columns).packed(), target, rows, examples)
 
     def metadata(self) -> JsonObject:

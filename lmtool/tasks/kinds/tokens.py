@@ -21,7 +21,7 @@ from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.metrics import by_class, compute, confusion
 from lmtool.learners.metrics.spans import EntityScores, EntityTags, total
-from lmtool.learners.model import normalized_entropy
+from lmtool.learners.model import indices_of, normalized_entropy
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.nn.stack import Side
@@ -275,18 +275,13 @@ class TokenLearner(ClassLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (M, C): tag scores."""
-        rng, at_M = self.dropout_rng(batch, step), self._indices(batch)
+        rng, at_M = self.dropout_rng(batch, step), indices_of(batch, self.term)
         return self.heads[self.term](
             self.pool_tokens(self.hidden_of(batch, rng, at_M)), self.head_rng(rng, batch, at_M)
         )
 
-    def _indices(self, batch: Batch) -> Tensor:
-        at_M = batch.targets[self.term].at
-        assert at_M is not None
-        return at_M
-
     def documents(self, batch: Batch) -> Tensor:
-        return batch.inputs.documents[self._indices(batch)]
+        return batch.inputs.documents[indices_of(batch, self.term)]
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
         entropy_N = outputs.new_zeros(len(batch.inputs.lengths), dtype=torch.float32)
@@ -295,7 +290,7 @@ class TokenLearner(ClassLearner):
     def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns, for each window, the indices of its words in order, their best tags, and the probabilities of these
         tags."""
-        word_M = batch.inputs.columns[WORD][self._indices(batch)].cpu().numpy()
+        word_M = batch.inputs.columns[WORD][indices_of(batch, self.term)].cpu().numpy()
         probability_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
         first_M = word_M >= 0  # the later tokens of a word predict in training only
         counts = np.bincount(self.documents(batch).cpu().numpy()[first_M], minlength=len(batch.inputs.lengths))

@@ -66,11 +66,8 @@ class Auxiliary:
     def masked(
         self, text_N: np.ndarray, examples_N: np.ndarray, epoch: int
     ) -> tuple[PackedArrays, np.ndarray, np.ndarray]:
-        """Builds and masks texts. Random numbers are keyed by (seed, epoch, example, position).
-
-        Returns:
-            The inputs, (M,) flat positions of the masked tokens, ascending, and (M,) their original tokens.
-        """
+        """Builds and masks texts. Returns the inputs, (M,) flat positions of the masked tokens, ascending, and (M,)
+        their original tokens. Random numbers are keyed by (seed, epoch, example, position)."""
         filled = assemble(self.template, self._texts.cells(text_N, self._retained[:, text_N]))
         packed = PackedTexts(filled.tokens, filled.lengths, np.asarray(examples_N), self.seed, epoch)
         masked = mask_tokens(self._masking, self._vocabulary, packed)
@@ -128,20 +125,9 @@ class Demonstrations:
         return own_EC
 
     def sampled(self, own_EC: np.ndarray, keys_E: np.ndarray, counter: int, samples: int) -> np.ndarray:
-        """Samples demonstrations, but never the text itself.
-
-        Args:
-            own_EC: The index of each text itself (`own_indices`).
-            keys_E: The hash of each text (`text_keys`).
-            counter: The counter of the sample stream.
-            samples: The number of samples per text.
-
-        Returns:
-            (E, samples, C) the indices of the sampled rows.
-
-        Raises:
-            UserError: If a class has no other row.
-        """
+        """Returns (E, samples, C): the indices of sampled demonstrations, which are never the text itself. own_EC: see
+        `own_indices`. keys_E: see `text_keys`. counter: of the sample stream. samples: their number for each text.
+        Raises UserError if a class has no other row."""
         others_EC = self._counts_C - (own_EC < self._counts_C)
         lacking = np.flatnonzero((others_EC < 1).any(axis=0))
         if len(lacking):
@@ -284,8 +270,9 @@ class PromptedExamples(TaskExamples):
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         targets, parts = {}, torch.from_numpy(rows["part"].astype(np.int32))
         row_N = torch.from_numpy(rows["row"].astype(np.int64))
-        if self.rows.labels is not None:
-            targets[self.term] = Target(torch.from_numpy(np.asarray(self.rows.labels)[rows["row"]]))
+        labels = self.labels_at(rows["row"])
+        if labels is not None:
+            targets[self.term] = Target(labels)
         if self.auxiliary is not None:
             texts, masked_M, labels_M = self.auxiliary.masked(rows["auxiliary"], examples, epoch)
             assembled, order = _side_by_side(assembled, texts)

@@ -94,16 +94,9 @@ class Prompts:
         return SEPARATOR.join([*self._texts, self.template.before(values)])
 
     def question(self, values: Mapping[str, str], answer_length: int, place: tuple[str, int]) -> Question:
-        """Returns the prompt of a row with as many demonstrations as fit.
-
-        Args:
-            values: The columns of the row as texts.
-            answer_length: The number of tokens of the longest answer, which must fit too.
-            place: The file and line of the row, for errors.
-
-        Raises:
-            UserError: If the row does not fit even without demonstrations.
-        """
+        """Returns the prompt of a row with as many demonstrations as fit. values: the columns of the row as texts.
+        answer_length: the number of tokens of the longest answer, which must fit too. place: the file and line of the
+        row. Raises UserError if the row does not fit even without demonstrations."""
         capacity = self.longest - (answer_length if self._one_stack else 0)
         first, later = self._row_tokens(values, ""), self._row_tokens(values, SEPARATOR) if self.shots else ()
         for shown in range(self.shots, -1, -1):
