@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
-import pytest
+from tests.test_layers import PACKAGE, SOURCES, free_trees, nodes_of
 
-PACKAGE = Path(__file__).parents[1] / "lmtool"
+__all__ = ["free_trees"]
 
 # Words that names must not contain, because readers of transformers, PEFT, torch and Hydra do not know them, or because
 # they are vague; docs/contributing.md has replacements.
@@ -28,21 +26,9 @@ train type update upgrade use wait write
 """
 
 
-@cache
-def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def free_trees() -> Iterator[None]:
-    """See tests/test_layers.py."""
-    yield
-    trees.cache_clear()
-
-
-def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """The names that a module defines: classes, functions, parameters, and assigned variables."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         if isinstance(node, ast.FunctionDef):
@@ -67,8 +53,8 @@ def test_names_contain_no_avoided_words() -> None:
     avoided = {*AVOIDED.split()}
     wrong = [
         f"{path.relative_to(PACKAGE)}:{line}: {name}"
-        for path, tree in trees().items()
-        for line, name in names(tree)
+        for path in SOURCES
+        for line, name in names(nodes_of(path))
         if not avoided.isdisjoint(words(name))
     ]
     assert not wrong, "\n".join(wrong)
@@ -85,8 +71,8 @@ def text_of(node: ast.expr) -> str | None:
 
 def errors() -> Iterator[tuple[str, str, str | None]]:
     """The position, message and hint of each user error, as far as they are literals."""
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path in SOURCES:
+        for node in nodes_of(path):
             called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
             if isinstance(node, ast.Call) and called in ("UserError", "Problem"):
                 texts = [text_of(argument) for argument in node.args][called == "Problem" :]
@@ -127,8 +113,8 @@ def test_docstrings_repeat_no_sentence() -> None:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef
     wrong = [
         f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)}: {sentence}"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for path in SOURCES
+        for node in nodes_of(path)
         if isinstance(node, documented)
         for sentence in sorted(repeated_sentences(ast.get_docstring(node) or ""))
     ]
@@ -154,8 +140,8 @@ def test_docstrings_describe_existing_parameters_only() -> None:
     assert described_parameters(docstring) == {"x", "n", "m"}
     wrong = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name} has no parameter {name}"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for path in SOURCES
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef)
         for name in sorted(
             described_parameters(ast.get_docstring(node) or "")
@@ -166,7 +152,7 @@ def test_docstrings_describe_existing_parameters_only() -> None:
 
 
 def test_docstrings_describe_existing_attributes_only() -> None:
-    classes = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for path in SOURCES for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
     names_in_class = {
         node.name: {getattr(child, key, "") for child in ast.walk(node) for key in ("id", "attr", "arg", "name")}
         for node in classes
