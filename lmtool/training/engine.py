@@ -7,6 +7,7 @@ over all processes.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -194,9 +195,8 @@ def outside_layers(learner: nn.Module) -> Iterator[None]:
     """Makes the parameters outside layers complete on every process within the context, so that methods other than
     forward can be called. A layer is gathered when it is called, so all processes must call the same number of layers.
     Does nothing if the learner is not sharded."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if not isinstance(learner, FSDPModule):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # takes a second to import: `shard` does
+    if fsdp is None or not isinstance(learner, fsdp.FSDPModule):
         yield
         return
     learner.unshard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtool.training.engine import Plain, engine_for
+from lmtool.training.engine import Plain, engine_for, outside_layers
 from lmtool.training.group import ProcessGroup
 from lmtool.training.precision import FP32_CPU
 from lmtool.training.step import apply_gradients, gradients
@@ -110,3 +111,10 @@ def test_single_process_uses_plain_engine() -> None:
     learner = FakeLearner()
     engine = alone(lambda group: engine_for(learner, "ddp", group))
     assert type(engine) is Plain and engine.learner is learner
+
+
+def test_plain_learner_is_used_without_importing_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import takes a second, and every run uses its learner outside its layers."""
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", None)  # an import would fail
+    with outside_layers(FakeLearner()):
+        pass
