@@ -16,12 +16,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
 import torch
-import yaml
 
 from lmtool.config import saved as yaml_files
 from lmtool.config.base import JsonMapping, JsonObject
@@ -105,7 +105,7 @@ class RunFolder:
         if saved.exists():
             self._check_config(saved, config_text)
             return
-        if plain_data(yaml.safe_load(config_text)) != self.config:
+        if plain_data(yaml_files.load(config_text)) != self.config:
             raise ValueError("config_text is not the same configuration as config")
         with write_errors(saved):
             replace_text(saved, config_text)
@@ -372,6 +372,7 @@ def _require_files(path: Path) -> None:
             raise UserError(f"{file} is {kind}; a run writes a file there", "move it away, or set another name=")
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
