@@ -1,4 +1,4 @@
-"""Figures that are made but not drawn, for tests that do not look at them."""
+"""Figures that are made but not drawn, and runs without reports, for tests that do not look at them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,23 @@ def skip_drawing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
 
 
+def skip_reports(patch: pytest.MonkeyPatch) -> None:
+    """Runs write no report.html: plots take longer than the rest of a tiny run."""
+    patch.setattr("lmtool.session.screens.write_report", lambda run, **state: run / "report.html")
+
+
+def resample_less(patch: pytest.MonkeyPatch) -> None:
+    """Intervals have a tenth of the resamples: all take longer than scoring a tiny model. They are tested in
+    tests/learners/metrics."""
+    patch.setattr("lmtool.learners.metrics.intervals.RESAMPLES", 1_000)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def undrawn_figures() -> Iterator[None]:
-    """For the conftest.py of a folder whose runs, also those of module fixtures, write pages that no test looks at."""
+def quick_runs() -> Iterator[None]:
+    """For the conftest.py of a folder whose tests look at no report of a run, at no figure and at no exact interval,
+    also for the runs of module fixtures."""
     with pytest.MonkeyPatch.context() as patch:
+        skip_reports(patch)
         skip_drawing(patch)
+        resample_less(patch)
         yield

@@ -34,7 +34,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
             hidden.add(node.value)
         elif isinstance(node, ast.JoinedStr):
             hidden.update(node.values)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Field", "ValueError"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Field", "ValueError"):
             local.update(ast.walk(node))
     for node in ast.walk(tree):
         if node in hidden:

@@ -14,6 +14,8 @@ import yaml
 
 from lmtool.cli import main as cli
 from lmtool.config.registry import lookup
+from tests.figures import resample_less, skip_drawing
+from tests.figures import skip_reports as skip_reports
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NOUNS = ["cat", "dog", "bird", "house", "river", "tree", "stone", "child", "king", "queen", "ship", "road"]
@@ -59,17 +61,12 @@ def follow_card(folder: str) -> None:
     exec(code, {})
 
 
-def skip_reports(patch: pytest.MonkeyPatch) -> None:
-    """Runs write no report.html: plots take longer than the rest of a tiny run."""
-    patch.setattr("lmtool.session.screens.write_report", lambda run, **state: run / "report.html")
-
-
 def coarsen(patch: pytest.MonkeyPatch) -> None:
-    """The elements of figures are placed roughly, and intervals have a tenth of the resamples: both take longer than
-    scoring a tiny model. Layouts are tested in tests/reporting, intervals in tests/learners/metrics."""
+    """The elements of figures are placed roughly, and intervals have fewer resamples: both take longer than scoring a
+    tiny model. Layouts are tested in tests/reporting."""
     # Without an engine: a figure with the one named "none" is drawn twice.
     patch.setattr("lmtool.reporting.drawing._arrange", lambda figure: figure.set_layout_engine(None))
-    patch.setattr("lmtool.learners.metrics.intervals.RESAMPLES", 1_000)
+    resample_less(patch)
 
 
 @pytest.fixture
@@ -84,9 +81,17 @@ def reports_on_request(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         skip_reports(monkeypatch)
 
 
+@pytest.fixture
+def figures() -> None:
+    """Figures are drawn, for tests that look at them."""
+
+
 @pytest.fixture(autouse=True)
-def coarse_figures_and_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def coarse_figures_and_intervals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are not drawn, except in tests that use the fixture `figures`."""
     coarsen(monkeypatch)
+    if "figures" not in request.fixturenames:
+        skip_drawing(monkeypatch)
 
 
 def work_in_copy(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
@@ -151,7 +156,7 @@ def merge_overrides(words: Sequence[str], more: Sequence[str] = ()) -> list[str]
 
 
 def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -> Path:
-    """Run `lmtool pretrain` on the text and return the run folder."""
+    """Run `lmtool pretrain` on the text, by default six steps with two evaluations, and return the run folder."""
     words = [
         "pretrain",
         f"model={model}",
@@ -162,7 +167,7 @@ def pretrain(name: str, *more: str, model: str = "bert_tiny", status: int = 0) -
         f"name={name}",
         KEEP,
     ]
-    budget = [] if any(word.startswith("max_") for word in more) else ["max_steps=6"]
+    budget = [] if any(word.startswith("max_") for word in more) else ["max_steps=6", "evaluate_every=3"]
     assert (
         cli.main(merge_overrides([*words, f"name={name}", "batch_tokens=256", "log_every=1", *budget], more)) == status
     )

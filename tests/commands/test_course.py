@@ -208,7 +208,7 @@ def compose_command(line: str, page: str, capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr()
     assert status == 0, f"{line}\n{printed.err}"
     for folder in folders_of(words) if words[0] in ("pretrain", "finetune", "import") else []:
-        for number, job in enumerate(yaml.safe_load_all(printed.out)):
+        for number, job in enumerate(yaml.load_all(printed.out, yaml.CSafeLoader)):
             named = re.search(rf"{folder}/({number}_[\w.+-]+)", page)  # a job's folder names the varied keys
             write_placeholder_run(folder / (named[1] if named else str(number)) if "-m" in words else folder, job)
 

@@ -13,6 +13,7 @@ from tests.breadth import slow_but
 from tests.commands.conftest import TINY, finetune, pretrain, tiny
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+TWO = ["max_steps=2", "evaluate_every=2"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_every_objective_runs(place: Path, objective: str) -> None:
     model = next((partner for start, partner in partners.items() if objective.startswith(start)), "bert_tiny")
     more = ["objective.task={kind: classification, path: rows, text: [sentence]}"] if objective == "task" else []
     more += ["tokenizer.special_tokens=roberta"] if objective.startswith("mntp") else []
-    assert steps(pretrain("run", f"objective={objective}", *more, "max_steps=2", model=model)) == 2
+    assert steps(pretrain("run", f"objective={objective}", *more, *TWO, model=model)) == 2
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_every_objective_runs(place: Path, objective: str) -> None:
     [("bert_tiny", "[{name: rtd, generator_size: 0.5},mlm]"), ("t5_tiny", "[span_corruption,prefix_lm,denoising]")],
 )
 def test_objective_mixtures_run(place: Path, model: str, members: str) -> None:
-    words = ["objective=mixture", f"objective.members={members}", "max_steps=2"]
+    words = ["objective=mixture", f"objective.members={members}", *TWO]
     assert steps(pretrain("run", *words, model=model)) == 2
 
 
@@ -77,7 +78,7 @@ def changes_only_sizes(model: str) -> bool:
 def test_every_model_preset_runs(place: Path, model: str) -> None:
     """Every preset is its family's class with other numbers, so all run at the family's tiny size."""
     grouped = ["model.num_key_value_heads=1"] if model.startswith(("llama", "smollm", "qwen")) else []
-    assert steps(pretrain("run", "max_steps=2", *grouped, model=model)) == 2
+    assert steps(pretrain("run", *TWO, *grouped, model=model)) == 2
 
 
 @pytest.mark.parametrize("model", slow_but({"bert_tiny"}, ["bert_tiny", "gpt_tiny"]))
@@ -90,7 +91,7 @@ def test_every_model_preset_runs(place: Path, model: str) -> None:
     ],
 )
 def test_every_position_kind_runs(place: Path, positions: str, model: str) -> None:
-    assert steps(pretrain("run", f"model/positions={positions}", "max_steps=2", model=model)) == 2
+    assert steps(pretrain("run", f"model/positions={positions}", *TWO, model=model)) == 2
 
 
 CHOICES = [f"{group}={name}" for group in ("optimizer", "schedule") for name in names(group)]
@@ -98,20 +99,20 @@ CHOICES = [f"{group}={name}" for group in ("optimizer", "schedule") for name in 
 
 @pytest.mark.parametrize("choice", slow_but([choice for choice in CHOICES if choice.startswith("schedule=")], CHOICES))
 def test_every_optimizer_and_schedule_runs(place: Path, choice: str) -> None:
-    assert steps(pretrain("run", choice, "schedule.warmup_fraction=0.5")) == 6
+    assert steps(pretrain("run", choice, "schedule.warmup_fraction=0.5", "max_steps=6", "evaluate_every=2")) == 6
 
 
 @pytest.mark.parametrize("tokenizer", [name for name in names("tokenizer") if name != "folder"])
 def test_every_tokenizer_runs(place: Path, tokenizer: str) -> None:
     model = {"bpe": "gpt_tiny", "bytebpe": "gpt_tiny", "spelled": "elmo_tiny"}.get(tokenizer, "bert_tiny")
     more = ["tokenizer.special_tokens=albert"] if tokenizer == "sentencepiece" else []  # BERT's format needs [CLS]
-    assert steps(pretrain("run", f"tokenizer={tokenizer}", *more, "max_steps=2", model=model)) == 2
+    assert steps(pretrain("run", f"tokenizer={tokenizer}", *more, *TWO, model=model)) == 2
 
 
 @pytest.mark.parametrize("tuning", names("tuning"))
 def test_every_tuning_method_runs(place: Path, tuning: str) -> None:
     sizes = [word for word in TINY if word.startswith("model.")]
-    words = ["checkpoint=none", "model=bert_tiny", *sizes, "max_steps=2"]
+    words = ["checkpoint=none", "model=bert_tiny", *sizes, *TWO]
     more = []
     if tuning == "adapter_fusion":
         runs = [str(finetune(name, *words, "tuning=adapter")) for name in ("first", "second")]
@@ -136,6 +137,6 @@ def test_every_experiment_runs(place: Path, experiment: str) -> None:
         "data.packages=[json,email]",
         "data.validation_fraction=0.1",
     ]
-    budget = ["max_steps=2", "max_minutes=null", "batch_tokens=256", "batch_examples=null", "cache_dir=cache"]
+    budget = [*TWO, "max_minutes=null", "batch_tokens=256", "batch_examples=null", "cache_dir=cache"]
     assert cli.main([*words, *budget, "name=run"]) == 0
     assert steps(Path("runs/run")) == 2

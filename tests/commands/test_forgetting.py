@@ -36,7 +36,7 @@ def forgetting_of(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())["forgetting"]
 
 
-@pytest.mark.usefixtures("reports")
+@pytest.mark.usefixtures("reports", "figures")
 def test_full_finetuning_increases_pretraining_loss(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = finetune("full", "checkpoint=runs/mlm", *FEW, "optimizer.lr=0.01")
     said, forgetting = capsys.readouterr().out, forgetting_of(folder)

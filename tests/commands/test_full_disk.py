@@ -34,7 +34,7 @@ def assert_one_error_and_hint(error: str) -> None:
     assert [line.partition(": ")[0] for line in error.splitlines()] == ["error", "hint"], error
 
 
-@pytest.mark.usefixtures("reports")
+@pytest.mark.usefixtures("reports", "figures")
 def test_full_disk_gives_one_error_and_hint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("whole", "max_steps=2")  # fills the caches
     sizes = {file.name: file.stat().st_size for file in Path("runs/whole").rglob("*") if file.is_file()}
@@ -48,7 +48,7 @@ def test_full_disk_gives_one_error_and_hint(place: Path, capsys: pytest.CaptureF
         assert Path(f"runs/cut{number}").exists() == (Path(f"runs/cut{number}/metrics.jsonl").exists()), limit
 
 
-@pytest.mark.usefixtures("reports")
+@pytest.mark.usefixtures("reports", "figures")
 def test_report_is_written_after_disk_recovers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2")
     folder = finetune("whole", *words)

@@ -19,6 +19,8 @@ from lmtool.tokenizers.configs import ByteBpeConfig, WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.commands.conftest import pretrain
 
+pytestmark = pytest.mark.usefixtures("figures")
+
 
 def test_inspect_tokenizer_compares_tokenizers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["inspect", "tokenizer", "text=the zebra, & <b>", "kinds=[wordpiece,character]", "vocab_size=300"]

@@ -60,7 +60,7 @@ def quoted(text: str) -> str:
     return '"' + text.replace('"', '\\"') + '"'
 
 
-@pytest.mark.usefixtures("reports")
+@pytest.mark.usefixtures("reports", "figures")
 def test_commands_write_and_print_no_secret(folder_with_secrets: Path) -> None:
     learn = ["pretrain", "model=bert_tiny", *WORDS, "data=text", f"data.path={quoted(ADDRESS + '/text.txt')}"]
     learn += ["batch_tokens=256"]

@@ -10,6 +10,8 @@ import pytest
 from lmtool.cli import main as cli
 from tests.commands.conftest import finetune, pretrain
 
+pytestmark = pytest.mark.usefixtures("figures")
+
 
 def probe(*words: str) -> int:
     small = ["examples=200", "held_out=100", "classes=20", "cache_dir=cache", "device=cpu", "precision=fp32"]

@@ -21,7 +21,7 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("reports")
+@pytest.mark.usefixtures("reports", "figures")
 @pytest.mark.parametrize(("model", "objective"), [("bert_tiny", "mlm_nsp"), ("gpt_tiny", "clm")])
 def test_pretraining_writes_complete_run_folder(place: Path, model: str, objective: str) -> None:
     folder = pretrain("first", f"objective={objective}", model=model)
@@ -303,7 +303,7 @@ def test_trained_tokenizer_is_used_by_a_run(place: Path, capsys: pytest.CaptureF
     assert (last / "tokenizer.json").read_bytes() == Path("vocabulary/tokenizer.json").read_bytes()
 
 
-@pytest.mark.usefixtures("reports")
+@pytest.mark.usefixtures("reports", "figures")
 def test_secrets_of_environment_are_not_written_or_printed(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from lmtool.models import bert, gpt, llama
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.decoder_configs import LlamaConfig
 from lmtool.types import Packed
-from tests.figures import undrawn_figures as undrawn_figures
+from tests.figures import quick_runs as quick_runs
 
 PARTS = ("residual", "norm", "scaling", "feed_forward", "projections")
 CASES = [None, *[(part,) for part in PARTS], ("residual", "norm"), PARTS]

@@ -19,7 +19,7 @@ from lmtool.objectives.configs import GloveConfig
 from lmtool.objectives.glove import Glove
 from lmtool.tokenizers.configs import WordConfig
 from tests.commands.conftest import pretrain, working_in
-from tests.figures import undrawn_figures as undrawn_figures
+from tests.figures import quick_runs as quick_runs
 from tests.objectives.objective_fixtures import TEXT, rows_of, split
 from tests.objectives.test_skip_gram import store_of_ids
 

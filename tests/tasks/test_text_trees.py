@@ -39,12 +39,12 @@ def shape(chance: random.Random, words: int = 6) -> tuple[list[int], str]:
     return heads, kind
 
 
-def write(folder: Path, texts: int) -> None:
+def write(folder: Path, texts: int, train: int = 400, held_out: int = 150) -> None:
     """The class of a row is the shape of its last tree; the words, and the tree of the other text, are random. The rows
     of shuffled.jsonl have the trees of other rows."""
     chance = random.Random(0)
     folder.mkdir()
-    for split, count in (("train", 400), ("dev", 150), ("shuffled", 150)):
+    for split, count in (("train", train), ("dev", held_out), ("shuffled", held_out)):
         rows = []
         for _ in range(count):
             row: dict[str, object] = {}
@@ -103,8 +103,8 @@ def test_the_class_is_learned_from_trees_only(
 
 
 def test_domain_adaptation_reads_the_trees_of_both_domains(place: Path) -> None:
-    write(place / "source", 2)
-    write(place / "target", 2)
+    write(place / "source", 2, 32, 10)
+    write(place / "target", 2, 32, 10)
     more = [*COLUMNS, "task/domain=coral", "task.domain.target=target", "max_steps=1", "name=x"]
     assert cli.main(words_of("source", "tree_distance", *more)) == 0
     assert json.loads(Path("runs/x/result.json").read_text())["steps"] == 1

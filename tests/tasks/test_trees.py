@@ -31,10 +31,10 @@ def sentence(chance: random.Random, shuffled: bool) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, train: int = 600, held_out: int = 100) -> None:
     chance = random.Random(0)
     folder.mkdir()
-    for split, count in (("train", 600), ("dev", 100), ("shuffled", 100)):
+    for split, count in (("train", train), ("dev", held_out), ("shuffled", held_out)):
         (folder / f"{split}.conllu").write_text("".join(sentence(chance, split == "shuffled") for _ in range(count)))
 
 
@@ -93,7 +93,7 @@ def test_subwords_share_the_path_of_their_word_and_special_tokens_have_none(plac
 def test_resume_is_bitwise_and_predictions_read_trees(
     place: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(place / "trees")
+    write(place / "trees", 32, 10)
 
     def start(name: str, status: int = 0) -> Path:
         words = words_of("trees", kind, *STEPS, "batch_examples=8", "model.dropout=0.1", f"name={name}")
@@ -106,7 +106,7 @@ def test_resume_is_bitwise_and_predictions_read_trees(
     assert (
         cli.main(["predict", "checkpoint=runs/whole", "input=trees/dev.conllu", "output=out.jsonl", "device=cpu"]) == 0
     )
-    assert len(Path("out.jsonl").read_text().splitlines()) == 100
+    assert len(Path("out.jsonl").read_text().splitlines()) == 10
     assert cli.main(["evaluate", "checkpoint=runs/whole", "device=cpu", "cache_dir=cache"]) == 0
     capsys.readouterr()
     assert cli.main(["predict", "checkpoint=runs/whole", "text=red green", "device=cpu"]) == 2
@@ -125,7 +125,7 @@ def test_resume_is_bitwise_and_predictions_read_trees(
 def test_heads_that_are_no_tree_are_refused_with_their_line(
     place: Path, heads: list[str], line: int, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(place / "trees")
+    write(place / "trees", 3, 3)
     bad = "".join(f"{n}\tred\t_\tA\t_\t_\t{head}\tdep\t_\t_\n" for n, head in enumerate(heads, 1))
     train = place / "trees" / "train.conllu"
     train.write_text(f"{bad}\n{train.read_text()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from lmtool.config.registry import build
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, TokenizerConfig, WordPieceConfig
+from lmtool.tokenizers.tokenizer import Tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog; the dog sleeps, unbelievably.",
@@ -96,9 +98,14 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], TokenizerConfig]] = {
 }  # fmt: skip
 
 
+@cache
+def trained_tokenizer(family: str) -> Tokenizer:
+    return build(FAMILIES[family][1], TEXTS, ROWS)
+
+
 def make(family: str, folder: Path) -> nn.Module:
     """Write the family's folder. Returns the model in evaluation mode."""
-    model, tokenizer = FAMILIES[family]
+    model, _ = FAMILIES[family]
     torch.manual_seed(5)
     published = model().eval()
     with torch.no_grad():
@@ -106,7 +113,7 @@ def make(family: str, folder: Path) -> nn.Module:
             if name == "final_logits_bias" and family == "bart":
                 buffer.normal_()
     published.save_pretrained(folder)
-    build(tokenizer, TEXTS, ROWS).save(folder)
+    trained_tokenizer(family).save(folder)
     return published
 
 
@@ -157,7 +164,7 @@ def make_classifier(
     family: str, folder: Path, count: int = 2, names: list[str] | None = None, **keys: Any
 ) -> nn.Module:
     """Write a classifier's folder as transformers does. Returns the model in evaluation mode."""
-    model, tokenizer = FAMILIES[family]
+    model, _ = FAMILIES[family]
     name, tokenizer_class = CLASSIFIERS[family]
     torch.manual_seed(7)
     config = model().config
@@ -168,7 +175,7 @@ def make_classifier(
         for parameter in published.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    written = build(tokenizer, TEXTS, ROWS)
+    written = trained_tokenizer(family)
     published.config.pad_token_id = written.roles.get("pad", published.config.pad_token_id)
     published.save_pretrained(folder)
     written.save(folder)
