@@ -49,6 +49,7 @@ _TINY_RUN = shlex.split(
 _OPTIONAL = {
     "datasets": ("data sets of the hub, parquet", "hub"),
     "sacrebleu": ("BLEU and chrF of generated text", "scores"),
+    "rouge_score": ("ROUGE of generated text", "scores"),
     "h5py": ("published weights of ELMo", "elmo"),
     "wandb": ("logger=wandb", "trackers"),
     "tensorboard": ("logger=tensorboard", "trackers"),

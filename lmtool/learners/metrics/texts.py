@@ -1,7 +1,7 @@
 """Metrics of generated texts against references, and of language models.
 
-sacrebleu computes BLEU and chrF, and is imported when it is first needed (Papineni et al. 2002; Popović 2015; Post
-2018). ROUGE (Lin 2004) is computed here, with the values of the package rouge-score, whose import takes seconds.
+sacrebleu computes BLEU and chrF, and rouge-score computes ROUGE; each package is imported when it is first needed
+(Papineni et al. 2002; Popović 2015; Lin 2004; Post 2018).
 
 Shape letters: N texts, R selected texts, K statistics of a text, which are summed over the corpus.
 """
@@ -9,8 +9,6 @@ Shape letters: N texts, R selected texts, K statistics of a text, which are summ
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,16 +17,19 @@ import numpy as np
 from lmtool.errors import UserError
 from lmtool.learners.metrics.scores import Metric
 
-_OF_SACREBLEU = ("bleu", "chrf")
-_OF_ROUGE = ("rouge1", "rouge2", "rougeL")
-TEXT_METRICS = {name: Metric(name) for name in (*_OF_SACREBLEU, *_OF_ROUGE, "exact_match")}
+# The package that computes each metric.
+_PACKAGES = {
+    **dict.fromkeys(("bleu", "chrf"), "sacrebleu"),
+    **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge-score"),
+}
+TEXT_METRICS = {name: Metric(name) for name in (*_PACKAGES, "exact_match")}
 
 
 def require_scorers(names: Sequence[str]) -> None:
     """Raises UserError if the package that computes one of the metrics is not installed. names: names of metrics."""
     for name in names:
-        if name in _OF_SACREBLEU:
-            _import_sacrebleu(name)
+        if name in _PACKAGES:
+            _import_package(name)
 
 
 class TextScores:
@@ -56,16 +57,15 @@ class TextScores:
             [of_text[index] if index < len(of_text) else None for of_text in references]
             for index in range(max_references)
         ]
-        for name in set(names) & {*_OF_SACREBLEU}:
-            sacrebleu = _import_sacrebleu(name)
+        for name in set(names) & {"bleu", "chrf"}:
+            sacrebleu = _import_package(name)
             scorer = sacrebleu.BLEU(force=True) if name == "bleu" else sacrebleu.CHRF()
             self._corpus[name] = scorer, np.array(scorer._extract_corpus_statistics(list(texts), streams))
-        if rouge := [name for name in names if name in _OF_ROUGE]:
-            words = [(_words(text), [_words(reference) for reference in of_text]) for text, of_text in pairs]
-            self._text_scores |= {
-                name: np.array([max(_rouge(name, of_text, other) for other in others) for of_text, others in words])
-                for name in rouge
-            }
+        rouge = [name for name in names if name.startswith("rouge")]
+        if rouge:
+            scorer = _import_package(rouge[0]).RougeScorer(rouge, use_stemmer=False)
+            rows = [scorer.score_multi(list(of_text), text) for text, of_text in pairs]
+            self._text_scores |= {name: np.array([row[name].fmeasure for row in rows]) for name in rouge}
         if "exact_match" in names:
             matches = [text.strip() in {reference.strip() for reference in of_text} for text, of_text in pairs]
             self._text_scores["exact_match"] = np.array(matches, dtype=np.float64)
@@ -84,50 +84,21 @@ class TextScores:
         return values
 
 
-def _import_sacrebleu(name: str) -> Any:
+def _import_package(name: str) -> Any:
+    package = _PACKAGES[name]
     try:
-        import sacrebleu
+        if package == "sacrebleu":
+            import sacrebleu
+
+            return sacrebleu
+        from rouge_score import rouge_scorer
+
+        return rouge_scorer
     except ModuleNotFoundError as problem:
         raise UserError(
-            f"the metric {name} needs the package sacrebleu, which is not installed",
+            f"the metric {name} needs the package {package}, which is not installed",
             "pip install 'lmtool[scores]', or set task.metrics=[exact_match] and task.metric=exact_match",
         ) from problem
-    return sacrebleu
-
-
-def _words(text: str) -> list[str]:
-    """The words that ROUGE compares: letters without accents and digits, in lower case."""
-    return re.findall("[a-z0-9]+", text.lower())
-
-
-def _rouge(name: str, words: list[str], reference: list[str]) -> float:
-    """The F score of the words that a text and its reference share: words, pairs, or the longest common subsequence."""
-    if name == "rougeL":
-        matches, of_text, of_reference = _common_length(words, reference), len(words), len(reference)
-    else:
-        first, second = (_ngrams(each, int(name[-1])) for each in (words, reference))
-        matches, of_text, of_reference = (first & second).total(), first.total(), second.total()
-    if not matches:
-        return 0.0
-    precision, recall = matches / of_text, matches / of_reference
-    return 2 * precision * recall / (precision + recall)
-
-
-def _ngrams(words: list[str], length: int) -> Counter[tuple[str, ...]]:
-    return Counter(zip(*(words[start:] for start in range(length)), strict=False))
-
-
-def _common_length(first: list[str], second: list[str]) -> int:
-    """The length of the longest common subsequence: a row of the table of lengths is the bits of an integer, which are
-    0 where the length increases (Hyyrö 2004)."""
-    places: dict[str, int] = defaultdict(int)
-    for place, word in enumerate(first):
-        places[word] |= 1 << place
-    row = full = (1 << len(first)) - 1
-    for word in second:
-        matches = row & places[word]
-        row = (row + matches | row - matches) & full
-    return len(first) - row.bit_count()
 
 
 # Metrics of language models: perplexity per token, perplexity per word, and bits per byte.

@@ -1,10 +1,8 @@
-"""Scores of generated texts, computed by hand from their definitions and by the published packages, and the error for a
-missing package."""
+"""Scores of generated texts, computed by hand from their definitions, and the error for a missing package."""
 
 from __future__ import annotations
 
 import math
-import random
 import sys
 
 import numpy as np
@@ -14,6 +12,7 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 
 sacrebleu = pytest.importorskip("sacrebleu")
+pytest.importorskip("rouge_score")
 
 # Tokens of both texts: 4 + 4, of which 3 + 4 are in a reference; pairs: 3 + 3, 2 + 2; triples: 2 + 2, 1 + 0; no four.
 TEXTS = ["the cat sat down", "a big dog ran"]
@@ -52,18 +51,6 @@ def test_rouge_uses_the_best_reference():
     assert scores["rouge1"] == pytest.approx(3 / 4, abs=1e-9)
     assert scores["rouge2"] == pytest.approx((2 / 3 + 1 / 2) / 2, abs=1e-9)
     assert scores["rougeL"] == pytest.approx(3 / 4, abs=1e-9)
-
-
-def test_rouge_equals_rouge_score():
-    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"])
-    chance = random.Random(0)
-    letters = [*"aabbcc d1_.-É\n\t", "ß", "Ab", "İ", "ſ", " the ", " cat "]
-    texts = [""] + ["".join(chance.choices(letters, k=chance.randrange(60))) for _ in range(300)]
-    references = [chance.choices(texts, k=chance.randrange(1, 4)) for _ in texts]
-    assert sum(len(set(text.lower().split())) > 3 for text in texts) > 200
-    for text, of_text in zip(texts, references, strict=True):
-        wanted = scorer.score_multi(of_text, text)
-        assert text_scores(list(wanted), [text], [of_text]) == {name: score.fmeasure for name, score in wanted.items()}
 
 
 def test_chrf_of_short_texts_matches_hand_computed_value():
