@@ -199,18 +199,15 @@ def run(config: EmbedConfig) -> None:
     rows = None if in_portions else _rows(config, requested_input(config, task), task)
     count = sum(map(len, _portions(config, task, rows, embedder.portion)))
 
-    def warn(text: str) -> None:
-        output.line(f"warning: {text}", "yellow")
-
     for note in (*ignored_warnings(config.checkpoint, loaded.report.ignored), *embedder.notes):
-        warn(note)
+        output.warn(note)
     truncated: Counter[str] = Counter()
     if config.output is None:
         assert rows is not None
         for line in _lines(rows, embedder.vectors(rows, truncated), embedder):
             output.line(line)
         for text in truncation_warnings(truncated, count):
-            warn(text)
+            output.warn(text)
         return
     embedded = count
     with output.bar("embedding") as progress:
@@ -234,7 +231,7 @@ def run(config: EmbedConfig) -> None:
         request.append(file_digest(str(config.input)) if rows is None else rows.columns)
         written = _write(config.output, count, portions_from, embedder, request)
     for text in truncation_warnings(truncated, embedded):
-        warn(text)
+        output.warn(text)
     output.line(f"{written}: {config.output} · {description} · {precision.name}")
 
 
