@@ -12,7 +12,7 @@ from tests.data.data_fixtures import DrawnExamples
 
 def warnings_for(examples: int, processes: int) -> list[str]:
     lines: list[str] = []
-    output = SimpleNamespace(line=lambda text, style: lines.append(text))
+    output = SimpleNamespace(warn=lines.append)
     opened = cast(Any, SimpleNamespace(group=SimpleNamespace(size=processes), output=output))
     warn_of_idle_ranks(opened, PackedLoader(DrawnExamples(60), 1, batch_examples=examples))
     return lines
