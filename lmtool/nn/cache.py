@@ -122,12 +122,19 @@ class LayerCache:
         self._cache = proxy(cache)
         self._keys_NCAD: Tensor | None = None
         self._values_NCAD: Tensor | None = None
+        self._kept: list[Any] = []
 
     def of(self, cache: Cache) -> LayerCache:
         """Returns the same keys and values in another cache."""
         layer = copy(self)
         layer._cache = proxy(cache)
         return layer
+
+    def keep(self, compute: Callable[[], Any]) -> Any:
+        """Returns what the layer computes once for all tokens."""
+        if not self._kept:
+            self._kept.append(compute())
+        return self._kept[0]
 
     def append(self, k_TAD: Tensor, v_TAD: Tensor, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
         """Appends the new tokens, the first ones after the prefix. Returns the layout's keys and values: the new ones

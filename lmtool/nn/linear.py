@@ -2,15 +2,14 @@
 
 On a CPU, oneDNN computes products in half precision and compiles a kernel for every new shape of the operands. This
 takes 2 to 4 ms for a product of 0.3 to 0.8 ms (one thread with AMX). Here the tokens of these products are padded to a
-multiple of `ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation. In generation and
-embedding, they read weights in a layout of their own (`PackedWeights`).
+multiple of `ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation. In generation, those of
+few tokens are divided among the threads.
 
 Shape letters: T tokens, I inputs, O outputs, R rows (T padded to a multiple of `ROW_MULTIPLE`).
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -18,16 +17,12 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from lmtool.nn.regions import is_plain
 
 ROW_MULTIPLE = 64
 _FEW = 48  # tokens; more gain nothing from `few_rows`
 _PARTS = 8
-_MAX_PACKED_BYTES = 2**29
-_PACKED_TOKENS = 16  # the layout for so many tokens is as fast with others
-_PACKED_MULTIPLE = 4
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -60,99 +55,33 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     if torch.compiler.is_compiling() or x_TI.dim() != 2 or x_TI.device.type != "cpu":
         return F.linear(x_TI, weight_OI, bias_O)
     tokens, dtype = x_TI.shape[0], product_type(x_TI)
-    if _packed_weights is not None and tokens and dtype == torch.float32:
-        return _packed_weights.linear(x_TI, weight_OI, bias_O)
+    if _divides and 0 < tokens <= _FEW and dtype == torch.float32:
+        return few_rows(x_TI, weight_OI, bias_O)
     if dtype not in _HALF or tokens < ROW_MULTIPLE:
         return F.linear(x_TI, weight_OI, bias_O)
     return cast(Tensor, _AlignedLinear.apply(x_TI, weight_OI, bias_O, dtype))
 
 
-Parameters = tuple[Tensor, Tensor | None]
-"""A weight (O, I) and a bias (O), or None."""
-
-
-def concatenated(*modules: nn.Linear) -> Parameters:
-    """Returns the weights and the biases of linear layers, which all or none have, concatenated."""
-    biases: list[Tensor] = [module.bias for module in modules if module.bias is not None]
-    return torch.cat([module.weight for module in modules]), torch.cat(biases) if biases else None
-
-
-class PackedWeights:
-    """Copies of weights that make products in fp32 on a CPU faster, without gradients; kept from product to product.
-
-    A usual product rearranges its weight, which takes longer than multiplying few tokens with it. A copy has the layout
-    that oneDNN reads: with AVX2 and two threads, products of 2 to `_FEW` tokens take .4 to .8 times as long as
-    `F.linear`, and round differently. A weight is copied at its second product, and again when it has changed, except
-    through `.data`. All copies together have at most `_MAX_PACKED_BYTES`.
-
-    oneDNN compiles a kernel for each number of tokens and shape of a weight, which takes 2 ms and .5 MB. So the tokens
-    are padded to a multiple of `_PACKED_MULTIPLE`, and more than `_FEW` are multiplied as usual.
-    """
-
-    def __init__(self) -> None:
-        self._copies, self._joint = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
-
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Computes `F.linear` (T, O) of at least one token."""
-        tokens = len(x_TI)
-        if tokens > _FEW:
-            return F.linear(x_TI, weight_OI, bias_O)
-        if tokens == 1 or (copy := self._copy_of(weight_OI)) is None:
-            return few_rows(x_TI, weight_OI, bias_O)
-        rows = F.pad(x_TI, (0, 0, 0, extra)) if (extra := -tokens % _PACKED_MULTIPLE) else x_TI
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(rows, copy, bias_O, "none", [], ""))[:tokens]
-
-    def joint(self, *modules: nn.Linear) -> Parameters:
-        """Returns the weights and biases of several layers, concatenated."""
-        parameters = [module.weight for module in modules]
-        parameters += [module.bias for module in modules if module.bias is not None]
-        versions = [parameter._version for parameter in parameters]
-        first, *others = parameters
-        kept_versions, kept_others, joint = self._joint.get(first, (None, others, None))
-        if kept_versions != versions or any(map(operator.is_not, kept_others, others)):
-            joint = concatenated(*modules)
-            self._joint[first] = versions, others, joint
-        return cast(Parameters, joint)
-
-    def _copy_of(self, weight_OI: Tensor) -> Tensor | None:
-        version, copy = self._copies.get(weight_OI, (None, None))
-        if version != weight_OI._version:
-            copy = None
-        elif copy is None and self._has_room(weight_OI.nbytes):
-            copy = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _PACKED_TOKENS)
-        else:
-            return cast("Tensor | None", copy)
-        self._copies[weight_OI] = weight_OI._version, copy
-        return copy
-
-    def _has_room(self, size: int) -> bool:
-        copied = sum(weight.nbytes for weight, (_, copy) in self._copies.items() if copy is not None)
-        return torch.backends.mkldnn.is_available() and copied + size <= _MAX_PACKED_BYTES
-
-
-_packed_weights: PackedWeights | None = None
-
-
-def kept_weights() -> PackedWeights | None:
-    """Returns the weights that are kept from product to product, inside `packed_products`."""
-    return _packed_weights
+_divides = False
 
 
 @contextmanager
-def packed_products(weights: PackedWeights) -> Iterator[None]:
-    """Computes products in fp32 on a CPU with packed weights inside the context."""
-    global _packed_weights
-    previous, _packed_weights = _packed_weights, weights
+def divided_products() -> Iterator[None]:
+    """Divides the products of few tokens in fp32 among the threads of a CPU inside the context, without gradients. This
+    rounds differently, and so is not the default: elsewhere a row has the same result in every batch."""
+    global _divides
+    previous, _divides = _divides, True
     try:
         yield
     finally:
-        _packed_weights = previous
+        _divides = previous
 
 
 def few_rows(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """`F.linear` of a decoding step, with the rows of the weight in `_PARTS` products that the threads share.
 
-    With MKL on AVX2 and two threads, 1 to 8 tokens take .45 to .75 times as long.
+    With MKL on AVX2 and two threads, 1 to 8 tokens take .45 to .75 times as long, and generating 16 or 32 texts takes
+    .75 times as long. On one thread 2 to 8 tokens gain as much, and others nothing.
     """
     outputs, inputs = weight_OI.shape
     rest = outputs % _PARTS

@@ -36,8 +36,7 @@ _NODE = "autograd::engine::evaluate_function: "
 _OPTIMIZER = {"Optimizer.step#": MOVE, "Optimizer.zero_grad#": ZERO}
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "CompiledFxGraph")
 # The operators with which an attention computes its projections: three products, or one with concatenated matrices.
-_PROJECTION_OPERATORS = ("aten::linear", "mkldnn::", "aten::cat", "aten::to", "aten::split")
-_LINEAR = ("aten::linear", "mkldnn::_linear_pointwise")
+_PROJECTION_OPERATORS = ("aten::linear", "aten::cat", "aten::to", "aten::split")
 _MATRIX_PRODUCTS = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm")
 
 
@@ -169,7 +168,7 @@ class _Attribution:
         name, part = event.name, location.part
         if part in (ATTENTION, CROSS_ATTENTION):
             location.scope.projecting = location.scope.projecting and name.startswith(_PROJECTION_OPERATORS)
-            kind = PROJECTIONS if location.scope.projecting or name in _LINEAR else SCORES
+            kind = PROJECTIONS if location.scope.projecting or name == "aten::linear" else SCORES
             return replace(location, part=part + kind, is_final=True)
         if part == HEAD and "loss" in name.lower():
             return replace(location, part=LOSS)  # the loss is fused with the head's products
@@ -256,9 +255,7 @@ def flops_of(name: str, shapes: Sequence[Sequence[int]]) -> float | None:
     """Returns the FLOPs of a matrix product (a multiplication and an addition are two), without regard to masks. None
     for other operators, and if the argument shapes do not determine the FLOPs (attention over packed documents on
     CUDA)."""
-    kind = name.partition("::")[2]
-    if kind == "_linear_pointwise":
-        return 2.0 * prod(shapes[0]) * shapes[1][0]
+    kind = name.removeprefix("aten::")
     if kind in ("mm", "bmm"):
         left, right = shapes[0], shapes[1]
     elif kind in ("addmm", "baddbmm"):

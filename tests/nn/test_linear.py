@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lmtool.nn import linear as linear_module
-from lmtool.nn.linear import ROW_MULTIPLE, PackedWeights, aligned_rows, apply_linear, linear, packed_products
+from lmtool.nn.linear import ROW_MULTIPLE, aligned_rows, apply_linear, linear
 from lmtool.nn.regions import is_plain
 
 CPU_BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
@@ -73,69 +72,3 @@ def test_module_with_hook_is_called():
     module.register_forward_hook(lambda module, inputs, out: out + 1)
     assert not is_plain(module, nn.Linear)
     assert torch.equal(apply_linear(module, x), F.linear(x, module.weight, module.bias) + 1)
-
-
-def packed(weights, layer, x):
-    with torch.no_grad(), packed_products(weights):
-        return apply_linear(layer, x)
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 48, 49, 130])
-@pytest.mark.parametrize("outputs", [5, 40, 43])
-@pytest.mark.parametrize("bias", [True, False])
-def test_packed_products_match_torch(tokens, outputs, bias):
-    layer, x, weights = nn.Linear(24, outputs, bias), torch.randn(tokens, 24), PackedWeights()
-    for _ in range(3):  # the second product copies the weight
-        torch.testing.assert_close(packed(weights, layer, x), layer(x), rtol=0, atol=1e-5)
-
-
-def test_packed_rows_do_not_depend_on_the_batch():
-    layer, x, weights = nn.Linear(384, 96), torch.randn(48, 384), PackedWeights()
-    packed(weights, layer, x)
-    expected = packed(weights, layer, x)
-    for tokens in (2, 3, 16, 29):
-        assert torch.equal(packed(weights, layer, x[:tokens]), expected[:tokens])
-
-
-def test_changed_weight_is_packed_again():
-    layer, x, weights = nn.Linear(24, 40), torch.randn(9, 24), PackedWeights()
-    for _ in range(3):
-        packed(weights, layer, x)
-        with torch.no_grad():
-            layer.weight.mul_(2)
-        for _ in range(3):
-            torch.testing.assert_close(packed(weights, layer, x), layer(x), rtol=0, atol=1e-5)
-
-
-def test_joint_weights_follow_changed_and_replaced_layers():
-    layers, weights = [nn.Linear(24, 8) for _ in range(3)], PackedWeights()
-
-    def check():
-        weight, bias = weights.joint(*layers)
-        assert torch.equal(weight, torch.cat([layer.weight for layer in layers]))
-        assert torch.equal(bias, torch.cat([layer.bias for layer in layers]))
-        assert weights.joint(*layers)[0] is weight
-
-    check()
-    with torch.no_grad():
-        layers[2].bias.add_(1)
-    check()
-    layers[1] = nn.Linear(24, 8)
-    check()
-    layers.pop()
-    check()
-
-
-def test_copies_have_a_maximum_size_and_end_with_their_weights(monkeypatch):
-    monkeypatch.setattr(linear_module, "_MAX_PACKED_BYTES", 2 * 24 * 40 * 4)
-    layers, x, weights = [nn.Linear(24, 40) for _ in range(3)], torch.randn(9, 24), PackedWeights()
-
-    def copies():
-        for layer in layers:
-            for _ in range(2):
-                packed(weights, layer, x)
-        return sum(copy is not None for _, copy in weights._copies.values())
-
-    assert copies() == 2
-    layers.pop(0)
-    assert len(weights._copies) == 2 and copies() == 2

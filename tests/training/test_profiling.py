@@ -134,7 +134,6 @@ def test_backward_time_is_attributed_to_part() -> None:
         ("aten::_scaled_dot_product_flash_attention_for_cpu", [[2, 4, 6, 8]] * 3, 2 * 2 * (2 * 4 * 6 * 6 * 8)),
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", [[2, 4, 6, 8]] * 4, 5 * 2 * (2 * 4 * 6 * 6 * 8)),
         ("aten::add", [[3, 5], [3, 5]], None),
-        ("mkldnn::_linear_pointwise", [[3, 5], [7, 5], [7]], 2 * 3 * 5 * 7),
         ("aten::linear", [[3, 5], [7, 5]], None),
     ],
 )

@@ -20,7 +20,7 @@ from lmtool.learners.generation.strategies import BeamSearch, Greedy, Request, S
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
-from lmtool.nn.linear import PackedWeights, packed_products
+from lmtool.nn.linear import divided_products
 
 NO_TEXTS: Mapping[int, list[int]] = MappingProxyType({})
 BATCH_TOKENS = 8192
@@ -109,7 +109,7 @@ class GenerativeModel:
         texts: list[list[int]] = [[] for _ in prompts]
         lengths = list(map(len, prompts))
         sizes = [(length + limit) * config.beams for length, limit in zip(lengths, limits, strict=True)]
-        with _evaluation_mode(self.backbone), packed_products(PackedWeights()):
+        with _evaluation_mode(self.backbone), divided_products():
             for group in groups_by_length(lengths, sizes, batch_tokens):
                 # Only whole batches are left out, so that the others are the same as without a stop.
                 if all(number in finished for number in group):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from lmtool.learners.base import forward_tokens, no_progress
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.sequence import summary
-from lmtool.nn.linear import PackedWeights, packed_products
 from lmtool.nn.stack import Stack, Tap, TapPoint
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -229,7 +228,6 @@ class Embedder:
         modules: The modules of a sentence encoder, which replace `pooling`; None for other models.
         prompt: A text that is put before the first text of every row.
         notes: Remarks for the user.
-        packed_weights: Copies of the model's weights for faster products.
     """
 
     states: HiddenStates
@@ -242,7 +240,6 @@ class Embedder:
     modules: SentenceModules | None = None
     prompt: str = ""
     notes: tuple[str, ...] = ()
-    packed_weights: PackedWeights = field(default_factory=PackedWeights)
 
     @property
     def width(self) -> int:
@@ -288,8 +285,7 @@ class Embedder:
         budget = max(forward_tokens(self.batch_tokens, self.states.precision), self.max_length)
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
             inputs = batch.inputs.to(self.states.precision.device)
-            with packed_products(self.packed_weights):
-                states_WTH = self.states.read(inputs)
+            states_WTH = self.states.read(inputs)
             if self.average:
                 states_WTH = states_WTH.mean(0, keepdim=True)
             tokens = np.split(batch.inputs.tokens.numpy(), np.cumsum(batch.inputs.lengths)[:-1])
