@@ -148,7 +148,8 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Renames a complete file to `path`. Raises OSError if that fails; an empty file then tells the other processes."""
+    """Writes the arrays to a draft and renames it to `path`. Raises OSError if that fails; other processes then find an
+    empty file."""
     draft, header, offset, checksum = draft_path(path), {}, _HEADER, 0
     try:
         with open(draft, "xb") as file:

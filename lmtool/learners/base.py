@@ -63,11 +63,6 @@ class Inference:
     truncated: Counter[str] = field(default_factory=Counter)
     progress: Callable[[int, int], None] = no_progress
 
-    @property
-    def forward_tokens(self) -> int:
-        """Maximum tokens of a forward on this device."""
-        return forward_tokens(self.batch_tokens, self.precision)
-
 
 def forward_tokens(batch_tokens: int, precision: Precision) -> int:
     """Returns the maximum tokens of a forward on a device: on a CPU, larger ones need more memory and more time."""

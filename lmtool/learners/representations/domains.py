@@ -44,8 +44,8 @@ class Passages:
     """The same number of passages of two texts, in halves. A passage that occurs in both texts is in the same half of
     both, since a classifier cannot learn such a passage.
 
-    second_N: whether a passage is of the second text. trains_N: whether it trains the classifier; the others measure
-    it. Each half has equally many passages of both texts.
+    second_N: whether a passage is of the second text. trains_N: whether it trains the classifier; the other
+    passages test it. Each half has equally many passages of both texts.
     """
 
     texts: list[str]
@@ -80,8 +80,8 @@ class Passages:
 
 @dataclass(frozen=True)
 class Separation:
-    """How well passages of two texts are told apart: the accuracy on `count` held-out passages, one half if the texts
-    do not differ, and its 95% interval (Wilson 1927), which does not cover the choice of the training passages."""
+    """How well a classifier distinguishes passages of two texts: its accuracy on `count` held-out passages (one half if
+    the texts do not differ) and the 95% interval (Wilson 1927), which ignores the choice of the training passages."""
 
     accuracy: float
     low: float

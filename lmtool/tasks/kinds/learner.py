@@ -16,7 +16,7 @@ from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.data.tables import LINES
 from lmtool.errors import NotFinite
-from lmtool.learners.base import Answers, BaseLearner, Inference, Responder
+from lmtool.learners.base import Answers, BaseLearner, Inference, Responder, forward_tokens
 from lmtool.learners.baseline import Predictor, TermSums
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
@@ -406,7 +406,7 @@ class TaskResponder(Responder):
         for key, what in kinds.items():
             if metadata.get(key):
                 inference.truncated[what] += metadata[key]
-        budget = max(inference.forward_tokens, max_length + learner.virtual_tokens)
+        budget = max(forward_tokens(inference.batch_tokens, inference.precision), max_length + learner.virtual_tokens)
         loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=learner.virtual_tokens)
 
         def batches() -> Iterator[Batch]:
