@@ -253,9 +253,9 @@ def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
     for candidate in known:
         above, _, name = candidate.rpartition(".")
         edits = distance(last.lower(), name.lower())
-        section_edits = 0.0 if above == parent else min(1.0, distance(parent, above) / 2)
         # In the same section a larger distance is allowed; in another one only a single edit.
-        if edits <= (_max_distance(last) if above == parent else min(1, _max_distance(last))) or edits == 0:
+        if edits <= (_max_distance(last) if above == parent else min(1, _max_distance(last))):
+            section_edits = 0.0 if above == parent else min(1.0, distance(parent, above) / 2)
             scored.append((edits + section_edits, candidate))
     scored.sort()
     return [candidate for score, candidate in scored if score == scored[0][0]][:3] or _by_rare_part(last.lower(), known)

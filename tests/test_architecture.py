@@ -70,20 +70,21 @@ def acting_modules(words: list[str]) -> list[str]:
         return isinstance(value, Config) or (type(value) is dict and {"model", "optimizer"} <= value.keys())
 
     modules: dict[str, None] = {}
+    prefix = f"{PACKAGE}/"
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(f"{PACKAGE}/"):
+        if not code.co_filename.startswith(prefix):
             return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if any(is_configuration(frame.f_locals.get(name)) for name in names if name not in ("self", "cls")):
             modules.setdefault(".".join(Path(code.co_filename).relative_to(PACKAGE).with_suffix("").parts))
 
-    sys.setprofile(note)
+    sys.settrace(note)  # which is called for calls only, as it returns no other tracer
     try:
         assert cli.main(words) == 0
     finally:
-        sys.setprofile(None)
+        sys.settrace(None)
     return list(modules)
 
 
