@@ -69,15 +69,18 @@ def next_token_unigram(train: SplitData, tokenizer: Tokenizer, documents: int) -
 
 
 class LanguageModelLearner(BaseLearner):
-    """The base class of language models with a single term, named after the objective and predicted by a
-    language-model head over the token table."""
+    """The base class of language models with a single term, predicted by a language-model head over the token table."""
 
     def __init__(self, config: NextTokenConfig | PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
-        self.term = config.name
         self.loss_weights = {self.term: 1.0}
         self.add_head("lm", lm_head(backbone))
         self.carried = CarriedState() if backbone.config.carries_state else None
+
+    @property
+    def term(self) -> str:
+        """The name of the term, under which the examples have its targets; by default that of the objective."""
+        return str(self.config.name)
 
     @property
     def lm(self) -> LMHead:
@@ -131,6 +134,7 @@ class CausalLanguageModel(LanguageModelLearner):
     """Causal language modeling: every position of a window except the last predicts the next token."""
 
     backbone: Decoder
+    term = "clm"
     inspector_class: type[Inspector] = CausalInspector
 
     def examples(self, data: SplitData, max_length: int) -> TextWindows:
@@ -178,6 +182,7 @@ class SequenceAutoencoder(CausalLanguageModel):
     """The sequence autoencoder of Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015: the model reads a
     text, and writes it again after the end-of-text token."""
 
+    term = "sequence_autoencoder"
     inspector_class = RewrittenInspector
 
     def examples(self, data: SplitData, max_length: int) -> RewrittenTexts:

@@ -34,6 +34,7 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
     the predicted tokens; they are predicted from its states."""
 
     config: PlmConfig
+    term = "plm"
     masks = Permutations
     inspector_class = PermutationInspector
 

@@ -106,6 +106,7 @@ class SpanCorruption(SequenceToSequence):
 class PrefixDecoder(CausalLanguageModel):
     """Prefix language modeling with a decoder."""
 
+    term = "prefix_lm"
     inspector_class = MaskedPrefixesInspector
 
     def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
@@ -119,6 +120,7 @@ class PrefixDecoder(CausalLanguageModel):
 class PrefixSequenceToSequence(SequenceToSequence):
     """Prefix language modeling with an encoder-decoder."""
 
+    term = "prefix_lm"
     inspector_class = EncodedPrefixesInspector
 
     def examples(self, data: SplitData, max_length: int) -> EncodedPrefixes:

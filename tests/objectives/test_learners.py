@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import objective_fixtures
 import pytest
 import torch
 from objective_fixtures import WORDS, backbone, rows_of, sentences, split, store, tokenizer
+from pydantic import create_model
 
 from lmtool.config.registry import build
 from lmtool.data.examples import Rows
@@ -20,6 +22,7 @@ from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.models.configs import GptConfig
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.models.pretransformer_configs import LstmConfig
+from lmtool.objectives.clm import CausalLanguageModel, SequenceAutoencoder
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -31,7 +34,13 @@ from lmtool.objectives.configs import (
     SpanConfig,
     SpanCorruptionConfig,
 )
-from lmtool.objectives.sequence_to_sequence import SequenceToSequence
+from lmtool.objectives.plm import PermutationLanguageModel
+from lmtool.objectives.sequence_to_sequence import (
+    Denoising,
+    PrefixDecoder,
+    PrefixSequenceToSequence,
+    SequenceToSequence,
+)
 from lmtool.training.precision import FP32_CPU
 
 OBJECTIVES = {
@@ -378,6 +387,27 @@ def test_sequence_autoencoder_learns_to_repeat_texts(tokenizers):
         optimizer.zero_grad()
     samples = learner.eval().samples(batch, 4)
     assert [sample["prompt"] for sample in samples] == [sample["text"] for sample in samples] == texts
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "learner_class", "term"),
+    [
+        ("gpt", ClmConfig, CausalLanguageModel, "clm"),
+        ("lstm", SequenceAutoencoderConfig, SequenceAutoencoder, "sequence_autoencoder"),
+        ("gpt", PrefixLmConfig, PrefixDecoder, "prefix_lm"),
+        ("t5", PrefixLmConfig, PrefixSequenceToSequence, "prefix_lm"),
+        ("xlnet", PlmConfig, PermutationLanguageModel, "plm"),
+        ("bart", DenoisingConfig, Denoising, "derived"),
+    ],
+)
+def test_derived_objectives_of_another_name_learn_the_targets_of_their_examples(
+    tokenizers, family, config, learner_class, term
+):
+    """As a plugin's objective does, see docs/extend.md."""
+    derived = create_model("Derived", __base__=config, name=(Literal["derived"], "derived"))()
+    learner = learner_class(derived, backbone(family), tokenizers[family], 0)
+    batch = rows_of(learner.examples(split(store(tokenizers[family]), "separate", "train"), 32), 4)
+    assert set(batch.targets) == set(learner(batch, 1).sums) == set(learner.score(batch)) == {term}
 
 
 def test_span_corruption_without_enough_sentinels_is_refused(tokenizers):
