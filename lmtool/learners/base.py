@@ -53,9 +53,9 @@ CPU_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Inference:
-    """Settings of inference. max_length: maximum tokens of an example. batch_tokens: maximum tokens of a forward.
-    truncated: counts the truncated texts, see `truncation_warnings`. progress: called with the number of finished rows
-    and the number of all rows."""
+    """Settings of inference. max_length: maximum tokens of an example. batch_tokens: maximum tokens of a forward,
+    see `forward_tokens`. truncated: counts the truncated texts, see `truncation_warnings`. progress: called with the
+    number of finished rows and the number of all rows."""
 
     max_length: int
     batch_tokens: int
@@ -65,7 +65,7 @@ class Inference:
 
 
 def forward_tokens(batch_tokens: int, precision: Precision) -> int:
-    """Returns the maximum tokens of a forward on a device: on a CPU, larger ones need more memory and more time."""
+    """Returns the maximum tokens of a forward on a device: on a CPU, at most `CPU_TOKENS`."""
     return min(batch_tokens, CPU_TOKENS) if precision.device.type == "cpu" else batch_tokens
 
 

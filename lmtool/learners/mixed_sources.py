@@ -194,6 +194,7 @@ def _select_documents(batch: Batch, selected_N: np.ndarray) -> Batch | None:
         return None
     selected = torch.from_numpy(selected_N).to(batch.examples.device)
     lengths = tuple(np.asarray(batch.inputs.lengths)[selected_N].tolist())
+    # Scores are counted by document, without tokens.
     return Batch(Packed(batch.inputs.tokens[:0], lengths), {}, batch.examples[selected], batch.parts[selected])
 
 

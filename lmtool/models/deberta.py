@@ -180,7 +180,8 @@ class _DebertaFormat(DisentangledFormat):
         return super().to_hf(join_projections(renamed, config.num_heads), config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Also converts the enhanced mask decoder (original code, masked_language_model.py)."""
+        """Also converts the enhanced mask decoder (original code, masked_language_model.py). Raises UserError if the
+        joint projection does not fit the number of heads."""
         heads = config.get("num_attention_heads") or self.fields["num_attention_heads"][1]
         ours = super().from_hf(tensors, config)
         for name, tensor in ours.items():

@@ -157,7 +157,8 @@ class _T5Format(HFFormat):
         return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in hf_tensors.items()}
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-        """Version 1.0 has no output layer of its own; in 1.1 a missing one is a copy of the token embedding."""
+        """Version 1.0 has no output layer of its own; in 1.1 a missing one is a copy of the token embedding.
+        Raises UserError without a decoder."""
         renamed = {
             name.removeprefix(_CLASSIFIER_PREFIX).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()
         }

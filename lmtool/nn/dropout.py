@@ -135,7 +135,8 @@ def _as_tensor(location: int, device: torch.device) -> Tensor:
 
 
 class _KeyedDropout(torch.autograd.Function):
-    """x * factors(...). The mask is stored, a byte per value: to compute it again takes three to five times as long."""
+    """x * factors(...). The mask is stored, a byte per value: computing it again takes three to five times as long as
+    reading it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, constants: Tensor, rate: float) -> Tensor:

@@ -237,7 +237,7 @@ def scatter(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """x_T[tokens_P]. Since padding gets no gradient, a token has one slot, and the backward is a gather too."""
+    """x_T[tokens_P]. A token has at most one slot that gets a gradient, so the backward is a gather too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: TileIndex) -> Tensor:

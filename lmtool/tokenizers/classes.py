@@ -356,8 +356,8 @@ def transformers_class(folder: Path, settings: Settings) -> TokenizerClass | str
 
 
 def _uses_tokenizer_json(folder: Path, name: str | None, model_type: object) -> bool:
-    """Of Llama: if the files name no class, or the vocabulary is byte-level (as in Llama 3), which its class does not
-    support."""
+    """A Llama's is used if the files name no class, or if the vocabulary is byte-level (as in Llama 3), which its class
+    does not support."""
     path = folder / TOKENIZER_JSON
     if not path.is_file() or not (name in LLAMA.names or (name is None and model_type in LLAMA.model_types)):
         return False

@@ -25,7 +25,7 @@ _LONG_WORD = re.compile(r"\S{1000}(?=\S)")
 
 def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
     """Yields, in order, a sample of about `most` characters of the text that a vocabulary is trained on; all texts,
-    unchanged, if they have no more characters."""
+    unchanged, if they have no more. characters: the number in all texts."""
     if characters <= most:
         yield from texts
         return

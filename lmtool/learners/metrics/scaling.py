@@ -169,8 +169,8 @@ def _minimize(
 @dataclass(frozen=True, eq=False)
 class Parabola:
     """The parabola of the loss in log N, for runs of one budget of FLOPs. coefficients: of the square, of log N, and
-    the constant. best, tokens, loss: N, D and L at the minimum; best is None if it is not between the smallest and the
-    largest model. D is that of a line through log D over log N."""
+    the constant. best, tokens, loss: N, D and L at the minimum; None and NaN without a minimum between the smallest and
+    the largest model. D is that of a line through log D over log N."""
 
     coefficients: tuple[float, float, float]
     best: float | None

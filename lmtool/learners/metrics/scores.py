@@ -214,8 +214,8 @@ MULTI_LABEL: dict[str, Metric] = {
 
 
 def compute_multi_label(names: Sequence[str], gold_NC: np.ndarray, predicted_NC: np.ndarray) -> dict[str, float]:
-    """Returns the scores by name, of names in MULTI_LABEL. gold_NC, predicted_NC: 1 if a row has a class, and if it is
-    predicted for the row, otherwise 0."""
+    """Returns the scores by name, of names in MULTI_LABEL. gold_NC, predicted_NC: 1 for the classes that a row
+    has, and for those that are predicted; otherwise 0."""
     gold_NC, predicted_NC = np.asarray(gold_NC) > 0, np.asarray(predicted_NC) > 0
     return {name: MULTI_LABEL[name](gold_NC, predicted_NC) for name in names}
 

@@ -54,7 +54,7 @@ class Probe:
 
 def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIONS, ridge: float = RIDGE) -> Probe:
     """Fits a probe to states and their classes. The weights start from zero and the loss is convex, so there is no
-    randomness. ridge: the coefficient of L2 regularization."""
+    randomness. iterations: at most. ridge: the coefficient of L2 regularization."""
     mean_H = x_NH.mean(0)
     deviation_H = x_NH.std(0, correction=0)
     # A constant dimension has no information: its factor is 0 instead of a huge number.

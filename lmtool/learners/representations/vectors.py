@@ -224,7 +224,7 @@ class Embedder:
             vector per token.
         average: Whether the vectors of the layers are averaged.
         max_length: Maximum tokens of a text. Longer texts are truncated.
-        batch_tokens: Maximum number of tokens in one forward pass.
+        batch_tokens: Maximum number of tokens in one forward pass, see `forward_tokens`.
         modules: The modules of a sentence encoder, which replace `pooling`; None for other models.
         prompt: A text that is put before the first text of every row.
         notes: Remarks for the user.

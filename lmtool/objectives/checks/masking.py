@@ -139,8 +139,8 @@ class MaskingInspector(StreamInspector):
 def check_budget(
     stats: RunningStatistics, selected_N: np.ndarray, budget_N: np.ndarray, eligible_N: np.ndarray
 ) -> None:
-    """Checks the number of predicted tokens of each example. budget_N: the tokens that must be predicted. eligible_N:
-    the tokens that may be predicted."""
+    """Checks the number of predicted tokens of each example. selected_N, budget_N, eligible_N: how many tokens are,
+    must be and may be predicted."""
     stats.exact("predicted fraction of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
     stats.never("examples with a wrong number of predicted tokens", (selected_N != budget_N).sum())
 
@@ -152,9 +152,9 @@ def check_branches(
     visible_M: np.ndarray,
     labels_M: np.ndarray,
 ) -> None:
-    """Checks the replacements of predicted tokens, which the configuration gives a probability each. A random token
-    that equals the original token counts as unchanged. visible_M, labels_M: the input token and the original token at
-    each predicted position."""
+    """Checks that predicted tokens are replaced with the configured probabilities. A random token that equals the
+    original token counts as unchanged. visible_M, labels_M: the input token and the original token at each predicted
+    position."""
     mask, random, regular_count = config.mask, config.random, len(vocabulary.regular)
     is_mask, unchanged = visible_M == vocabulary.mask, visible_M == labels_M
     stats.fraction(BRANCHES[0], is_mask.sum(), len(labels_M), mask)
@@ -408,7 +408,7 @@ def check_span_branches(
 def check_lengths(
     stats: RunningStatistics, length_name: str, plural: str, sampled_D: np.ndarray, probabilities_K: np.ndarray
 ) -> None:
-    """Checks that sampled lengths have the defined distribution, which has the probability of each length from 1.
+    """Checks that sampled lengths have the defined distribution: `probabilities_K` for the lengths from 1 to K.
     Lengths are sampled until their sum is large enough, so their number depends on them. The intervals remain valid,
     because each length has the same distribution given the previous lengths. length_name: name of the mean length, such
     as "words of a span". plural: name of the items that have the lengths, such as "spans"."""

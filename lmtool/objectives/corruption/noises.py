@@ -74,7 +74,7 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, fraction: flo
 def infill(
     texts: PackedTexts, vocabulary: Vocabulary, fraction: float, mean: float, random: float, longest: int
 ) -> InfilledTexts:
-    """Replaces spans of words by a single mask each (text infilling). fraction: of the words. mean: of the span
+    """Replaces spans of words by a single mask each (text infilling). fraction: of the words to mask. mean: of the span
     lengths, which have a Poisson distribution. random: fraction of the masks that are replaced by random tokens.
     longest: maximum tokens of an infilled text. Infilling also adds at most ceil(fraction x tokens) tokens to a text.
     Inserted masks that exceed one of these two limits are dropped."""

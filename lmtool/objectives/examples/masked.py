@@ -110,7 +110,7 @@ class Permutations(TokenMasks):
 class MaskedExamples(ABC):
     """The base class of masked examples. text_count: the number of texts in an example, 1 for windows and 2 for pairs.
     format_name: the name of the backbone's text format in `lmtool.data.formats`. max_length: maximum tokens of an
-    example. masks: the class that masks the examples."""
+    example. masks: the class that masks the examples; as an attribute, its instance."""
 
     text_count: ClassVar[int]
 
