@@ -58,11 +58,11 @@ class RunFolder:
     folder if the run ended with a UserError before the first step.
 
     config: the resolved configuration as plain data, masked. Everything else is masked when it is written. config_text:
-    the same as YAML, with comments. require_same_past: called with this folder and the resume point if budgets were
-    increased; raises UserError if the past steps would have been different. None means that budgets may not be
-    increased. add_new_keys: adds the keys of newer versions to a saved configuration. Raises UserError if another
-    process uses the folder, if it cannot be written, if it is not empty and lmtool did not write it, or if it holds a
-    run of another configuration.
+    the same configuration as YAML, with comments. require_same_past: called with this folder and the resume point if
+    budgets were increased; raises UserError if the past steps would have been different. None means that budgets may
+    not be increased. add_new_keys: adds the keys of newer versions to a saved configuration. Raises UserError if
+    another process uses the folder, if it cannot be written, if it is not empty and lmtool did not write it, if it
+    holds a run of another configuration, or if the configuration exceeds the limits of `yaml_files.load`.
     """
 
     writes: ClassVar[bool] = True
@@ -105,7 +105,12 @@ class RunFolder:
         if saved.exists():
             self._check_config(saved, config_text)
             return
-        if plain_data(yaml_files.load(config_text)) != self.config:
+        try:
+            written = yaml_files.load(config_text)
+        except yaml_files.TooLarge as error:  # no command would read it again
+            hint = "shorten its lists; a folder or a pattern names many files"
+            raise UserError(f"{saved}: the configuration has {error.problem}", hint) from error
+        if plain_data(written) != self.config:
             raise ValueError("config_text is not the same configuration as config")
         with write_errors(saved):
             replace_text(saved, config_text)

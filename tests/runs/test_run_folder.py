@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lmtool.config import saved
 from lmtool.errors import UserError
 from lmtool.reporting.report import write_report
 from lmtool.runs import locks
@@ -190,6 +191,13 @@ def test_config_text_must_equal_config_data(tmp_path: Path) -> None:
     assert not (tmp_path / "run/LOCK").exists()
     with RunFolder(tmp_path / "run", {"lr": 1e-5}, "# the rate\nlr: 1.0e-05  # low\n") as run:
         assert (run.path / "config.yaml").read_text().startswith("# the rate")
+
+
+def test_config_that_no_command_would_read_again_is_refused(tmp_path: Path) -> None:
+    config = {"command": "pretrain", "path": ["a.txt"] * saved.MAX_NODES}
+    with pytest.raises(UserError, match=r"the configuration has more than 20000 keys and values"):
+        RunFolder(tmp_path / "run", config, saved.to_yaml(config))
+    assert not (tmp_path / "run").exists()
 
 
 def test_user_error_before_training_removes_new_folder(tmp_path: Path) -> None:
