@@ -198,10 +198,10 @@ def pydocs_rows(
 ) -> dict[str, Table]:
     """Returns the splits "train" and "dev" of `task=pydocs`: docstrings with the package that they come from.
 
-    The columns are "text", the prose of a docstring on one line, and "label", the package, with the same number of rows
-    for each package (in "dev", a maximum). Names of packages and of their direct submodules are masked in all texts.
-    The rows of a source file are in one split only, and a text occurs once. cache_dir: None: do not cache. Raises
-    UserError if fewer than two packages have enough docstrings.
+    The columns are "text", the prose of a docstring on one line, and "label", the package. Each package has
+    `per_class_train` rows in "train", and at most `per_class_validation` in "dev". Names of packages and of their
+    direct submodules are masked in all texts. The rows of a source file are in one split only, and a text occurs once.
+    cache_dir: None: do not cache. Raises UserError if fewer than two packages have enough docstrings.
     """
     names = [name for name in _CLASSES if len(docstrings.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
     labeled = [_Row(*row) for row in _cached_rows(["rows", names], lambda: _docstring_rows(names), cache_dir)]

@@ -213,9 +213,9 @@ def read_columns(
 
     Columns are separated by tabs if the first word's line has one, otherwise by spaces. Blank lines and -DOCSTART-
     lines end a sentence; -DOCSTART- lines are counted. The origin is the line of a sentence's first word. word, label:
-    names of the first and the last column. header: names of all columns instead. skip_ragged: omit and count sentences
-    with a wrong number of columns. Raises UserError, with file and line, for a wrong number of columns, or an empty
-    word.
+    names of the first column and, if there are several, of the last. header: names of all columns instead. skip_ragged:
+    omit and count sentences with a wrong number of columns. Raises UserError, with file and line, for a wrong number of
+    columns, or an empty word.
     """
     table, names, tabs, documents = Table({}), list(header or ()), None, 0
     hint = "write one word per line with the same columns, and a blank line after each sentence"

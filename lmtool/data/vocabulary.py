@@ -26,9 +26,9 @@ def trained_tokenizer(
     cache_dir: str | Path,
     progress: OnStage | None = None,
 ) -> Tokenizer:
-    """Returns the tokenizer trained on the training split of a source; it is stored in the cache folder. progress:
-    receives messages: that only a sample of the text is used, or that a saved tokenizer is damaged. Raises UserError if
-    cache_dir cannot be written."""
+    """Returns the tokenizer, of at most `vocab_size` entries, trained on the training split of a source; it is stored
+    in the cache folder. progress: receives messages: that only a sample of the text is used, or that a saved tokenizer
+    is damaged. Raises UserError if cache_dir cannot be written."""
     if not config.reads_text:
         return build(config, (), vocab_size)
     characters = source.characters("train")

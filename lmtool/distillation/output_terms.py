@@ -74,8 +74,8 @@ def count_targets(target: Target, batch: Batch) -> int:
 
 
 class OutputTerm(Term):
-    """The base of terms that compare predictions, with one part for each loss of the student that the teacher makes
-    predictions for, and the weight of this loss."""
+    """The base of terms that compare predictions. Such a term has one part for each loss of the student that the
+    teacher makes predictions for, with the weight of this loss."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)

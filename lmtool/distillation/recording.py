@@ -121,9 +121,10 @@ def record(
     learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True
 ) -> StudentOutputs:
     """Runs a learner's forward and records its outputs. Each member of a mixture reads its part of the batch, and the
-    terms have the names that the mixture gives them. step: the training step, from which the dropout masks are derived.
-    states: a tap that records or replaces the states between the layers. losses: whether to compute the learner's own
-    losses, which for a head over a vocabulary cost as much time as the predictions."""
+    terms have the names that the mixture gives them. batch: on the learner's device. step: the training step, from
+    which the dropout masks are derived. states: a tap that records or replaces the states between the layers. losses:
+    whether to compute the learner's own losses, which for a head over a vocabulary cost as much time as the
+    predictions."""
     if not isinstance(learner, Mixture):
         heads = _PredictionRecorder(learner, batch, predictions_only=not losses)
         with attach(learner, heads, states):
@@ -193,8 +194,8 @@ class Teacher:
 
     @torch.no_grad()
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
-        """Returns the teacher's predictions for a batch of the student, on the batch's device. states: a tap on the
-        teacher."""
+        """Returns the teacher's predictions for a batch on the device of student and teacher. states: a tap that
+        records or replaces the teacher's states between the layers."""
         device = batch.inputs.tokens.device.type
         if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):
             # The student adapts to another domain (task.domain), whose unlabeled texts are the second member of its

@@ -316,7 +316,8 @@ def _add_scores(learner: MaskFiller, batch: Sequence[_MaskedCopy], sums_N: np.nd
 @dataclass(frozen=True)
 class PairScores:
     """The accuracies of a model on minimal pairs: by paradigm, the accuracy, the number of pairs, and the number of
-    ties, which are wrong. phenomena: the phenomenon of each paradigm; empty without phenomena."""
+    pairs with two equal probabilities (ties), which count as wrong. phenomena: the phenomenon of each paradigm; empty
+    without phenomena."""
 
     accuracies: dict[str, float]
     counts: dict[str, int]

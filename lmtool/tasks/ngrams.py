@@ -38,7 +38,7 @@ def _within_text(tokens_T: np.ndarray, order: int) -> np.ndarray:
 
 
 def _looked_up(values: np.ndarray, keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Returns the value of each query in a sorted table; 0 without one."""
+    """Returns the value of each query in a sorted table; 0 for a key that it lacks."""
     places = np.searchsorted(keys, queries).clip(max=len(keys) - 1)
     return np.where(keys[places] == queries, values[places], 0)
 

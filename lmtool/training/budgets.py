@@ -135,7 +135,8 @@ class Budget:
 
     def horizon(self, progress: Progress) -> float:
         """Returns the number of steps of the run for the schedule; before it is measured, the budget in steps or
-        epochs, or infinity, because a warm-up of unknown length would have a learning rate of zero."""
+        epochs, because a warm-up of unknown length would have a learning rate of zero; without such a budget, infinity.
+        """
         self.measure(progress)
         return min(self.exact.values(), default=math.inf) if progress.total_steps is None else progress.total_steps
 

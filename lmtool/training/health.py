@@ -33,6 +33,8 @@ class Health:
     the device anyway: at each step on a CPU; at rows, evaluations and checkpoints on CUDA.
 
     Args:
+        baseline_loss: Loss of a model that ignores its input.
+        progress: Keeps the state of the check for checkpoints.
         loader: Loads the batch of an earlier step again.
         folder: The run's folder, where offending batches are saved; None: do not save them.
         group: The ranks, which all reach the same result.

@@ -89,10 +89,10 @@ def empty_slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
 
 
 def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], submodule: str, origin: str) -> None:
-    """Copies an earlier run's adapters (all its tensors, by checkpoint name) into one submodule of every adapter slot
-    of a learner, such as "below.0.". Raises UserError if the adapters were trained on another model, so that another
-    tensor of the backbone differs from the learner's; or if the names or shapes of the adapters' tensors differ from
-    the expected ones."""
+    """Copies the adapters of an earlier run into one submodule, such as "below.0.", of every adapter slot of a learner;
+    the slots already hold modules of the right shape. tensors: all of the earlier run, by checkpoint name. Raises
+    UserError if the adapters were trained on another model, so that another tensor of the backbone differs from the
+    learner's; or if the names or shapes of the adapters' tensors differ from the expected ones."""
     expected = dict(learner.state_dict())
     adapters = {name: tensor for name, tensor in tensors.items() if "_adapter." in name}
     for name, tensor in tensors.items():

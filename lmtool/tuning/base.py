@@ -120,8 +120,9 @@ class TuningMethod(ABC):
         self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]
     ) -> None:
         """Loads the parameters that earlier runs (`earlier_runs` in the configuration) added to the model: the name of
-        each run for messages, and all its tensors. Called once, before training; a learner that is rebuilt from a
-        checkpoint gets these parameters from the checkpoint. Raises UserError if the tensors do not fit the learner."""
+        each run for messages, and all its tensors. Called once, after `edit` and before training; a learner that is
+        rebuilt from a checkpoint gets these parameters from the checkpoint. Raises UserError if the tensors do not fit
+        the learner."""
 
     def merge(self, learner: BaseLearner) -> None:  # noqa: B027 most methods add nothing
         """Merges the added parameters into the base weights, so that an untuned model of the same family can hold the

@@ -138,7 +138,8 @@ def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
 
 class MappedPrefix(KeyPrefix):
     """A prefix that an MLP computes (section 4.3): `weight`, (P, E), is mapped through a hidden tanh layer to the keys
-    and values of all layers, (P, L * 2 * W). count: P. depth: L. width: W. embedding_size: E."""
+    and values of all layers, (P, L * 2 * W). count: P. depth: L. width: W, of all key or value heads together.
+    embedding_size: E."""
 
     def __init__(self, count: int, depth: int, width: int, embedding_size: int, inner_size: int):
         nn.Module.__init__(self)
@@ -170,7 +171,8 @@ class PrefixTuning(TuningMethod):
 
 
 class PrefixSlot(NamedTuple):
-    """An attribute of a stack that holds a prefix. name: the checkpoint name of the prefix."""
+    """An attribute of a stack that holds a prefix. name: the checkpoint name of the prefix. attribute: `prefix` for
+    self-attention, `cross_prefix` for cross-attention."""
 
     name: str
     stack: Stack

@@ -122,9 +122,9 @@ def mix_weights(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: i
 
 
 class MixedLinear(nn.Linear):
-    """A linear map, in place of `linear`, that in training uses a mixture of its weight with the weight's initial
-    value, `start_RC`, which checkpoints do not contain. draw: seed of the random selection, which `Mixout` sets before
-    each step."""
+    """A linear map, in place of `linear` and with its parameters (no copies), that in training uses a mixture of its
+    weight with the weight's initial value, `start_RC`, which checkpoints do not contain. draw: seed of the random
+    selection, which `Mixout` sets before each step."""
 
     start_RC: Tensor
 

@@ -44,8 +44,9 @@ from lmtool.weights.task_heads import (
 
 @dataclass(frozen=True)
 class Export:
-    """The content of an exported folder. architecture: name of the transformers class. hf_tensors, lmtool_tensors: the
-    same tensors under transformers' and under lmtool's names. left_out: parts and tensors that are not exported."""
+    """The content of an exported folder. architecture: name of the transformers class. config: of config.json.
+    hf_tensors, lmtool_tensors: the same tensors under transformers' and under lmtool's names. left_out: parts and
+    tensors that are not exported."""
 
     architecture: str
     config: JsonObject
@@ -237,9 +238,9 @@ def write_export(
     output: Path,
     compare: Callable[[Path], None],
 ) -> None:
-    """Writes an exported folder, completely or not at all. compare: reads the finished draft of the folder, and raises
-    CheckFailed if it is not what was exported. Raises UserError if the folder is not empty or cannot be written, or if
-    transformers would encode texts for the model differently."""
+    """Writes an exported folder, completely or not at all. card: text of README.md. compare: reads the finished draft
+    of the folder, and raises CheckFailed if it is not what was exported. Raises UserError if the folder is not empty or
+    cannot be written, or if transformers would encode texts for the model differently."""
 
     def fill(draft: Path) -> None:
         save_tensors(export.hf_tensors, draft / MODEL)
@@ -365,8 +366,9 @@ def write_checkpoint(
     output: Path,
     files: Mapping[str, object],
 ) -> None:
-    """Writes a checkpoint of step 0, completely or not at all. files: the content of additional JSON files, by name.
-    Raises UserError if the folder is not empty or cannot be written."""
+    """Writes a checkpoint of step 0, completely or not at all. config: the content of config.json. tensors: under
+    lmtool's names. files: the content of additional JSON files, by name. Raises UserError if the folder is not empty or
+    cannot be written."""
 
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)

@@ -51,6 +51,7 @@ class Address:
 
     @classmethod
     def of(cls, key: str, text: str, hint: str) -> Address:
+        """Parses an address. Raises UserError, which names `key`, if it is invalid."""
         from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import validate_repo_id
 

@@ -273,7 +273,8 @@ class DistillConfig(Component):
         return ()
 
     def conflicts_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
-        """Yields the reasons why this student cannot learn from this teacher, read from the teacher's checkpoint."""
+        """Yields the reasons why this student cannot learn from this teacher. Called after the teacher's configuration
+        has been read from its checkpoint."""
         return iter(())
 
 

@@ -73,8 +73,8 @@ class TermBatch:
         return mix(keys)
 
     def owners(self, target_count: int) -> np.ndarray:
-        """Returns the index of each predicted target's example, (M,). Raises ValueError if M does not match the
-        batch."""
+        """Returns the index of each predicted target's example, (M,). Raises ValueError if `target_count`, M, does not
+        match the batch."""
         example_N, positions = self.example_indices(), self.target.at
         if positions is None and self.target.span is not None:
             positions = self.target.span[:, 0]

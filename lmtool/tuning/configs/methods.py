@@ -198,7 +198,8 @@ class LoraConfig(UnfreezableConfig):
             yield Problem("tuning.projections", message, f"set 'tuning.projections=[{supported}]'")
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
-        """Returns a warning if the rank exceeds the smaller dimension of an edited map, which limits the update's."""
+        """Returns a warning if the rank exceeds the smaller dimension of an edited map, which limits the rank of the
+        update."""
         model = cast(TransformerConfig, model)
         heads = {"k_proj": model.key_value_heads, "v_proj": model.key_value_heads}
         # Every map has one dimension of the hidden size; this is the other dimension.

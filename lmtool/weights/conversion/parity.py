@@ -119,10 +119,10 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
 
 
 def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """Builds padded rows of random tokens, without special tokens, on which two implementations are compared. Returns
-    inputs by the names in transformers, each (B, L) int64: ids and attention mask, for models with segments their
-    segments, for encoder-decoders the decoder's ids. The rows of an encoder-decoder end with the end token, because its
-    task heads read the state of this token."""
+    """Builds padded rows of random tokens (no special ones) on which two implementations are compared. Returns inputs
+    by the names in transformers, each (B, L) int64: ids and attention mask, for models with segments their segments,
+    for encoder-decoders the decoder's ids. The rows of an encoder-decoder end with the end token, because its task
+    heads read the state of this token."""
     longest = min(model.max_positions, _LONGEST_ROW)
     if isinstance(model, BigbirdConfig):  # longer texts use block-sparse attention
         longest = min(longest, model.dense_length)

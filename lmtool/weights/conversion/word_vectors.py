@@ -222,8 +222,8 @@ def export_vectors(config: ExportConfig) -> None:
 
 def import_as_embedding(config: ImportConfig, family: str) -> None:
     """Writes a new model whose token embedding is a checkpoint's word vectors (Kim 2014). All sizes but
-    `embedding_size` are the family's defaults, and all other weights are random. Raises UserError if the token
-    embedding of the family has no separate width, or is not a single table."""
+    `embedding_size`, the width of the vectors, are the family's defaults, and all other weights are random. Raises
+    UserError if the token embedding of the family has no separate width, or is not a single table."""
     loaded, folder = load(config.checkpoint, offline=config.offline), user_path(config.output)
     table_VH, entry = loaded.model.parts.state_dict()[_TABLE].float(), lookup("model", family)
     if entry is None or "embedding_size" not in entry.config.model_fields:

@@ -618,8 +618,9 @@ def read_adapter(folder: Path) -> Adapter:
 def open_with_peft(
     folder: Path, architecture: str, config: Mapping[str, object], base: Mapping[str, Tensor]
 ) -> nn.Module:
-    """Opens an adapter with PEFT, in evaluation mode. config, base: the base's config.json, and its tensors under
-    transformers' names. Exceptions of PEFT and transformers are not caught."""
+    """Opens an adapter with PEFT, in evaluation mode. architecture: the transformers class of the base. config, base:
+    the base's config.json, and its tensors under transformers' names. Exceptions of PEFT and transformers are not
+    caught."""
     import peft
     import transformers
 
