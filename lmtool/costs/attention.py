@@ -102,7 +102,7 @@ def attention_bytes(
 def score_bytes(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext, last: bool) -> float:
     """Returns the bytes of the attention scores that are saved per token. On a CPU dropout needs the attention weights
     and its mask, and tiled attention also the result of dropout. Positions that add to the scores need the scores in
-    the backward pass."""
+    the backward pass. last: see `attention_bytes`."""
     if _is_keyed(attention, formats, cross, context):
         element = VALUE_BYTES + 1
     elif not formats.cuda and attention.dropout.rate > 0:

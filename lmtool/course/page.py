@@ -300,7 +300,8 @@ def _by_index(result: Any) -> Any:
 
 
 def _error_of_one(result: dict[str, Any], key: str) -> float | None:
-    """From an interval, a standard error or a number of rows next to it; 0 for counts, which are exact."""
+    """From the interval, or from a standard error or a number of rows next to it. 0 for counts, and for baselines,
+    which are exact on the same rows."""
     *above, leaf = key.split(".")
     neighbors: Any = result
     for name in above:

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 # Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
 _TOLERANCE = 1e-4
 _CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
-# Keys without an effect on the result: what a run is called, and what is kept and written.
 _BITS = "bits_per_byte"
 
 

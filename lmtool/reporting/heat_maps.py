@@ -269,8 +269,8 @@ def settings_figure(
     colors: Mapping[int, str],
 ) -> Figure:
     """Returns a heat map of two keys of a sweep. block: all compared groups; the mean of their reference is bold.
-    groups: those in this map. keys: the keys in rows and in columns, with their values. colors: the color of each group
-    that gets one, by its id."""
+    groups: those in this map. keys: the key in rows and the one in columns. values: those of each key. colors: the
+    color of each group that gets one, by its id."""
     row_key, column_key = keys
     figure, axes = single_plot(min(1.4 + 0.95 * len(values[column_key]), 7.2), 0.9 + 0.55 * len(values[row_key]))
     for group in groups:

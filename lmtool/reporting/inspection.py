@@ -236,9 +236,9 @@ def print_failed_rows(output: Output, name: str, messages: Sequence[str], most: 
 
 
 def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, longest: int | None, most: int) -> None:
-    """Prints statistics, duplicates and warnings of a data set, as `lmtool.tasks.checking` returns them. unit: the unit
-    of the lengths. longest: maximum length of a text that is not truncated; None if unknown. most: maximum number of
-    duplicates to print per split and kind."""
+    """Prints statistics, duplicates and warnings of a data set. findings: its `warnings`, and as `splits` the result of
+    `lmtool.tasks.checking.compare`. unit: the unit of the lengths. longest: maximum length of a text that is not
+    truncated; None if unknown. most: maximum number of duplicates to print per split and kind."""
     splits: JsonMapping = findings["splits"]
     if not splits:
         return

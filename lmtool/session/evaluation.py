@@ -163,8 +163,8 @@ def document_bytes(trained: Trained, text: TokenStore) -> np.ndarray:
 
 
 def paired_difference(first: Evaluation, second: Evaluation, sizes_D: np.ndarray) -> dict[str, float]:
-    """Returns the bits per byte of one evaluation minus those of another on the same text: "value", and the ends "low"
-    and "high" of a 95% interval that resamples documents. sizes_D: the bytes of each document."""
+    """Returns the bits per byte of one evaluation by document minus those of another on the same text: "value", and the
+    ends "low" and "high" of a 95% interval that resamples documents. sizes_D: the bytes of each document."""
     losses = [
         np.array([sums[number] for number in range(len(sizes_D))])
         for sums in (cast(Counter[int], evaluation.details[DOCUMENT_LOSSES]) for evaluation in (first, second))

@@ -352,8 +352,8 @@ def base_of(
     run: OpenRun, learner: BaseLearner, start: Weights | None, loaded: LoadReport | None, tokenizer: Tokenizer
 ) -> Base | None:
     """Returns the tensors that the checkpoints of a tuned run leave out, because its starting checkpoint has them; None
-    if they are complete. start: the weights that the run starts from. loaded: the parts of the learner that were loaded
-    from them."""
+    if its checkpoints are complete. start: the weights that the run starts from. loaded: the parts of the learner that
+    were loaded from them."""
     checkpoint = run.checkpoint
     if start is None or loaded is None or start.merged or (checkpoint is not None and saved_base(checkpoint) is None):
         return None

@@ -139,8 +139,8 @@ def check_output(path: str | None) -> None:
 
 def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") -> int:
     """Writes rows to a file, with secrets masked: a table for .csv and .tsv, otherwise one JSON line per row. key: the
-    key that names the file; of another than `output`, the user named only the folder, which is created if needed.
-    Returns the number of rows. Raises UserError if the file cannot be written."""
+    key that names the file or, unless it is `output`, only its folder, which is created if needed. Returns the number
+    of rows. Raises UserError if the file cannot be written."""
     file, rows_written = user_path(path), 0
 
     def counted_rows() -> Iterator[JsonMapping]:

@@ -77,8 +77,8 @@ class Trained:
         return {part.name: part for part in parts}
 
     def task(self, name: str | None) -> TaskConfig | None:
-        """Returns the task with this name; None for None, which raises UserError if the checkpoint was finetuned on
-        several tasks, as does the name of a task that it was not trained for."""
+        """Returns the task with this name; None for None. Raises UserError if the checkpoint was not trained for the
+        task, and for None if it was finetuned on several tasks."""
         tasks = self.tasks
         if name is None and not (isinstance(self.config, FinetuneConfig) and len(tasks) > 1):
             return None
