@@ -37,7 +37,7 @@ install: $(VENV)/test  ## Make .venv with lmtool and everything its tests need.
 demo: $(VENV)/core  ## Pretrain and finetune a tiny BERT on text every machine has, at most 5 minutes.
 	$(BIN)/lmtool demo
 
-course: $(VENV)/test  ## Run docs/course.md, about half an hour on two cores, and write runs/course/index.html.
+course: $(VENV)/test  ## Run docs/course.md, about 40 minutes on two slow cores, and write runs/course/index.html.
 	$(BIN)/lmtool course
 
 test: $(VENV)/test  ## Run the tests: offline, a few minutes on two cores.
