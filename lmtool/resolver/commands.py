@@ -128,7 +128,7 @@ class RunConfig(CommandConfig):
     evaluate_rows: Count | Literal["auto", "all"] = Field(
         "auto",
         description="size of the fixed sample of rows (of a text: examples) that evaluations during training read; "
-        "auto: 256, or more if they take at most a quarter of the time; all. The final scores use all rows",
+        "auto: 256, or more if all evaluations take at most a sixth of the time; all. The final scores use all rows",
     )
     checkpoint_every: Count | None = Field(None, description="steps between checkpoints; null: one at each evaluation")
     checkpoint_at: tuple[int | str, ...] | None = Field(
