@@ -106,11 +106,11 @@ class DisentangledScores(Position):
         terms = {}
         if self._keys_PAD is not None:
             products = q_RALD @ _table(self._keys_PAD, selection, q_RALD)
-            terms["content to place"] = products.gather(-1, index_RLK[:, None].expand(shape))
+            terms["content to position"] = products.gather(-1, index_RLK[:, None].expand(shape))
         if self._queries_PAD is not None:
             products = (k_RAKD * self._scale) @ _table(self._queries_PAD, selection, q_RALD)
             index_RKL = index_RLK.transpose(1, 2)[:, None].expand(shape[0], shape[1], keys, shape[2])
-            terms["place to content"] = products.gather(-1, index_RKL).transpose(-1, -2)
+            terms["position to content"] = products.gather(-1, index_RKL).transpose(-1, -2)
         return terms
 
 

@@ -15,7 +15,7 @@ from tests.models.test_read import config_of
 
 # The summands of an attention score in families whose positions add to it.
 TERMS = {
-    "deberta": {"content", "content to place", "place to content"},
+    "deberta": {"content", "content to position", "position to content"},
     **{family: {"content", "places"} for family in ("t5", "xlnet", "transformer_xl")},
 }
 PRECISION = select_precision("fp32", select_device("cpu"))
@@ -45,7 +45,7 @@ def test_disentangled_terms_depend_on_content_or_distance_only() -> None:
     backbone = build(config_of("deberta"), 0).eval()
     tokens = torch.tensor([3, 5, 7, 9, 5, 7])
     terms = attention_of(backbone, Packed(tokens, (6,), {"segment": torch.zeros(6)}), PRECISION).terms
-    words, asking, asked = (terms[name][0] for name in ("content", "content to place", "place to content"))
+    words, asking, asked = (terms[name][0] for name in ("content", "content to position", "position to content"))
     np.testing.assert_allclose(words[:, 1], words[:, 4], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(asking[:, 1, :3], asking[:, 4, 3:], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(asked[:, :3, 1], asked[:, 3:, 4], rtol=1e-4, atol=1e-6)
