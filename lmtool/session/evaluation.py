@@ -63,15 +63,16 @@ _END_NOTE = (
 def evaluate_text(
     config: EvaluateConfig, trained: Trained, pretraining: PretrainConfig, output: Output
 ) -> tuple[JsonObject, JsonObject]:
-    """Scores a pretrained checkpoint on text, prints the metrics, and writes predictions if output= is set. Returns the
-    metrics, and no intervals. pretraining: the configuration with which the checkpoint was trained."""
+    """Scores a pretrained checkpoint on text and prints the metrics. Returns the metrics, and no intervals.
+    pretraining: the configuration with which the checkpoint was trained."""
     if config.task is not None:
         raise UserError(
             f"checkpoint={config.checkpoint} has no head for task={config.task.name}",
             f"set shots=4 to prompt the model; or train a head: lmtool finetune task={config.task.name} "
             f"checkpoint={config.checkpoint}",
         )
-    require_unset(config, ("report",), f"{config.checkpoint} was trained on text", "omit it")
+    # Without rows there are no predictions to write.
+    require_unset(config, ("output", "report"), f"{config.checkpoint} was trained on text", "omit it")
     require_length(config, pretraining)
     if config.lengths is not None:
         return evaluate_lengths(config, trained, pretraining, output), {}
@@ -89,8 +90,6 @@ def evaluate_text(
     other = None if config.against is None else _held_out_of_other(config, trained, pretraining, held_out)
     progress = _scoring_progress(output, config.checkpoint)
     evaluations = held_out.score(trained.precision, by_document=other is not None, progress=progress)
-    if config.output is not None:
-        write_output(config.output, evaluations.records())
     metrics = evaluations.metrics()
     print_text_scores(output, f"{config.checkpoint} · {title}", metrics)
     metadata = held_out.first.loader.metadata()

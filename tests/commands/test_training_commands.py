@@ -201,6 +201,7 @@ def test_pretrained_runs_predict_and_evaluate(place: Path, capsys: pytest.Captur
     for words, error in (
         (["evaluate", str(masked), "stride=16"], "stride=16 needs a causal language model"),
         (["evaluate", str(causal), "max_length=100000"], "max_length=100000 exceeds"),
+        (["evaluate", str(causal), "output=empty.jsonl"], "output=empty.jsonl does not apply"),
     ):
         assert cli.main(words) == 2
         assert error in capsys.readouterr().err

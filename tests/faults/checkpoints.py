@@ -80,7 +80,7 @@ DAMAGES: dict[str, Damage] = {
 }
 _COMMANDS = {
     "predict": ["predict", *HERE, "input=prompts.txt", "output=out/predictions"],
-    "evaluate": ["evaluate", *HERE, "output=out/predictions"],
+    "evaluate": ["evaluate", *HERE],
     "export": ["export", "output=out/exported"],
     "finetune": ["finetune", *ROWS, "max_steps=1", "run_dir=tuned_from_it"],
 }
@@ -118,7 +118,8 @@ def _run_and_hash(command: str, workdir: Path, checkpoint: str) -> tuple[Answer,
     if command == "load":
         answer = require_sound(run_in_fork(workdir, ("lmtool.load", checkpoint), lambda: _load(checkpoint)))
     else:
-        answer = run_lmtool(workdir, *_COMMANDS[command], f"checkpoint={checkpoint}")
+        predictions = ["output=out/predictions"] if command == "evaluate" and "tuned" in checkpoint else []
+        answer = run_lmtool(workdir, *_COMMANDS[command], *predictions, f"checkpoint={checkpoint}")
     if command == "evaluate" and not answer.status:  # only the numbers, since the heading names the checkpoint
         numbers = re.findall(r"^ *(\w+) +(\d\S*)", answer.out, re.MULTILINE)
         if not numbers:
