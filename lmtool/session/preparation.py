@@ -203,7 +203,7 @@ class FinetunePreparation:
         learner, loaded = assemble(config, tokenizer, start, earlier=earlier)
         base = base_of(run, learner, start, loaded, tokenizer)
         del start, earlier  # frees memory: the learner has copies of these weights
-        metadata = self._metadata(tokenizer)
+        metadata = self._metadata(tokenizer, learner)
         if run.checkpoint is None:
             metadata["warnings"] += untrained_part_warnings(learner, config.task.member_configs(), loaded)
         if loaded is None:
@@ -230,12 +230,15 @@ class FinetunePreparation:
         size = self.config.tokenizer.vocab_size or self.config.model.vocab_size
         return tokenizer_of_rows(self.config.tokenizer, self.task.texts(), size, on_stage)
 
-    def _metadata(self, tokenizer: Tokenizer) -> JsonObject:
+    def _metadata(self, tokenizer: Tokenizer, learner: BaseLearner) -> JsonObject:
         head_notes = [head.note for head in self.heads.values() if head.note]
         unknown_fraction = self._unknown_fraction(tokenizer)
         warnings = self.config.tuning.warnings(self.config.scaled_optimizer, self.config.model)
         metadata: JsonObject = self.task.metadata
-        sections = (member.model_dump(mode="json") for member in self.config.task.member_configs())
+        # A task whose answers the language model writes has no head of its own.
+        parts = set(map(part_of, learner.state_dict()))
+        members = [member for member in self.config.task.member_configs() if f"heads.{member.name}" in parts]
+        sections = (member.model_dump(mode="json") for member in members)
         model = self.config.model
         caveats = filter(None, (model_caveat(model), *(head_caveat(model, section) for section in sections)))
         return {

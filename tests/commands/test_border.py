@@ -444,3 +444,10 @@ def test_model_that_cannot_be_exported_is_said_before_training(place: Path, caps
     assert said in capsys.readouterr().out
     pretrain("learned", model="bert_tiny")
     assert "to export" not in capsys.readouterr().out
+
+
+def test_task_without_head_of_its_own_has_no_export_note(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = ("task=seq2seq", "task.text=[sentence]", "task.label=label", "model=t5_tiny", "checkpoint=none")
+    finetune("run", *task, *TINY, "max_steps=1")
+    assert " export " not in capsys.readouterr().out
+    run("export", "checkpoint=runs/run", "output=folder")
