@@ -83,22 +83,28 @@ def run(config: PredictConfig) -> None:
         if scores_suffix:
             output.line(scores_suffix.removeprefix("; "))
         return
-    rows_written = write_output(config.output, _joined(config, table, answers.records, learner, output))
+    rows_written = write_output(config.output, _joined(config, table, rows, answers.records, learner, output))
     output.line(f"{counted(rows_written, 'row')}: {config.output}{scores_suffix}")
 
 
 def _joined(
-    config: PredictConfig, table: Table | None, records: Iterable[JsonObject], learner: BaseLearner, output: Output
+    config: PredictConfig,
+    table: Table | None,
+    rows: Rows,
+    records: Iterable[JsonObject],
+    learner: BaseLearner,
+    output: Output,
 ) -> Iterator[JsonObject]:
     flat = Path(str(config.output)).suffix.lower() in DELIMITERS
-    aliases = learner.config.aliases if isinstance(learner.config, TaskConfig) else {}
+    task = learner.config if isinstance(learner.config, TaskConfig) else None
+    aliases, further = ({}, ()) if task is None else (task.aliases, task.further_columns)
     records = iter(records)
     if config.probabilities:
         first_record = list(islice(records, 1))
         if first_record and "probabilities" not in first_record[0]:
             output.warn(f"probabilities=true: {learner.config.name} has no class probabilities; none are written")
         records = chain(first_record, records)
-    return join_columns(table, records, aliases, config.probabilities, flat)
+    return join_columns(table, records, aliases, {*rows.columns, *further}, config.probabilities, flat)
 
 
 def _predict_in_portions(
@@ -122,9 +128,10 @@ def _predict_in_portions(
                 if first >= finished:
                     bar = partial(_portion_progress, progress, first, len(portion), total)
                     inference = Inference(trained.longest, config.batch_tokens, trained.precision, truncated, bar)
-                    answers = responder.answers(_rows(config, portion, responder, first), inference)
-                    rows = _joined(config, portion.table, answers.records, responder.learner, output)
-                    unfinished.file.write(b"".join(f"{to_json(row, indent=None)}\n".encode() for row in rows))
+                    rows = _rows(config, portion, responder, first)
+                    records = responder.answers(rows, inference).records
+                    joined = _joined(config, portion.table, rows, records, responder.learner, output)
+                    unfinished.file.write(b"".join(f"{to_json(row, indent=None)}\n".encode() for row in joined))
                     unfinished.file.flush()
                 first += len(portion)
         for text in truncation_warnings(truncated, total - finished):

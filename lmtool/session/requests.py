@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -167,36 +167,38 @@ def join_columns(
     table: Table | None,
     records: Iterable[JsonMapping],
     task_columns: Mapping[str, str],
+    read: Collection[str],
     probabilities: bool,
     flat: bool,
 ) -> Iterator[JsonObject]:
     """Yields the rows of an output file: the columns of the input table, then the model's predictions.
 
-    task_columns: the task's name of each column of the table, by the column's name there. probabilities: whether to
-    include the probabilities of all classes. flat: whether the format has no nested values; then each class has a
-    column, and lists are joined by spaces. Raises UserError if a column of the table has the name of a column of
-    predictions.
+    task_columns: the task's name of each column of the table, by the column's name there. read: the columns that the
+    model reads, by the task's names. probabilities: whether to include the probabilities of all classes. flat: whether
+    the format has no nested values; then each class has a column, and lists are joined by spaces. Raises UserError if a
+    column of the table has the name of a column of predictions.
     """
     columns = {} if table is None else {name: values for name, values in table.columns.items() if name != LINES}
-    clashing = [name for name in ("prediction", "score") if name in columns]
-    if clashing:
-        raise UserError(
-            f"{table.origin[0][0]} already has a column {clashing[0]}, which the predictions need" if table else "",
-            "rename this column in a copy of the file",
-        )
+    repeated = {"id", "split", "gold", *read}
     for number, record in enumerate(records):
         row = dict(record)
         probabilities_of_row = row.pop("probabilities", None)
+        if probabilities and probabilities_of_row is not None and flat:
+            row |= {f"probability_{label}": value for label, value in probabilities_of_row.items()}
+        elif probabilities and probabilities_of_row is not None:
+            row["probabilities"] = probabilities_of_row
         if table is not None:
+            clashing = [name for name in row if name in columns and name not in repeated]
+            if clashing:
+                raise UserError(
+                    f"{table.origin[0][0]} already has a column {clashing[0]}, which the predictions need",
+                    "rename this column in a copy of the file",
+                )
             table_values = {name: values[number] for name, values in columns.items()}
             # The record repeats columns of the table; only the table's values are retained.
             input_columns = {*table_values, *(task_columns.get(name, name) for name in table_values)}
             input_columns |= {"id", "split", "gold"}
             row = {**table_values, **{name: value for name, value in row.items() if name not in input_columns}}
-        if probabilities and probabilities_of_row is not None and flat:
-            row |= {f"probability_{label}": value for label, value in probabilities_of_row.items()}
-        elif probabilities and probabilities_of_row is not None:
-            row["probabilities"] = probabilities_of_row
         if flat:
             for name, value in row.items():
                 row[name] = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value

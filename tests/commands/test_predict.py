@@ -114,3 +114,18 @@ def test_filled_masks_continue_after_their_portions(
     monkeypatch.setattr(command, "PORTION", 2)
     predict(*words, "output=out.jsonl")
     assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+
+
+def test_column_named_like_one_of_the_predictions_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finetune("labels", "model=bert_tiny", "checkpoint=none", "max_steps=1", *TINY[:5])
+    pretrain("masks", "max_steps=1")
+    Path("asked.csv").write_text("sentence,text,probability_positive,filled\nA cat saw.,A [MASK] saw.,mine,mine\n")
+    for words, column in (
+        (["runs/labels", "probabilities=true", "output=out.csv"], "probability_positive"),
+        (["runs/masks", "output=out.jsonl"], "filled"),
+    ):
+        predict("input=asked.csv", *words, status=2)
+        assert f"asked.csv already has a column {column}, which the predictions need" in capsys.readouterr().err
+    assert not list(Path().glob("out.*"))
+    predict("input=asked.csv", "runs/labels", "output=out.csv")
+    assert Path("out.csv").read_text().startswith("sentence,text,probability_positive,filled,prediction,score\n")
