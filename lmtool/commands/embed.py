@@ -259,8 +259,7 @@ def _rows(config: EmbedConfig, requested: Input, task: TaskConfig | None) -> Row
                 raise UserError("pair= needs a single text=", "use a file with the columns text and pair")
             columns[PAIR] = [config.pair]
         return Rows(list(range(len(requested))), columns, None, requested.origin)
-    aliases = {} if task is None else task.aliases
-    present = {aliases.get(name, name): values for name, values in table.columns.items()}
+    present = table.columns if task is None else task.with_aliases(table.columns)
     names = () if task is None else task.text
     if len(names) not in (1, 2) or not set(names) <= set(present):
         names = (TEXT, PAIR) if PAIR in present else (TEXT,)

@@ -215,8 +215,7 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
     """Reads a file of predictions as rows of a task, with the predictions as labels. Raises UserError, with file and
     line, if a prediction is not a label of the task."""
     table = read_table(user_path(path))
-    columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
-    columns = with_joined_columns(task, columns, table.origin)
+    columns = with_joined_columns(task, task.with_aliases(table.columns), table.origin)
     missing = [name for name in ("prediction", *task.reads) if name not in columns]
     if missing:
         raise UserError(

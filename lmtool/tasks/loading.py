@@ -277,11 +277,7 @@ def _source_tables(
 
 
 def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list]:
-    columns = dict(table.columns)
-    for file_name, name in config.aliases.items():
-        if file_name in columns and name not in columns:
-            columns[name] = columns.pop(file_name)
-    columns = with_joined_columns(config, columns, table.origin)
+    columns = with_joined_columns(config, config.with_aliases(table.columns), table.origin)
     missing = [part for name in config.text for part in joined_columns(name) if not {name, part} & columns.keys()]
     if missing:
         raise UserError(

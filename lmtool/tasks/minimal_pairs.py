@@ -117,7 +117,7 @@ def read_pairs(config: MinimalPairsConfig, key: str = "task.path") -> Pairs:
     pairs = Pairs([], [], [], {}, [])
     for file in files:
         table = read_file(file, config)
-        columns = {config.aliases.get(name, name): values for name, values in table.columns.items()}
+        columns = config.with_aliases(table.columns)
         for name in config.text:
             if name not in columns:
                 raise no_column(f"task={config.name}: {file}", name, list(columns), "task.text", listed=True)

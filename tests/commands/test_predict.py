@@ -129,3 +129,16 @@ def test_column_named_like_one_of_the_predictions_is_refused(place: Path, capsys
     assert not list(Path().glob("out.*"))
     predict("input=asked.csv", "runs/labels", "output=out.csv")
     assert Path("out.csv").read_text().startswith("sentence,text,probability_positive,filled,prediction,score\n")
+
+
+def test_column_with_the_name_of_the_task_is_read_instead_of_its_alias(place: Path) -> None:
+    task = "task.aliases={other: sentence}"
+    finetune("run", "model=bert_tiny", "checkpoint=none", "max_steps=1", *TINY[:5], task)
+    Path("both.csv").write_text("sentence,other\nThe cat saw.,A dog.\n")
+    Path("alias.csv").write_text("other\nThe cat saw.\n")
+    for name in ("both", "alias"):
+        predict("runs/run", f"input={name}.csv", f"output={name}.jsonl", "probabilities=true")
+        assert cli.main(["embed", "runs/run", f"input={name}.csv", f"output={name}.npy", "device=cpu"]) == 0
+    both, alias = (json.loads(Path(f"{name}.jsonl").read_text()) for name in ("both", "alias"))
+    assert both["probabilities"] == alias["probabilities"]
+    assert Path("both.npy").read_bytes() == Path("alias.npy").read_bytes()

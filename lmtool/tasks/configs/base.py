@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
@@ -192,6 +192,14 @@ class TaskConfig(LearnedConfig):
     @property
     def reads_trees(self) -> bool:
         return bool(self.head_columns)
+
+    def with_aliases(self, columns: Mapping[str, T]) -> dict[str, T]:
+        """Returns the columns of a file by the names of `aliases`; a column that has such a name itself keeps it."""
+        renamed = dict(columns)
+        for file_name, name in self.aliases.items():
+            if file_name in renamed and name not in renamed:
+                renamed[name] = renamed.pop(file_name)
+        return renamed
 
     @property
     def reads(self) -> tuple[str, ...]:

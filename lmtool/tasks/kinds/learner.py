@@ -389,8 +389,7 @@ class TaskResponder(Responder):
 
     def read_rows(self, columns: Columns, origin: Origin) -> Rows:
         config = self.learner.config
-        columns = {config.aliases.get(name, name): values for name, values in columns.items()}
-        columns = with_joined_columns(config, columns, origin)
+        columns = with_joined_columns(config, config.with_aliases(columns), origin)
         decoded = super().read_rows(columns, origin).columns
         names = (*IDS, config.label, *config.further_columns, LINES)
         extra = {name: columns[name] for name in names if name in columns}
