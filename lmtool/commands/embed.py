@@ -17,6 +17,7 @@ import numpy as np
 
 from lmtool.config.registry import Choice
 from lmtool.data.examples import Rows
+from lmtool.data.rows import text_cell
 from lmtool.errors import UserError
 from lmtool.learners.base import truncation_warnings
 from lmtool.learners.representations.reading import embedder_of
@@ -269,13 +270,17 @@ def _rows(config: EmbedConfig, requested: Input, task: TaskConfig | None) -> Row
             f"{table.origin[0][0]}: no column {missing[0]} to read; there are {', '.join(table.columns)}",
             f"rename its text column to {missing[0]} in a copy of the file",
         )
-    columns = {name: [_text(value) for value in present[name]] for name in names}
+    columns = {
+        name: [_text(place, name, value) for value, place in zip(present[name], table.origin, strict=True)]
+        for name in names
+    }
     return Rows(list(range(len(table))), columns, None, table.origin)
 
 
-def _text(value: object) -> str:
+def _text(place: tuple[str, int], name: str, value: object) -> str:
     """Returns a cell as text; words of a list are separated by spaces."""
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    words = value if isinstance(value, (list, tuple)) else [value]
+    return " ".join(text_cell(place, name, word) for word in words)
 
 
 def _write(path: str, count: int, portions_from: PortionsFrom, embedder: Embedder, request: object) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from lmtool.data.rows import text_cell
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.generation.configs import GenerationConfig
@@ -150,7 +151,4 @@ def _prompts(config: GenerateConfig, trained: Trained) -> tuple[list[str], Origi
             f"input={config.input}: no column {name}; its first line names {', '.join(table.columns)}",
             "set column=NAME; if the file has no header line, add one; if it has one text per line, rename it to .txt",
         )
-    for value, (file, line) in zip(values, table.origin, strict=True):
-        if not isinstance(value, (str, int, float)):
-            raise UserError(f"{file}:{line}: the column {name} has no text", "fill it, or remove the row")
-    return list(map(str, values)), table.origin
+    return [text_cell(place, name, value) for value, place in zip(values, table.origin, strict=True)], table.origin

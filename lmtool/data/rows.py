@@ -290,6 +290,13 @@ def text_of(place: str, names: Sequence[str], values: Sequence[object], key: str
     return "\n".join(texts)
 
 
+def text_cell(place: tuple[str, int], name: str, value: object) -> str:
+    """Returns a cell with a text or a number as text. Raises UserError for any other value. place: file and line."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    raise UserError(f"{place[0]}:{place[1]}: the column {name} has no text", "fill it, or remove the row")
+
+
 def describe(value: object) -> str:
     """Returns the type of a JSON value, in words."""
     if isinstance(value, bool):

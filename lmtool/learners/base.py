@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lmtool.config.base import Config
 from lmtool.data.examples import Examples, Rows, SplitData
+from lmtool.data.rows import text_cell
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, headline_terms, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
@@ -93,15 +94,24 @@ class Responder:
         self.learner: Any = learner
 
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
-        """Returns the rows of a table without labels, for `answers`. Raises UserError if a column is missing. columns:
-        the columns of the table, by name. origin: the file and the line of each row."""
+        """Returns the rows of a table without labels, for `answers`. Raises UserError if a column is missing or a cell
+        has no text. columns: the columns of the table, by name. origin: the file and the line of each row."""
+        columns = self.columns_read(columns, origin)
+        texts = {
+            name: [text_cell(place, name, value) for value, place in zip(values, origin, strict=True)]
+            for name, values in columns.items()
+        }
+        return Rows(list(range(len(origin))), texts, None, origin)
+
+    def columns_read(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> dict[str, list[Any]]:
+        """Returns the columns of a table that are read. Raises UserError if one is missing."""
         missing = [name for name in self.columns if name not in columns]
         if missing:
             raise UserError(
                 f"{origin[0][0]}: the column {missing[0]} is missing; the columns are {', '.join(columns)}",
                 f"rename the text columns of a copy of the file: {', '.join(self.columns)}",
             )
-        return Rows(list(range(len(origin))), {name: columns[name] for name in self.columns}, None, origin)
+        return {name: columns[name] for name in self.columns}
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
         """Returns the predictions for rows: filled masks, a continuation, or a label; with scores if the rows have

@@ -142,3 +142,13 @@ def test_column_with_the_name_of_the_task_is_read_instead_of_its_alias(place: Pa
     both, alias = (json.loads(Path(f"{name}.jsonl").read_text()) for name in ("both", "alias"))
     assert both["probabilities"] == alias["probabilities"]
     assert Path("both.npy").read_bytes() == Path("alias.npy").read_bytes()
+
+
+@pytest.mark.parametrize("value", ["null", "true", '{"a": 1}'])
+def test_cell_without_text_is_refused(place: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    pretrain("masks", "max_steps=1")
+    Path("asked.jsonl").write_text(f'{{"text": {value}}}\n')
+    for words in (["predict"], ["predict", "output=out.jsonl"], ["embed"], ["embed", "output=out.npy"]):
+        assert cli.main([*words, "runs/masks", "input=asked.jsonl", "device=cpu"]) == 2
+        assert "asked.jsonl:1: the column text has no text" in capsys.readouterr().err
+    assert not list(Path().glob("out.*"))

@@ -390,7 +390,7 @@ class TaskResponder(Responder):
     def read_rows(self, columns: Columns, origin: Origin) -> Rows:
         config = self.learner.config
         columns = with_joined_columns(config, config.with_aliases(columns), origin)
-        decoded = super().read_rows(columns, origin).columns
+        decoded = self.columns_read(columns, origin)
         names = (*IDS, config.label, *config.further_columns, LINES)
         extra = {name: columns[name] for name in names if name in columns}
         return self.learner.kind.rows({**extra, **decoded}, origin, False)
