@@ -57,8 +57,8 @@ ADVERSARIAL = (
 
 
 ROUNDING_TOLERANCE = 1e-5
-"""Tolerance between two computations by lmtool. They may round differently, because the last layer computes only the
-tokens whose states are read."""
+"""Tolerance, relative to the largest value, between two computations by lmtool. They may round differently: the last
+layer computes only the tokens whose states are read, and an adapter of joined projections has other factors."""
 LIBRARY_TOLERANCE = 1e-3
 """Tolerance, relative to the largest value, for outputs of another library, which computes in another order."""
 
@@ -72,10 +72,11 @@ class CheckpointComparison:
         missing: Names of the original's tensors that the copy does not have.
         unused: Names of tensors in the copy's file that were not read.
         tied: Names of tensors that are shared, as "name = other name".
-        layer_differences: Largest difference of the hidden states after each layer, on a sample of random tokens.
+        layer_differences: Largest difference of the hidden states after each layer, on a sample of random tokens. Here
+            and below, differences are relative, see `relative_difference`.
         logits_difference: Largest difference of the logits on this sample, or None without logits.
         pair_logits_difference: Largest difference of the logits of a head over text pairs, or None without such a head.
-        prediction_differences: Largest relative difference of the predictions for "texts" and for "pairs"; infinite if
+        prediction_differences: Largest difference of the predictions for "texts" and for "pairs"; infinite if
             a text is encoded to other tokens or segments.
         differing_strings: The strings of `ADVERSARIAL` that are encoded to other token ids.
         strings_compared: Number of strings that were compared.
@@ -173,9 +174,11 @@ def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel,
         logits = model.logits(hidden_TH, read_by_heads), model.pair_logits(hidden_TH, read_by_heads)
         results.append((layers.states | {"hidden": hidden_TH}, *logits))
     (states, *original_logits), (copied_states, *copied_logits) = results
-    comparison.layer_differences = {name: difference(tensor, copied_states[name]) for name, tensor in states.items()}
+    comparison.layer_differences = {
+        name: relative_difference(tensor, copied_states[name]) for name, tensor in states.items()
+    }
     comparison.logits_difference, comparison.pair_logits_difference = (
-        difference(logits, copied) if logits is not None and copied is not None else None
+        relative_difference(logits, copied) if logits is not None and copied is not None else None
         for logits, copied in zip(original_logits, copied_logits, strict=True)
     )
 

@@ -28,7 +28,7 @@ from lmtool.session.trained import classifies
 from lmtool.system.files import user_path
 from lmtool.system.secrets import masked
 from lmtool.types import Packed
-from lmtool.weights.comparing import ROUNDING_TOLERANCE, difference, same_tensors
+from lmtool.weights.comparing import ROUNDING_TOLERANCE, relative_difference, same_tensors
 from lmtool.weights.exporting import ImportedModel, require_new, write_import
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import load
@@ -107,13 +107,13 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
 
 @torch.no_grad()
 def largest_difference(source: CheckpointModel, conversion: ArchitectureConversion) -> float:
-    """Returns the largest difference of the hidden states of both models on a sample: one text if the attention mask is
+    """Returns the largest relative difference of the hidden states of both models on a sample: one text if the mask is
     the same, otherwise texts of one token, which any mask lets attend to itself."""
     length = min(source.backbone.longest_text, conversion.model.backbone.longest_text, 24)
     # Multiples of a prime, so that tokens are spread over the vocabulary.
     tokens = torch.arange(length) * 7919 % source.backbone.config.vocab_size
     sample = Packed(tokens, (length,) if conversion.masks is None else (1,) * length)
-    return difference(*(part.eval().hidden(sample) for part in (source, conversion.model)))
+    return relative_difference(*(part.eval().hidden(sample) for part in (source, conversion.model)))
 
 
 def config_of(source: CheckpointModel, name: str) -> ModelConfig:
