@@ -30,9 +30,9 @@ _ROOT = "LMTOOL_TESTS"
 
 def surround() -> Path:
     """Gives this process, before a library reads them, a new home, a new temporary folder and an environment that names
-    no other. Returns the folder of both, whose name has a space, as a user's may."""
-    root = Path(os.path.realpath(tempfile.mkdtemp(prefix="lmtool tests ")))
-    home, temporary = root / "home", root / "tmp"
+    no other. Returns the folder of both. Their names have a space, as a user's may."""
+    root = Path(os.path.realpath(tempfile.mkdtemp(prefix="lmtool-tests-")))
+    home, temporary = root / "a home", root / "temporary files"
     home.mkdir()
     temporary.mkdir()
     kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
@@ -79,7 +79,8 @@ def watch(root: Path, homes: tuple[str, ...]) -> list[str]:
             real = f"{os.path.realpath(os.path.join(within, os.fsdecode(path)))}/"
         except OSError:
             return  # the working folder is gone
-        if real.startswith(written) or "/__pycache__/" in real:
+        exists = event == "os.mkdir" and os.path.isdir(real)  # asked for by os.makedirs, and refused
+        if exists or real.startswith(written) or "/__pycache__/" in real:
             return
         if writes or (real.startswith(private) and not real.startswith(read)):
             touched.append(f"{event} {real}")
@@ -113,6 +114,16 @@ def nothing_outside_is_touched() -> Iterator[None]:
     touched = [*TOUCHED]
     TOUCHED.clear()
     assert not touched, "\n".join(touched)
+
+
+@pytest.fixture
+def compiler_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files in a folder without a space: torch's compiler does not quote paths in its commands."""
+    folder = Path(os.environ[_ROOT]) / "compiler"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, str(folder))
 
 
 def pytest_unconfigure() -> None:

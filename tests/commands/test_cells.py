@@ -61,7 +61,7 @@ def section(name: str, *typed: str) -> Any:
 
 
 def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, ...] = ()) -> PretrainConfig:
-    """The configuration of a pair, changed by overrides from a hint."""
+    """The configuration of a pair with further overrides, as of a hint."""
     tokenizer: tuple[str, ...] = ()
     for word in more:
         if word.startswith("model="):
@@ -71,8 +71,8 @@ def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, 
         elif word.startswith("objective."):
             objective = tuple(merge_overrides(objective, (word,)))
         else:
-            assert word == "tokenizer=auto" or word.startswith("tokenizer."), word
-            tokenizer = (word,)
+            assert word.startswith(("tokenizer=", "tokenizer.")), word
+            tokenizer = (*tokenizer, word) if word.startswith("tokenizer.") else (word,)
     sections = {name: section(name) for name in ("data", "optimizer", "schedule")}
     sections["tokenizer"] = section("tokenizer", *tokenizer)
     budget = {"max_steps": 2, "batch_tokens": 256, "max_length": 32, "device": "cpu", "precision": "fp32"}
@@ -139,14 +139,15 @@ def assert_trains(config: PretrainConfig, place: Path) -> None:
     assert len(learner.samples(batches[0], 1)) == (type(learner).samples is not BaseLearner.samples)
 
 
-def assert_refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ...]) -> None:
-    """Checks that the single problem names a chosen key, and that each override of its hint makes the pair legal."""
+def assert_refused(error: ConfigError, *words: tuple[str, ...]) -> None:
+    """Checks that the single problem names a chosen key, and that each override of its hint makes the words legal:
+    those of the model, of the objective and possibly of the tokenizer."""
     assert len(error.problems) == 1
     problem = error.problems[0]
     assert problem.key.split(".")[0] in ("objective", "tokenizer")
     assert problem.hint is not None and problem.hint.startswith("set ")
     for hint in problem.hint.removeprefix("set ").split(" or "):
-        decode(model, objective, tuple(shlex.split(hint)))
+        decode(*words[:2], (*sum(words[2:], ()), *shlex.split(hint)))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -190,7 +191,7 @@ def test_tokenizer_without_required_tokens_is_refused(place: Path, case: str) ->
             try:
                 checked = decode_config("pretrain", {**given.model_dump(), "tokenizer": config.model_dump()})
             except ConfigError as error:
-                assert_refused(error, *pair)
+                assert_refused(error, *pair, (f"tokenizer={config.name}",))
                 with pytest.raises(UserError, match="has no .* token|needs .* sentinel tokens"):
                     make_examples(with_smallest_sizes(given), tokenizer, both["train"])
             else:

@@ -87,6 +87,7 @@ def test_compiled_pretraining_matches_plain_run(place: Path, aot_eager: None, wo
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiler_folder")
 @pytest.mark.parametrize("model", ["bert_tiny", "gpt_tiny", "t5_tiny"])
 def test_inductor_matches_plain_run(place: Path, model: str) -> None:
     plain = pretrain("plain", "max_steps=3", model=model)

@@ -141,6 +141,7 @@ def test_recomputed_layers_and_no_grad_reuse_the_graphs():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiler_folder")
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5", "bart", "albert"])
 def test_inductor_matches_eager(family):
     assert_same(model_of(family).double(), "inductor", tolerance=1e-10)

@@ -200,9 +200,10 @@ def test_output_tables_survive_import_and_export(
         assert cli.main(["import", f"checkpoint='{folder}'", f"output='{work / 'ours'}'"]) == 0
         assert cli.main(["export", f"checkpoint='{work / 'ours'}'", f"output='{work / 'back'}'"]) == 0
         screen = capsys.readouterr().out
-        # BigBird's pooler is unused by a masked language model.
-        unused = family == "bigbird"
-        assert screen.count("missing keys  none") == 2 and screen.count("unused keys   none") == 2 - unused
+        # transformers' masked language model has BigBird's pooler, which it does not use and lmtool does not read.
+        folders_without_unused_keys = 0 if family == "bigbird" else 2
+        assert screen.count("missing keys  none") == 2
+        assert screen.count("unused keys   none") == folders_without_unused_keys
         theirs = [original[1].from_pretrained(path).eval() for path in (folder, work / "back")]
         rows = sample(lmtool.load(str(work / "ours")).config.architecture == "encoder_decoder")
         expected, given = (logits_of(published, *rows) for published in theirs)
