@@ -186,8 +186,9 @@ class RankExits:
             return ""
         if self.folder is not None and not self.folder.exists():
             return None
-        failures = [end for end in self.read().values() if end.reported and end.exit_status != TERMINATED]
-        ended_by_launcher = exit_status == TERMINATED and bool(failures)  # because of another rank's failure
+        failed = any(end.reported and end.exit_status != TERMINATED for end in self.read().values())
+        # Because another rank failed or was killed, which that rank or the launcher reports.
+        ended_by_launcher = exit_status == TERMINATED and (failed or self.any_killed())
         self.write(RankExit(self.process.rank, exit_status, lines, reported=not ended_by_launcher, at=time.time()))
         if ended_by_launcher:
             return None

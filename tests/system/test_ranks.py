@@ -82,14 +82,16 @@ def test_first_of_two_exceptions_is_printed(exits):
     assert [exits[0].read()[number].reported for number in (0, 1)] == [False, True]
 
 
-def test_killed_rank_silences_lost_connections(exits):
-    """The launcher reports the killed rank; the other ranks name a rank that hangs."""
+def test_killed_rank_silences_lost_connections_and_sigterm(exits):
+    """The launcher reports the killed rank, and ends the others by SIGTERM; these name a rank that hangs."""
     assert not exits[0].any_killed() and exits[0].running_ranks() == [0, 1]
     ended = subprocess.Popen([sys.executable, "-c", ""])
     (exits[0].folder / "1" / PID).write_text(str(ended.pid))
     ended.wait()
     assert exits[0].any_killed()
     assert exits[0].record_exception(1, ("RuntimeError: Connection closed by peer",)) is None
+    assert exits[0].record_error(143, ("stopped by SIGTERM",)) is None
+    assert not exits[0].read()[0].reported
     assert exits[0].running_ranks() == [1]
 
 
