@@ -61,8 +61,9 @@ def run(config: PredictConfig) -> None:
     responder = learner.responder()
     rows = _rows(config, requested, responder)
 
-    if in_portions and rows.labels is None and not responder.continues:
-        _predict_in_portions(config, trained, responder, reading_task, output)
+    unlabeled = in_portions and rows.labels is None and not responder.continues
+    if unlabeled and (total := _unlabeled_rows(config, responder, reading_task)) is not None:
+        _predict_in_portions(config, trained, responder, reading_task, total, output)
         return
     if in_portions:  # scores need all rows
         requested = requested_input(config, reading_task)
@@ -107,12 +108,22 @@ def _joined(
     return join_columns(table, records, aliases, {*rows.columns, *further}, config.probabilities, flat)
 
 
+def _unlabeled_rows(config: PredictConfig, responder: Responder, task: TaskConfig | None) -> int | None:
+    """Reads all rows, so that an error in one of them comes before the first prediction. Returns their number, or None
+    if a portion has labels."""
+    total = 0
+    for portion in input_portions(str(config.input), task, PORTION):
+        rows = _rows(config, portion, responder)
+        if rows.labels is not None:
+            return None
+        total += len(rows)
+    return total
+
+
 def _predict_in_portions(
-    config: PredictConfig, trained: Trained, responder: Responder, task: TaskConfig | None, output: Output
+    config: PredictConfig, trained: Trained, responder: Responder, task: TaskConfig | None, total: int, output: Output
 ) -> None:
     file = str(config.input)
-    # All rows are read before the first one is predicted, so that an error in one of them comes first.
-    total = sum(len(_rows(config, portion, responder)) for portion in input_portions(file, task, PORTION))
     learned = responder.learner.config.model_dump(mode="json")
     determining = [digest(trained.weights.tensors), trained.saved, trained.tokenizer.fingerprint, learned]
     settings = {name: getattr(config, name) for name in ("exit", "exit_entropy", "probabilities", "pair", "output")}

@@ -87,6 +87,12 @@ def test_error_in_the_last_row_comes_before_any_prediction(
     predict("runs/sst2", "input=asked.jsonl", "output=out.jsonl", status=2)
     assert "asked.jsonl:9: the object has the additional key said, unlike line 1" in capsys.readouterr().err
     assert not stopped and not list(Path().glob("out.jsonl*"))
+    labels = ["null"] * 6 + ['"positive"'] * 2
+    lines = [f'{{"sentence": "{text}", "label": {label}}}\n' for text, label in zip(TEXTS, labels, strict=True)]
+    Path("labeled.jsonl").write_text("".join(lines))  # only the last portion has labels
+    predict("runs/sst2", "input=labeled.jsonl", "output=out.jsonl", status=2)
+    assert "labeled.jsonl:1: no value in the column label" in capsys.readouterr().err
+    assert not stopped and not list(Path().glob("out.jsonl*"))
     Path("blank.txt").write_text("\n" * 7)
     predict("runs/sst2", "input=blank.txt", "output=out.jsonl", status=2)
     assert "input=blank.txt has no text" in capsys.readouterr().err

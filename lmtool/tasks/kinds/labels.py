@@ -128,7 +128,7 @@ def unknown_label(config: TaskConfig, labels: Sequence[str], text: str, place: s
     problem = f"label {text!r} is unknown" if text else f"no value in the column {config.label}"
     return UserError(
         f"{place}: {problem}; the labels of {config.name} are {_listing(labels)}",
-        f"correct the row, or give the labels in order: {_labels_override([*labels[:2], '...'])}",
+        f"correct the row, or train with all labels: {_labels_override([*labels[:2], '...'])}",
     )
 
 
