@@ -55,7 +55,8 @@ def test_losses_and_gradients_match_cpu(name, precision, tokenizers):
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_training_step_does_not_synchronize(name, dropout, tokenizers):
-    learner, batch = learner_and_batch(name, tokenizers, attention_dropout=dropout)
+    rate = "dropout" if OBJECTIVES[name][0] == "lstm" else "attention_dropout"
+    learner, batch = learner_and_batch(name, tokenizers, **{rate: dropout})
     learner.to(DEVICE).train()
     optimizer = build(AdamWConfig(), learner.parameter_groups())
     precision = Precision("bf16", DEVICE, "")

@@ -145,8 +145,9 @@ def test_adaptive_softmax_does_not_wait(cuda):
 # --- objectives and optimizers -------------------------------------------------------------------------------------
 
 OF_FAMILIES = {
-    "bilm": "elmo", "clm": "gpt", "denoising": "bart", "plm": "xlnet", "prefix_lm": "gpt", "rtd": "electra",
-    "sequence_autoencoder": "lstm", "skip_gram": "word_vectors", "span_corruption": "t5", "glove": "word_vectors",
+    "bilm": "elmo", "clm": "gpt", "denoising": "bart", "mntp": "gpt", "plm": "xlnet", "prefix_lm": "gpt",
+    "rtd": "electra", "sequence_autoencoder": "lstm", "skip_gram": "word_vectors", "span_corruption": "t5",
+    "glove": "word_vectors",
 }  # fmt: skip
 """The family for each prefix of objective names; bert for others."""
 
@@ -159,7 +160,8 @@ def presets(group: str, *without: str) -> list[str]:
 @pytest.mark.parametrize("objective", presets("objective", "auto", "mixture", "task"))
 def test_objective_does_not_wait(objective, cuda):
     family = next((of for name, of in OF_FAMILIES.items() if objective.startswith(name)), "bert")
-    trained(f"objective_{objective}", family, f"objective={objective}", "precision=bf16")
+    mask_token = ["tokenizer.special_tokens=roberta"] if objective.startswith("mntp") else []
+    trained(f"objective_{objective}", family, f"objective={objective}", "precision=bf16", *mask_token)
     require_no_wait(cuda)
 
 
