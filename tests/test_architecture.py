@@ -80,7 +80,7 @@ def acting_modules(words: list[str]) -> list[str]:
         if any(is_configuration(frame.f_locals.get(name)) for name in names if name not in ("self", "cls")):
             modules.setdefault(".".join(Path(code.co_filename).relative_to(PACKAGE).with_suffix("").parts))
 
-    sys.settrace(note)  # which is called for calls only, as it returns no other tracer
+    sys.settrace(note)  # only for calls, since it returns no local tracer
     try:
         assert cli.main(words) == 0
     finally:

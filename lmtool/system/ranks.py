@@ -160,12 +160,12 @@ class RankExits:
 
     def any_killed(self) -> bool:
         """Whether a rank of this machine was killed before it recorded its exit."""
-        exits = self.read()
+        ended = set()
         for file in self.folder.glob(f"*/{PID}") if self.folder is not None else ():
             with suppress(OSError, ValueError):
-                if int(file.parent.name) not in exits and not _is_running(int(file.read_text())):
-                    return True
-        return False
+                if not _is_running(int(file.read_text())):
+                    ended.add(int(file.parent.name))
+        return bool(ended - self.read().keys())  # read last: a rank records its exit before it ends
 
     def _claim_lines(self, lines: tuple[str, ...]) -> bool:
         if self.folder is None:

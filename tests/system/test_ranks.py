@@ -76,6 +76,16 @@ def test_rank_started_after_launcher_died_exits(tmp_path):
     assert done.returncode == 143 and "stopped by SIGTERM" in done.stderr
 
 
+def test_rank_that_records_its_exit_and_ends_was_not_killed(exits, monkeypatch):
+    def ends(process: int) -> bool:
+        exits[1].write(RankExit(1, 2, ("no room",), at=2.0))
+        return False
+
+    (exits[0].folder / "1" / PID).write_text("1")
+    monkeypatch.setattr(ranks, "_is_running", ends)
+    assert not exits[0].any_killed()
+
+
 def test_first_of_two_exceptions_is_printed(exits):
     assert exits[1].record_exception(1, ("KeyError: 'x'",)) == "rank 1: "
     assert exits[0].record_exception(1, ("KeyError: 'x'",)) is None

@@ -44,8 +44,8 @@ class Passages:
     """The same number of passages of two texts, in halves. A passage that occurs in both texts is in the same half of
     both, since a classifier cannot learn such a passage.
 
-    second_N: whether a passage is of the second text. trains_N: whether it trains the classifier; the other
-    passages test it. Each half has equally many passages of both texts.
+    second_N: whether a passage comes from the second text. trains_N: whether the classifier is trained on it, rather
+    than tested. Each half has equally many passages from both texts.
     """
 
     texts: list[str]
