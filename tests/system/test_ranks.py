@@ -78,8 +78,9 @@ def test_rank_started_after_launcher_died_exits(tmp_path):
 
 def test_rank_that_records_its_exit_and_ends_was_not_killed(exits, monkeypatch):
     def ends(process: int) -> bool:
-        exits[1].write(RankExit(1, 2, ("no room",), at=2.0))
-        return False
+        if process == 1:
+            exits[1].write(RankExit(1, 2, ("no room",), at=2.0))
+        return process != 1
 
     (exits[0].folder / "1" / PID).write_text("1")
     monkeypatch.setattr(ranks, "_is_running", ends)
